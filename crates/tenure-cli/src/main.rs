@@ -1,0 +1,3 @@
+//! The `tenure` program.
+
+fn main() {}

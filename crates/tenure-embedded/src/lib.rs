@@ -1,0 +1,1 @@
+//! A private PostgreSQL for one machine: find binaries, initialise, start, attach, stop.

@@ -1,0 +1,1 @@
+//! A gossip election and a replicated history that cannot diverge, for groups without a database.

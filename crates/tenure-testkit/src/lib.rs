@@ -1,0 +1,1 @@
+//! Real servers, replicas, poolers, a faulty network and separate processes, for Tenure's tests.

@@ -1,0 +1,1 @@
+//! Nonce-ordered transactions for a leader/follower group.

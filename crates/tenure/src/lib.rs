@@ -1,0 +1,1 @@
+//! Exactly one acting leader per role, on the PostgreSQL you already run.
