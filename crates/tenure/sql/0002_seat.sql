@@ -1,0 +1,367 @@
+-- What a seat says to the database. Each function is one round trip for any number of roles.
+--
+-- Invariants:
+--   * Lock first, then read the row FOR UPDATE: what was read before the lock is stale.
+--   * A role that was not won leaves no lock; a role that failed half way unlocks itself.
+--   * Every function that a seat calls first proves that it runs on the seat of record.
+
+-- (system identifier, timeline). The timeline comes from the current WAL position: the control
+-- file lags behind a promotion.
+create function tenure.lineage() returns text language sql volatile as $$
+    select (select system_identifier from pg_control_system())::text || '/' ||
+           ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::integer
+$$;
+
+create function tenure.incarnation() returns text language sql volatile as $$
+    select tenure.lineage() || '/' || extract(epoch from pg_postmaster_start_time())
+$$;
+
+-- A seat's lineage cannot change under it: a server leaves recovery only by a restart or by a
+-- promotion, and a seat is never on a standby. So it is read once, when the seat is taken.
+create function tenure.lineage_of(incarnation text) returns text language sql immutable as $$
+    select split_part(incarnation, '/', 1) || '/' || split_part(incarnation, '/', 2)
+$$;
+
+-- Epochs strictly above `floor`. On another line of history than the last bump's, the next
+-- generation of 2^40, so that bumps a failover lost are never issued again.
+create function tenure.next_epoch(above bigint, moved boolean) returns bigint
+language sql immutable as $$
+    select case when moved then ((above >> 40) + 1) << 40 else above + 1 end
+$$;
+
+create function tenure.try_lock(k bigint, pair boolean) returns boolean language sql volatile as $$
+    select case when pair then pg_try_advisory_lock((k >> 32)::integer, (k << 32 >> 32)::integer)
+                else pg_try_advisory_lock(k) end
+$$;
+
+create function tenure.unlock(k bigint, pair boolean) returns boolean language sql volatile as $$
+    select case when pair then pg_advisory_unlock((k >> 32)::integer, (k << 32 >> 32)::integer)
+                else pg_advisory_unlock(k) end
+$$;
+
+-- A member takes its seat, or takes it again after a lost connection: it ends its own old backend
+-- first (pid and start must match, pids are reused).
+create function tenure.join_as(p jsonb) returns jsonb language plpgsql volatile as $$
+declare
+    me   text := p->>'identity';
+    k    bigint := (p->>'key')::bigint;
+    inc  text := tenure.incarnation();
+    old  tenure.member;
+    mine timestamptz;
+begin
+    select backend_start into mine from pg_stat_activity where pid = pg_backend_pid();
+    select * into old from tenure.member where identity = me;
+    if found and (old.backend_pid, old.backend_start) is distinct from (pg_backend_pid(), mine) then
+        perform pg_terminate_backend(a.pid, 1000) from pg_stat_activity a
+            where a.pid = old.backend_pid and a.backend_start = old.backend_start
+              and old.incarnation = inc;
+    end if;
+    -- A watcher may hold the member lock, shared, for the length of its look.
+    perform set_config('lock_timeout', coalesce(p->>'lock_ms', '500'), true);
+    perform pg_advisory_lock(k);
+    perform set_config('tenure.seat', p->>'seat', false);
+    insert into tenure.member as m (identity, host, pid, backend_pid, backend_start, seat, key,
+                                    lease_ms, grace_ms, incarnation)
+    values (me, p->>'host', (p->>'pid')::integer, pg_backend_pid(), mine, p->>'seat', k,
+            (p->>'lease_ms')::integer, (p->>'grace_ms')::integer, inc)
+    on conflict (identity) do update set
+        backend_pid = excluded.backend_pid, backend_start = excluded.backend_start,
+        seat = excluded.seat, incarnation = inc, beat = m.beat + 1, left_at = null,
+        seen_at = clock_timestamp();
+    return jsonb_build_object('incarnation', inc, 'backend_pid', pg_backend_pid(),
+        'beat', (select beat from tenure.member where identity = me),
+        'revoked', (select revoked from tenure.member where identity = me));
+end $$;
+
+-- The proof that this statement runs on the member's seat; it also advances the beat.
+create function tenure.prove(me text) returns tenure.member language plpgsql volatile as $$
+declare
+    m tenure.member;
+begin
+    update tenure.member set beat = beat + 1, seen_at = clock_timestamp()
+        where identity = me and seat = current_setting('tenure.seat', true)
+          and backend_pid = pg_backend_pid() and left_at is null
+        returning * into m;
+    if not found then
+        raise exception 'this session is not the seat of member %', me
+            using errcode = 'TN002',
+                  hint = 'Connect to the server itself or through a session pooler.';
+    end if;
+    return m;
+end $$;
+
+-- Makes roles known, with their key and policy, and this member a candidate for them.
+create function tenure.register(me text, p_roles jsonb) returns jsonb
+language plpgsql volatile as $$
+declare
+    m   tenure.member := tenure.prove(me);
+    out jsonb := '[]';
+    q   record;
+    r   tenure.role;
+    why text;
+    -- New on the line of history on which the schema was born: nobody ever led it.
+    fresh text := (select m.incarnation from tenure.origin
+                   where lineage = tenure.lineage_of(m.incarnation));
+begin
+    for q in select * from jsonb_to_recordset(p_roles) as x(role text, key bigint, pair boolean,
+            policy text, priority integer, ready boolean, observer boolean) order by pair, key loop
+        why := null;
+        insert into tenure.role (name, key, pair, policy, lease_ms, paid_in)
+        values (q.role, q.key, q.pair, q.policy, m.lease_ms, fresh)
+        on conflict do nothing;
+        -- Raised before it is used, and only ever raised: successors wait at least this long.
+        update tenure.role set lease_ms = m.lease_ms where name = q.role and lease_ms < m.lease_ms;
+        select * into r from tenure.role where name = q.role;
+        if not found then
+            why := 'collision:' || (select name from tenure.role where key = q.key and pair = q.pair);
+        elsif (r.key, r.pair) is distinct from (q.key, q.pair) then
+            why := 'key:' || case when r.pair then (r.key >> 32) || ',' || (r.key << 32 >> 32)
+                                  else r.key::text end;
+        elsif r.policy <> q.policy then
+            why := 'policy:' || r.policy;
+        else
+            insert into tenure.candidate as c (role, member, priority, ready, observer)
+            values (q.role, me, q.priority, q.ready, q.observer)
+            on conflict (role, member) do update set priority = excluded.priority,
+                ready = excluded.ready, observer = excluded.observer
+            where (c.priority, c.ready, c.observer)
+                  is distinct from (excluded.priority, excluded.ready, excluded.observer);
+        end if;
+        out := out || jsonb_build_object('role', q.role, 'refused', why);
+    end loop;
+    return out;
+end $$;
+
+-- One role of a claim. The caller holds nothing; on return the lock is held exactly if the
+-- outcome is `won` or `kept`.
+create function tenure.claim_one(m tenure.member, q jsonb) returns jsonb
+language plpgsql volatile as $$
+declare
+    r     tenure.role;
+    d     tenure.member;
+    k     bigint := (q->>'key')::bigint;
+    two   boolean := (q->>'pair')::boolean;
+    keep  bigint := (q->>'keep')::bigint;
+    got   boolean := false;
+    paid  boolean;
+    line  text;
+    won   bigint;
+    ans   jsonb := jsonb_build_object('role', q->>'role');
+begin
+    got := tenure.try_lock(k, two);
+    if not got then
+        select * into r from tenure.role where name = q->>'role';
+        return ans || jsonb_build_object('out', 'held', 'holder', r.holder, 'epoch', r.epoch,
+                                         'held_by_us', r.holder = m.identity);
+    end if;
+    select * into r from tenure.role where name = q->>'role' for update;
+    if not found or (r.key, r.pair) is distinct from (k, two) then
+        perform tenure.unlock(k, two);
+        return ans || jsonb_build_object('out', 'unknown');
+    end if;
+    ans := ans || jsonb_build_object('holder', r.holder, 'epoch', r.epoch);
+    if r.paused then
+        perform tenure.unlock(k, two);
+        return ans || jsonb_build_object('out', 'paused');
+    end if;
+    paid := (r.debtor is null and r.paid_in is not distinct from m.incarnation)
+         or (r.debtor = m.identity and r.acted_in = m.incarnation);
+    if keep is not null and r.holder = m.identity and r.epoch = keep and r.held_in = m.incarnation
+       and r.debtor = m.identity then
+        return ans || jsonb_build_object('out', 'kept');
+    end if;
+    if not coalesce((q->>'insist')::boolean, false) and (
+        (r.successor is not null and r.successor <> m.identity
+            and r.successor_until > clock_timestamp()
+            and exists (select from tenure.member where identity = r.successor and left_at is null))
+        or exists (
+            select from tenure.candidate c
+                join tenure.member o on o.identity = c.member and o.left_at is null
+                join tenure.candidate mine on mine.role = c.role and mine.member = m.identity
+            where c.role = r.name and c.member <> m.identity and not c.observer
+              and o.seen_at > clock_timestamp() - make_interval(secs => o.lease_ms / 1000.0)
+              and (c.ready, c.priority) > (mine.ready, mine.priority))) then
+        perform tenure.unlock(k, two);
+        return ans || jsonb_build_object('out', 'yield');
+    end if;
+
+    line := tenure.lineage_of(m.incarnation);
+    won := tenure.next_epoch(greatest(r.epoch, (q->>'seen')::bigint),
+        case when r.lineage = '' then (select lineage from tenure.origin) <> line
+             else r.lineage <> line end);
+    update tenure.term set ended_at = clock_timestamp(), how = 'replaced'
+        where role = r.name and epoch = r.epoch and ended_at is null;
+    paid := paid or r.policy = 'fenced';
+    update tenure.role set epoch = won, lineage = line, holder = m.identity,
+        held_in = m.incarnation, since = clock_timestamp(), released_at = null,
+        last_holder = coalesce(r.holder, last_holder),
+        successor = null, successor_until = null, order_id = null, order_to = null,
+        debtor = case when paid then m.identity else debtor end,
+        debtor_lease_ms = case when paid then m.lease_ms else debtor_lease_ms end,
+        acted_in = case when paid then m.incarnation else acted_in end,
+        paid_in = case when paid then null else paid_in end
+        where name = r.name;
+    insert into tenure.term (role, epoch, member, acting_at)
+        values (r.name, won, m.identity, case when paid then clock_timestamp() end);
+    if r.holder is not null and r.holder <> m.identity then
+        update tenure.member set revoked = revoked + 1 where identity = r.holder;
+    end if;
+    if not paid then
+        select * into d from tenure.member where identity = r.debtor;
+        ans := ans || jsonb_build_object('debtor', r.debtor, 'debtor_beat', d.beat,
+            'debtor_lease_ms', greatest(r.debtor_lease_ms, r.lease_ms, d.lease_ms));
+    end if;
+    return ans || jsonb_build_object('out', 'won', 'epoch', won, 'acting', paid);
+exception
+    when lock_not_available then
+        if got then perform tenure.unlock(k, two); end if;
+        return ans || jsonb_build_object('out', 'blocked');
+    when others then
+        if got then perform tenure.unlock(k, two); end if;
+        return ans || jsonb_build_object('out', 'error', 'sqlstate', sqlstate, 'error', sqlerrm);
+end $$;
+
+create function tenure.claim(me text, p_roles jsonb, p_lock_ms integer) returns jsonb
+language plpgsql volatile as $$
+declare
+    m   tenure.member := tenure.prove(me);
+    out jsonb[] := '{}';
+    q   jsonb;
+begin
+    perform set_config('lock_timeout', p_lock_ms::text, true);
+    for q in select x from jsonb_array_elements(p_roles) x
+             order by (x->>'pair')::boolean, (x->>'key')::bigint loop
+        out := out || tenure.claim_one(m, q);
+    end loop;
+    return jsonb_build_object('beat', m.beat, 'roles', to_jsonb(out));
+end $$;
+
+-- The durable word "my gate opens now": from here on this member is the debtor.
+create function tenure.act(me text, p_roles jsonb) returns jsonb language plpgsql volatile as $$
+declare
+    m   tenure.member := tenure.prove(me);
+    out jsonb;
+begin
+    with done as (
+        update tenure.role r set debtor = me, debtor_lease_ms = m.lease_ms,
+            acted_in = m.incarnation, paid_in = null
+        from jsonb_to_recordset(p_roles) as x(role text, epoch bigint)
+        where r.name = x.role and r.epoch = x.epoch and r.holder = me
+        returning r.name, r.epoch
+    ), terms as (
+        update tenure.term t set acting_at = clock_timestamp() from done d
+        where t.role = d.name and t.epoch = d.epoch
+    )
+    select coalesce(jsonb_agg(name), '[]') into out from done;
+    return jsonb_build_object('beat', m.beat, 'roles', out);
+end $$;
+
+-- The heartbeat. Not durable (a lost beat only makes others wait longer, and a crash voids what
+-- was seen of it) unless standbys must acknowledge: then a deposed primary cannot keep a leader.
+create function tenure.beat(me text) returns jsonb language plpgsql volatile as $$
+declare
+    m tenure.member;
+begin
+    if current_setting('synchronous_standby_names') = '' then
+        perform set_config('synchronous_commit', 'off', true);
+    end if;
+    m := tenure.prove(me);
+    return jsonb_build_object('beat', m.beat, 'revoked', m.revoked,
+        'others', (select jsonb_agg(jsonb_build_array(o.identity, o.beat, o.lease_ms, o.grace_ms))
+                   from tenure.member o where o.identity <> me and o.left_at is null),
+        'orders', (select jsonb_agg(jsonb_build_object('role', r.name, 'paused', r.paused,
+                                                       'id', r.order_id, 'to', r.order_to))
+                   from tenure.role r
+                   where r.holder = me and (r.paused or r.order_id is not null)));
+end $$;
+
+-- The rare and complete look at what we hold: roles whose epoch, holder or lock is not ours.
+create function tenure.inspect(me text, p_roles jsonb) returns jsonb
+language plpgsql volatile as $$
+declare
+    m tenure.member := tenure.prove(me);
+begin
+    return jsonb_build_object('beat', m.beat, 'revoked', m.revoked, 'gone', (
+        select coalesce(jsonb_agg(x.role), '[]')
+        from jsonb_to_recordset(p_roles) as x(role text, epoch bigint, key bigint, pair boolean)
+        where not exists (select from tenure.role r
+                          where r.name = x.role and r.epoch = x.epoch and r.holder = me)
+           or not exists (select from pg_locks l
+                          where l.locktype = 'advisory' and l.pid = pg_backend_pid() and l.granted
+                            and l.mode = 'ExclusiveLock'
+                            and l.classid = ((x.key >> 32) & 4294967295)::oid
+                            and l.objid = (x.key & 4294967295)::oid
+                            and l.objsubid = case when x.pair then 2 else 1 end)));
+end $$;
+
+-- The first half of a release: the row. Guarded by holder and epoch, so that a late release cannot
+-- overwrite a successor. The second half (unlock and notify) writes nothing and is its own
+-- transaction: a poller that wins the lock finds the row as it is written here.
+create function tenure.release(me text, p_roles jsonb) returns jsonb language plpgsql volatile as $$
+declare
+    m   tenure.member := tenure.prove(me);
+    out jsonb;
+begin
+    -- A clean flag that a crash loses makes the successor wait: safe, so it need not be durable.
+    if current_setting('synchronous_standby_names') = '' then
+        perform set_config('synchronous_commit', 'off', true);
+    end if;
+    with done as (
+        update tenure.role r set holder = null, held_in = null, last_holder = me,
+            released_at = clock_timestamp(),
+            debtor = case when x.clean and r.debtor = me then null else r.debtor end,
+            debtor_lease_ms = case when x.clean and r.debtor = me then null
+                                   else r.debtor_lease_ms end,
+            paid_in = case when x.clean and r.debtor = me then m.incarnation else r.paid_in end,
+            order_id = null, order_to = null,
+            successor = x."to",
+            successor_until = case when x."to" is not null
+                then clock_timestamp() + make_interval(secs => m.lease_ms / 1000.0) end
+        from jsonb_to_recordset(p_roles) as x(role text, epoch bigint, clean boolean, "to" text)
+        where r.name = x.role and r.epoch = x.epoch and r.holder = me
+        returning r.name, r.epoch, x.clean
+    ), terms as (
+        update tenure.term t set ended_at = clock_timestamp(),
+            how = case when t.acting_at is null then 'abandoned' else 'released' end
+        from done d where t.role = d.name and t.epoch = d.epoch and t.ended_at is null
+    )
+    select coalesce(jsonb_agg(name), '[]') into out from done;
+    return jsonb_build_object('beat', m.beat, 'roles', out);
+end $$;
+
+-- The second half of a release.
+create function tenure.let_go(p_roles jsonb, p_channel text) returns jsonb
+language plpgsql volatile as $$
+declare
+    q   jsonb;
+    bad jsonb := '[]';
+begin
+    for q in select * from jsonb_array_elements(p_roles) loop
+        if not tenure.unlock((q->>'key')::bigint, (q->>'pair')::boolean) then
+            bad := bad || (q->'role');
+        end if;
+        perform pg_notify(p_channel, q->>'role');
+    end loop;
+    return jsonb_build_object('not_held', bad);
+end $$;
+
+-- Leaves the group: no roles are held any more.
+create function tenure.leave(me text) returns jsonb language plpgsql volatile as $$
+declare
+    m tenure.member := tenure.prove(me);
+begin
+    delete from tenure.candidate where member = me;
+    update tenure.member set left_at = clock_timestamp() where identity = me;
+    perform pg_advisory_unlock(m.key);
+    return '{}';
+end $$;
+
+create function tenure.set_candidate(me text, p_role text, p_priority integer, p_ready boolean)
+returns jsonb language plpgsql volatile as $$
+declare
+    m tenure.member := tenure.prove(me);
+begin
+    update tenure.candidate set priority = coalesce(p_priority, priority),
+        ready = coalesce(p_ready, ready) where member = me and role = p_role;
+    return jsonb_build_object('beat', m.beat);
+end $$;

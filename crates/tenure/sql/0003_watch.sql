@@ -1,0 +1,70 @@
+-- What a sentinel says to the database.
+--
+-- Invariant: no wait here outlives its argument (at most one heartbeat interval), so no snapshot of
+-- ours holds up vacuum; and a wait that ends without a death writes nothing to the server's log.
+
+-- The next member in the ring after `me`, by identity.
+create function tenure.successor_of(me text) returns jsonb language sql stable as $$
+    select jsonb_build_object('identity', identity, 'key', key) from tenure.member
+    where left_at is null and identity <> me
+    order by identity <= me, identity limit 1
+$$;
+
+-- True if nobody holds that member lock: the member's session is gone. Shared and for this
+-- statement only, so that several may watch and a returning member is not held up.
+create function tenure.await_death(k bigint, p_ms integer) returns boolean
+language plpgsql volatile as $$
+begin
+    perform set_config('lock_timeout', p_ms::text, true);
+    perform pg_advisory_xact_lock_shared(k);
+    return true;
+exception when lock_not_available then
+    return false;
+end $$;
+
+-- Records a death, if it is still one: the lock is free and the row is not younger than the look.
+create function tenure.bury(p_identity text, k bigint) returns boolean language plpgsql volatile as $$
+begin
+    if not pg_try_advisory_xact_lock_shared(k) then
+        return false;
+    end if;
+    update tenure.member set left_at = clock_timestamp()
+        where identity = p_identity and left_at is null;
+    if not found then
+        return false;
+    end if;
+    delete from tenure.candidate where member = p_identity;
+    -- Rows of members long gone, to whom no role owes a wait.
+    delete from tenure.member m where m.left_at < clock_timestamp() - interval '1 hour'
+        and not exists (select from tenure.role r where r.debtor = m.identity or r.holder = m.identity);
+    return true;
+end $$;
+
+-- Ends the sessions that hold up a seat's claim: transactions older than `p_age_ms` that stand
+-- before it. Called from another session while the seat waits, for at most `p_ms`. The age spares
+-- whoever merely passes through; a frozen leader's open fenced transaction is always older.
+create function tenure.unblock(p_seat_pid integer, p_age_ms integer, p_ms integer) returns jsonb
+language plpgsql volatile as $$
+declare
+    until timestamptz := clock_timestamp() + make_interval(secs => p_ms / 1000.0);
+    ended jsonb := '[]';
+    b     record;
+begin
+    loop
+        for b in select a.pid, a.application_name from unnest(pg_blocking_pids(p_seat_pid)) x
+                 join pg_stat_get_activity(null) a on a.pid = x
+                 where a.xact_start < clock_timestamp() - make_interval(secs => p_age_ms / 1000.0)
+        loop
+            begin
+                if pg_terminate_backend(b.pid, 200) then
+                    ended := ended || jsonb_build_object('pid', b.pid, 'name', b.application_name);
+                end if;
+            exception when insufficient_privilege then
+                return jsonb_build_object('ended', ended, 'refused', b.pid);
+            end;
+        end loop;
+        exit when jsonb_array_length(ended) > 0 or clock_timestamp() > until;
+        perform pg_sleep(0.01);
+    end loop;
+    return jsonb_build_object('ended', ended);
+end $$;

@@ -1,0 +1,10 @@
+-- The least a member needs. Run by the schema's owner; {role} is the login role of the members.
+-- A program that only fences its writes needs no more than the last two lines.
+grant usage on schema tenure to {role};
+grant select, insert, update, delete on tenure.member, tenure.candidate to {role};
+grant select, insert, update on tenure.role, tenure.term to {role};
+grant select, insert on tenure.event to {role};
+grant select on tenure.origin, tenure.migration to {role};
+grant select on tenure.leader_state, tenure.leaders, tenure.leader_heartbeat to {role};
+grant usage on sequence tenure.order_id to {role};
+grant execute on all functions in schema tenure to {role};
