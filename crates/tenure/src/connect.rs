@@ -1,0 +1,453 @@
+//! One dedicated session, made within a deadline.
+//!
+//! A [`Connector`] tries the servers of a [`Dsn`] in order and returns the first session of the
+//! wanted kind.  *Everything* counts against the one deadline: name look-up, TCP, TLS, login and
+//! the check of `target_session_attrs`.  Each server gets an equal share of what is left, so that
+//! a first server that accepts and says nothing cannot use up the second one's time.
+//!
+//! | what happens | what follows |
+//! |---|---|
+//! | no answer, refused, name unknown, TLS fails, "starting up", wrong kind | the next address, then the next server |
+//! | login refused | the end (as in libpq: a wrong password is wrong everywhere, and retries lock accounts) |
+//! | deadline | the end, naming the server that was waited for |
+//!
+//! It guarantees that a session it returns was verified as [`crate::tls`] says.  It does not
+//! retry, does not pool, and does not look whether the server can hold an election (preflight does).
+
+mod error;
+
+use std::{
+    future::{Future, poll_fn},
+    net::{IpAddr, SocketAddr},
+    pin::pin,
+    sync::Arc,
+    task::Poll,
+    time::Duration,
+};
+
+use rand::seq::SliceRandom;
+use tokio::time::{Instant, timeout_at};
+use tokio_postgres::{
+    SimpleQueryMessage, Socket,
+    config::{self as driver, SslNegotiation},
+    tls::MakeTlsConnect,
+};
+use tokio_postgres_rustls::MakeRustlsConnect;
+
+pub use error::ConnectError;
+
+use crate::{
+    dsn::{ChannelBinding, Dsn, Host, SslMode, TargetSessionAttrs},
+    tls::{Tls, TlsError, TlsOptions, Verify},
+};
+
+/// The driver's half of a session: whoever owns it must poll it for anything to happen.
+///
+/// One type, with or without TLS.
+pub type Connection =
+    tokio_postgres::Connection<Socket, <MakeRustlsConnect as MakeTlsConnect<Socket>>::Stream>;
+
+/// A session that was just opened; nobody polls its connection yet.
+pub struct Session {
+    /// Sends statements.
+    pub client: tokio_postgres::Client,
+    /// Moves the bytes; poll it, best with `poll_message`, which also yields notifications.
+    pub connection: Connection,
+    /// The server that answered.
+    pub host: Host,
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session").field("host", &self.host).finish_non_exhaustive()
+    }
+}
+
+/// Opens sessions to one database.  Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Connector {
+    dsn: Dsn,
+    tls: Arc<Tls>,
+    tcp_user_timeout: Option<Duration>,
+}
+
+impl Connector {
+    /// Prepares connections; opens none.
+    ///
+    /// # Errors
+    /// Any [`TlsError`]: a certificate file that cannot be used is reported now rather than at
+    /// the first connection.
+    pub fn new(dsn: &Dsn, tls: TlsOptions) -> Result<Self, TlsError> {
+        let tls = Tls::new(dsn, &tls);
+        if tls.is_insecure() {
+            tracing::warn!(
+                database = %dsn,
+                "SH_DB_TLS_INSECURE is set: the database's certificate is not verified"
+            );
+        }
+        let connector = Self { dsn: dsn.clone(), tls: Arc::new(tls), tcp_user_timeout: None };
+        for host in dsn.hosts().iter().filter(|host| !host.is_unix()) {
+            // A name's address is not known yet; whatever it is, the files are the same.
+            let address = host.address.or_else(|| host.name.parse().ok());
+            for plan in connector.plans(host, address) {
+                if plan.tls != driver::SslMode::Disable {
+                    connector.tls.client_config(plan.verify)?;
+                }
+            }
+        }
+        Ok(connector)
+    }
+
+    /// How long sent data may stay unacknowledged before the kernel ends the connection, where
+    /// the DSN has no `tcp_user_timeout`.  Default: the system's (about 15 minutes).  It should be
+    /// the lease: shorter ends sessions that would have recovered in time, longer keeps a dead
+    /// one past the moment its gate shut.  Keepalive probes are derived from it.
+    #[must_use]
+    pub fn with_tcp_user_timeout(mut self, timeout: Duration) -> Self {
+        self.tcp_user_timeout = Some(timeout);
+        self
+    }
+
+    /// What is connected to.
+    #[must_use]
+    pub fn dsn(&self) -> &Dsn {
+        &self.dsn
+    }
+
+    /// Opens a session within `deadline`.
+    ///
+    /// `application_name` is shown in `pg_stat_activity`; if the DSN has one, it is put in front.
+    /// Cancel-safe: dropping the future closes whatever was opened.
+    ///
+    /// # Errors
+    /// Any [`ConnectError`]; with several servers [`ConnectError::Several`] unless a login failed.
+    pub async fn connect(
+        &self,
+        application_name: &str,
+        deadline: Duration,
+    ) -> Result<Session, ConnectError> {
+        let until = Instant::now() + deadline;
+        let passes: &[_] = match self.dsn.target {
+            TargetSessionAttrs::PreferStandby => {
+                &[TargetSessionAttrs::Standby, TargetSessionAttrs::Any]
+            }
+            ref target => std::slice::from_ref(target),
+        };
+        let mut hosts: Vec<&Host> = self.dsn.hosts().iter().collect();
+        if self.dsn.load_balance {
+            hosts.shuffle(&mut rand::rng());
+        }
+        let mut turns = passes.len() * hosts.len();
+        let mut failures = Vec::new();
+        for wanted in passes {
+            for host in &hosts {
+                let share = share(until, turns);
+                turns -= 1;
+                match self.connect_host(host, application_name, *wanted, share, &mut failures).await
+                {
+                    Ok(session) => return Ok(session),
+                    Err(Stop::Here(error)) => return Err(error),
+                    Err(Stop::Next) => {}
+                }
+            }
+        }
+        match failures.len() {
+            1 => Err(failures.swap_remove(0)),
+            _ => Err(ConnectError::Several(failures)),
+        }
+    }
+
+    /// Tries each address of a server.
+    async fn connect_host(
+        &self,
+        host: &Host,
+        application_name: &str,
+        wanted: TargetSessionAttrs,
+        until: Instant,
+        failures: &mut Vec<ConnectError>,
+    ) -> Result<Session, Stop> {
+        let addresses = match self.addresses(host, until).await {
+            Ok(addresses) => addresses,
+            Err(error) => {
+                failures.push(error);
+                return Err(Stop::Next);
+            }
+        };
+        let count = addresses.len();
+        for (at, address) in addresses.into_iter().enumerate() {
+            let mut until = share(until, count - at);
+            if let Some(limit) = self.dsn.connect_timeout {
+                until = until.min(Instant::now() + limit);
+            }
+            match self.connect_address(host, address, application_name, wanted, until).await {
+                Ok(session) => return Ok(session),
+                Err(error) if error.is_auth() => return Err(Stop::Here(error)),
+                Err(error) => failures.push(error),
+            }
+        }
+        Err(Stop::Next)
+    }
+
+    /// The addresses of a server; one `None` for a Unix socket.
+    ///
+    /// A look-up that outlives the deadline goes on in a thread of the runtime, and its answer
+    /// is dropped: the system's resolver cannot be interrupted.
+    async fn addresses(
+        &self,
+        host: &Host,
+        until: Instant,
+    ) -> Result<Vec<Option<IpAddr>>, ConnectError> {
+        if host.is_unix() {
+            return Ok(vec![None]);
+        }
+        if let Some(address) = host.address.or_else(|| host.name.parse().ok()) {
+            return Ok(vec![Some(address)]);
+        }
+        let started = Instant::now();
+        let lookup = tokio::net::lookup_host((host.name.as_str(), host.port));
+        let unreachable = |source| ConnectError::Unreachable { host: host.to_string(), source };
+        let mut found: Vec<_> = match timeout_at(until, lookup).await {
+            Ok(found) => {
+                found.map_err(unreachable)?.map(|address: SocketAddr| address.ip()).collect()
+            }
+            Err(_) => {
+                return Err(ConnectError::Deadline {
+                    host: host.to_string(),
+                    waited: started.elapsed(),
+                });
+            }
+        };
+        if found.is_empty() {
+            return Err(unreachable(std::io::Error::other("the name has no address")));
+        }
+        if self.dsn.load_balance {
+            found.shuffle(&mut rand::rng());
+        }
+        Ok(found.into_iter().map(Some).collect())
+    }
+
+    /// Tries one address, in each way its `sslmode` allows.
+    async fn connect_address(
+        &self,
+        host: &Host,
+        address: Option<IpAddr>,
+        application_name: &str,
+        wanted: TargetSessionAttrs,
+        until: Instant,
+    ) -> Result<Session, ConnectError> {
+        let started = Instant::now();
+        let mut failure = None;
+        for plan in self.plans(host, address) {
+            if failure.as_ref().is_some_and(|error| !worth_the_other_way(error)) {
+                break;
+            }
+            let attempt = self.attempt(host, address, application_name, wanted, plan);
+            match timeout_at(until, attempt).await {
+                Ok(Ok(session)) => return Ok(session),
+                Ok(Err(error)) => failure = Some(error),
+                Err(_) => {
+                    failure = Some(ConnectError::Deadline {
+                        host: host.to_string(),
+                        waited: started.elapsed(),
+                    });
+                }
+            }
+        }
+        // Every mode has at least one plan, so there is a failure here.
+        Err(failure.unwrap_or_else(|| ConnectError::Broken {
+            host: host.to_string(),
+            reason: "nothing was tried".into(),
+            source: None,
+        }))
+    }
+
+    /// The `sslmode` for an address: the DSN's, else the safe default.
+    ///
+    /// Loopback needs both a local name and a local address: a public name that resolves to
+    /// 127.0.0.1 may well be a tunnel's entrance.
+    fn mode(&self, host: &Host, address: Option<IpAddr>) -> SslMode {
+        if host.is_unix() {
+            return SslMode::Disable;
+        }
+        let local_name = host.name == "localhost"
+            || host.name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
+        match self.dsn.ssl_mode {
+            Some(mode) => mode,
+            None if self.dsn.ssl_direct => SslMode::VerifyFull,
+            None if local_name && address.is_none_or(|address| address.is_loopback()) => {
+                SslMode::Prefer
+            }
+            None => SslMode::VerifyFull,
+        }
+    }
+
+    fn plans(&self, host: &Host, address: Option<IpAddr>) -> Vec<Plan> {
+        let mode = self.mode(host, address);
+        let plan = |tls| Plan { mode, tls, verify: self.tls.verify(mode) };
+        match mode {
+            SslMode::Disable => vec![plan(driver::SslMode::Disable)],
+            SslMode::Allow => vec![plan(driver::SslMode::Disable), plan(driver::SslMode::Require)],
+            SslMode::Prefer => vec![plan(driver::SslMode::Prefer), plan(driver::SslMode::Disable)],
+            SslMode::Require | SslMode::VerifyCa | SslMode::VerifyFull => {
+                vec![plan(driver::SslMode::Require)]
+            }
+        }
+    }
+
+    async fn attempt(
+        &self,
+        host: &Host,
+        address: Option<IpAddr>,
+        application_name: &str,
+        wanted: TargetSessionAttrs,
+        plan: Plan,
+    ) -> Result<Session, ConnectError> {
+        if plan.tls == driver::SslMode::Disable
+            && self.dsn.channel_binding == ChannelBinding::Require
+        {
+            return Err(ConnectError::ChannelBinding { host: host.to_string() });
+        }
+        let verify = match plan.tls {
+            driver::SslMode::Disable => Verify::Nothing,
+            _ => plan.verify,
+        };
+        let tls = MakeRustlsConnect::new(self.tls.client_config(verify)?);
+        let driver_error =
+            |error| ConnectError::from_driver(error, host, &self.dsn.user, plan.mode.as_str());
+        let config = self.driver_config(host, address, application_name, plan.tls);
+        let (client, connection) = config.connect(tls).await.map_err(driver_error)?;
+        let mut session = Session { client, connection, host: host.clone() };
+        if wanted != TargetSessionAttrs::Any
+            && !is_wanted(&mut session, wanted).await.map_err(driver_error)?
+        {
+            return Err(ConnectError::Target { host: host.to_string(), wanted });
+        }
+        Ok(session)
+    }
+
+    fn driver_config(
+        &self,
+        host: &Host,
+        address: Option<IpAddr>,
+        application_name: &str,
+        tls: driver::SslMode,
+    ) -> tokio_postgres::Config {
+        let dsn = &self.dsn;
+        let mut config = tokio_postgres::Config::new();
+        config
+            .host(&host.name)
+            .port(host.port)
+            .user(&dsn.user)
+            .dbname(&dsn.database)
+            .ssl_mode(tls)
+            .application_name(match &dsn.application_name {
+                Some(own) => format!("{own} {application_name}"),
+                None => application_name.to_owned(),
+            })
+            .channel_binding(match dsn.channel_binding {
+                ChannelBinding::Disable => driver::ChannelBinding::Disable,
+                ChannelBinding::Prefer => driver::ChannelBinding::Prefer,
+                ChannelBinding::Require => driver::ChannelBinding::Require,
+            })
+            .keepalives(dsn.keepalives);
+        if let Some(address) = address {
+            config.hostaddr(address);
+        }
+        if dsn.ssl_direct && tls == driver::SslMode::Require {
+            config.ssl_negotiation(SslNegotiation::Direct);
+        }
+        if let Some(password) = dsn.password_for(host) {
+            config.password(password.reveal());
+        }
+        if let Some(options) = &dsn.options {
+            config.options(options);
+        }
+        let user_timeout = dsn.tcp_user_timeout.or(self.tcp_user_timeout);
+        if let Some(timeout) = user_timeout {
+            config.tcp_user_timeout(timeout);
+        }
+        // Probes start while the peer can still be declared dead in time; the kernel counts in
+        // whole seconds.
+        let probe = user_timeout.map(|timeout| (timeout / 3).max(Duration::from_secs(1)));
+        if let Some(idle) = dsn.keepalives_idle.or(probe) {
+            config.keepalives_idle(idle);
+        }
+        if let Some(interval) = dsn.keepalives_interval.or(probe) {
+            config.keepalives_interval(interval);
+        }
+        if let Some(count) = dsn.keepalives_count.or(probe.map(|_| 3)) {
+            config.keepalives_retries(count);
+        }
+        config
+    }
+}
+
+/// One way to speak to an address.
+#[derive(Debug, Clone, Copy)]
+struct Plan {
+    mode: SslMode,
+    tls: driver::SslMode,
+    verify: Verify,
+}
+
+/// What a server's failure means for the others.
+enum Stop {
+    Next,
+    Here(ConnectError),
+}
+
+/// Whether `allow` and `prefer` should try the other way, with or without TLS: the handshake
+/// failed, or pg_hba.conf has no line for this way (28000; a wrong password is 28P01).
+fn worth_the_other_way(error: &ConnectError) -> bool {
+    error.is_tls() || error.sqlstate().is_some_and(|code| code.code() == "28000")
+}
+
+/// When the next of `turns` must be done for all to get an equal share of the time left.
+fn share(until: Instant, turns: usize) -> Instant {
+    let now = Instant::now();
+    let turns = u32::try_from(turns.max(1)).unwrap_or(u32::MAX);
+    now + until.saturating_duration_since(now) / turns
+}
+
+/// Asks the server what it is.
+async fn is_wanted(
+    session: &mut Session,
+    wanted: TargetSessionAttrs,
+) -> Result<bool, tokio_postgres::Error> {
+    const WHAT: &str = "SELECT pg_catalog.pg_is_in_recovery(), \
+                        pg_catalog.current_setting('transaction_read_only')";
+    let Session { client, connection, .. } = session;
+    let mut query = pin!(client.simple_query(WHAT));
+    let mut open = true;
+    let answer = poll_fn(|cx| {
+        if let Poll::Ready(answer) = query.as_mut().poll(cx) {
+            return Poll::Ready(answer);
+        }
+        // Notices of the login are dropped here: nobody listens to this session yet.
+        while open {
+            match connection.poll_message(cx) {
+                Poll::Ready(Some(Ok(_))) => {}
+                Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(error)),
+                // The query then fails with "connection closed".
+                Poll::Ready(None) => open = false,
+                Poll::Pending => break,
+            }
+        }
+        query.as_mut().poll(cx)
+    })
+    .await?;
+    let row = answer.iter().find_map(|message| match message {
+        SimpleQueryMessage::Row(row) => Some(row),
+        _ => None,
+    });
+    let Some(row) = row else { return Ok(false) };
+    let standby = row.try_get(0)? == Some("t");
+    let read_only = row.try_get(1)? == Some("on");
+    Ok(match wanted {
+        TargetSessionAttrs::Any | TargetSessionAttrs::PreferStandby => true,
+        TargetSessionAttrs::ReadWrite => !read_only,
+        TargetSessionAttrs::ReadOnly => read_only,
+        TargetSessionAttrs::Primary => !standby,
+        TargetSessionAttrs::Standby => standby,
+    })
+}

@@ -1,0 +1,44 @@
+//! Where environment variables come from.
+
+use std::collections::HashMap;
+
+/// A source of environment variables.
+///
+/// The process's own is [`ProcessEnv`]; a test hands in a closure or a map, so that no test ever
+/// touches the global environment.
+pub trait Env {
+    /// The value of `name`; an empty value counts as unset, as it does for libpq.
+    fn var(&self, name: &str) -> Option<String>;
+}
+
+/// The environment of this process.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ProcessEnv;
+
+impl Env for ProcessEnv {
+    fn var(&self, name: &str) -> Option<String> {
+        std::env::var(name).ok().filter(|value| !value.is_empty())
+    }
+}
+
+/// An environment without any variable.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NoEnv;
+
+impl Env for NoEnv {
+    fn var(&self, _name: &str) -> Option<String> {
+        None
+    }
+}
+
+impl<F: Fn(&str) -> Option<String>> Env for F {
+    fn var(&self, name: &str) -> Option<String> {
+        self(name).filter(|value| !value.is_empty())
+    }
+}
+
+impl Env for HashMap<String, String> {
+    fn var(&self, name: &str) -> Option<String> {
+        self.get(name).filter(|value| !value.is_empty()).cloned()
+    }
+}
