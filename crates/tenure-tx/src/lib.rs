@@ -1,1 +1,7 @@
 //! Nonce-ordered transactions for a leader/follower group.
+#![cfg_attr(not(test), warn(clippy::unwrap_used))]
+
+pub mod account;
+pub mod chain;
+pub mod manager;
+pub mod status;

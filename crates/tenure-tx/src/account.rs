@@ -1,0 +1,116 @@
+//! Who signs, and how.
+
+use std::fmt;
+use std::str::FromStr;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+
+use crate::chain::Head;
+use crate::status::{Hash, hex, unhex};
+
+/// The signing account, as its chain writes it: 20 bytes on Ethereum, 32 on most Substrate chains.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AccountId(Vec<u8>);
+
+impl AccountId {
+    /// The longest account id: the keys in a notification must fit into its 8,000 bytes.
+    pub const MAX_LEN: usize = 64;
+
+    /// Checks the length.
+    ///
+    /// # Errors
+    /// [`MalformedAccount`] if it is empty or longer than [`Self::MAX_LEN`].
+    pub fn new(bytes: impl Into<Vec<u8>>) -> Result<Self, MalformedAccount> {
+        let bytes = bytes.into();
+        if bytes.is_empty() || bytes.len() > Self::MAX_LEN {
+            return Err(MalformedAccount);
+        }
+        Ok(AccountId(bytes))
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl fmt::Display for AccountId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "0x{}", hex(&self.0))
+    }
+}
+
+impl fmt::Debug for AccountId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for AccountId {
+    type Err = MalformedAccount;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        unhex(text).map_or(Err(MalformedAccount), AccountId::new)
+    }
+}
+
+/// Not an account id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("an account id is 1 to 64 bytes in hex; pass the account's full address")]
+pub struct MalformedAccount;
+
+/// What is to be signed.
+#[derive(Debug, Clone)]
+pub struct Unsigned<'a> {
+    /// The nonce.
+    pub nonce: u64,
+    /// The tip on top of the chain's own fee.
+    pub tip: u128,
+    /// The call in the chain's encoding; `None` is a no-op.
+    pub call: Option<&'a [u8]>,
+    /// The chain now: fees, and where mortality begins.
+    pub head: &'a Head,
+    /// The bytes this one replaces. A pool takes the new ones only if they pay enough more.
+    pub replaces: Option<&'a [u8]>,
+}
+
+/// What was signed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Signed {
+    /// The bytes to submit.
+    pub raw: Bytes,
+    /// Their hash, as the chain computes it.
+    pub hash: Hash,
+    /// The last block it is valid in, if it is mortal.
+    pub valid_until: Option<u64>,
+}
+
+/// Holds the account's key. An implementation never prints it.
+#[async_trait]
+pub trait Signer: Send + Sync + 'static {
+    /// The account it signs for.
+    fn account(&self) -> &AccountId;
+
+    /// Signs. Signing the same input twice need not give the same bytes.
+    ///
+    /// # Errors
+    /// [`SignError`].
+    async fn sign(&self, unsigned: Unsigned<'_>) -> Result<Signed, SignError>;
+}
+
+/// Nothing was signed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SignError {
+    /// The call's bytes are not a call of this chain. The caller's fault; no retry helps.
+    #[error("malformed call: {0}; encode it as the signer documents")]
+    Malformed(String),
+    /// The signer cannot sign now: a device, a remote key service, a fee it could not learn. A retry may help.
+    #[error("the signer does not answer: {0}; check the key service")]
+    Unavailable(String),
+    /// The key could not be read.
+    #[error("no usable key: {0}")]
+    Key(String),
+}

@@ -1,0 +1,657 @@
+//! The transaction manager: a pure state machine of one account's transactions.
+//!
+//! `(state, input, now) → effects`: no network, no clock, no randomness. The service feeds it and
+//! carries out what it asks; a property test feeds it anything at all.
+//!
+//! # What it guarantees
+//!
+//! * **One content per nonce.** A nonce that carries a caller's request is never given to another
+//!   request while any signed transaction for it may live. Replacements (higher tip, fresh
+//!   mortality) carry the same request; the only other content is a no-op.
+//! * **One nonce per request.** A request never moves to a second nonce, so it cannot execute
+//!   twice.
+//! * **Intent first.** [`Effect::Submit`] for a hash is emitted only after [`Input::Built`] said
+//!   that the row with that hash is committed.
+//! * **Nothing is forgotten.** Every entry is in a phase that something ends: a store answer, a
+//!   node's answer, a watch, a location or a time.
+//! * **A follower is silent.** Without a term there are no entries, hence no effects.
+//!
+//! # An ended status is not an ended duty
+//!
+//! A pool that says `dropped`, `invalid` or `finality_timeout` ends its *watch*; the transaction may
+//! still be mined. The duty ends only when the nonce is consumed in a finalised block (by us:
+//! finalized; by another: usurped), or when no node ever accepted the transaction (invalid). Until
+//! then the row stays open (`ended_at` is null) and the next leader takes it over.
+//!
+//! ```text
+//!            reserve              Built              Accepted
+//!   (free) ──────────▶ Building ────────▶ Submitting ─────────▶ Watching ──Finalized──▶ (ended)
+//!                        ▲  ▲  BuildFailed    │ Outdated            │ dropped, invalid,
+//!                        │  └── (free)        ▼                     │ watch closed
+//!                 stuck, │               Locating ──Consumed──▶ (ended)
+//!                expired │                   │ ▲                    │
+//!                        └──── Waiting ◀─────┘ └── nonce passed ────┤
+//!                                 ▲────────────────────────────────┘
+//! ```
+
+mod entry;
+mod nonces;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::chain::{Head, Located, Outcome};
+use crate::status::{Hash, State, TransactionStatus};
+use entry::{Entry, Phase};
+pub use nonces::ReserveError;
+
+/// A point on the caller's monotonic clock.
+pub type Now = Duration;
+
+/// How patient the manager is.
+#[derive(Debug, Clone)]
+pub struct ManagerConfig {
+    /// How long the lowest unmined nonce may wait before it is sent again with a higher tip.
+    /// Default 60 s. Below a few block times it pays for nothing; too high delays everything behind it.
+    pub stuck_after: Duration,
+    /// How long a nonce below others may stay unused before a no-op fills it. Default 30 s.
+    /// New requests take a gap first, so this matters only when none come.
+    pub gap_after: Duration,
+    /// First pause before a resubmission; doubles up to `retry_max`. Default 500 ms.
+    pub retry: Duration,
+    /// Longest pause between resubmissions. Default 30 s.
+    pub retry_max: Duration,
+    /// How often one nonce may be replaced by a higher tip. Default 10.
+    pub max_replacements: u32,
+    /// How much each replacement adds to the tip, in percent. Default 25 (most pools ask for 10).
+    pub tip_bump_percent: u32,
+    /// The least a replacement adds, so that a tip of zero grows. Default 1.
+    pub min_tip_bump: u128,
+    /// The most it may ever tip. Default: no bound but `max_replacements`.
+    pub max_tip: u128,
+    /// How often a refused transaction is signed anew before its request is given up. Default 3.
+    pub max_refusals: u32,
+    /// How many transactions may be open before a new one is refused. Default 50,000.
+    pub max_open: usize,
+}
+
+impl Default for ManagerConfig {
+    fn default() -> Self {
+        ManagerConfig {
+            stuck_after: Duration::from_secs(60),
+            gap_after: Duration::from_secs(30),
+            retry: Duration::from_millis(500),
+            retry_max: Duration::from_secs(30),
+            max_replacements: 10,
+            tip_bump_percent: 25,
+            min_tip_bump: 1,
+            max_tip: u128::MAX,
+            max_refusals: 3,
+            max_open: 50_000,
+        }
+    }
+}
+
+/// One signed form of a nonce's content.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Attempt {
+    /// The transaction's hash.
+    pub hash: Hash,
+    /// What it tips.
+    #[serde(with = "tip_text")]
+    pub tip: u128,
+    /// Whether it is a no-op in place of the request.
+    #[serde(default)]
+    pub noop: bool,
+    /// The last block it is valid in, if it is mortal.
+    #[serde(default)]
+    pub valid_until: Option<u64>,
+}
+
+/// JSON numbers lose tips above 2^53: they travel as text.
+mod tip_text {
+    use serde::Deserialize as _;
+
+    pub(super) fn serialize<S: serde::Serializer>(tip: &u128, s: S) -> Result<S::Ok, S::Error> {
+        s.collect_str(tip)
+    }
+
+    pub(super) fn deserialize<'de, D: serde::Deserializer<'de>>(d: D) -> Result<u128, D::Error> {
+        String::deserialize(d)?
+            .parse()
+            .map_err(serde::de::Error::custom)
+    }
+}
+
+/// An open row, as the store loads it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OpenTransaction {
+    /// Its nonce.
+    pub nonce: u64,
+    /// All its signed forms, the current one last. Never empty.
+    pub attempts: Vec<Attempt>,
+    /// Its last known status.
+    pub status: TransactionStatus,
+    /// Whether the call is stored, so that it can be signed anew.
+    pub resignable: bool,
+}
+
+/// What happens to the manager.
+#[derive(Debug, Clone)]
+pub enum Input {
+    /// This process leads: `rows` are all open rows, `consumed` is one above the highest nonce
+    /// the table knows to be used for good.
+    Recovered {
+        /// All open rows of the account.
+        rows: Vec<OpenTransaction>,
+        /// One above the highest nonce whose row ended finalized or usurped.
+        consumed: u64,
+        /// The chain's view.
+        head: Head,
+    },
+    /// This process leads no more.
+    Demoted,
+    /// The row with this attempt is committed under our epoch.
+    Built {
+        /// Of which nonce.
+        nonce: u64,
+        /// The attempt now stored.
+        attempt: Attempt,
+    },
+    /// The attempt asked for was not stored, for certain.
+    BuildFailed {
+        /// Of which nonce.
+        nonce: u64,
+    },
+    /// The node answered a submission, or did not.
+    Submitted {
+        /// Of which nonce.
+        nonce: u64,
+        /// Which attempt.
+        hash: Hash,
+        /// Its answer.
+        outcome: Outcome,
+    },
+    /// A watch reports.
+    Status {
+        /// Of which nonce.
+        nonce: u64,
+        /// Of which attempt.
+        hash: Hash,
+        /// What it saw.
+        status: TransactionStatus,
+    },
+    /// A watch ended without an ended status.
+    WatchClosed {
+        /// Of which nonce.
+        nonce: u64,
+        /// Of which attempt.
+        hash: Hash,
+    },
+    /// The chain was asked where a nonce's attempts are.
+    Located {
+        /// Of which nonce.
+        nonce: u64,
+        /// The answer.
+        located: Located,
+    },
+    /// The chain moved.
+    Head(Head),
+    /// Time passed.
+    Tick,
+}
+
+/// What the manager wants done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Effect {
+    /// Sign the content of `nonce` with `tip` and commit the row; answer with `Built` or `BuildFailed`.
+    Build {
+        /// Which nonce.
+        nonce: u64,
+        /// Which attempt it will be, from 1.
+        attempt: u32,
+        /// What to tip.
+        tip: u128,
+        /// A no-op instead of the request.
+        noop: bool,
+    },
+    /// Send the stored bytes and watch them; answer with `Submitted`, then `Status`, then perhaps `WatchClosed`.
+    Submit {
+        /// Which nonce.
+        nonce: u64,
+        /// Which attempt.
+        hash: Hash,
+    },
+    /// Find out which attempt, if any, is in a block; answer with `Located`.
+    Locate {
+        /// Which nonce.
+        nonce: u64,
+        /// All attempts.
+        hashes: Vec<Hash>,
+    },
+    /// Store a status. With `ended` the duty is over and the entry is gone.
+    Record {
+        /// Which nonce.
+        nonce: u64,
+        /// Which attempt; the current one, or the older one that won.
+        hash: Hash,
+        /// The status.
+        status: TransactionStatus,
+        /// Whether the duty is over.
+        ended: bool,
+    },
+}
+
+/// The state machine. Call order: [`Input::Recovered`] begins a term, [`Input::Demoted`] ends it;
+/// in between, anything in any order.
+#[derive(Debug)]
+pub struct TransactionManager {
+    config: ManagerConfig,
+    term: Option<Term>,
+}
+
+/// What a leader knows.
+#[derive(Debug)]
+struct Term {
+    head: Head,
+    /// One above the highest nonce known to be used for good, from table and chain together.
+    consumed: u64,
+    entries: BTreeMap<u64, Entry>,
+    /// When each gap was first seen.
+    gaps: BTreeMap<u64, Now>,
+}
+
+impl TransactionManager {
+    /// A follower.
+    #[must_use]
+    pub fn new(config: ManagerConfig) -> Self {
+        TransactionManager { config, term: None }
+    }
+
+    // Getters.
+
+    /// Whether a term is on.
+    #[must_use]
+    pub fn is_leading(&self) -> bool {
+        self.term.is_some()
+    }
+
+    /// How many transactions are open.
+    #[must_use]
+    pub fn open(&self) -> usize {
+        self.term.as_ref().map_or(0, |term| term.entries.len())
+    }
+
+    /// How many are between acceptance and the node's first answer.
+    #[must_use]
+    pub fn unsettled(&self) -> usize {
+        self.term.as_ref().map_or(0, |term| {
+            let unsettled = |e: &&Entry| matches!(e.phase, Phase::Building | Phase::Submitting);
+            term.entries.values().filter(unsettled).count()
+        })
+    }
+
+    /// The last status of a nonce.
+    #[must_use]
+    pub fn status(&self, nonce: u64) -> Option<&TransactionStatus> {
+        Some(&self.term.as_ref()?.entries.get(&nonce)?.status)
+    }
+
+    /// The nonces nothing uses although higher ones are in use, at most `limit` of them.
+    #[must_use]
+    pub fn gaps(&self, limit: usize) -> Vec<u64> {
+        self.term
+            .as_ref()
+            .map_or_else(Vec::new, |term| term.gaps(limit))
+    }
+
+    // Mutators.
+
+    /// Takes the nonce for a new request: the first gap, else the next above all that is known.
+    /// The caller signs, stores and answers with [`Input::Built`] or [`Input::BuildFailed`].
+    ///
+    /// # Errors
+    /// [`ReserveError`]; nothing changed.
+    pub fn reserve(
+        &mut self,
+        exact: Option<u64>,
+        tip: u128,
+        resignable: bool,
+    ) -> Result<u64, ReserveError> {
+        let term = self.term.as_mut().ok_or(ReserveError::NotLeading)?;
+        if term.entries.len() >= self.config.max_open {
+            return Err(ReserveError::TooManyOpen(self.config.max_open));
+        }
+        let nonce = match exact {
+            Some(nonce) => term.check_exact(nonce)?,
+            None => term.next_nonce(),
+        };
+        term.gaps.remove(&nonce);
+        term.entries.insert(nonce, Entry::new(tip, resignable, false));
+        Ok(nonce)
+    }
+
+    /// Gives up the request at `nonce`: a no-op takes its place. If the original is mined first,
+    /// it wins. A gap is filled at once.
+    ///
+    /// # Errors
+    /// [`ReserveError`]; nothing changed.
+    pub fn cancel(&mut self, nonce: u64) -> Result<Vec<Effect>, ReserveError> {
+        let term = self.term.as_mut().ok_or(ReserveError::NotLeading)?;
+        let mut effects = Vec::new();
+        if let Some(entry) = term.entries.get_mut(&nonce) {
+            // A build under way still carries the request: when it is stored, a no-op follows it.
+            entry.noop = true;
+            entry.rebuild(nonce, entry.bumped(&self.config), &mut effects);
+        } else if term.is_gap(nonce) {
+            term.fill(nonce, &mut effects);
+        } else {
+            return Err(ReserveError::NotOpen(nonce));
+        }
+        Ok(effects)
+    }
+
+    /// Takes one input and tells what to do.
+    pub fn handle(&mut self, now: Now, input: Input) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        match input {
+            Input::Recovered { rows, consumed, head } => {
+                self.recover(now, rows, consumed, head, &mut effects);
+            }
+            Input::Demoted => self.term = None,
+            Input::Built { nonce, attempt } => {
+                if let Some(entry) = self.entry(nonce) {
+                    entry.built(nonce, attempt, now, &mut effects);
+                }
+            }
+            Input::BuildFailed { nonce } => self.build_failed(now, nonce),
+            Input::Submitted { nonce, hash, outcome } => {
+                self.submitted(now, nonce, hash, outcome, &mut effects);
+            }
+            Input::Status { nonce, hash, status } => {
+                self.reported(now, nonce, hash, status, &mut effects);
+            }
+            Input::WatchClosed { nonce, hash } => {
+                // No end was told, so none is assumed: look again at the next tick.
+                if let Some(entry) = self.entry(nonce)
+                    && entry.current() == Some(hash)
+                    && entry.phase == Phase::Watching
+                {
+                    entry.phase = Phase::Waiting { until: now };
+                }
+            }
+            Input::Located { nonce, located } => self.located(now, nonce, located, &mut effects),
+            Input::Head(head) => self.moved(now, head, &mut effects),
+            Input::Tick => self.tick(now, &mut effects),
+        }
+        effects
+    }
+
+    fn entry(&mut self, nonce: u64) -> Option<&mut Entry> {
+        self.term.as_mut()?.entries.get_mut(&nonce)
+    }
+
+    /// The entry ends: its record is final. An invalid one never lived, so its nonce is free again.
+    fn end(&mut self, nonce: u64, hash: Hash, status: TransactionStatus, out: &mut Vec<Effect>) {
+        let Some(term) = self.term.as_mut() else {
+            return;
+        };
+        if term.entries.remove(&nonce).is_some() {
+            if status.state() != State::Invalid {
+                term.consumed = term.consumed.max(nonce + 1);
+            }
+            out.push(Effect::Record { nonce, hash, status, ended: true });
+        }
+    }
+
+    fn recover(
+        &mut self,
+        now: Now,
+        rows: Vec<OpenTransaction>,
+        consumed: u64,
+        head: Head,
+        out: &mut Vec<Effect>,
+    ) {
+        let consumed = consumed.max(head.finalized_nonce);
+        let mut entries = BTreeMap::new();
+        for row in rows {
+            let nonce = row.nonce;
+            let mut entry = Entry::recovered(row, now);
+            entry.examine(nonce, &head, out);
+            entries.insert(nonce, entry);
+        }
+        self.term = Some(Term { head, consumed, entries, gaps: BTreeMap::new() });
+    }
+
+    fn build_failed(&mut self, now: Now, nonce: u64) {
+        let Some(term) = self.term.as_mut() else {
+            return;
+        };
+        if let Some(entry) = term.entries.get_mut(&nonce) {
+            if entry.attempts.is_empty() {
+                // Never stored, never sent: the nonce is free again.
+                term.entries.remove(&nonce);
+            } else {
+                entry.wait(now, &self.config);
+            }
+        }
+    }
+
+    fn submitted(
+        &mut self,
+        now: Now,
+        nonce: u64,
+        hash: Hash,
+        outcome: Outcome,
+        out: &mut Vec<Effect>,
+    ) {
+        let config = self.config.clone();
+        let Some(entry) = self.entry(nonce) else {
+            return;
+        };
+        if entry.current() != Some(hash) || entry.phase != Phase::Submitting {
+            return;
+        }
+        match outcome {
+            Outcome::Accepted => {
+                entry.may_live = true;
+                entry.tries = 0;
+                entry.phase = Phase::Watching;
+            }
+            // Known, but this connection has no watch on it: heads and ticks will look.
+            Outcome::AlreadyKnown => {
+                entry.may_live = true;
+                entry.wait(now, &config);
+            }
+            Outcome::Unreachable(_) => {
+                entry.may_live = true;
+                entry.wait(now, &config);
+            }
+            Outcome::Busy(_) => entry.wait(now, &config),
+            Outcome::Outdated => entry.locate(nonce, out),
+            Outcome::Underpriced => {
+                // Something else with this nonce sits in the pool.
+                entry.may_live = true;
+                if !entry.replace(nonce, &config, out) {
+                    entry.wait(now, &config);
+                }
+            }
+            Outcome::Expired => {
+                if !entry.refresh(nonce, out) {
+                    self.refused(now, nonce, "expired".to_owned(), out);
+                }
+            }
+            Outcome::Refused(reason) => self.refused(now, nonce, reason, out),
+        }
+    }
+
+    /// A node refused the bytes on their merits.
+    fn refused(&mut self, now: Now, nonce: u64, reason: String, out: &mut Vec<Effect>) {
+        let config = self.config.clone();
+        let Some(entry) = self.entry(nonce) else {
+            return;
+        };
+        let Some(hash) = entry.current() else { return };
+        entry.refusals += 1;
+        let status = TransactionStatus::Invalid(Some(reason));
+        if entry.noop || (entry.resignable && entry.refusals < config.max_refusals) {
+            entry.record(nonce, hash, status, now, out);
+            entry.stale = true;
+            entry.wait(now, &config);
+        } else if entry.may_live {
+            // Some node may still hold an earlier form: only a no-op settles the nonce.
+            entry.record(nonce, hash, status, now, out);
+            entry.noop = true;
+            entry.rebuild(nonce, entry.bumped(&config), out);
+        } else {
+            self.end(nonce, hash, status, out);
+        }
+    }
+
+    fn reported(
+        &mut self,
+        now: Now,
+        nonce: u64,
+        hash: Hash,
+        status: TransactionStatus,
+        out: &mut Vec<Effect>,
+    ) {
+        let config = self.config.clone();
+        let Some(entry) = self.entry(nonce) else {
+            return;
+        };
+        if !entry.knows(hash) {
+            return;
+        }
+        if let TransactionStatus::Finalized(_) = status {
+            // An older attempt that finalised wins over the current one.
+            return self.end(nonce, hash, status, out);
+        }
+        if entry.current() != Some(hash) {
+            return;
+        }
+        entry.may_live = true;
+        // A build under way keeps its phase: it will submit, and the answer tells.
+        let busy = matches!(entry.phase, Phase::Building | Phase::Submitting);
+        match &status {
+            TransactionStatus::Future
+            | TransactionStatus::Ready
+            | TransactionStatus::Broadcast(_)
+            | TransactionStatus::InBlock(_)
+            | TransactionStatus::Retracted(_) => {}
+            TransactionStatus::FinalityTimeout(_) | TransactionStatus::Dropped => {
+                if !busy {
+                    entry.wait(now, &config);
+                }
+            }
+            TransactionStatus::Usurped(by) => {
+                if by.is_some_and(|by| entry.knows(by)) {
+                    return;
+                }
+                // Perhaps the owner cancelled it by hand: do not fight, wait for the chain's word.
+                if !busy {
+                    entry.phase = Phase::Waiting { until: now + config.stuck_after };
+                }
+            }
+            TransactionStatus::Invalid(_) => {
+                entry.refusals += 1;
+                entry.stale = true;
+                if entry.refusals >= config.max_refusals.saturating_mul(2) {
+                    entry.noop = true;
+                }
+                if !busy {
+                    entry.wait(now, &config);
+                }
+            }
+            TransactionStatus::Finalized(_) => unreachable!("answered above"),
+        }
+        entry.record(nonce, hash, status, now, out);
+    }
+
+    fn located(&mut self, now: Now, nonce: u64, located: Located, out: &mut Vec<Effect>) {
+        let config = self.config.clone();
+        let Some(entry) = self.entry(nonce) else {
+            return;
+        };
+        if entry.phase != Phase::Locating {
+            return;
+        }
+        match located {
+            Located::InBlock { hash, block, finalized } if entry.knows(hash) => {
+                entry.missing = 0;
+                if finalized {
+                    return self.end(nonce, hash, TransactionStatus::Finalized(block), out);
+                }
+                if entry.current() == Some(hash) {
+                    entry.record(nonce, hash, TransactionStatus::InBlock(block), now, out);
+                }
+                entry.tries = 0;
+                entry.wait(now, &config);
+            }
+            // A foreign transaction holds the nonce. One node's word may be that of a node which
+            // lags behind: it must say so three times.
+            Located::InBlock { hash, finalized: true, .. } => {
+                self.missing(now, nonce, Some(hash), out);
+            }
+            Located::Consumed => self.missing(now, nonce, None, out),
+            Located::InBlock { finalized: false, .. } | Located::Unknown => {
+                entry.wait(now, &config);
+            }
+            Located::Free => {
+                entry.missing = 0;
+                if let Some(block) = entry.status.block()
+                    && entry.status.state() == State::InBlock
+                    && let Some(hash) = entry.current()
+                {
+                    entry.record(nonce, hash, TransactionStatus::Retracted(block), now, out);
+                }
+                entry.submit(nonce, out);
+            }
+        }
+    }
+
+    fn missing(&mut self, now: Now, nonce: u64, by: Option<Hash>, out: &mut Vec<Effect>) {
+        let config = self.config.clone();
+        let Some(entry) = self.entry(nonce) else {
+            return;
+        };
+        entry.missing += 1;
+        if entry.missing < 3 {
+            entry.wait(now, &config);
+        } else if let Some(hash) = entry.current() {
+            self.end(nonce, hash, TransactionStatus::Usurped(by), out);
+        }
+    }
+
+    fn moved(&mut self, now: Now, head: Head, out: &mut Vec<Effect>) {
+        let config = self.config.clone();
+        let Some(term) = self.term.as_mut() else {
+            return;
+        };
+        term.consumed = term.consumed.max(head.finalized_nonce);
+        term.head = head;
+        for (&nonce, entry) in &mut term.entries {
+            entry.on_head(nonce, &term.head, now, &config, out);
+        }
+        term.age_gaps(now);
+    }
+
+    fn tick(&mut self, now: Now, out: &mut Vec<Effect>) {
+        let config = self.config.clone();
+        let Some(term) = self.term.as_mut() else {
+            return;
+        };
+        // Only the lowest unmined nonce can be stuck on its own merits; the rest wait for it.
+        let first = term.head.best_nonce.max(term.consumed);
+        for (&nonce, entry) in &mut term.entries {
+            entry.on_tick(nonce, nonce == first, &term.head, now, &config, out);
+        }
+        term.age_gaps(now);
+        for nonce in term.gaps_older_than(now, config.gap_after) {
+            term.fill(nonce, out);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,285 @@
+//! One nonce of the account, from reservation to its end.
+
+use std::time::Duration;
+
+use super::{Attempt, Effect, ManagerConfig, Now, OpenTransaction};
+use crate::chain::Head;
+use crate::status::{Hash, State, TransactionStatus};
+
+/// What an entry waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// The signer and the store.
+    Building,
+    /// The node's answer.
+    Submitting,
+    /// The watch.
+    Watching,
+    /// A time, after which it is examined.
+    Waiting { until: Now },
+    /// The chain's word on who used the nonce.
+    Locating,
+}
+
+#[derive(Debug)]
+pub(super) struct Entry {
+    /// Signed forms, the current one last; empty until the first is stored.
+    pub(super) attempts: Vec<Attempt>,
+    pub(super) status: TransactionStatus,
+    pub(super) phase: Phase,
+    /// A no-op takes the request's place.
+    pub(super) noop: bool,
+    /// Its content can be signed anew.
+    pub(super) resignable: bool,
+    /// Some node may hold some form of it. Once true, true for good.
+    pub(super) may_live: bool,
+    /// The current bytes were refused: sign anew before sending again.
+    pub(super) stale: bool,
+    /// Consecutive waits, for the back-off.
+    pub(super) tries: u32,
+    pub(super) refusals: u32,
+    pub(super) replacements: u32,
+    /// How often in a row the chain said that the nonce is used and none of ours is there.
+    pub(super) missing: u32,
+    /// The tip of the next build.
+    tip: u128,
+    /// Last progress.
+    since: Now,
+}
+
+impl Entry {
+    pub(super) fn new(tip: u128, resignable: bool, noop: bool) -> Self {
+        Entry {
+            attempts: Vec::new(),
+            status: TransactionStatus::Future,
+            phase: Phase::Building,
+            noop,
+            resignable,
+            may_live: false,
+            stale: false,
+            tries: 0,
+            refusals: 0,
+            replacements: 0,
+            missing: 0,
+            tip,
+            since: Duration::ZERO,
+        }
+    }
+
+    /// Of a row: whoever wrote it may have sent it.
+    pub(super) fn recovered(row: OpenTransaction, now: Now) -> Self {
+        let last = row.attempts.last();
+        Entry {
+            noop: last.is_some_and(|a| a.noop),
+            tip: last.map_or(0, |a| a.tip),
+            replacements: u32::try_from(row.attempts.len().saturating_sub(1)).unwrap_or(u32::MAX),
+            attempts: row.attempts,
+            status: row.status,
+            phase: Phase::Waiting { until: now },
+            resignable: row.resignable,
+            may_live: true,
+            stale: false,
+            tries: 0,
+            refusals: 0,
+            missing: 0,
+            since: now,
+        }
+    }
+
+    pub(super) fn current(&self) -> Option<Hash> {
+        self.attempts.last().map(|a| a.hash)
+    }
+
+    pub(super) fn knows(&self, hash: Hash) -> bool {
+        self.attempts.iter().any(|a| a.hash == hash)
+    }
+
+    pub(super) fn built(&mut self, nonce: u64, attempt: Attempt, now: Now, out: &mut Vec<Effect>) {
+        if self.phase != Phase::Building {
+            return;
+        }
+        self.tip = attempt.tip;
+        let is_noop = attempt.noop;
+        // A signer may be deterministic: the same bytes are the same attempt.
+        self.attempts.retain(|known| known.hash != attempt.hash);
+        self.attempts.push(attempt);
+        self.status = TransactionStatus::Future;
+        self.since = now;
+        self.stale = false;
+        if self.noop && !is_noop {
+            // Cancelled while it was being stored: it never left, and must not.
+            let tip = self.tip;
+            self.phase = Phase::Waiting { until: now };
+            self.rebuild(nonce, tip, out);
+        } else {
+            self.submit(nonce, out);
+        }
+    }
+
+    pub(super) fn submit(&mut self, nonce: u64, out: &mut Vec<Effect>) {
+        if let Some(hash) = self.current() {
+            self.phase = Phase::Submitting;
+            out.push(Effect::Submit { nonce, hash });
+        }
+    }
+
+    pub(super) fn locate(&mut self, nonce: u64, out: &mut Vec<Effect>) {
+        self.phase = Phase::Locating;
+        let hashes = self.attempts.iter().map(|a| a.hash).collect();
+        out.push(Effect::Locate { nonce, hashes });
+    }
+
+    /// Signs the content again, as a further attempt. Not while a build is under way.
+    pub(super) fn rebuild(&mut self, nonce: u64, tip: u128, out: &mut Vec<Effect>) {
+        if self.phase == Phase::Building {
+            return;
+        }
+        // The answer to a submission under way will not be heard: it may be a yes.
+        self.may_live |= self.phase == Phase::Submitting;
+        self.phase = Phase::Building;
+        let attempt = u32::try_from(self.attempts.len() + 1).unwrap_or(u32::MAX);
+        out.push(Effect::Build { nonce, attempt, tip, noop: self.noop });
+    }
+
+    /// The next higher tip, within the bound.
+    pub(super) fn bumped(&self, config: &ManagerConfig) -> u128 {
+        let step = (self.tip / 100).saturating_mul(config.tip_bump_percent.into());
+        self.tip
+            .saturating_add(step.max(config.min_tip_bump))
+            .min(config.max_tip)
+    }
+
+    /// Replaces the current attempt by one with a higher tip, if the bounds allow it.
+    pub(super) fn replace(
+        &mut self,
+        nonce: u64,
+        config: &ManagerConfig,
+        out: &mut Vec<Effect>,
+    ) -> bool {
+        let tip = self.bumped(config);
+        let allowed = (self.resignable || self.noop)
+            && self.replacements < config.max_replacements
+            && tip > self.tip;
+        if allowed {
+            self.replacements += 1;
+            self.rebuild(nonce, tip, out);
+        }
+        allowed
+    }
+
+    /// Signs the same content with fresh mortality, same tip.
+    pub(super) fn refresh(&mut self, nonce: u64, out: &mut Vec<Effect>) -> bool {
+        let allowed = self.resignable || self.noop;
+        if allowed {
+            self.rebuild(nonce, self.tip, out);
+        }
+        allowed
+    }
+
+    /// Backs off, then is examined.
+    pub(super) fn wait(&mut self, now: Now, config: &ManagerConfig) {
+        let pause = config
+            .retry
+            .saturating_mul(1 << self.tries.min(16))
+            .min(config.retry_max);
+        self.tries += 1;
+        self.phase = Phase::Waiting { until: now + pause };
+    }
+
+    /// Notes a status that is not an end; says nothing twice.
+    pub(super) fn record(
+        &mut self,
+        nonce: u64,
+        hash: Hash,
+        status: TransactionStatus,
+        now: Now,
+        out: &mut Vec<Effect>,
+    ) {
+        if self.status == status {
+            return;
+        }
+        self.since = now;
+        self.status = status.clone();
+        out.push(Effect::Record { nonce, hash, status, ended: false });
+    }
+
+    /// Decides what a waiting entry needs: the chain's word if its nonce is used, else the node.
+    pub(super) fn examine(&mut self, nonce: u64, head: &Head, out: &mut Vec<Effect>) {
+        if nonce < head.best_nonce || self.status.state() == State::InBlock {
+            self.locate(nonce, out);
+        } else if self.stale && (self.resignable || self.noop) {
+            self.rebuild(nonce, self.tip, out);
+        } else {
+            self.submit(nonce, out);
+        }
+    }
+
+    pub(super) fn on_head(
+        &mut self,
+        nonce: u64,
+        head: &Head,
+        now: Now,
+        config: &ManagerConfig,
+        out: &mut Vec<Effect>,
+    ) {
+        match self.phase {
+            // A passed nonce need not wait for its time: but once per step, and not against an
+            // answer that was just given (the back-off of a location).
+            Phase::Waiting { .. } => {
+                let passed = nonce < head.best_nonce && self.status.state() != State::InBlock;
+                let settled = nonce < head.finalized_nonce;
+                if (passed || settled) && self.missing == 0 {
+                    self.locate(nonce, out);
+                }
+            }
+            // Finalised, and the watch has not told: it may have died without a word.
+            Phase::Watching => {
+                if nonce < head.finalized_nonce && now >= self.since + config.retry_max {
+                    self.locate(nonce, out);
+                } else if self.expired(nonce, head) {
+                    self.refresh(nonce, out);
+                }
+            }
+            Phase::Building | Phase::Submitting | Phase::Locating => {}
+        }
+    }
+
+    /// Its last valid block is finalised and the nonce is still unused.
+    fn expired(&self, nonce: u64, head: &Head) -> bool {
+        let until = self.attempts.last().and_then(|a| a.valid_until);
+        nonce >= head.best_nonce
+            && until.is_some_and(|until| until < head.finalized.number)
+    }
+
+    pub(super) fn on_tick(
+        &mut self,
+        nonce: u64,
+        first: bool,
+        head: &Head,
+        now: Now,
+        config: &ManagerConfig,
+        out: &mut Vec<Effect>,
+    ) {
+        match self.phase {
+            Phase::Waiting { until } if until <= now => self.examine(nonce, head, out),
+            Phase::Watching | Phase::Waiting { .. } => {
+                let idle = match self.status.state() {
+                    State::Future | State::Ready | State::Broadcast | State::Retracted => first,
+                    State::InBlock
+                    | State::FinalityTimeout
+                    | State::Finalized
+                    | State::Usurped
+                    | State::Dropped
+                    | State::Invalid => false,
+                };
+                if idle && now >= self.since + config.stuck_after {
+                    self.since = now;
+                    if !self.replace(nonce, config, out) {
+                        self.submit(nonce, out);
+                    }
+                }
+            }
+            Phase::Building | Phase::Submitting | Phase::Locating => {}
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Which nonce comes next, and which were left out.
+
+use std::time::Duration;
+
+use super::entry::Entry;
+use super::{Effect, Now, Term};
+
+/// How many gaps are looked at in one go: a row with an absurd nonce must not make us count to it.
+const GAPS_AT_ONCE: usize = 64;
+
+/// How far above the next nonce a caller's own nonce may be. Each nonce in between costs a no-op.
+const MAX_AHEAD: u64 = 1_024;
+
+/// A nonce was not given.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReserveError {
+    /// This node does not lead.
+    #[error("this node does not lead; send through the leader")]
+    NotLeading,
+    /// Too many transactions are open.
+    #[error("{0} transactions are open already; retry when some have ended, or raise max_open")]
+    TooManyOpen(usize),
+    /// The chain is past this nonce.
+    #[error("nonce {nonce} is below the account's next nonce {next}; sign again with a current one")]
+    BelowChain {
+        /// The nonce asked for.
+        nonce: u64,
+        /// The account's next.
+        next: u64,
+    },
+    /// Another transaction has this nonce.
+    #[error("nonce {0} carries another open transaction; sign again with a free one")]
+    Taken(u64),
+    /// It would leave too wide a gap.
+    #[error("nonce {nonce} is too far above the next free nonce {next}; sign again with a nearer one")]
+    TooFarAhead {
+        /// The nonce asked for.
+        nonce: u64,
+        /// The next free one.
+        next: u64,
+    },
+    /// Nothing open is at this nonce.
+    #[error("nonce {0} has no open transaction and is not a gap; see `tx gaps` and `tx list`")]
+    NotOpen(u64),
+}
+
+impl Term {
+    /// The lowest nonce a new transaction could have: below it the chain or a pool has one.
+    fn floor(&self) -> u64 {
+        self.consumed
+            .max(self.head.best_nonce)
+            .max(self.head.pool_nonce)
+    }
+
+    fn above_all(&self) -> u64 {
+        let highest = self.entries.last_key_value().map_or(0, |(n, _)| n + 1);
+        self.floor().max(highest)
+    }
+
+    pub(super) fn next_nonce(&self) -> u64 {
+        let gap = self.gaps(1);
+        gap.first().copied().unwrap_or_else(|| self.above_all())
+    }
+
+    pub(super) fn check_exact(&self, nonce: u64) -> Result<u64, ReserveError> {
+        let next = self.consumed.max(self.head.best_nonce);
+        if nonce < next {
+            return Err(ReserveError::BelowChain { nonce, next });
+        }
+        if self.entries.contains_key(&nonce) {
+            return Err(ReserveError::Taken(nonce));
+        }
+        let next = self.above_all();
+        if nonce > next.saturating_add(MAX_AHEAD) {
+            return Err(ReserveError::TooFarAhead { nonce, next });
+        }
+        Ok(nonce)
+    }
+
+    pub(super) fn gaps(&self, limit: usize) -> Vec<u64> {
+        let mut gaps = Vec::new();
+        let mut next = self.floor();
+        for &nonce in self.entries.range(next..).map(|(n, _)| n) {
+            while next < nonce && gaps.len() < limit {
+                gaps.push(next);
+                next += 1;
+            }
+            next = nonce + 1;
+            if gaps.len() >= limit {
+                break;
+            }
+        }
+        gaps
+    }
+
+    pub(super) fn is_gap(&self, nonce: u64) -> bool {
+        nonce >= self.floor() && nonce < self.above_all() && !self.entries.contains_key(&nonce)
+    }
+
+    /// Remembers when each gap was first seen and forgets those that closed.
+    pub(super) fn age_gaps(&mut self, now: Now) {
+        let open = self.gaps(GAPS_AT_ONCE);
+        self.gaps.retain(|gap, _| open.binary_search(gap).is_ok());
+        for gap in open {
+            self.gaps.entry(gap).or_insert(now);
+        }
+    }
+
+    pub(super) fn gaps_older_than(&self, now: Now, age: Duration) -> Vec<u64> {
+        let old = |(&gap, &since): (&u64, &Now)| (now >= since + age).then_some(gap);
+        self.gaps.iter().filter_map(old).collect()
+    }
+
+    /// Puts a no-op at a free nonce.
+    pub(super) fn fill(&mut self, nonce: u64, out: &mut Vec<Effect>) {
+        self.gaps.remove(&nonce);
+        self.entries.insert(nonce, Entry::new(0, true, true));
+        out.push(Effect::Build { nonce, attempt: 1, tip: 0, noop: true });
+    }
+}

@@ -1,0 +1,347 @@
+//! The ten statuses of a transaction, as a pool reports them and as the table stores them.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// A 32-byte hash: of a transaction or of a block.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Hash(pub [u8; 32]);
+
+impl Hash {
+    /// Reads a hash from raw bytes.
+    ///
+    /// # Errors
+    /// [`MalformedHash`] unless there are exactly 32 of them.
+    pub fn from_slice(bytes: &[u8]) -> Result<Self, MalformedHash> {
+        bytes
+            .try_into()
+            .map(Hash)
+            .map_err(|_| MalformedHash(bytes.len()))
+    }
+}
+
+impl fmt::Display for Hash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "0x{}", hex(&self.0))
+    }
+}
+
+impl fmt::Debug for Hash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for Hash {
+    type Err = MalformedHash;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        unhex(text).map_or(Err(MalformedHash(text.len())), |b| Hash::from_slice(&b))
+    }
+}
+
+impl Serialize for Hash {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Hash {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?
+            .parse()
+            .map_err(serde::de::Error::custom)
+    }
+}
+
+/// Not a hash.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a hash is 32 bytes (64 hex digits after an optional 0x), not {0} units; pass the full hash")]
+pub struct MalformedHash(usize);
+
+/// Lower-case hex digits without a prefix.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let mut text = String::with_capacity(bytes.len() * 2);
+    for byte in bytes {
+        text.push(DIGITS[usize::from(byte >> 4)] as char);
+        text.push(DIGITS[usize::from(byte & 15)] as char);
+    }
+    text
+}
+
+/// Bytes of a hex text with or without `0x`; `None` if it is not one.
+pub(crate) fn unhex(text: &str) -> Option<Vec<u8>> {
+    let digits = text.strip_prefix("0x").unwrap_or(text).as_bytes();
+    if !digits.len().is_multiple_of(2) {
+        return None;
+    }
+    digits
+        .chunks_exact(2)
+        .map(|pair| {
+            let high = char::from(pair[0]).to_digit(16)?;
+            let low = char::from(pair[1]).to_digit(16)?;
+            u8::try_from(high << 4 | low).ok()
+        })
+        .collect()
+}
+
+/// What is known of a transaction, with what each status carries.
+///
+/// `Future` is also the status of an *intent*: committed to the table, not yet seen in a pool.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum TransactionStatus {
+    /// Accepted, waiting for an earlier nonce or for its first submission.
+    Future,
+    /// In the pool, the next of its account or right behind it.
+    Ready,
+    /// Handed to these peers.
+    Broadcast(Vec<String>),
+    /// In this block of the best chain.
+    InBlock(Hash),
+    /// The block that held it left the best chain.
+    Retracted(Hash),
+    /// In this block, and the block was not finalised in the time the node watches.
+    FinalityTimeout(Hash),
+    /// In this block, for good.
+    Finalized(Hash),
+    /// Another transaction took its nonce: that one's hash, if it is known.
+    Usurped(Option<Hash>),
+    /// A pool let go of it.
+    Dropped,
+    /// A pool or the chain refused it; the reason, if one was given.
+    Invalid(Option<String>),
+}
+
+/// The name of a status, as stored in the column `state`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    /// See [`TransactionStatus::Future`].
+    Future,
+    /// See [`TransactionStatus::Ready`].
+    Ready,
+    /// See [`TransactionStatus::Broadcast`].
+    Broadcast,
+    /// See [`TransactionStatus::InBlock`].
+    InBlock,
+    /// See [`TransactionStatus::Retracted`].
+    Retracted,
+    /// See [`TransactionStatus::FinalityTimeout`].
+    FinalityTimeout,
+    /// See [`TransactionStatus::Finalized`].
+    Finalized,
+    /// See [`TransactionStatus::Usurped`].
+    Usurped,
+    /// See [`TransactionStatus::Dropped`].
+    Dropped,
+    /// See [`TransactionStatus::Invalid`].
+    Invalid,
+}
+
+impl State {
+    /// All ten, open ones first.
+    pub const ALL: [State; 10] = [
+        State::Future,
+        State::Ready,
+        State::Broadcast,
+        State::InBlock,
+        State::Retracted,
+        State::Finalized,
+        State::Usurped,
+        State::Dropped,
+        State::Invalid,
+        State::FinalityTimeout,
+    ];
+
+    /// The text in the table.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            State::Future => "future",
+            State::Ready => "ready",
+            State::Broadcast => "broadcast",
+            State::InBlock => "in_block",
+            State::Retracted => "retracted",
+            State::FinalityTimeout => "finality_timeout",
+            State::Finalized => "finalized",
+            State::Usurped => "usurped",
+            State::Dropped => "dropped",
+            State::Invalid => "invalid",
+        }
+    }
+
+    /// Whether a pool's watch ends with it. The leader may still owe work: see
+    /// [`crate::manager`] on the difference between an ended status and an ended duty.
+    #[must_use]
+    pub const fn is_ended(self) -> bool {
+        match self {
+            State::Future | State::Ready | State::Broadcast | State::InBlock | State::Retracted => {
+                false
+            }
+            State::FinalityTimeout
+            | State::Finalized
+            | State::Usurped
+            | State::Dropped
+            | State::Invalid => true,
+        }
+    }
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl FromStr for State {
+    type Err = UnknownState;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        State::ALL
+            .into_iter()
+            .find(|state| state.as_str() == text)
+            .ok_or_else(|| UnknownState(text.to_owned()))
+    }
+}
+
+/// The table holds a state this version does not know.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("unknown transaction state {0:?}; a newer version wrote this row: upgrade this node")]
+pub struct UnknownState(pub String);
+
+impl TransactionStatus {
+    /// Its name.
+    #[must_use]
+    pub const fn state(&self) -> State {
+        match self {
+            TransactionStatus::Future => State::Future,
+            TransactionStatus::Ready => State::Ready,
+            TransactionStatus::Broadcast(_) => State::Broadcast,
+            TransactionStatus::InBlock(_) => State::InBlock,
+            TransactionStatus::Retracted(_) => State::Retracted,
+            TransactionStatus::FinalityTimeout(_) => State::FinalityTimeout,
+            TransactionStatus::Finalized(_) => State::Finalized,
+            TransactionStatus::Usurped(_) => State::Usurped,
+            TransactionStatus::Dropped => State::Dropped,
+            TransactionStatus::Invalid(_) => State::Invalid,
+        }
+    }
+
+    /// The block it names, if it names one.
+    #[must_use]
+    pub const fn block(&self) -> Option<Hash> {
+        match self {
+            TransactionStatus::InBlock(block)
+            | TransactionStatus::Retracted(block)
+            | TransactionStatus::FinalityTimeout(block)
+            | TransactionStatus::Finalized(block) => Some(*block),
+            TransactionStatus::Future
+            | TransactionStatus::Ready
+            | TransactionStatus::Broadcast(_)
+            | TransactionStatus::Usurped(_)
+            | TransactionStatus::Dropped
+            | TransactionStatus::Invalid(_) => None,
+        }
+    }
+
+    /// The metadata column: what the state and the block hash alone do not say.
+    #[must_use]
+    pub fn metadata(&self) -> StatusMetadata {
+        let mut metadata = StatusMetadata::default();
+        match self {
+            TransactionStatus::Broadcast(peers) => metadata.peers = Some(peers.clone()),
+            TransactionStatus::Usurped(by) => metadata.usurped_by = *by,
+            TransactionStatus::Invalid(reason) => metadata.reason = reason.clone(),
+            TransactionStatus::Future
+            | TransactionStatus::Ready
+            | TransactionStatus::InBlock(_)
+            | TransactionStatus::Retracted(_)
+            | TransactionStatus::FinalityTimeout(_)
+            | TransactionStatus::Finalized(_)
+            | TransactionStatus::Dropped => {}
+        }
+        metadata
+    }
+
+    /// Rebuilds a status from its stored parts. A missing block hash reads as zero: the
+    /// table's check constraint keeps it from being missing.
+    #[must_use]
+    pub fn from_parts(state: State, block: Option<Hash>, metadata: StatusMetadata) -> Self {
+        let hash = block.unwrap_or_default();
+        match state {
+            State::Future => TransactionStatus::Future,
+            State::Ready => TransactionStatus::Ready,
+            State::Broadcast => TransactionStatus::Broadcast(metadata.peers.unwrap_or_default()),
+            State::InBlock => TransactionStatus::InBlock(hash),
+            State::Retracted => TransactionStatus::Retracted(hash),
+            State::FinalityTimeout => TransactionStatus::FinalityTimeout(hash),
+            State::Finalized => TransactionStatus::Finalized(hash),
+            State::Usurped => TransactionStatus::Usurped(metadata.usurped_by),
+            State::Dropped => TransactionStatus::Dropped,
+            State::Invalid => TransactionStatus::Invalid(metadata.reason),
+        }
+    }
+}
+
+/// The column `status_metadata`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StatusMetadata {
+    /// Of `broadcast`: the peers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peers: Option<Vec<String>>,
+    /// Of `usurped`: by which transaction.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usurped_by: Option<Hash>,
+    /// Of `invalid`: why.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_status_survives_the_table() {
+        let block = Hash([7; 32]);
+        let all = [
+            TransactionStatus::Future,
+            TransactionStatus::Ready,
+            TransactionStatus::Broadcast(vec!["peer".into()]),
+            TransactionStatus::InBlock(block),
+            TransactionStatus::Retracted(block),
+            TransactionStatus::FinalityTimeout(block),
+            TransactionStatus::Finalized(block),
+            TransactionStatus::Usurped(Some(Hash([9; 32]))),
+            TransactionStatus::Dropped,
+            TransactionStatus::Invalid(Some("bad signature".into())),
+        ];
+        for status in all {
+            let metadata = serde_json::to_string(&status.metadata()).expect("plain data");
+            let state: State = status.state().as_str().parse().expect("a known state");
+            let back = TransactionStatus::from_parts(
+                state,
+                status.block(),
+                serde_json::from_str(&metadata).expect("what was just written"),
+            );
+            assert_eq!(back, status);
+        }
+    }
+
+    #[test]
+    fn an_unknown_state_is_named_not_guessed() {
+        let error = "teleported".parse::<State>().expect_err("no such state");
+        assert!(error.to_string().contains("teleported"));
+    }
+
+    #[test]
+    fn a_hash_round_trips_as_text_and_refuses_other_lengths() {
+        let hash = Hash([0xab; 32]);
+        assert_eq!(hash.to_string().parse::<Hash>(), Ok(hash));
+        assert!("0xabc".parse::<Hash>().is_err());
+        assert!("zz".repeat(32).parse::<Hash>().is_err());
+    }
+}
