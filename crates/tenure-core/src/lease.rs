@@ -1,0 +1,420 @@
+//! All time arithmetic of the election, in one small value.
+//!
+//! ```text
+//!  sent            answered                          sent + lease        sent + lease + margin
+//!   │ heartbeat ─────►│                                   │                      │
+//!   ├─────────────────┴── the gate may be open ───────────┤ gate shut            │ server ends the
+//!   │                                                     │ (holder's clock)     │ idle session
+//! ```
+//!
+//! The holder counts from *before* it sent its beat, a claimant from *after* it first saw that beat
+//! (both at their own clock), so the claimant's count always starts later; the margin pays for
+//! clocks that run at different rates. No wall clock takes part.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use crate::clock::Tick;
+
+/// How much a heartbeat interval is spread either way.
+const JITTER: f64 = 0.2;
+const MIN_HEARTBEAT: Duration = Duration::from_millis(20);
+const MIN_STATEMENT_DEADLINE: Duration = Duration::from_millis(5);
+const MAX_LEASE: Duration = Duration::from_secs(3600);
+/// A beat is also how others see that we live: with a lease only, it is never rarer than this.
+const MAX_DERIVED_HEARTBEAT: Duration = Duration::from_secs(5);
+
+/// What a new holder must wait for before it may act.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Default)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "lowercase")
+)]
+pub enum TakeoverPolicy {
+    /// Until every gate that may have been open must be shut.
+    #[default]
+    Exclusive,
+    /// Nothing: every effect carries the epoch, and the fence refuses old ones.
+    Fenced,
+}
+
+impl fmt::Display for TakeoverPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            TakeoverPolicy::Exclusive => "exclusive",
+            TakeoverPolicy::Fenced => "fenced",
+        })
+    }
+}
+
+/// A text that names no takeover policy.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+#[error("{text:?} is no takeover policy; write exclusive or fenced")]
+pub struct PolicyError {
+    /// What was given.
+    pub text: String,
+}
+
+impl FromStr for TakeoverPolicy {
+    type Err = PolicyError;
+
+    fn from_str(text: &str) -> Result<Self, PolicyError> {
+        match text {
+            "exclusive" => Ok(TakeoverPolicy::Exclusive),
+            "fenced" => Ok(TakeoverPolicy::Fenced),
+            _ => Err(PolicyError { text: text.to_owned() }),
+        }
+    }
+}
+
+/// What can happen to a leader, for [`Lease::failover_bound`].
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Fault {
+    /// Step-down, shutdown, SIGTERM: it let go by itself.
+    StepDown,
+    /// The process ended without letting go.
+    Crash,
+    /// Frozen, partitioned, or its host gone: the server notices only that it is silent.
+    Freeze,
+    /// Its backend was terminated.
+    BackendTerminated,
+    /// The database restarted, crashed or failed over. The bound counts from the reconnect.
+    DatabaseRestart,
+}
+
+/// Timings as written; what is `None` follows from the rest.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct LeaseSpec {
+    /// The interval between heartbeats, spread by ±20 %. Default 1 s, or a third of the lease (at
+    /// most 5 s) if only that is given. At least 20 ms. Shorter sees faults sooner and costs the
+    /// database more; longer than a third of the lease does not survive a missed beat.
+    pub heartbeat: Option<Duration>,
+    /// How long a gate may stay open after its last successful heartbeat was sent. Default three
+    /// heartbeats. At most 1 h. Shorter fails over sooner; longer forgives longer stalls.
+    pub lease: Option<Duration>,
+    /// What is added to another's lease for clocks that run at different rates. Default 10 % of
+    /// the lease + 250 ms; at least 1 % of the lease.
+    pub margin: Option<Duration>,
+    /// How long one statement of the seat may take before its session is given up. Default a sixth
+    /// of the lease; at least 5 ms.
+    pub statement_deadline: Option<Duration>,
+    /// How long before the deadline a child process is told to end. Default a sixth of the lease;
+    /// zero is allowed.
+    pub kill_grace: Option<Duration>,
+    /// How long a leader whose session died may try to win the role back before it is a loss.
+    /// Default none: a lost session is a loss at once.
+    pub reconnect_grace: Option<Duration>,
+}
+
+/// A timing that cannot work.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LeaseError {
+    /// Below its lower bound.
+    #[error("{field} is {value:?}, below {bound:?}: {reason}; raise it")]
+    TooShort {
+        /// Which one.
+        field: &'static str,
+        /// As given.
+        value: Duration,
+        /// The least it may be.
+        bound: Duration,
+        /// Why.
+        reason: &'static str,
+    },
+    /// Above its upper bound.
+    #[error("{field} is {value:?}, above {bound:?}: {reason}; lower it")]
+    TooLong {
+        /// Which one.
+        field: &'static str,
+        /// As given.
+        value: Duration,
+        /// The most it may be.
+        bound: Duration,
+        /// Why.
+        reason: &'static str,
+    },
+    /// The parts do not fit into the lease.
+    #[error(
+        "lease is {lease:?}, but 1.2 × heartbeat + statement_deadline + kill_grace is {needed:?}: \
+         a beat that is sent late and answered late would come after the gate has shut; raise \
+         lease or lower the others"
+    )]
+    DoesNotFit {
+        /// The lease.
+        lease: Duration,
+        /// What it has to cover.
+        needed: Duration,
+    },
+}
+
+/// A timing that works, but not well.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LeaseWarning {
+    /// The gate shuts whenever one single beat is missed.
+    OneMissedBeatShutsTheGate {
+        /// The lease.
+        lease: Duration,
+        /// From which lease on it would survive.
+        needed: Duration,
+    },
+    /// The grace ends after everybody else was allowed to take over.
+    GraceOutlastsLease {
+        /// The reconnect grace.
+        grace: Duration,
+        /// The lease and its margin.
+        takeover: Duration,
+    },
+}
+
+impl fmt::Display for LeaseWarning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LeaseWarning::OneMissedBeatShutsTheGate { lease, needed } => write!(
+                f,
+                "a lease of {lease:?} does not survive one missed beat; from {needed:?} on it does"
+            ),
+            LeaseWarning::GraceOutlastsLease { grace, takeover } => write!(
+                f,
+                "a reconnect_grace of {grace:?} is longer than lease + margin ({takeover:?}), \
+                 after which another may have taken over anyway"
+            ),
+        }
+    }
+}
+
+/// Timings as validated. Every deadline of the election is computed here and nowhere else.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Lease {
+    heartbeat: Duration,
+    lease: Duration,
+    margin: Duration,
+    margin_is_given: bool,
+    statement_deadline: Duration,
+    kill_grace: Duration,
+    reconnect_grace: Option<Duration>,
+}
+
+impl LeaseSpec {
+    /// Fills in what follows from the rest, and checks it all.
+    ///
+    /// # Errors
+    /// [`LeaseError`] names the field, the bound and the reason.
+    pub fn resolve(self) -> Result<Lease, LeaseError> {
+        let (heartbeat, lease) = match (self.heartbeat, self.lease) {
+            (None, None) => (Duration::from_secs(1), Duration::from_secs(3)),
+            (Some(heartbeat), None) => (heartbeat, heartbeat.saturating_mul(3)),
+            (None, Some(lease)) => ((lease / 3).min(MAX_DERIVED_HEARTBEAT), lease),
+            (Some(heartbeat), Some(lease)) => (heartbeat, lease),
+        };
+        let short = |field, value, bound, reason| {
+            if value < bound {
+                Err(LeaseError::TooShort { field, value, bound, reason })
+            } else {
+                Ok(())
+            }
+        };
+        let long = |field, value, bound, reason| {
+            if value > bound {
+                Err(LeaseError::TooLong { field, value, bound, reason })
+            } else {
+                Ok(())
+            }
+        };
+        // A lease that is too short makes the heartbeat derived from it too short: name the lease.
+        if self.heartbeat.is_none() {
+            short(
+                "lease",
+                lease,
+                MIN_HEARTBEAT * 3,
+                "three heartbeats of at least 20 ms fit in it",
+            )?;
+        }
+        short(
+            "heartbeat",
+            heartbeat,
+            MIN_HEARTBEAT,
+            "more than fifty statements a second would be all the database does",
+        )?;
+        if self.lease.is_none() {
+            long(
+                "heartbeat",
+                heartbeat,
+                MAX_LEASE / 3,
+                "the lease is three heartbeats, at most 1 h",
+            )?;
+        }
+        long(
+            "lease",
+            lease,
+            MAX_LEASE,
+            "a silent leader would block its role for longer than that",
+        )?;
+        let margin = self.margin.unwrap_or_else(|| default_margin(lease));
+        short("margin", margin, lease / 100, "clock rates may differ by up to one per cent")?;
+        long("margin", margin, MAX_LEASE, "it only delays failover")?;
+        let statement_deadline = self.statement_deadline.unwrap_or(lease / 6);
+        short(
+            "statement_deadline",
+            statement_deadline,
+            MIN_STATEMENT_DEADLINE,
+            "a healthy database may need that long for one statement",
+        )?;
+        let kill_grace = self.kill_grace.unwrap_or(lease / 6);
+        if let Some(grace) = self.reconnect_grace {
+            long("reconnect_grace", grace, MAX_LEASE, "a lost leader would wait that long")?;
+        }
+        let checked = Lease {
+            heartbeat,
+            lease,
+            margin,
+            margin_is_given: self.margin.is_some(),
+            statement_deadline,
+            kill_grace,
+            reconnect_grace: self.reconnect_grace,
+        };
+        let needed = checked
+            .longest_interval()
+            .saturating_add(statement_deadline)
+            .saturating_add(kill_grace);
+        if needed > lease {
+            return Err(LeaseError::DoesNotFit { lease, needed });
+        }
+        Ok(checked)
+    }
+}
+
+impl Default for Lease {
+    fn default() -> Self {
+        LeaseSpec::default().resolve().expect("the defaults fit each other, which a test checks")
+    }
+}
+
+fn default_margin(lease: Duration) -> Duration {
+    lease / 10 + Duration::from_millis(250)
+}
+
+impl Lease {
+    /// The interval between heartbeats before jitter.
+    pub fn heartbeat(&self) -> Duration {
+        self.heartbeat
+    }
+
+    /// How long a gate may stay open after its last successful heartbeat was sent.
+    pub fn lease(&self) -> Duration {
+        self.lease
+    }
+
+    /// What is added for clocks that run at different rates.
+    pub fn margin(&self) -> Duration {
+        self.margin
+    }
+
+    /// How long one statement of the seat may take.
+    pub fn statement_deadline(&self) -> Duration {
+        self.statement_deadline
+    }
+
+    /// How long before the deadline a child process is told to end.
+    pub fn kill_grace(&self) -> Duration {
+        self.kill_grace
+    }
+
+    /// How long a leader whose session died may try to win the role back.
+    pub fn reconnect_grace(&self) -> Option<Duration> {
+        self.reconnect_grace
+    }
+
+    /// The longest time between two beats: 1.2 heartbeats.
+    pub fn longest_interval(&self) -> Duration {
+        self.heartbeat.saturating_add(self.heartbeat / 5)
+    }
+
+    /// What is allowed but unwise.
+    pub fn warnings(&self) -> Vec<LeaseWarning> {
+        let mut warnings = Vec::new();
+        let needed = self.longest_interval() * 2 + self.statement_deadline;
+        if self.lease < needed {
+            let lease = self.lease;
+            warnings.push(LeaseWarning::OneMissedBeatShutsTheGate { lease, needed });
+        }
+        let takeover = self.lease + self.margin;
+        if let Some(grace) = self.reconnect_grace.filter(|grace| *grace > takeover) {
+            warnings.push(LeaseWarning::GraceOutlastsLease { grace, takeover });
+        }
+        warnings
+    }
+
+    /// Until when a gate may be open whose last successful beat was sent at `sent`.
+    pub fn gate_deadline(&self, sent: Tick) -> Tick {
+        sent + self.lease
+    }
+
+    /// After how long a silence the server ends the session.
+    pub fn idle_session_timeout(&self) -> Duration {
+        self.lease + self.margin
+    }
+
+    /// When to send the next beat: 0.8 to 1.2 heartbeats after the last one was sent.
+    pub fn next_beat(&self, sent: Tick, unit_random: f64) -> Tick {
+        let spread = 1.0 - JITTER + 2.0 * JITTER * unit_random.clamp(0.0, 1.0);
+        sent + self.heartbeat.mul_f64(spread)
+    }
+
+    /// The margin for a debtor's lease, which may differ from ours.
+    pub fn margin_for(&self, debtor_lease: Duration) -> Duration {
+        if !self.margin_is_given {
+            return default_margin(debtor_lease);
+        }
+        // A margin chosen for our lease covers a certain difference of clock rates; over a longer
+        // lease the same difference adds up to more.
+        let ratio = debtor_lease.as_secs_f64() / self.lease.as_secs_f64();
+        self.margin.mul_f64(ratio.max(1.0))
+    }
+
+    /// When a claimant may open its gate although the debt was not cleanly paid: the debtor's gate
+    /// must be shut by then.
+    pub fn takeover_at(
+        &self,
+        first_saw_latest_beat: Tick,
+        first_contact_with_incarnation: Tick,
+        debtor_lease: Duration,
+    ) -> Tick {
+        first_saw_latest_beat.max(first_contact_with_incarnation)
+            + debtor_lease
+            + self.margin_for(debtor_lease)
+    }
+
+    /// The time to the next repair poll: half a lease to a whole one, never above it.
+    pub fn repair_poll(&self, unit_random: f64) -> Duration {
+        self.lease.mul_f64(0.5 + 0.5 * unit_random.clamp(0.0, 1.0)).min(self.lease)
+    }
+
+    /// The longest time from a fault to the next leader's open gate, not counting the round trip
+    /// of the claim itself, where every member runs with these timings.
+    ///
+    /// What takes only a notification is bounded by the statement deadline.
+    pub fn failover_bound(&self, fault: Fault, policy: TakeoverPolicy) -> Duration {
+        let silence = self.lease + self.margin;
+        match (fault, policy) {
+            (Fault::StepDown, TakeoverPolicy::Exclusive | TakeoverPolicy::Fenced)
+            | (
+                Fault::Crash | Fault::BackendTerminated | Fault::DatabaseRestart,
+                TakeoverPolicy::Fenced,
+            ) => self.statement_deadline,
+            (Fault::Crash | Fault::BackendTerminated, TakeoverPolicy::Exclusive) => {
+                silence + self.longest_interval()
+            }
+            (Fault::Freeze, TakeoverPolicy::Exclusive) => {
+                silence + self.margin + self.longest_interval()
+            }
+            (Fault::Freeze, TakeoverPolicy::Fenced)
+            | (Fault::DatabaseRestart, TakeoverPolicy::Exclusive) => silence,
+        }
+    }
+}
