@@ -35,6 +35,7 @@ use std::{
 };
 
 pub use env::{Env, NoEnv, ProcessEnv};
+pub(crate) use env::{NotASwitch, switch};
 pub use error::DsnError;
 pub use keyword::{ChannelBinding, RootCert, SslMode, TargetSessionAttrs};
 pub use secret::Secret;

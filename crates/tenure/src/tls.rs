@@ -36,7 +36,7 @@ use rustls::{
     },
 };
 
-use crate::dsn::{ClientCert, Dsn, Env, RootCert, SslMode};
+use crate::dsn::{ClientCert, Dsn, Env, NotASwitch, RootCert, SslMode, switch};
 use verify::{Check, Unnamed};
 
 /// What the environment says about TLS, apart from the DSN (the variables of StorageHub).
@@ -59,15 +59,11 @@ impl TlsOptions {
     /// [`TlsError::Switch`] if `SH_DB_TLS_INSECURE` is neither a yes nor a no: a typing error must
     /// not switch verification off, nor go unnoticed.
     pub fn from_env(env: &dyn Env) -> Result<Self, TlsError> {
-        let insecure = match env.var("SH_DB_TLS_INSECURE") {
-            None => false,
-            Some(text) => match text.trim().to_ascii_lowercase().as_str() {
-                "1" | "true" | "yes" | "on" => true,
-                "0" | "false" | "no" | "off" => false,
-                _ => return Err(TlsError::Switch),
-            },
-        };
-        Ok(Self { insecure, ca_file: env.var("SH_DB_TLS_CA_FILE").map(PathBuf::from) })
+        let insecure = switch(env, "SH_DB_TLS_INSECURE").map_err(|NotASwitch| TlsError::Switch)?;
+        Ok(Self {
+            insecure: insecure.unwrap_or(false),
+            ca_file: env.var("SH_DB_TLS_CA_FILE").map(PathBuf::from),
+        })
     }
 
     /// Takes all verification of the server's certificate away.  Default: false.  For a
