@@ -263,20 +263,20 @@ impl Entry {
         match self.phase {
             Phase::Waiting { until } if until <= now => self.examine(nonce, head, out),
             Phase::Watching | Phase::Waiting { .. } => {
-                let idle = match self.status.state() {
-                    State::Future | State::Ready | State::Broadcast | State::Retracted => first,
-                    State::InBlock
-                    | State::FinalityTimeout
-                    | State::Finalized
-                    | State::Usurped
-                    | State::Dropped
-                    | State::Invalid => false,
-                };
-                if idle && now >= self.since + config.stuck_after {
-                    self.since = now;
-                    if !self.replace(nonce, config, out) {
-                        self.submit(nonce, out);
+                if !first || now < self.since + config.stuck_after {
+                    return;
+                }
+                match self.status.state() {
+                    State::Future | State::Ready | State::Broadcast | State::Retracted => {
+                        self.since = now;
+                        if !self.replace(nonce, config, out) {
+                            self.submit(nonce, out);
+                        }
                     }
+                    // The head says that it is not, or no longer, in a block.
+                    State::InBlock | State::FinalityTimeout => self.locate(nonce, out),
+                    // Being waited out.
+                    State::Finalized | State::Usurped | State::Dropped | State::Invalid => {}
                 }
             }
             Phase::Building | Phase::Submitting | Phase::Locating => {}

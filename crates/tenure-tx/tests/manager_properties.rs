@@ -1,0 +1,540 @@
+//! For any sequence of sends, answers, losses, blocks, reorganisations, crashes and promotions: no
+//! nonce carries two contents, no request has two nonces, nothing leaves before its row, and once
+//! the world calms down every accepted request is in the finalised chain exactly once.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use proptest::prelude::*;
+use tenure_tx::chain::{Block, Head, Located, Outcome};
+use tenure_tx::manager::{
+    Attempt, Effect, Input, ManagerConfig, OpenTransaction, TransactionManager,
+};
+use tenure_tx::status::{Hash, State, TransactionStatus};
+
+/// What a signed transaction carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Content {
+    Request(u32),
+    NoOp,
+}
+
+#[derive(Debug, Clone)]
+struct Row {
+    request: Option<u32>,
+    attempts: Vec<Attempt>,
+    status: TransactionStatus,
+    ended: bool,
+}
+
+#[derive(Debug, Clone)]
+enum Action {
+    Send,
+    /// Carry out the n-th outstanding effect; the fate decides how it goes.
+    Deliver(usize, Fate),
+    /// Hand over the n-th outstanding report of a watch.
+    Report(usize),
+    LoseWatch(usize),
+    Mine(usize),
+    Finalize(usize),
+    Reorg(usize),
+    LosePool,
+    EvictOne(usize),
+    Head,
+    Tick(u64),
+    Cancel(u64),
+    /// The leader dies with all it had in flight; another takes over from the table.
+    Crash,
+    /// The leader loses its store for a moment and reads the table again.
+    Resync,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Fate {
+    Well,
+    /// Done, but the answer is lost (a store's: the leader has to read the table again).
+    AnswerLost,
+    NotDone,
+    Refused,
+}
+
+#[derive(Debug, Clone)]
+struct Transaction {
+    nonce: u64,
+    content: Content,
+    tip: u128,
+    /// Some node took it into its pool at least once.
+    lived: bool,
+}
+
+struct World {
+    manager: TransactionManager,
+    now: Duration,
+    rows: BTreeMap<u64, Row>,
+    signed: BTreeMap<Hash, Transaction>,
+    pool: BTreeMap<u64, Hash>,
+    /// The best chain, one hash list per block, with a tag that makes reorganised blocks differ.
+    chain: Vec<(u32, Vec<Hash>)>,
+    finalized: usize,
+    effects: Vec<Effect>,
+    reports: VecDeque<Input>,
+    watches: BTreeSet<(u64, Hash)>,
+    /// Requests reserved but not stored yet: they were never accepted.
+    wanted: BTreeMap<u64, u32>,
+    accepted: BTreeSet<u32>,
+    cancelled: BTreeSet<u64>,
+    serial: u32,
+}
+
+impl World {
+    fn new() -> Self {
+        let config = ManagerConfig {
+            stuck_after: Duration::from_secs(20),
+            gap_after: Duration::from_secs(5),
+            ..ManagerConfig::default()
+        };
+        let mut world = World {
+            manager: TransactionManager::new(config),
+            now: Duration::ZERO,
+            rows: BTreeMap::new(),
+            signed: BTreeMap::new(),
+            pool: BTreeMap::new(),
+            chain: vec![(0, vec![])],
+            finalized: 1,
+            effects: vec![],
+            reports: VecDeque::new(),
+            watches: BTreeSet::new(),
+            wanted: BTreeMap::new(),
+            accepted: BTreeSet::new(),
+            cancelled: BTreeSet::new(),
+            serial: 0,
+        };
+        world.promote();
+        world
+    }
+
+    fn mined(&self, upto: usize) -> impl Iterator<Item = Hash> + '_ {
+        self.chain[..upto].iter().flat_map(|(_, txs)| txs.iter().copied())
+    }
+
+    fn head(&self) -> Head {
+        let best_nonce = self.mined(self.chain.len()).count() as u64;
+        let mut pool_nonce = best_nonce;
+        while self.pool.contains_key(&pool_nonce) {
+            pool_nonce += 1;
+        }
+        Head {
+            best: Block { number: self.chain.len() as u64, hash: self.block(self.chain.len() - 1) },
+            finalized: Block {
+                number: self.finalized as u64,
+                hash: self.block(self.finalized - 1),
+            },
+            best_nonce,
+            finalized_nonce: self.mined(self.finalized).count() as u64,
+            pool_nonce,
+        }
+    }
+
+    fn block(&self, index: usize) -> Hash {
+        let mut bytes = [0; 32];
+        bytes[..4].copy_from_slice(&self.chain[index].0.to_be_bytes());
+        bytes[4..12].copy_from_slice(&(index as u64).to_be_bytes());
+        Hash(bytes)
+    }
+
+    fn block_of(&self, hash: Hash) -> Option<(Hash, bool)> {
+        let index = self.chain.iter().position(|(_, txs)| txs.contains(&hash))?;
+        Some((self.block(index), index < self.finalized))
+    }
+
+    fn feed(&mut self, input: Input) {
+        let effects = self.manager.handle(self.now, input);
+        self.take(effects);
+    }
+
+    fn take(&mut self, effects: Vec<Effect>) {
+        for effect in effects {
+            match effect {
+                // The table is written in order and at once; losing it is `Resync` and `Crash`.
+                Effect::Record { nonce, hash, status, ended } => {
+                    self.record(nonce, hash, status, ended);
+                }
+                other => self.effects.push(other),
+            }
+        }
+    }
+
+    fn record(&mut self, nonce: u64, hash: Hash, status: TransactionStatus, ended: bool) {
+        let row = self.rows.get_mut(&nonce).expect("a status is recorded only for a stored row");
+        assert!(!row.ended, "nothing follows an end");
+        assert!(row.attempts.iter().any(|a| a.hash == hash), "a foreign hash was recorded");
+        row.status = status;
+        row.ended = ended;
+        if ended {
+            row.attempts.sort_by_key(|a| a.hash == hash);
+        }
+    }
+
+    fn promote(&mut self) {
+        self.effects.clear();
+        self.wanted.clear();
+        self.feed(Input::Demoted);
+        let open = |(&nonce, row): (&u64, &Row)| OpenTransaction {
+            nonce,
+            attempts: row.attempts.clone(),
+            status: row.status.clone(),
+            resignable: true,
+        };
+        let rows = self.rows.iter().filter(|(_, row)| !row.ended).map(open).collect();
+        let used = |(nonce, row): (&u64, &Row)| {
+            (row.ended && row.status.state() != State::Invalid).then_some(nonce + 1)
+        };
+        let consumed = self.rows.iter().filter_map(used).max().unwrap_or(0);
+        self.feed(Input::Recovered { rows, consumed, head: self.head() });
+    }
+
+    fn build(&mut self, nonce: u64, attempt: u32, tip: u128, noop: bool, fate: Fate) {
+        // The store replaces only an open row: an older attempt may have won meanwhile.
+        if attempt > 1 && self.rows[&nonce].ended {
+            return self.feed(Input::BuildFailed { nonce });
+        }
+        let request = self
+            .wanted
+            .get(&nonce)
+            .copied()
+            .or_else(|| self.rows.get(&nonce).filter(|row| !row.ended).and_then(|r| r.request));
+        let content = match request {
+            Some(request) if !noop => Content::Request(request),
+            Some(_) | None => Content::NoOp,
+        };
+        if matches!(fate, Fate::NotDone | Fate::Refused) {
+            self.wanted.remove(&nonce);
+            return self.feed(Input::BuildFailed { nonce });
+        }
+        self.serial += 1;
+        let mut bytes = [0xee; 32];
+        bytes[..4].copy_from_slice(&self.serial.to_be_bytes());
+        let attempt = Attempt { hash: Hash(bytes), tip, noop, valid_until: None };
+        let lived = false;
+        self.signed.insert(attempt.hash, Transaction { nonce, content, tip, lived });
+        // Only a row that ended as never taken may be overwritten by another request.
+        let reusable = self.rows.get(&nonce).is_none_or(|row| row.ended);
+        if let Some(old) = self.rows.get(&nonce).filter(|row| row.ended) {
+            assert_eq!(old.status.state(), State::Invalid, "a used nonce was reused");
+        }
+        if reusable {
+            let status = TransactionStatus::Future;
+            let row = Row { request, attempts: vec![], status, ended: false };
+            self.rows.insert(nonce, row);
+        }
+        self.wanted.remove(&nonce);
+        self.accepted.extend(request);
+        let row = self.rows.get_mut(&nonce).expect("just there");
+        row.attempts.push(attempt.clone());
+        row.status = TransactionStatus::Future;
+        match fate {
+            Fate::AnswerLost => self.promote(),
+            Fate::Well | Fate::NotDone | Fate::Refused => {
+                self.feed(Input::Built { nonce, attempt });
+            }
+        }
+    }
+
+    fn submit(&mut self, nonce: u64, hash: Hash, fate: Fate) {
+        let row = self.rows.get(&nonce).expect("nothing is sent before its row");
+        assert!(row.attempts.iter().any(|a| a.hash == hash), "nothing is sent before its row");
+        let next = self.mined(self.chain.len()).count() as u64;
+        let outcome = match fate {
+            Fate::NotDone => Outcome::Unreachable("cut before".into()),
+            Fate::Refused => Outcome::Refused("so it goes".into()),
+            Fate::Well | Fate::AnswerLost if nonce < next => Outcome::Outdated,
+            Fate::Well | Fate::AnswerLost => self.pooled(nonce, hash),
+        };
+        let lost = matches!(fate, Fate::AnswerLost);
+        if outcome == Outcome::Accepted && !lost {
+            self.watches.insert((nonce, hash));
+            let status = TransactionStatus::Ready;
+            self.reports.push_back(Input::Status { nonce, hash, status });
+        }
+        let outcome = if lost { Outcome::Unreachable("cut after".into()) } else { outcome };
+        self.feed(Input::Submitted { nonce, hash, outcome });
+    }
+
+    fn pooled(&mut self, nonce: u64, hash: Hash) -> Outcome {
+        if let Some(&other) = self.pool.get(&nonce) {
+            if other == hash {
+                return Outcome::AlreadyKnown;
+            }
+            if self.signed[&other].tip >= self.signed[&hash].tip {
+                return Outcome::Underpriced;
+            }
+            let status = TransactionStatus::Usurped(Some(hash));
+            self.say(other, status);
+        }
+        self.pool.insert(nonce, hash);
+        self.signed.get_mut(&hash).expect("signed").lived = true;
+        self.check();
+        Outcome::Accepted
+    }
+
+    /// A watch, if there is one, has something to report.
+    fn say(&mut self, hash: Hash, status: TransactionStatus) {
+        let nonce = self.signed[&hash].nonce;
+        if self.watches.contains(&(nonce, hash)) {
+            if status.state().is_ended() {
+                self.watches.remove(&(nonce, hash));
+            }
+            self.reports.push_back(Input::Status { nonce, hash, status });
+        }
+    }
+
+    fn locate(&mut self, nonce: u64, hashes: &[Hash], fate: Fate) {
+        let head = self.head();
+        let found = hashes.iter().find_map(|h| self.block_of(*h).map(|b| (*h, b)));
+        let located = match (fate, found) {
+            (Fate::NotDone | Fate::AnswerLost, _) => Located::Unknown,
+            (_, Some((hash, (block, finalized)))) => Located::InBlock { hash, block, finalized },
+            (_, None) if nonce < head.finalized_nonce => Located::Consumed,
+            (_, None) if nonce >= head.best_nonce => Located::Free,
+            (_, None) => Located::Unknown,
+        };
+        self.feed(Input::Located { nonce, located });
+    }
+
+    fn deliver(&mut self, index: usize, fate: Fate) {
+        if self.effects.is_empty() {
+            return;
+        }
+        let index = index % self.effects.len();
+        match self.effects.remove(index) {
+            Effect::Build { nonce, attempt, tip, noop } => {
+                self.build(nonce, attempt, tip, noop, fate);
+            }
+            Effect::Submit { nonce, hash } => self.submit(nonce, hash, fate),
+            Effect::Locate { nonce, hashes } => self.locate(nonce, &hashes, fate),
+            Effect::Record { .. } => unreachable!("taken at once"),
+        }
+    }
+
+    fn mine(&mut self, most: usize) {
+        let mut nonce = self.mined(self.chain.len()).count() as u64;
+        let mut block = vec![];
+        while block.len() < most
+            && let Some(hash) = self.pool.remove(&nonce)
+        {
+            block.push(hash);
+            nonce += 1;
+        }
+        self.pool.retain(|n, _| *n >= nonce);
+        self.serial += 1;
+        self.chain.push((self.serial, block.clone()));
+        let at = self.block(self.chain.len() - 1);
+        for hash in block {
+            self.say(hash, TransactionStatus::InBlock(at));
+        }
+    }
+
+    fn finalize(&mut self, blocks: usize) {
+        let upto = (self.finalized + blocks).min(self.chain.len());
+        for index in self.finalized..upto {
+            let at = self.block(index);
+            for hash in self.chain[index].1.clone() {
+                self.say(hash, TransactionStatus::Finalized(at));
+            }
+        }
+        self.finalized = upto;
+    }
+
+    /// The last blocks are replaced by empty ones; some transactions return to the pool.
+    fn reorg(&mut self, depth: usize) {
+        let keep = self.chain.len().saturating_sub(depth).max(self.finalized);
+        for index in keep..self.chain.len() {
+            let at = self.block(index);
+            for hash in self.chain[index].1.clone() {
+                self.say(hash, TransactionStatus::Retracted(at));
+                if index % 2 == 0 {
+                    self.pool.entry(self.signed[&hash].nonce).or_insert(hash);
+                }
+            }
+        }
+        self.chain.truncate(keep);
+    }
+
+    fn act(&mut self, action: Action) {
+        match action {
+            Action::Send => {
+                self.serial += 1;
+                let request = self.serial;
+                if let Ok(nonce) = self.manager.reserve(None, 10, true) {
+                    assert!(self.wanted.insert(nonce, request).is_none(), "one nonce, two requests");
+                    self.effects.push(Effect::Build { nonce, attempt: 1, tip: 10, noop: false });
+                }
+            }
+            Action::Deliver(index, fate) => self.deliver(index, fate),
+            Action::Report(index) => {
+                if !self.reports.is_empty() {
+                    let index = index % self.reports.len();
+                    let report = self.reports.remove(index).expect("in range");
+                    self.feed(report);
+                }
+            }
+            Action::LoseWatch(index) => {
+                if let Some(&(nonce, hash)) = self.watches.iter().nth(index) {
+                    self.watches.remove(&(nonce, hash));
+                    self.reports.push_back(Input::WatchClosed { nonce, hash });
+                }
+            }
+            Action::Mine(most) => self.mine(most),
+            Action::Finalize(blocks) => self.finalize(blocks),
+            Action::Reorg(depth) => self.reorg(depth),
+            Action::LosePool => {
+                for (_, hash) in std::mem::take(&mut self.pool) {
+                    self.say(hash, TransactionStatus::Dropped);
+                }
+            }
+            Action::EvictOne(index) => {
+                if let Some(&nonce) = self.pool.keys().nth(index) {
+                    let hash = self.pool.remove(&nonce).expect("just seen");
+                    self.say(hash, TransactionStatus::Invalid(Some("evicted".into())));
+                }
+            }
+            Action::Head => self.feed(Input::Head(self.head())),
+            Action::Tick(seconds) => {
+                self.now += Duration::from_secs(seconds);
+                self.feed(Input::Tick);
+            }
+            Action::Cancel(nonce) => {
+                if let Ok(effects) = self.manager.cancel(nonce) {
+                    self.cancelled.insert(nonce);
+                    self.take(effects);
+                }
+            }
+            Action::Crash => {
+                // A dead leader's watches die with it; its unread reports too.
+                self.reports.clear();
+                self.watches.clear();
+                self.promote();
+            }
+            Action::Resync => self.promote(),
+        }
+    }
+
+    /// What must hold at every moment.
+    fn check(&self) {
+        let mut contents: BTreeMap<u64, BTreeSet<Content>> = BTreeMap::new();
+        let mut nonces: BTreeMap<u32, BTreeSet<u64>> = BTreeMap::new();
+        for tx in self.signed.values().filter(|tx| tx.lived) {
+            if let Content::Request(request) = tx.content {
+                contents.entry(tx.nonce).or_default().insert(tx.content);
+                nonces.entry(request).or_default().insert(tx.nonce);
+            }
+        }
+        for (nonce, contents) in contents {
+            assert!(contents.len() <= 1, "nonce {nonce} carried {contents:?}");
+        }
+        for (request, nonces) in nonces {
+            assert!(nonces.len() <= 1, "request {request} lived under {nonces:?}");
+        }
+    }
+
+    /// The world calms down: everything works from now on.
+    fn settle(&mut self) {
+        for _ in 0..400 {
+            if self.rows.values().all(|row| row.ended) && self.manager.open() == 0 {
+                return;
+            }
+            self.now += Duration::from_secs(7);
+            self.feed(Input::Tick);
+            for _ in 0..200 {
+                if self.effects.is_empty() && self.reports.is_empty() {
+                    break;
+                }
+                self.deliver(0, Fate::Well);
+                if let Some(report) = self.reports.pop_front() {
+                    self.feed(report);
+                }
+            }
+            self.mine(100);
+            self.finalize(usize::MAX / 2);
+            self.feed(Input::Head(self.head()));
+        }
+        let open: Vec<_> = self.rows.iter().filter(|(_, row)| !row.ended).collect();
+        panic!("never settled: {open:?}\nmanager: {:?}", self.manager);
+    }
+
+    fn verdict(&self) {
+        let mut mined: BTreeMap<u32, u32> = BTreeMap::new();
+        for (position, hash) in self.mined(self.finalized).enumerate() {
+            let tx = &self.signed[&hash];
+            assert_eq!(tx.nonce, position as u64, "nonces are contiguous");
+            if let Content::Request(request) = tx.content {
+                *mined.entry(request).or_default() += 1;
+            }
+        }
+        for request in &self.accepted {
+            let count = mined.get(request).copied().unwrap_or(0);
+            assert!(count <= 1, "request {request} executed {count} times");
+            let fate = self.rows.iter().find(|(_, row)| row.request == Some(*request));
+            // Not executed: only because it was refused or cancelled, and the row says so, or
+            // because nobody ever took it and its nonce went to another.
+            if count == 0 && let Some((nonce, row)) = fate {
+                let last = row.attempts.last().expect("never empty");
+                assert!(
+                    row.status.state() == State::Invalid || last.noop,
+                    "request {request} at nonce {nonce} was lost: {row:?}"
+                );
+            }
+        }
+        for (nonce, row) in &self.rows {
+            if row.status.state() == State::Finalized {
+                let winner = row.attempts.last().expect("never empty").hash;
+                let mined = self.mined(self.finalized).nth(*nonce as usize);
+                assert_eq!(mined, Some(winner), "the row names the transaction that was mined");
+            }
+        }
+    }
+}
+
+fn fate() -> impl Strategy<Value = Fate> {
+    prop_oneof![
+        6 => Just(Fate::Well),
+        1 => Just(Fate::AnswerLost),
+        1 => Just(Fate::NotDone),
+        1 => Just(Fate::Refused),
+    ]
+}
+
+fn action() -> impl Strategy<Value = Action> {
+    prop_oneof![
+        8 => Just(Action::Send),
+        20 => (0usize..8, fate()).prop_map(|(i, f)| Action::Deliver(i, f)),
+        8 => (0usize..8).prop_map(Action::Report),
+        1 => (0usize..4).prop_map(Action::LoseWatch),
+        5 => (0usize..4).prop_map(Action::Mine),
+        3 => (0usize..3).prop_map(Action::Finalize),
+        2 => (1usize..4).prop_map(Action::Reorg),
+        1 => Just(Action::LosePool),
+        1 => (0usize..4).prop_map(Action::EvictOne),
+        4 => Just(Action::Head),
+        6 => (0u64..15).prop_map(Action::Tick),
+        1 => (0u64..20).prop_map(Action::Cancel),
+        1 => Just(Action::Crash),
+        1 => Just(Action::Resync),
+    ]
+}
+
+proptest! {
+
+    #[test]
+    fn every_accepted_request_is_mined_exactly_once_whatever_happens(
+        actions in proptest::collection::vec(action(), 1..160)
+    ) {
+        let mut world = World::new();
+        for action in actions {
+            world.act(action);
+            world.check();
+        }
+        world.settle();
+        world.verdict();
+    }
+}
