@@ -126,7 +126,6 @@ impl FromStr for LockKey {
 
 /// The name of a role: 1 to 200 bytes of UTF-8 without control characters.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(transparent))]
 pub struct RoleName(std::sync::Arc<str>);
 
 /// Why a text cannot be the name of a role.
@@ -201,6 +200,13 @@ impl FromStr for RoleName {
 
     fn from_str(name: &str) -> Result<Self, RoleNameError> {
         RoleName::new(name)
+    }
+}
+
+#[cfg(feature = "serde")]
+impl serde::Serialize for RoleName {
+    fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_str(&self.0)
     }
 }
 

@@ -418,3 +418,175 @@ impl Lease {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn ms(n: u64) -> Duration {
+        Duration::from_millis(n)
+    }
+
+    #[test]
+    fn the_defaults_are_those_of_the_design_and_warn_of_nothing() {
+        let lease = Lease::default();
+        assert_eq!(
+            (lease.heartbeat(), lease.lease(), lease.margin()),
+            (ms(1000), ms(3000), ms(550))
+        );
+        assert_eq!((lease.statement_deadline(), lease.kill_grace()), (ms(500), ms(500)));
+        assert_eq!(lease.reconnect_grace(), None);
+        assert_eq!(lease.idle_session_timeout(), ms(3550));
+        assert_eq!(lease.warnings(), []);
+    }
+
+    #[test]
+    fn one_of_heartbeat_and_lease_follows_from_the_other() {
+        let given = |heartbeat, lease| LeaseSpec { heartbeat, lease, ..Default::default() };
+        let five = given(Some(ms(5000)), None).resolve().unwrap();
+        assert_eq!(five.lease(), ms(15_000));
+        let six = given(None, Some(ms(6000))).resolve().unwrap();
+        assert_eq!(six.heartbeat(), ms(2000));
+        // An hour's lease still beats every five seconds: others must see that we live.
+        let hour = given(None, Some(MAX_LEASE)).resolve().unwrap();
+        assert_eq!(hour.heartbeat(), ms(5000));
+    }
+
+    #[test]
+    fn a_bad_timing_names_field_bound_and_reason() {
+        type Case = (LeaseSpec, &'static str);
+        let none = LeaseSpec::default();
+        let cases: [Case; 9] = [
+            (LeaseSpec { heartbeat: Some(ms(19)), ..none }, "heartbeat is 19ms, below 20ms"),
+            (
+                LeaseSpec { heartbeat: Some(ms(1_200_001)), ..none },
+                "heartbeat is 1200.001s, above 1200s",
+            ),
+            (LeaseSpec { lease: Some(ms(59)), ..none }, "lease is 59ms, below 60ms"),
+            (LeaseSpec { lease: Some(ms(3_600_001)), ..none }, "lease is 3600.001s, above 3600s"),
+            (LeaseSpec { margin: Some(ms(29)), ..none }, "margin is 29ms, below 30ms"),
+            (LeaseSpec { margin: Some(Duration::MAX), ..none }, "margin is "),
+            (
+                LeaseSpec { statement_deadline: Some(ms(4)), ..none },
+                "statement_deadline is 4ms, below 5ms",
+            ),
+            (LeaseSpec { reconnect_grace: Some(Duration::MAX), ..none }, "reconnect_grace is "),
+            (
+                LeaseSpec { kill_grace: Some(Duration::MAX), ..none },
+                "lease is 3s, but 1.2 × heartbeat",
+            ),
+        ];
+        for (spec, start) in cases {
+            let told = spec.resolve().unwrap_err().to_string();
+            assert!(told.starts_with(start), "{told}");
+            assert!(told.contains("raise") || told.contains("lower"), "no remedy: {told}");
+        }
+    }
+
+    #[test]
+    fn the_parts_may_fill_the_lease_but_not_exceed_it() {
+        let spec = |kill_grace| LeaseSpec { kill_grace: Some(kill_grace), ..Default::default() };
+        assert!(spec(ms(1300)).resolve().is_ok());
+        assert_eq!(
+            spec(ms(1301)).resolve(),
+            Err(LeaseError::DoesNotFit { lease: ms(3000), needed: ms(3001) })
+        );
+    }
+
+    #[test]
+    fn unwise_timings_are_warned_of() {
+        let spec = LeaseSpec {
+            lease: Some(ms(2500)),
+            heartbeat: Some(ms(1000)),
+            reconnect_grace: Some(ms(3001)),
+            ..Default::default()
+        };
+        let told: Vec<_> =
+            spec.resolve().unwrap().warnings().iter().map(|w| w.to_string()).collect();
+        assert_eq!(told.len(), 2);
+        assert!(told[0].contains("does not survive one missed beat"), "{}", told[0]);
+        assert!(told[1].contains("reconnect_grace"), "{}", told[1]);
+    }
+
+    #[test]
+    fn failover_bounds_are_the_table_of_the_design() {
+        use {Fault::*, TakeoverPolicy::*};
+        let lease = Lease::default();
+        let table = [
+            (StepDown, 500, 500),
+            (Crash, 3550 + 1200, 500),
+            (Freeze, 3550 + 550 + 1200, 3550),
+            (BackendTerminated, 3550 + 1200, 500),
+            (DatabaseRestart, 3550, 500),
+        ];
+        for (fault, exclusive, fenced) in table {
+            assert_eq!(lease.failover_bound(fault, Exclusive), ms(exclusive), "{fault:?}");
+            assert_eq!(lease.failover_bound(fault, Fenced), ms(fenced), "{fault:?}");
+        }
+    }
+
+    #[test]
+    fn a_policy_survives_its_text() {
+        for policy in [TakeoverPolicy::Exclusive, TakeoverPolicy::Fenced] {
+            assert_eq!(policy.to_string().parse(), Ok(policy));
+        }
+        assert!("Exclusive".parse::<TakeoverPolicy>().is_err());
+    }
+
+    fn any_lease() -> impl Strategy<Value = Lease> {
+        (20u64..1_000_000, 3u32..10, proptest::option::of(1u64..1_000)).prop_filter_map(
+            "does not resolve",
+            |(beat, times, margin)| {
+                LeaseSpec {
+                    heartbeat: Some(ms(beat)),
+                    lease: Some(ms(beat) * times),
+                    margin: margin.map(|per_mille| ms(beat) * times / 1000 * per_mille as u32),
+                    ..Default::default()
+                }
+                .resolve()
+                .ok()
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn every_lease_that_follows_from_a_heartbeat_resolves(beat in 20u64..=1_200_000) {
+            let lease = LeaseSpec { heartbeat: Some(ms(beat)), ..Default::default() }.resolve().unwrap();
+            prop_assert_eq!(lease.warnings(), []);
+        }
+
+        #[test]
+        fn every_heartbeat_that_follows_from_a_lease_resolves(lease in 60u64..=3_600_000) {
+            let lease = LeaseSpec { lease: Some(ms(lease)), ..Default::default() }.resolve().unwrap();
+            prop_assert_eq!(lease.warnings(), []);
+        }
+
+        #[test]
+        fn beats_and_polls_keep_their_bounds(lease in any_lease(), sent in 0u64..1 << 60, random in 0.0..=1.0f64) {
+            let sent = Tick::from_nanos(sent);
+            let gap = lease.next_beat(sent, random).saturating_since(sent);
+            prop_assert!(gap >= lease.heartbeat().mul_f64(0.799) && gap <= lease.longest_interval() + Duration::from_nanos(9));
+            prop_assert!(lease.repair_poll(random) <= lease.lease());
+            prop_assert!(lease.repair_poll(random) >= lease.lease() / 2 - Duration::from_nanos(9));
+        }
+
+        /// The argument for exclusiveness, in numbers: whatever beat of the debtor the claimant saw
+        /// last, and whatever it did not see, the debtor's gate is shut before the claimant's opens,
+        /// on clocks whose rates differ by less than the margin.
+        #[test]
+        fn a_claimant_opens_only_after_the_debtors_gate_is_shut(
+            claimant in any_lease(), debtor in any_lease(),
+            sent in 0u64..1 << 50, travel in 0u64..1 << 40, contact in 0u64..1 << 50, slow in 0.0..0.9f64,
+        ) {
+            let sent = Tick::from_nanos(sent);
+            let saw = sent + Duration::from_nanos(travel);
+            let opens = claimant.takeover_at(saw, Tick::from_nanos(contact), debtor.lease());
+            // The debtor's clock runs slow by a part of what the margin allows.
+            let allowed = claimant.margin_for(debtor.lease()).mul_f64(slow);
+            prop_assert!(opens > debtor.gate_deadline(sent) + allowed);
+            prop_assert!(opens >= Tick::from_nanos(contact) + debtor.lease());
+        }
+    }
+}

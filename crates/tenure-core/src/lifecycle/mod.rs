@@ -650,12 +650,12 @@ impl Lifecycle {
     /// The leader's session is gone. The gate is shut already.
     fn session_died(&mut self, epoch: Epoch, error: String, step: &mut Step) {
         match self.opts.reconnect_grace {
-            Some(grace) => {
+            Some(grace) if !grace.is_zero() => {
                 let until = step.now + grace;
                 self.enter(State::Reconnecting { epoch, until, retry_at: None }, step);
                 step.push(Effect::Reclaim { epoch });
             }
-            None => {
+            Some(_) | None => {
                 step.tell(Notice::Lost { epoch, reason: LostReason::Session(error) });
                 self.go(Next::Campaign, step);
             }
@@ -746,7 +746,10 @@ impl Lifecycle {
 
     /// The lock did not go back as it should: the session goes, and the lock with it.
     fn force(&mut self, error: String, cycle: bool, step: &mut Step) {
-        step.push(Effect::ShutGate);
+        // Once unlocking, it is shut already.
+        if matches!(&self.state, State::Releasing(r) if matches!(r.phase, Phase::Draining { .. })) {
+            step.push(Effect::ShutGate);
+        }
         if cycle {
             step.push(Effect::CycleSession);
         }
