@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, de};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Period(pub(super) Duration);
 
-pub(super) const EXPECTED: &str = "a length of time: \"3s\", \"250ms\" or a number of seconds";
+pub(super) const EXPECTED: &str = "a length of time (`3s`, `250ms`, or a number of seconds)";
 
 impl Period {
     pub(super) fn parse(text: &str) -> Option<Self> {

@@ -101,6 +101,13 @@ pub struct RoleConfig {
     drain_limit: Duration,
 }
 
+impl RoleSpec {
+    /// As validated, for a role that is added at run time.
+    pub(crate) fn validate(self, lease: &Lease, lock_only: bool) -> Result<RoleConfig, ConfigError> {
+        RoleConfig::validate(0, self.0, lease, lock_only)
+    }
+}
+
 impl RoleConfig {
     pub(super) fn validate(
         index: usize,

@@ -183,10 +183,12 @@ impl Written {
         overlay!(self.database, later.database, dsn, application_dsn, tls_insecure, tls_ca_file);
         self.member.overlay(later.member);
         overlay!(self.retry, later.retry, strategy, base, max, multiplier, jitter, interval);
+        // Within one source a name that comes twice stays twice, and is refused later.
+        let earlier_roles = self.role.len();
         for role in later.role {
             // Roles without a name are told apart by their keys: they are never the same.
             let same = |earlier: &&mut Role| role.name.is_some() && earlier.name == role.name;
-            match self.role.iter_mut().find(same) {
+            match self.role[..earlier_roles].iter_mut().find(same) {
                 Some(earlier) => earlier.overlay(role),
                 None => self.role.push(role),
             }
@@ -248,14 +250,22 @@ fn secret<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Se
 fn without_values(message: &str) -> String {
     let mut kept = String::new();
     let mut inside = false;
-    for c in message.trim().replace('\n', " ").chars() {
-        if c == '"' {
-            if !inside {
-                kept.push_str("\"…\"");
+    let text = message.trim().replace('\n', " ");
+    let mut chars = text.chars();
+    while let Some(c) = chars.next() {
+        match c {
+            '"' => {
+                if !inside {
+                    kept.push_str("\"…\"");
+                }
+                inside = !inside;
             }
-            inside = !inside;
-        } else if !inside {
-            kept.push(c);
+            // Values are quoted the way Rust does it: \" does not end one.
+            '\\' if inside => {
+                chars.next();
+            }
+            c if !inside => kept.push(c),
+            _ => {}
         }
     }
     kept

@@ -340,3 +340,28 @@ fn find_tls(error: &tokio_postgres::Error) -> Option<&rustls::Error> {
     }
     None
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_certificate_names_the_check_that_failed() {
+        for (error, expected) in [
+            (CertificateError::UnknownIssuer, "chain"),
+            (CertificateError::BadSignature, "chain"),
+            (CertificateError::NotValidForName, "host name"),
+            (CertificateError::Expired, "validity period"),
+            (CertificateError::NotValidYet, "validity period"),
+            (CertificateError::InvalidPurpose, "purpose"),
+            (CertificateError::BadEncoding, "contents"),
+        ] {
+            let told = ConnectError::from_rustls(&error.clone().into(), "db:5432".into());
+            let ConnectError::Certificate { check, .. } = told else { panic!("{told}") };
+            assert_eq!(check, expected, "{error:?}");
+        }
+        let alert = rustls::Error::AlertReceived(rustls::AlertDescription::CertificateRequired);
+        let told = ConnectError::from_rustls(&alert, "db:5432".into());
+        assert!(told.is_tls() && told.to_string().contains("sslcert"), "{told}");
+    }
+}

@@ -1,0 +1,18 @@
+//! Where the database is, how it is spoken to, and what the configuration means.
+
+#![allow(unreachable_pub, reason = "modules of one test binary")]
+
+mod config;
+mod dsn;
+mod login;
+mod mapping;
+mod secrets;
+mod servers;
+mod tls;
+
+use std::collections::HashMap;
+
+/// An environment of a test's own.
+pub fn env<const N: usize>(pairs: [(&str, &str); N]) -> HashMap<String, String> {
+    pairs.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+}
