@@ -27,7 +27,7 @@ const WATCHDOG: &str = r#"
 cat >/dev/null
 cd "$1" || exit 0
 for group in groups/*; do
-  [ -e "$group" ] && kill -KILL -- "-${group#groups/}" 2>/dev/null
+  [ -e "$group" ] && kill -s KILL -- "-${group#groups/}" 2>/dev/null
 done
 pids=
 for file in */data/postmaster.pid; do

@@ -4,13 +4,9 @@ use std::time::{Duration, Instant};
 
 use tenure_testkit::{Cluster, ClusterOptions, Stop, shared_cluster};
 use tokio::time::timeout;
-use tokio_postgres::{Client, NoTls};
+use tokio_postgres::Client;
 
-async fn connect(dsn: &str) -> Result<Client, tokio_postgres::Error> {
-    let (client, connection) = tokio_postgres::connect(dsn, NoTls).await?;
-    tokio::spawn(connection);
-    Ok(client)
-}
+use crate::connect;
 
 async fn show(client: &Client, name: &str) -> String {
     client.query_one(&format!("SHOW {name}"), &[]).await.expect("show").get(0)
