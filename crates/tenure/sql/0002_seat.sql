@@ -146,6 +146,7 @@ declare
     paid  boolean;
     line  text;
     won   bigint;
+    why   text;
     ans   jsonb := jsonb_build_object('role', q->>'role');
 begin
     got := tenure.try_lock(k, two);
@@ -169,20 +170,28 @@ begin
     if keep is not null and r.holder = m.identity and r.epoch = keep and r.held_in = m.incarnation
        and r.debtor = m.identity then
         return ans || jsonb_build_object('out', 'kept');
-    end if;
-    if not coalesce((q->>'insist')::boolean, false) and (
-        (r.successor is not null and r.successor <> m.identity
-            and r.successor_until > clock_timestamp()
-            and exists (select from tenure.member where identity = r.successor and left_at is null))
-        or exists (
-            select from tenure.candidate c
-                join tenure.member o on o.identity = c.member and o.left_at is null
-                join tenure.candidate mine on mine.role = c.role and mine.member = m.identity
-            where c.role = r.name and c.member <> m.identity and not c.observer
-              and o.seen_at > clock_timestamp() - make_interval(secs => o.lease_ms / 1000.0)
-              and (c.ready, c.priority) > (mine.ready, mine.priority))) then
+    elsif keep is not null then
+        -- It asked for its own term back, and that term is over.
         perform tenure.unlock(k, two);
-        return ans || jsonb_build_object('out', 'yield');
+        return ans || jsonb_build_object('out', 'moved');
+    end if;
+    if not coalesce((q->>'insist')::boolean, false) then
+        -- Somebody else should have it first. A matter of manners: clocks may be wrong here.
+        select case when c.member = r.successor then 'successor'
+                    when c.ready and not mine.ready then 'ready' else 'priority' end into why
+        from tenure.candidate c
+            join tenure.member o on o.identity = c.member and o.left_at is null
+            join tenure.candidate mine on mine.role = c.role and mine.member = m.identity
+        where c.role = r.name and c.member <> m.identity and not c.observer
+          and o.seen_at > clock_timestamp() - make_interval(secs => o.lease_ms / 1000.0)
+          and (c.member = r.successor and r.successor_until > clock_timestamp()
+               or (c.ready, c.priority) > (mine.ready, mine.priority)
+                  and r.successor is distinct from m.identity)
+        order by 1 desc limit 1;
+        if found then
+            perform tenure.unlock(k, two);
+            return ans || jsonb_build_object('out', 'yield', 'to', why);
+        end if;
     end if;
 
     line := tenure.lineage_of(m.incarnation);

@@ -1,0 +1,504 @@
+//! The member's hands: one task that carries out what [`crate::engine`] decides.
+//!
+//! One round trip at a time on the seat; connecting, draining and the sentinel run beside it.
+//! Nothing here decides anything about leadership.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use tenure_core::clock::{Clock, Tick};
+use tenure_core::gate::GateKeeper;
+use tenure_core::key::RoleName;
+use tenure_core::lifecycle::{Input, Lifecycle, LockState, Notice};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::time::sleep;
+
+use crate::connect::Connector;
+use crate::engine::{Campaign, Engine, Output};
+use crate::error::TenureError;
+use crate::hub::Hub;
+use crate::line::{Heard, Line, LineError};
+use crate::metrics;
+use crate::preflight;
+use crate::seat::{Done, Key, Seat, Seated, Sitter, millis};
+use crate::sentinel::{Sentinel, Word};
+use crate::sql::literal;
+
+type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// What handles ask of their member.
+pub(crate) enum Command {
+    Add { spec: Campaign, life: Box<Lifecycle>, keeper: GateKeeper, hub: Arc<Hub> },
+    Start { role: RoleName, answer: oneshot::Sender<Result<(), TenureError>> },
+    Stop { role: RoleName },
+    StepDown { role: RoleName, to: Option<String>, within: Option<Duration> },
+    Candidacy { role: RoleName, ready: Option<bool>, priority: Option<i32> },
+    Health { answer: oneshot::Sender<Health> },
+    Leave,
+}
+
+/// How a member is.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Health {
+    /// Who it is.
+    pub identity: String,
+    /// Whether its seat is taken.
+    pub connected: bool,
+    /// Time since the last successful round trip was sent; none before the first.
+    pub heartbeat_age: Option<Duration>,
+    /// Its last trouble with the database, if it is not connected.
+    pub error: Option<String>,
+    /// Its roles.
+    pub roles: Vec<RoleHealth>,
+}
+
+/// How one role of a member is.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct RoleHealth {
+    /// The role.
+    pub role: RoleName,
+    /// Its lifecycle state.
+    pub state: LockState,
+    /// Whether its gate is open.
+    pub is_leader: bool,
+    /// The epoch it holds.
+    pub epoch: Option<tenure_core::epoch::Epoch>,
+}
+
+pub(crate) struct Actor {
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) connector: Arc<Connector>,
+    pub(crate) sitter: Sitter,
+    pub(crate) engine: Engine,
+    pub(crate) commands: mpsc::UnboundedReceiver<Command>,
+    /// Whether to bring the schema up to date and look the server over at the first connection.
+    pub(crate) prepare: bool,
+    pub(crate) migrate: bool,
+}
+
+/// What lives as long as one run of the actor.
+struct Hands {
+    hubs: BTreeMap<RoleName, Arc<Hub>>,
+    starts: BTreeMap<RoleName, Vec<oneshot::Sender<Result<(), TenureError>>>>,
+    seat: Option<Arc<Seat>>,
+    heard: mpsc::UnboundedReceiver<Heard>,
+    op: Option<Boxed<Result<Done, LineError>>>,
+    connecting: Option<Boxed<Result<Taken, TenureError>>>,
+    drains: FuturesUnordered<Boxed<RoleName>>,
+    side: FuturesUnordered<Boxed<()>>,
+    retry_at: Tick,
+    failures: u32,
+    trouble: Option<String>,
+}
+
+struct Taken {
+    seat: Seat,
+    seated: Seated,
+    heard: mpsc::UnboundedReceiver<Heard>,
+}
+
+impl Actor {
+    pub(crate) async fn run(mut self) {
+        let (words, mut said) = mpsc::unbounded_channel();
+        let look_again = Arc::new(Notify::new());
+        let (wanted, wanted_rx) = watch::channel(Vec::new());
+        let sentinel = Sentinel {
+            connector: self.connector.clone(),
+            sitter: self.sitter.clone(),
+            words,
+            look_again: look_again.clone(),
+            wanted: wanted_rx,
+        };
+        let mut sentinel = Some(sentinel);
+        let mut watching: Option<AbortOnDrop> = None;
+        let mut hands = Hands {
+            hubs: BTreeMap::new(),
+            starts: BTreeMap::new(),
+            seat: None,
+            heard: mpsc::unbounded_channel().1,
+            op: None,
+            connecting: None,
+            drains: FuturesUnordered::new(),
+            side: FuturesUnordered::new(),
+            retry_at: Tick::ZERO,
+            failures: 0,
+            trouble: None,
+        };
+        let mut open = true;
+        loop {
+            let now = self.clock.now();
+            if self.engine.next_timeout().is_some_and(|at| at <= now) {
+                self.engine.timeout(now);
+            }
+            self.outputs(&mut hands);
+            self.begin(&mut hands);
+            self.outputs(&mut hands);
+            if self.engine.has_left() && hands.op.is_none() {
+                break;
+            }
+            if hands.seat.is_some()
+                && let Some(sentinel) = sentinel.take()
+            {
+                watching = Some(AbortOnDrop(tokio::spawn(sentinel.run())));
+            }
+            if self.sitter.lock_only {
+                let keys = self.waiting_keys(&hands);
+                wanted.send_if_modified(|old| {
+                    let changed = *old != keys;
+                    *old = keys;
+                    changed
+                });
+            }
+            let now = self.clock.now();
+            let mut wake = self.engine.next_timeout();
+            if hands.seat.is_none() && hands.connecting.is_none() && self.engine.wants_seat() {
+                wake = Some(wake.map_or(hands.retry_at, |at| at.min(hands.retry_at)));
+            }
+            let pause = wake.map_or(Duration::from_secs(3600), |at| at.saturating_since(now));
+            let seated = hands.seat.is_some();
+            // Every branch is cancel-safe: the channels' `recv` are, and the futures are kept and
+            // only borrowed here.
+            tokio::select! {
+                biased;
+                heard = hands.heard.recv(), if seated => match heard {
+                    Some(Heard::Notification { channel, payload }) => {
+                        if channel == self.sitter.channel {
+                            self.engine.notified(&payload, self.clock.now());
+                            if payload.is_empty() {
+                                look_again.notify_one();
+                            }
+                        }
+                    }
+                    Some(Heard::Closed(error)) => self.seat_lost(&mut hands, &error),
+                    None => self.seat_lost(&mut hands, "the reader of the session ended"),
+                },
+                done = poll_some(&mut hands.op) => {
+                    hands.op = None;
+                    match done {
+                        Ok(done) => self.engine.done(done, self.clock.now()),
+                        Err(error) => self.seat_lost(&mut hands, &error.to_string()),
+                    }
+                }
+                taken = poll_some(&mut hands.connecting) => {
+                    hands.connecting = None;
+                    self.connected(&mut hands, taken);
+                }
+                command = self.commands.recv(), if open => match command {
+                    Some(command) => self.command(&mut hands, command),
+                    None => {
+                        // The last handle is gone: let everything go in good order.
+                        open = false;
+                        self.engine.leave(self.clock.now());
+                    }
+                },
+                Some(word) = said.recv() => match word {
+                    Word::Died(identity) => self.engine.died(&identity, self.clock.now()),
+                    Word::Free => self.engine.notified("", self.clock.now()),
+                },
+                Some(role) = hands.drains.next(), if !hands.drains.is_empty() => {
+                    self.engine.drained(&role, self.clock.now());
+                }
+                Some(()) = hands.side.next(), if !hands.side.is_empty() => {}
+                () = sleep(pause) => {}
+            }
+        }
+        drop(watching);
+        if let Some(seat) = hands.seat.take().and_then(Arc::into_inner) {
+            seat.stand_up().await;
+        }
+    }
+
+    fn waiting_keys(&self, hands: &Hands) -> Vec<Key> {
+        hands
+            .hubs
+            .iter()
+            .filter(|(name, _)| {
+                matches!(self.engine.state(name), Some((LockState::Follower, _)))
+            })
+            .map(|(_, hub)| hub.key.into())
+            .collect()
+    }
+
+    /// Starts what can be started: a connection, a round trip.
+    fn begin(&mut self, hands: &mut Hands) {
+        let now = self.clock.now();
+        if hands.seat.is_none()
+            && hands.connecting.is_none()
+            && self.engine.wants_seat()
+            && now >= hands.retry_at
+        {
+            hands.connecting = Some(Box::pin(take_seat(
+                self.connector.clone(),
+                self.sitter.clone(),
+                self.prepare.then_some(self.migrate),
+            )));
+        }
+        if hands.op.is_none()
+            && let Some(seat) = hands.seat.clone()
+            && let Some(op) = self.engine.next_op(self.clock.now())
+        {
+            let started = self.clock.now();
+            let clock = self.clock.clone();
+            hands.op = Some(Box::pin(async move {
+                let done = seat.run(&op).await;
+                metrics::round_trip(&op, clock.now().saturating_since(started), done.is_ok());
+                done
+            }));
+        }
+    }
+
+    fn connected(&mut self, hands: &mut Hands, taken: Result<Taken, TenureError>) {
+        let now = self.clock.now();
+        match taken {
+            Ok(Taken { seat, seated, heard }) => {
+                self.prepare = false;
+                hands.failures = 0;
+                hands.trouble = None;
+                hands.heard = heard;
+                hands.seat = Some(Arc::new(seat));
+                metrics::connected(true);
+                self.engine.seat_taken(seated, now);
+            }
+            Err(error) => {
+                let text = error.to_string();
+                tracing::warn!(member = %self.sitter.identity, "no seat: {text}");
+                metrics::connected(false);
+                hands.trouble = Some(text.clone());
+                hands.failures = hands.failures.saturating_add(1);
+                hands.retry_at = now + self.pause_after(hands.failures);
+                if error.is_refusal() {
+                    // The setup cannot hold the promises: tell who waits, and keep asking slowly.
+                    hands.retry_at = now + self.sitter.lease.lease();
+                    for waiting in std::mem::take(&mut hands.starts).into_values().flatten() {
+                        let _ = waiting.send(Err(error.clone()));
+                    }
+                }
+                self.engine.unreachable(&text, now);
+            }
+        }
+    }
+
+    /// Between tries to connect: from 20 ms, doubled, jittered, never above the heartbeat interval.
+    fn pause_after(&self, failures: u32) -> Duration {
+        let base = Duration::from_millis(20) * 2_u32.saturating_pow(failures.min(10));
+        base.min(self.sitter.lease.heartbeat()).mul_f64(0.8 + 0.4 * rand::random::<f64>())
+    }
+
+    fn seat_lost(&mut self, hands: &mut Hands, error: &str) {
+        // The gate closes first; the socket goes with the seat and the round trip on it.
+        self.engine.seat_lost(error, self.clock.now());
+        hands.op = None;
+        hands.seat = None;
+        hands.heard = mpsc::unbounded_channel().1;
+        hands.trouble = Some(error.to_owned());
+        hands.retry_at = self.clock.now();
+        metrics::connected(false);
+        tracing::warn!(member = %self.sitter.identity, "the seat is lost: {error}");
+    }
+
+    fn command(&mut self, hands: &mut Hands, command: Command) {
+        let now = self.clock.now();
+        match command {
+            Command::Add { spec, life, keeper, hub } => {
+                if !self.engine.has_role(&spec.name) {
+                    hands.hubs.insert(spec.name.clone(), hub);
+                    self.engine.add(spec, *life, keeper);
+                }
+            }
+            Command::Start { role, answer } => {
+                match self.engine.state(&role) {
+                    Some((LockState::Stopped, _)) => {
+                        // Answered when the database has taken the registration, or could not
+                        // be asked.
+                        hands.starts.entry(role.clone()).or_default().push(answer);
+                    }
+                    Some(_) => drop(answer.send(Ok(()))),
+                    None => drop(answer.send(Err(TenureError::Stopped))),
+                }
+                self.engine.input(&role, Input::Start, now);
+            }
+            Command::Stop { role } => self.engine.input(&role, Input::StopRequested, now),
+            Command::StepDown { role, to, within } => {
+                let deadline = within.map(|within| now + within);
+                self.engine.input(&role, Input::ReleaseRequested { to, deadline }, now);
+            }
+            Command::Candidacy { role, ready, priority } => {
+                self.engine.set_candidacy(&role, ready, priority, now);
+            }
+            Command::Health { answer } => {
+                let _ = answer.send(self.health(hands, now));
+            }
+            Command::Leave => self.engine.leave(now),
+        }
+    }
+
+    fn health(&self, hands: &Hands, now: Tick) -> Health {
+        Health {
+            identity: self.sitter.identity.clone(),
+            connected: hands.seat.is_some(),
+            heartbeat_age: self.engine.last_beat().map(|at| now.saturating_since(at)),
+            error: hands.seat.is_none().then(|| hands.trouble.clone()).flatten(),
+            roles: hands
+                .hubs
+                .iter()
+                .filter_map(|(role, hub)| {
+                    let (state, epoch) = self.engine.state(role)?;
+                    let is_leader = hub.gate.is_leader();
+                    Some(RoleHealth { role: role.clone(), state, is_leader, epoch })
+                })
+                .collect(),
+        }
+    }
+
+    fn outputs(&mut self, hands: &mut Hands) {
+        while let Some(output) = self.engine.next_output() {
+            let now = self.clock.now();
+            match output {
+                Output::Notice(role, notice) => {
+                    let Some(hub) = hands.hubs.get(&role) else { continue };
+                    let (_, epoch) = self.engine.state(&role).unwrap_or((LockState::Stopped, None));
+                    metrics::notice(&role, &self.sitter.identity, hub.key, epoch, &notice);
+                    if matches!(notice, Notice::Stopped) {
+                        hub.set_leading(None);
+                    }
+                    hub.tell(notice, now);
+                }
+                Output::Gate(role, epoch) => {
+                    if let Some(hub) = hands.hubs.get(&role) {
+                        hub.set_leading(epoch);
+                        metrics::gate(&role, epoch);
+                    }
+                }
+                Output::Registered(role, result) => {
+                    let result = result.map_err(|why| TenureError::registration(&role, &why));
+                    if let Err(error) = &result
+                        && let Some(hub) = hands.hubs.get(&role)
+                    {
+                        hub.tell(Notice::Error(error.to_string()), now);
+                    }
+                    for waiting in hands.starts.remove(&role).unwrap_or_default() {
+                        let _ = waiting.send(result.clone());
+                    }
+                }
+                Output::AwaitDrain(role, drained) => hands.drains.push(Box::pin(async move {
+                    drained.await;
+                    role
+                })),
+                Output::DropSeat(why) => self.seat_lost(hands, &why),
+                Output::Unblock { seat_pid, age, within } => {
+                    hands.side.push(Box::pin(unblock(
+                        self.connector.clone(),
+                        self.sitter.clone(),
+                        seat_pid,
+                        age,
+                        within,
+                    )));
+                }
+                Output::Preempt(role) => {
+                    hands.side.push(Box::pin(preempt(
+                        self.connector.clone(),
+                        self.sitter.clone(),
+                        role,
+                    )));
+                }
+            }
+        }
+    }
+}
+
+struct AbortOnDrop(tokio::task::JoinHandle<()>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Polls a future that may not be there; never ready without one.
+async fn poll_some<T>(slot: &mut Option<Boxed<T>>) -> T {
+    match slot {
+        Some(future) => future.await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Connects, and the first time looks the server over and brings the schema up to date.
+async fn take_seat(
+    connector: Arc<Connector>,
+    sitter: Sitter,
+    prepare: Option<bool>,
+) -> Result<Taken, TenureError> {
+    let lease = sitter.lease;
+    if let Some(migrate) = prepare {
+        preflight::prepare(&connector, &sitter, migrate).await?;
+    }
+    let name = format!("tenure seat {}", sitter.identity);
+    let session = connector.connect(&name, lease.lease()).await?;
+    let (heard, hears) = mpsc::unbounded_channel();
+    let token = uuid::Uuid::new_v4().to_string();
+    let (seat, seated) =
+        Seat::take(session, heard, sitter, &token).await.map_err(TenureError::session)?;
+    Ok(Taken { seat, seated, heard: hears })
+}
+
+async fn aside(
+    connector: &Connector,
+    sitter: &Sitter,
+    sql: &str,
+    within: Duration,
+) -> Result<Option<String>, TenureError> {
+    let name = format!("tenure aside {}", sitter.identity);
+    let session = connector.connect(&name, sitter.lease.lease()).await?;
+    let line = Line::new(session, mpsc::unbounded_channel().0);
+    let answer = line.ask(sql, within).await.map_err(TenureError::session);
+    line.hang_up(sitter.lease.statement_deadline()).await;
+    answer
+}
+
+async fn unblock(
+    connector: Arc<Connector>,
+    sitter: Sitter,
+    seat_pid: i32,
+    age: Duration,
+    within: Duration,
+) {
+    let sql =
+        format!("select tenure.unblock({seat_pid}, {}, {})", millis(age), millis(within));
+    match aside(&connector, &sitter, &sql, within + sitter.lease.lease()).await {
+        Ok(ended) => tracing::warn!(
+            member = %sitter.identity,
+            "a transaction older than the lease stood before a claim: {}",
+            ended.unwrap_or_default()
+        ),
+        Err(error) => tracing::warn!(member = %sitter.identity, "could not unblock: {error}"),
+    }
+}
+
+async fn preempt(connector: Arc<Connector>, sitter: Sitter, role: RoleName) {
+    let (me, name) = (literal(&sitter.identity), literal(role.as_str()));
+    let sql = format!(
+        "select tenure.order_step_down({name}, {me}, {me}) where exists (\
+           select from tenure.role r \
+             join tenure.candidate c on c.role = r.name and c.member = r.holder \
+             join tenure.candidate mine on mine.role = r.name and mine.member = {me} \
+           where r.name = {name} and c.priority < mine.priority); \
+         select tenure.notify_role({}, {name})",
+        literal(&sitter.channel)
+    );
+    let within = sitter.lease.statement_deadline();
+    if let Err(error) = aside(&connector, &sitter, &sql, within).await {
+        tracing::debug!(member = %sitter.identity, %role, "could not ask for the role: {error}");
+    }
+}
+
+/// Bounds how long `start` waits for the registration.
+pub(crate) fn registration_wait(sitter: &Sitter) -> Duration {
+    sitter.lease.statement_deadline() * 4
+}

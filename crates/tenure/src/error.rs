@@ -1,0 +1,126 @@
+//! What can go wrong at the library's own boundary.
+
+use std::time::Duration;
+
+use tenure_core::key::RoleName;
+
+use crate::config::ConfigError;
+use crate::connect::ConnectError;
+use crate::line::LineError;
+use crate::preflight::Refused;
+use crate::tls::TlsError;
+
+/// Why a member or a lock could not do what it was asked to.
+///
+/// No variant leaves a lock, a row or a task behind.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum TenureError {
+    /// The configuration contradicts itself. A retry does not help.
+    #[error(transparent)]
+    Config(std::sync::Arc<ConfigError>),
+    /// The TLS set-up cannot be used. A retry does not help.
+    #[error(transparent)]
+    Tls(std::sync::Arc<TlsError>),
+    /// No database was named.
+    #[error("no database is configured; set TENURE_DSN, or give a DSN")]
+    NoDatabase,
+    /// The database could not be reached, or did not let us in.
+    #[error(transparent)]
+    Connect(std::sync::Arc<ConnectError>),
+    /// The setup cannot hold the promises. A retry helps once the setup is changed.
+    #[error(transparent)]
+    Refused(std::sync::Arc<Refused>),
+    /// The database knows the role otherwise than we do.
+    #[error("role {role} was refused: {why}")]
+    Registration {
+        /// The role.
+        role: RoleName,
+        /// What differs, and what to do.
+        why: String,
+    },
+    /// A session failed in the middle of something. A retry helps.
+    #[error("the database session failed: {0}")]
+    Session(String),
+    /// It was not done in time. What was begun is undone, or goes on in the background.
+    #[error("{what} took longer than {limit:?}")]
+    Timeout {
+        /// What.
+        what: &'static str,
+        /// The limit.
+        limit: Duration,
+    },
+    /// The member was shut down. Start another one.
+    #[error("the member has been shut down; start another one")]
+    Stopped,
+    /// The role is not one of this member's.
+    #[error("this member has no role {0}; add it first")]
+    UnknownRole(RoleName),
+    /// The role was added already.
+    #[error("role {0} was added to this member already; keep its handle")]
+    DuplicateRole(RoleName),
+    /// An operator's order could not be carried out.
+    #[error("{0}")]
+    Order(String),
+}
+
+impl TenureError {
+    /// Whether the setup itself was refused: retrying without a change is in vain.
+    pub fn is_refusal(&self) -> bool {
+        matches!(self, TenureError::Refused(_))
+    }
+
+    /// Whether the database could not be reached or did not answer.
+    pub fn is_unreachable(&self) -> bool {
+        match self {
+            TenureError::Connect(error) => error.is_unreachable(),
+            TenureError::Session(_) => true,
+            _ => false,
+        }
+    }
+
+    pub(crate) fn session(error: LineError) -> Self {
+        TenureError::Session(error.to_string())
+    }
+
+    /// From the short word the database answered with.
+    pub(crate) fn registration(role: &RoleName, why: &str) -> Self {
+        let why = match why.split_once(':') {
+            Some(("collision", other)) => format!(
+                "its lock key is already used by role {other}; give one of them an explicit key"
+            ),
+            Some(("key", key)) => {
+                format!("the group knows it with lock key {key}; use the same key everywhere")
+            }
+            Some(("policy", policy)) => format!(
+                "the group knows it with policy {policy}; use the same policy everywhere"
+            ),
+            _ => why.to_owned(),
+        };
+        TenureError::Registration { role: role.clone(), why }
+    }
+}
+
+impl From<ConfigError> for TenureError {
+    fn from(error: ConfigError) -> Self {
+        TenureError::Config(error.into())
+    }
+}
+
+impl From<TlsError> for TenureError {
+    fn from(error: TlsError) -> Self {
+        TenureError::Tls(error.into())
+    }
+}
+
+impl From<ConnectError> for TenureError {
+    fn from(error: ConnectError) -> Self {
+        TenureError::Connect(error.into())
+    }
+}
+
+impl From<Refused> for TenureError {
+    fn from(error: Refused) -> Self {
+        TenureError::Refused(error.into())
+    }
+}

@@ -1,0 +1,170 @@
+//! One dedicated session, spoken to one simple query at a time.
+//!
+//! A *line* is what the seat and the sentinel are made of. It never pools, never retries and never
+//! hides anything: an answer that came with a warning is a failure, because a statement that was
+//! cancelled while it waited for a standby returns success with a warning.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tokio_postgres::{AsyncMessage, SimpleQueryMessage};
+
+use crate::connect::{Connection, Session};
+
+/// Why a line did not answer as it should.
+#[derive(Debug, Clone, thiserror::Error)]
+pub(crate) enum LineError {
+    #[error("the database did not answer within {0:?}")]
+    Deadline(Duration),
+    #[error("the session ended: {0}")]
+    Closed(String),
+    #[error("the database answered with a warning: {0}")]
+    Warned(String),
+    #[error("{message} (SQLSTATE {sqlstate})")]
+    Refused { sqlstate: String, message: String },
+    #[error("the database answered something unexpected: {0}")]
+    Unreadable(String),
+}
+
+impl LineError {
+    pub(crate) fn sqlstate(&self) -> Option<&str> {
+        match self {
+            LineError::Refused { sqlstate, .. } => Some(sqlstate),
+            LineError::Deadline(_)
+            | LineError::Closed(_)
+            | LineError::Warned(_)
+            | LineError::Unreadable(_) => None,
+        }
+    }
+}
+
+/// What a line says without being asked.
+#[derive(Debug)]
+pub(crate) enum Heard {
+    Notification { channel: String, payload: String },
+    Closed(String),
+}
+
+#[derive(Default)]
+struct Warnings {
+    count: AtomicU64,
+    last: Mutex<String>,
+}
+
+/// A session and the task that reads from it. Dropping it closes the socket at once.
+pub(crate) struct Line {
+    client: Option<tokio_postgres::Client>,
+    reader: JoinHandle<()>,
+    warnings: Arc<Warnings>,
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        // The reader owns the socket: it must not outlive the line, whatever it waits for.
+        self.reader.abort();
+    }
+}
+
+impl Line {
+    /// Takes a session over. What it says unasked arrives at `heard`; an unbounded channel, because
+    /// a session's notifications are bounded by what the group does, and a lost `Closed` would hang.
+    pub(crate) fn new(session: Session, heard: mpsc::UnboundedSender<Heard>) -> Self {
+        let warnings = Arc::new(Warnings::default());
+        let reader = tokio::spawn(read(session.connection, heard, warnings.clone()));
+        Line { client: Some(session.client), reader, warnings }
+    }
+
+    /// Sends one message and waits for its answer: the first column of the last row.
+    ///
+    /// Not to be cancelled by a caller that wants to go on using the line: the statement goes on
+    /// in the server. Past the deadline the caller drops the line.
+    pub(crate) async fn ask(
+        &self,
+        sql: &str,
+        within: Duration,
+    ) -> Result<Option<String>, LineError> {
+        let before = self.warnings.count.load(Ordering::Acquire);
+        let client = self.client.as_ref().ok_or_else(|| LineError::Closed("closed".to_owned()))?;
+        let answer = match timeout(within, client.simple_query(sql)).await {
+            Err(_) => return Err(LineError::Deadline(within)),
+            Ok(Err(error)) => return Err(explain(&error)),
+            Ok(Ok(answer)) => answer,
+        };
+        // The reader handles a notice before it hands on the messages behind it, so whatever the
+        // statement warned of has been counted by now.
+        if self.warnings.count.load(Ordering::Acquire) != before {
+            return Err(LineError::Warned(self.warnings.last.lock().map_or_else(
+                |poisoned| poisoned.into_inner().clone(),
+                |last| last.clone(),
+            )));
+        }
+        Ok(answer.into_iter().rev().find_map(|message| match message {
+            SimpleQueryMessage::Row(row) => Some(row.get(0).map(str::to_owned)),
+            _ => None,
+        }).flatten())
+    }
+
+    /// Says goodbye and waits, at most that long, for the socket to close.
+    pub(crate) async fn hang_up(mut self, within: Duration) {
+        self.client = None;
+        let _ = timeout(within, &mut self.reader).await;
+    }
+}
+
+async fn read(
+    mut connection: Connection,
+    heard: mpsc::UnboundedSender<Heard>,
+    warnings: Arc<Warnings>,
+) {
+    let end = loop {
+        match std::future::poll_fn(|cx| connection.poll_message(cx)).await {
+            Some(Ok(AsyncMessage::Notification(n))) => {
+                let (channel, payload) = (n.channel().to_owned(), n.payload().to_owned());
+                if heard.send(Heard::Notification { channel, payload }).is_err() {
+                    return;
+                }
+            }
+            Some(Ok(AsyncMessage::Notice(notice))) => {
+                // By the untranslated severity; without one, fail closed.
+                use tokio_postgres::error::Severity::{Debug, Info, Log, Notice};
+                if !matches!(notice.parsed_severity(), Some(Debug | Info | Log | Notice)) {
+                    let mut last = match warnings.last.lock() {
+                        Ok(last) => last,
+                        Err(poisoned) => poisoned.into_inner(),
+                    };
+                    *last = notice.message().to_owned();
+                    drop(last);
+                    warnings.count.fetch_add(1, Ordering::Release);
+                }
+            }
+            Some(Ok(_)) => {}
+            Some(Err(error)) => break explain(&error).to_string(),
+            None => break "closed".to_owned(),
+        }
+    };
+    let _ = heard.send(Heard::Closed(end));
+}
+
+/// The driver's own text says only "db error"; what happened stands behind it.
+fn explain(error: &tokio_postgres::Error) -> LineError {
+    if let Some(db) = error.as_db_error() {
+        return LineError::Refused {
+            sqlstate: db.code().code().to_owned(),
+            message: match db.hint() {
+                Some(hint) => format!("{}; {hint}", db.message()),
+                None => db.message().to_owned(),
+            },
+        };
+    }
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    LineError::Closed(text)
+}

@@ -1,0 +1,281 @@
+//! One role's handle.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tenure_core::epoch::Epoch;
+use tenure_core::gate::{Act, LeaderGate, NotLeader};
+use tenure_core::key::{LockKey, RoleName};
+use tenure_core::lifecycle::{LockState, LostReason, NotAcquired, Notice};
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
+use tokio::time::timeout;
+
+use crate::actor::Command;
+use crate::error::TenureError;
+use crate::hub::{Event, Hub, LeaderStateChanged};
+use crate::metrics;
+
+/// What every way of holding a role offers, so that a program can be tested without a database.
+///
+/// [`LeaderLock`] holds it on PostgreSQL, [`crate::memory::MemoryLock`] among the tasks of one
+/// process; both pass the same conformance suite.
+pub trait Leadership: Send + Sync {
+    /// Takes part in the race. Idempotent.
+    ///
+    /// # Errors
+    /// If the role is refused; see [`TenureError`].
+    fn start(&self) -> impl Future<Output = Result<(), TenureError>> + Send;
+
+    /// Lets the role go, drains first, and stops taking part. Idempotent.
+    ///
+    /// # Errors
+    /// [`TenureError::Timeout`] if that took longer than `within`; it goes on in the background.
+    fn shutdown(
+        &self,
+        within: Option<Duration>,
+    ) -> impl Future<Output = Result<(), TenureError>> + Send;
+
+    /// Lets the role go and stays out of the race for the cool-down. No leader: nothing happens.
+    ///
+    /// # Errors
+    /// [`TenureError::Timeout`] never: past `within` the lock is freed by force.
+    fn step_down(
+        &self,
+        within: Option<Duration>,
+    ) -> impl Future<Output = Result<(), TenureError>> + Send;
+
+    /// Waits until this process leads: true; or until `within` has passed: false. Cancel-safe.
+    fn wait_for_leadership(&self, within: Option<Duration>) -> impl Future<Output = bool> + Send;
+
+    /// The lifecycle's state.
+    fn state(&self) -> LockState;
+
+    /// Whether this process leads at this instant: the gate's word.
+    fn is_leader(&self) -> bool {
+        self.gate().is_leader()
+    }
+
+    /// The gate every act passes.
+    fn gate(&self) -> LeaderGate;
+
+    /// Leadership as it changes.
+    fn changes(&self) -> watch::Receiver<LeaderStateChanged>;
+}
+
+/// One role of one member. Cheap to clone; dropping the last handle does not stop the role as long
+/// as its [`crate::Member`] lives.
+#[derive(Clone)]
+pub struct LeaderLock {
+    pub(crate) hub: Arc<Hub>,
+    pub(crate) commands: mpsc::UnboundedSender<Command>,
+    pub(crate) patience: Option<Duration>,
+    pub(crate) registration_wait: Duration,
+}
+
+impl std::fmt::Debug for LeaderLock {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LeaderLock")
+            .field("role", &self.hub.name.as_str())
+            .field("state", &self.hub.view.borrow().state)
+            .finish()
+    }
+}
+
+impl LeaderLock {
+    /// The role.
+    pub fn role(&self) -> &RoleName {
+        &self.hub.name
+    }
+
+    /// Its advisory key.
+    pub fn key(&self) -> LockKey {
+        self.hub.key
+    }
+
+    /// Begins an act, as [`LeaderGate::begin_act`] does, and counts refusals.
+    ///
+    /// # Errors
+    /// [`NotLeader`].
+    pub fn begin_act(&self, within: Duration) -> Result<Act, NotLeader> {
+        self.hub.gate.begin_act(within).inspect_err(|_| metrics::act_refused(&self.hub.name))
+    }
+
+    /// Everything the lifecycle says, from now on. A receiver that lags misses events and is told
+    /// how many; [`Leadership::changes`] always has the latest state.
+    pub fn events(&self) -> broadcast::Receiver<Event> {
+        self.hub.events.subscribe()
+    }
+
+    /// Like [`Leadership::step_down`], naming the member (by identity) that should lead next.
+    ///
+    /// # Errors
+    /// See [`Leadership::step_down`].
+    pub async fn hand_over(
+        &self,
+        to: Option<String>,
+        within: Option<Duration>,
+    ) -> Result<(), TenureError> {
+        let mut view = self.hub.view.subscribe();
+        let leads = |state| {
+            matches!(state, LockState::Leader | LockState::Releasing | LockState::Reconnecting)
+        };
+        if !leads(view.borrow_and_update().state) {
+            return Ok(());
+        }
+        self.send(Command::StepDown { role: self.hub.name.clone(), to, within })?;
+        view.wait_for(|view| !leads(view.state)).await.map_err(|_| TenureError::Stopped)?;
+        Ok(())
+    }
+
+    /// Says whether this member is ready to lead. One that is not is promoted only if nobody ready
+    /// is there; a leader that becomes unready goes on leading.
+    ///
+    /// # Errors
+    /// [`TenureError::Stopped`].
+    pub fn set_ready(&self, ready: bool) -> Result<(), TenureError> {
+        let role = self.hub.name.clone();
+        self.send(Command::Candidacy { role, ready: Some(ready), priority: None })
+    }
+
+    /// Changes the priority in the race.
+    ///
+    /// # Errors
+    /// [`TenureError::Stopped`].
+    pub fn set_priority(&self, priority: i32) -> Result<(), TenureError> {
+        let role = self.hub.name.clone();
+        self.send(Command::Candidacy { role, ready: None, priority: Some(priority) })
+    }
+
+    /// Calls back when a term begins: the gate is open.
+    ///
+    /// Callbacks of a role run one after another, in the order of events, on a thread of their own:
+    /// they may block, and they cannot hold up a heartbeat. A panic becomes an error event.
+    pub fn on_acquired(&self, call: impl Fn(Epoch) + Send + Sync + 'static) -> &Self {
+        self.on(move |notice| {
+            if let Notice::Acquired { epoch } = notice {
+                call(*epoch);
+            }
+        })
+    }
+
+    /// Calls back when a term ended as asked for.
+    pub fn on_released(&self, call: impl Fn(Epoch) + Send + Sync + 'static) -> &Self {
+        self.on(move |notice| {
+            if let Notice::Released { epoch } = notice {
+                call(*epoch);
+            }
+        })
+    }
+
+    /// Calls back when a term ended otherwise. The gate is shut already.
+    pub fn on_lost(&self, call: impl Fn(Epoch, &LostReason) + Send + Sync + 'static) -> &Self {
+        self.on(move |notice| {
+            if let Notice::Lost { epoch, reason } = notice {
+                call(*epoch, reason);
+            }
+        })
+    }
+
+    /// Calls back when a claim did not win.
+    pub fn on_acquire_failed(&self, call: impl Fn(NotAcquired) + Send + Sync + 'static) -> &Self {
+        self.on(move |notice| {
+            if let Notice::AcquireFailed { why } = notice {
+                call(*why);
+            }
+        })
+    }
+
+    /// Calls back on every change of state: from, to.
+    pub fn on_state_change(
+        &self,
+        call: impl Fn(LockState, LockState) + Send + Sync + 'static,
+    ) -> &Self {
+        self.on(move |notice| {
+            if let Notice::StateChange { from, to } = notice {
+                call(*from, *to);
+            }
+        })
+    }
+
+    /// Calls back on errors, those of callbacks included.
+    pub fn on_error(&self, call: impl Fn(&str) + Send + Sync + 'static) -> &Self {
+        self.on(move |notice| {
+            if let Notice::Error(error) = notice {
+                call(error);
+            }
+        })
+    }
+
+    /// Calls back when the role has stopped.
+    pub fn on_stopped(&self, call: impl Fn() + Send + Sync + 'static) -> &Self {
+        self.on(move |notice| {
+            if matches!(notice, Notice::Stopped) {
+                call();
+            }
+        })
+    }
+
+    fn on(&self, call: impl Fn(&Notice) + Send + Sync + 'static) -> &Self {
+        self.hub.add_callback(Arc::new(call));
+        self
+    }
+
+    fn send(&self, command: Command) -> Result<(), TenureError> {
+        self.commands.send(command).map_err(|_| TenureError::Stopped)
+    }
+}
+
+impl Leadership for LeaderLock {
+    async fn start(&self) -> Result<(), TenureError> {
+        let (answer, answered) = oneshot::channel();
+        self.send(Command::Start { role: self.hub.name.clone(), answer })?;
+        match timeout(self.registration_wait, answered).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(_)) => Err(TenureError::Stopped),
+            // The database cannot be asked now: follow, and register when it can be.
+            Err(_) => Ok(()),
+        }
+    }
+
+    async fn shutdown(&self, within: Option<Duration>) -> Result<(), TenureError> {
+        let mut view = self.hub.view.subscribe();
+        if self.send(Command::Stop { role: self.hub.name.clone() }).is_err() {
+            return Ok(());
+        }
+        let stopped = view.wait_for(|view| view.state == LockState::Stopped);
+        match within {
+            None => drop(stopped.await),
+            Some(limit) => {
+                let done = timeout(limit, stopped).await;
+                done.map(drop).map_err(|_| TenureError::Timeout { what: "the shutdown", limit })?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn step_down(&self, within: Option<Duration>) -> Result<(), TenureError> {
+        self.hand_over(None, within).await
+    }
+
+    async fn wait_for_leadership(&self, within: Option<Duration>) -> bool {
+        let mut changes = self.changes();
+        let leads = changes.wait_for(|change| change.is_leader);
+        match within.or(self.patience) {
+            None => leads.await.is_ok(),
+            Some(limit) => matches!(timeout(limit, leads).await, Ok(Ok(_))),
+        }
+    }
+
+    fn state(&self) -> LockState {
+        self.hub.view.borrow().state
+    }
+
+    fn gate(&self) -> LeaderGate {
+        self.hub.gate.clone()
+    }
+
+    fn changes(&self) -> watch::Receiver<LeaderStateChanged> {
+        self.hub.leading.subscribe()
+    }
+}

@@ -1,0 +1,285 @@
+//! One process taking part: one seat, one sentinel, any number of roles.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tenure_core::clock::{BootClock, Clock};
+use tenure_core::gate::LeaderGate;
+use tenure_core::identity::Identity;
+use tenure_core::key::RoleName;
+use tenure_core::lifecycle::{Lifecycle, LifecycleOptions};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use crate::actor::{Actor, Command, Health, registration_wait};
+use crate::config::{Config, RoleConfig, RoleSpec};
+use crate::connect::Connector;
+use crate::engine::{Campaign, Engine};
+use crate::error::TenureError;
+use crate::hub::Hub;
+use crate::lock::{LeaderLock, Leadership};
+use crate::preflight;
+use crate::seat::Sitter;
+
+/// A member of the group. Dropping it lets every role go in good order, in the background;
+/// [`Member::shutdown`] does so and waits.
+pub struct Member {
+    identity: Identity,
+    config: Config,
+    sitter: Sitter,
+    clock: Arc<dyn Clock>,
+    commands: mpsc::UnboundedSender<Command>,
+    task: JoinHandle<()>,
+    locks: std::sync::Mutex<Vec<LeaderLock>>,
+}
+
+impl std::fmt::Debug for Member {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Member").field("identity", &self.identity.as_str()).finish_non_exhaustive()
+    }
+}
+
+impl Member {
+    /// Looks the server over, brings the schema up to date, and starts the member with the roles
+    /// the configuration names (not started yet: see [`Member::start_all`]).
+    ///
+    /// A database that cannot be reached is no error: the member follows, and keeps trying.
+    ///
+    /// # Errors
+    /// [`TenureError::Refused`] if the setup cannot hold the promises, and what the configuration
+    /// gets wrong.
+    pub async fn start(config: Config) -> Result<Self, TenureError> {
+        Self::start_with(config, Arc::new(BootClock), true).await
+    }
+
+    /// Like [`Member::start`] for a database whose schema somebody else brings up to date.
+    ///
+    /// # Errors
+    /// See [`Member::start`]; also if the schema is missing or older than this library.
+    pub async fn start_without_migrating(config: Config) -> Result<Self, TenureError> {
+        Self::start_with(config, Arc::new(BootClock), false).await
+    }
+
+    async fn start_with(
+        config: Config,
+        clock: Arc<dyn Clock>,
+        migrate: bool,
+    ) -> Result<Self, TenureError> {
+        let dsn = config.dsn().ok_or(TenureError::NoDatabase)?;
+        let lease = *config.lease();
+        let connector = Connector::new(dsn, config.tls().clone())?
+            .with_tcp_user_timeout(lease.idle_session_timeout());
+        let connector = Arc::new(connector);
+        let identity = config.identity()?;
+        for warning in config.warnings() {
+            tracing::warn!(member = %identity, "{warning}");
+        }
+        let sitter = Sitter {
+            identity: identity.as_str().to_owned(),
+            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            pid: std::process::id(),
+            lease,
+            grace: lease.reconnect_grace().unwrap_or_default(),
+            channel: config.channel().to_owned(),
+            lock_only: config.is_lock_only(),
+        };
+        let prepared = preflight::prepare(&connector, &sitter, migrate).await;
+        let prepare = match prepared {
+            Ok(()) => false,
+            Err(error) if error.is_unreachable() => {
+                tracing::warn!(member = %identity, "following until the database answers: {error}");
+                true
+            }
+            Err(error) => return Err(error),
+        };
+        let (commands, inbox) = mpsc::unbounded_channel();
+        let actor = Actor {
+            clock: clock.clone(),
+            connector,
+            engine: Engine::new(
+                lease,
+                config.poll(),
+                sitter.lock_only,
+                Box::new(rand::random::<f64>),
+            ),
+            sitter: sitter.clone(),
+            commands: inbox,
+            prepare,
+            migrate,
+        };
+        let task = tokio::spawn(actor.run());
+        let roles = config.roles().to_vec();
+        let member = Member {
+            identity,
+            config,
+            sitter,
+            clock,
+            commands,
+            task,
+            locks: std::sync::Mutex::new(Vec::new()),
+        };
+        for role in &roles {
+            member.add(role)?;
+        }
+        Ok(member)
+    }
+
+    /// Who it is.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// Its configuration.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The handle of a role the configuration named, or that was added.
+    ///
+    /// # Errors
+    /// [`TenureError::UnknownRole`].
+    pub fn lock(&self, role: &str) -> Result<LeaderLock, TenureError> {
+        let name = RoleName::new(role)
+            .map_err(|error| TenureError::Order(format!("no role can be called so: {error}")))?;
+        let locks = self.locks.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        locks
+            .iter()
+            .find(|lock| *lock.role() == name)
+            .cloned()
+            .ok_or(TenureError::UnknownRole(name))
+    }
+
+    /// The handles of all roles.
+    pub fn locks(&self) -> Vec<LeaderLock> {
+        self.locks.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+    }
+
+    /// Adds a role at run time.
+    ///
+    /// # Errors
+    /// If it is not valid, or there already.
+    pub fn add_role(&self, role: RoleSpec) -> Result<LeaderLock, TenureError> {
+        let role = role.validate(self.config.lease(), self.config.is_lock_only())?;
+        self.add(&role)
+    }
+
+    fn add(&self, role: &RoleConfig) -> Result<LeaderLock, TenureError> {
+        let mut locks = self.locks.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(same) = locks.iter().find(|lock| lock.role() == role.name()) {
+            return Err(TenureError::DuplicateRole(same.role().clone()));
+        }
+        if let Some(same) = locks.iter().find(|lock| lock.key() == role.key()) {
+            return Err(TenureError::registration(
+                role.name(),
+                &format!("collision:{}", same.role()),
+            ));
+        }
+        let (keeper, gate) = LeaderGate::pair(self.clock.clone(), self.identity.clone());
+        #[cfg(feature = "negative-control")]
+        let keeper = {
+            let mut keeper = keeper;
+            if std::env::var_os("TENURE_NEGATIVE_CONTROL").is_some() {
+                keeper.disable_deadline_for_negative_control();
+            }
+            keeper
+        };
+        let hub = Hub::new(role.name().clone(), role.key(), gate);
+        let lease = self.config.lease();
+        let life = Lifecycle::new(LifecycleOptions {
+            auto_reacquire: role.auto_reacquire(),
+            reconnect_grace: lease.reconnect_grace(),
+            cool_down: role.cool_down(),
+            drain_limit: role.drain_limit(),
+            release_timeout: lease.lease(),
+            retry: self.config.retry(),
+        });
+        let spec = Campaign {
+            name: role.name().clone(),
+            key: role.key(),
+            policy: role.policy(),
+            priority: role.priority(),
+            ready: true,
+            observer: !role.is_candidate() || !self.config.is_enabled(),
+            preempt: role.preempts(),
+        };
+        let command = Command::Add { spec, life: Box::new(life), keeper, hub: hub.clone() };
+        self.commands.send(command).map_err(|_| TenureError::Stopped)?;
+        let lock = LeaderLock {
+            hub,
+            commands: self.commands.clone(),
+            patience: self.config.acquire_timeout(),
+            registration_wait: registration_wait(&self.sitter),
+        };
+        locks.push(lock.clone());
+        Ok(lock)
+    }
+
+    /// Starts every role: one registration and one claim for all of them.
+    ///
+    /// # Errors
+    /// The first refusal; the other roles take part all the same.
+    pub async fn start_all(&self) -> Result<(), TenureError> {
+        let locks = self.locks();
+        let starts = locks.iter().map(Leadership::start);
+        futures_util::future::join_all(starts).await.into_iter().collect()
+    }
+
+    /// How it is.
+    ///
+    /// # Errors
+    /// [`TenureError::Stopped`].
+    pub async fn health(&self) -> Result<Health, TenureError> {
+        let (answer, answered) = oneshot::channel();
+        self.commands.send(Command::Health { answer }).map_err(|_| TenureError::Stopped)?;
+        answered.await.map_err(|_| TenureError::Stopped)
+    }
+
+    /// Drains and releases every role, says goodbye, closes both sessions.
+    ///
+    /// # Errors
+    /// [`TenureError::Timeout`] if that took longer than `within`: then everything was dropped, and
+    /// the server frees the locks at the latest when it notices.
+    pub async fn shutdown(mut self, within: Option<Duration>) -> Result<(), TenureError> {
+        let _ = self.commands.send(Command::Leave);
+        match within {
+            None => drop((&mut self.task).await),
+            Some(limit) => {
+                if timeout(limit, &mut self.task).await.is_err() {
+                    self.task.abort();
+                    return Err(TenureError::Timeout { what: "the shutdown", limit });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The single-role case in one line: a member with one role, started.
+///
+/// ```no_run
+/// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+/// use tenure::Leadership;
+/// let (member, lock) = tenure::lead("postgresql://localhost/app", "scheduler").await?;
+/// lock.wait_for_leadership(None).await;
+/// let act = lock.begin_act(std::time::Duration::from_secs(1))?;
+/// // … the one thing only the leader may do …
+/// act.finish()?;
+/// member.shutdown(None).await?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// See [`Member::start`].
+pub async fn lead(dsn: &str, role: &str) -> Result<(Member, LeaderLock), TenureError> {
+    let config = Config::builder()
+        .env(crate::dsn::ProcessEnv)
+        .dsn(dsn)
+        .role(RoleSpec::named(role))
+        .build()?;
+    let member = Member::start(config).await?;
+    let lock = member.lock(role)?;
+    lock.start().await?;
+    Ok((member, lock))
+}

@@ -1,0 +1,154 @@
+//! Metrics and the `tracing` events of transitions: names are contract.
+//!
+//! | ours | kind | labels | in the specifications |
+//! |---|---|---|---|
+//! | `tenure_acquired_total` | counter | role | 000 `leader_acquired_total` |
+//! | `tenure_lost_total` | counter | role | 000 `leadership_lost_total` |
+//! | `tenure_released_total` | counter | role | – |
+//! | `tenure_acquire_attempts_total` | counter | role | 000 `acquire_attempts_total`, 002 `forge_leader_elections_total` |
+//! | `tenure_acts_refused_total` | counter | role | 000 `extrinsic_blocked_not_leader_total` |
+//! | `tenure_is_leader` | gauge | role | 000 `is_leader`, 002 `forge_leader_is_leader` |
+//! | `tenure_epoch` | gauge | role | 000 `leader_epoch` |
+//! | `tenure_heartbeat_age_seconds` | gauge | – | 000 `heartbeat_age_ms` |
+//! | `tenure_acquire_seconds` | histogram | – | 000 `acquire_latency_ms` |
+//! | `tenure_heartbeat_seconds` | histogram | – | 000 `heartbeat_update_ms` |
+//! | `tenure_tenure_seconds` | gauge | role | 002 `forge_leader_tenure_seconds` |
+//! | `tenure_failovers_total` | counter | role | 002 `forge_leader_failovers_total` |
+//! | `tenure_late_total` | counter | role | – (gate shut by a late heartbeat) |
+//! | `tenure_errors_total` | counter | role | – |
+//! | `tenure_connected` | gauge | – | – |
+//! | `tenure_leader_stale` | gauge | role | 000 `EPOCH_STALE_THRESHOLD_MS` |
+//!
+//! Seconds instead of milliseconds, as Prometheus wants it. `failovers` counts terms that this
+//! member took over from a holder that did not release.
+
+use std::time::Duration;
+
+use metrics::{counter, gauge, histogram};
+use tenure_core::epoch::Epoch;
+use tenure_core::key::{LockKey, RoleName};
+use tenure_core::lifecycle::Notice;
+
+use crate::seat::Op;
+
+/// Every metric's name, in the order of the table above.
+pub const NAMES: &[&str] = &[
+    "tenure_acquired_total",
+    "tenure_lost_total",
+    "tenure_released_total",
+    "tenure_acquire_attempts_total",
+    "tenure_acts_refused_total",
+    "tenure_is_leader",
+    "tenure_epoch",
+    "tenure_heartbeat_age_seconds",
+    "tenure_acquire_seconds",
+    "tenure_heartbeat_seconds",
+    "tenure_tenure_seconds",
+    "tenure_failovers_total",
+    "tenure_late_total",
+    "tenure_errors_total",
+    "tenure_connected",
+    "tenure_leader_stale",
+];
+
+fn label(role: &RoleName) -> String {
+    role.as_str().to_owned()
+}
+
+pub(crate) fn gate(role: &RoleName, epoch: Option<Epoch>) {
+    gauge!("tenure_is_leader", "role" => label(role)).set(if epoch.is_some() { 1.0 } else { 0.0 });
+    if let Some(epoch) = epoch {
+        gauge!("tenure_epoch", "role" => label(role)).set(epoch.get() as f64);
+    }
+}
+
+pub(crate) fn connected(yes: bool) {
+    gauge!("tenure_connected").set(if yes { 1.0 } else { 0.0 });
+}
+
+pub(crate) fn heartbeat_age(age: Duration) {
+    gauge!("tenure_heartbeat_age_seconds").set(age.as_secs_f64());
+}
+
+pub(crate) fn tenure(role: &RoleName, held: Duration) {
+    gauge!("tenure_tenure_seconds", "role" => label(role)).set(held.as_secs_f64());
+}
+
+pub(crate) fn failover(role: &RoleName) {
+    counter!("tenure_failovers_total", "role" => label(role)).increment(1);
+}
+
+pub(crate) fn leader_stale(role: &RoleName, stale: bool) {
+    gauge!("tenure_leader_stale", "role" => label(role)).set(if stale { 1.0 } else { 0.0 });
+}
+
+/// An act was refused because this process does not lead. [`crate::LeaderLock::begin_act`] counts
+/// by itself; a program that uses the gate directly may count with this.
+pub fn act_refused(role: &RoleName) {
+    counter!("tenure_acts_refused_total", "role" => label(role)).increment(1);
+}
+
+pub(crate) fn round_trip(op: &Op, took: Duration, succeeded: bool) {
+    match op {
+        Op::Claim { rows, .. } => {
+            for row in rows {
+                counter!("tenure_acquire_attempts_total", "role" => row.role.clone()).increment(1);
+            }
+            if succeeded {
+                histogram!("tenure_acquire_seconds").record(took.as_secs_f64());
+            }
+        }
+        Op::Beat | Op::Inspect(_) => {
+            if succeeded {
+                histogram!("tenure_heartbeat_seconds").record(took.as_secs_f64());
+            }
+        }
+        Op::Register(_) | Op::Act(_) | Op::Release(_) | Op::Leave => {}
+    }
+}
+
+/// Counts and logs what a lifecycle says, with role, member, epoch, key and reason.
+pub(crate) fn notice(
+    role: &RoleName,
+    member: &str,
+    key: LockKey,
+    epoch: Option<Epoch>,
+    notice: &Notice,
+) {
+    let now = epoch.map_or(0, Epoch::get);
+    match notice {
+        Notice::StateChange { from, to } => {
+            tracing::info!(%role, member, %key, epoch = now, %from, %to, "state_change");
+        }
+        Notice::Acquired { epoch } => {
+            counter!("tenure_acquired_total", "role" => label(role)).increment(1);
+            tracing::info!(%role, member, %key, epoch = epoch.get(), "acquired");
+        }
+        Notice::Released { epoch } => {
+            counter!("tenure_released_total", "role" => label(role)).increment(1);
+            tracing::info!(%role, member, %key, epoch = epoch.get(), "released");
+        }
+        Notice::Lost { epoch, reason } => {
+            counter!("tenure_lost_total", "role" => label(role)).increment(1);
+            tracing::warn!(%role, member, %key, epoch = epoch.get(), %reason, "lost");
+        }
+        Notice::AcquireFailed { why } => {
+            tracing::debug!(%role, member, %key, reason = %why, "acquire_failed");
+        }
+        Notice::Error(error) => {
+            counter!("tenure_errors_total", "role" => label(role)).increment(1);
+            tracing::warn!(%role, member, %key, epoch = now, reason = %error, "error");
+        }
+        Notice::Stopped => tracing::info!(%role, member, %key, "stopped"),
+        Notice::Late { epoch } => {
+            counter!("tenure_late_total", "role" => label(role)).increment(1);
+            tracing::warn!(%role, member, %key, epoch = epoch.get(), "late");
+        }
+        Notice::Well { epoch } => {
+            tracing::info!(%role, member, %key, epoch = epoch.get(), "well");
+        }
+        Notice::Recovered { epoch } => {
+            tracing::info!(%role, member, %key, epoch = epoch.get(), "recovered");
+        }
+    }
+}

@@ -1,0 +1,596 @@
+//! Looks a server over before anything is trusted to it.
+//!
+//! A setup on which the promises cannot hold is refused, with the reason and the remedy. What only
+//! weakens an assumption is a warning. [`check`] tells everything, line by line; a starting member
+//! runs the same look and stops at the first refusal.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use crate::config::Config;
+use crate::connect::Connector;
+use crate::error::TenureError;
+use crate::line::{Heard, Line, LineError};
+use crate::schema;
+use crate::seat::{Sitter, settings};
+use crate::sql::{identifier, literal};
+
+/// The oldest server whose `idle_session_timeout` can carry the lease.
+const OLDEST_SERVER: i32 = 140_000;
+
+/// Why a setup cannot be used. No lock and no row is left behind.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refused {
+    /// It speaks PostgreSQL's protocol, but its advisory locks are not PostgreSQL's.
+    #[error(
+        "{product} is not PostgreSQL, and its advisory locks do not exclude anybody; \
+         point the DSN at a PostgreSQL server"
+    )]
+    NotPostgres {
+        /// What it says it is.
+        product: String,
+    },
+    /// It cannot end an idle session, so a frozen leader would hold its lock for ever.
+    #[error("PostgreSQL {version} cannot enforce the lease; use version 14 or newer")]
+    TooOld {
+        /// Its version.
+        version: String,
+    },
+    /// Locks on a standby exclude nobody on the primary.
+    #[error(
+        "the server is a hot standby; connect to the primary (several hosts in the DSN with \
+         target_session_attrs=read-write find it by themselves)"
+    )]
+    Standby,
+    /// A lock taken through it may belong to anybody.
+    #[error(
+        "a connection pooler that shares sessions stands before the server ({evidence}); \
+         connect to the server itself, or use the pooler's session mode"
+    )]
+    Pooler {
+        /// How that showed.
+        evidence: String,
+    },
+    /// Handover would wait for the poll.
+    #[error(
+        "a notification did not arrive within {waited:?}; connect without a pooler or proxy that \
+         swallows NOTIFY"
+    )]
+    DeadNotify {
+        /// How long was waited.
+        waited: Duration,
+    },
+    /// Nothing there, and it may not be made.
+    #[error("the schema is missing; run `tenure migrate` as the database's owner")]
+    SchemaMissing,
+    /// Made by an older version, and it may not be brought up to date.
+    #[error("the schema is at version {have}, this program needs {need}; run `tenure migrate`")]
+    SchemaOlder {
+        /// In the database.
+        have: i32,
+        /// Needed.
+        need: i32,
+    },
+    /// Made by a newer version.
+    #[error(
+        "the schema is at version {have}, newer than this program knows ({know}); \
+         upgrade this program"
+    )]
+    SchemaNewer {
+        /// In the database.
+        have: i32,
+        /// Known.
+        know: i32,
+    },
+    /// The login role may not do what a member does.
+    #[error(
+        "the login role {user} lacks privileges ({missing}); run the output of \
+         `tenure migrate --print-grants {user}` as the schema's owner"
+    )]
+    Privileges {
+        /// Who.
+        user: String,
+        /// What.
+        missing: String,
+    },
+    /// More roles than a quarter of the server's lock table.
+    #[error(
+        "{roles} roles need {roles} locks, more than a quarter of the server's lock table \
+         ({capacity} locks); raise max_locks_per_transaction"
+    )]
+    LockTable {
+        /// How many roles.
+        roles: i64,
+        /// How many locks the server can hold.
+        capacity: i64,
+    },
+    /// The fence would let stale writes through.
+    #[error(
+        "the index tenure.role_fence is missing or not unique, complete and immediate, so the \
+         fence would not hold; create it again as in migration 1"
+    )]
+    FenceIndex,
+}
+
+/// How one line of the look came out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Verdict {
+    /// As it should be.
+    Good,
+    /// It works; an assumption is weaker than it could be.
+    Warning,
+    /// It cannot be used so.
+    Refused,
+}
+
+/// One line of the look.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Finding {
+    /// What was looked at.
+    pub what: &'static str,
+    /// How it came out.
+    pub verdict: Verdict,
+    /// In a sentence, with the remedy where one is needed.
+    pub text: String,
+}
+
+/// Everything that was found.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct Report {
+    /// Line by line, in the order of the look. It ends at the first refusal that makes the rest
+    /// pointless.
+    pub findings: Vec<Finding>,
+    refusal: Option<Refused>,
+}
+
+impl Report {
+    /// Why the setup is refused, if it is.
+    pub fn refusal(&self) -> Option<&Refused> {
+        self.refusal.as_ref()
+    }
+
+    fn good(&mut self, what: &'static str, text: impl Into<String>) {
+        self.findings.push(Finding { what, verdict: Verdict::Good, text: text.into() });
+    }
+
+    fn warn(&mut self, what: &'static str, text: impl Into<String>) {
+        self.findings.push(Finding { what, verdict: Verdict::Warning, text: text.into() });
+    }
+
+    fn refuse(&mut self, what: &'static str, refused: Refused) -> Stop {
+        let text = refused.to_string();
+        self.findings.push(Finding { what, verdict: Verdict::Refused, text });
+        self.refusal = Some(refused);
+        Stop::Refused
+    }
+}
+
+/// Ends a look early.
+enum Stop {
+    Refused,
+    Line(LineError),
+}
+
+impl From<LineError> for Stop {
+    fn from(error: LineError) -> Self {
+        Stop::Line(error)
+    }
+}
+
+/// Looks over the server of a configuration and tells everything. Changes nothing: a missing schema
+/// is a finding.
+///
+/// # Errors
+/// If the server cannot be reached or a session fails.
+pub async fn check(config: &Config) -> Result<Report, TenureError> {
+    let dsn = config.dsn().ok_or(TenureError::NoDatabase)?;
+    let connector = Connector::new(dsn, config.tls().clone())?;
+    let look = Look {
+        connector: &connector,
+        name: "tenure check",
+        deadline: config.lease().lease(),
+        lock_only: config.is_lock_only(),
+        migrate: false,
+        roles: i64::try_from(config.roles().len()).unwrap_or(i64::MAX),
+    };
+    let mut report = look.run().await?;
+    for warning in config.warnings() {
+        report.warn("timings", warning);
+    }
+    clock_finding(&mut report);
+    Ok(report)
+}
+
+/// The look of a starting member; with `migrate` it also brings the schema up to date.
+pub(crate) async fn prepare(
+    connector: &Connector,
+    sitter: &Sitter,
+    migrate: bool,
+) -> Result<(), TenureError> {
+    let look = Look {
+        connector,
+        name: "tenure preflight",
+        deadline: sitter.lease.lease(),
+        lock_only: sitter.lock_only,
+        migrate,
+        roles: 0,
+    };
+    let report = look.run().await?;
+    for finding in report.findings.iter().filter(|f| f.verdict == Verdict::Warning) {
+        tracing::warn!(member = %sitter.identity, "{}: {}", finding.what, finding.text);
+    }
+    match report.refusal {
+        Some(refused) => Err(refused.into()),
+        None => Ok(()),
+    }
+}
+
+struct Look<'a> {
+    connector: &'a Connector,
+    name: &'a str,
+    deadline: Duration,
+    lock_only: bool,
+    migrate: bool,
+    roles: i64,
+}
+
+impl Look<'_> {
+    async fn run(&self) -> Result<Report, TenureError> {
+        let mut report = Report::default();
+        let (heard, mut hears) = mpsc::unbounded_channel();
+        let one = Line::new(self.connector.connect(self.name, self.deadline).await?, heard);
+        let end = async {
+            self.product(&one, &mut report).await?;
+            let pins = settings(self.deadline * 4, self.deadline, Duration::from_secs(1));
+            one.ask(&pins, self.deadline).await?;
+            Ok::<_, Stop>(())
+        }
+        .await;
+        if let Some(report) = finish(end, &mut report)? {
+            return Ok(report);
+        }
+        let (deaf, _) = mpsc::unbounded_channel();
+        let two = Line::new(self.connector.connect(self.name, self.deadline).await?, deaf);
+        let end = async {
+            self.pooler(&one, &two, &mut report).await?;
+            self.notify(&one, &two, &mut hears, &mut report).await?;
+            if self.lock_only {
+                report.warn(
+                    "lock-only",
+                    "no tables: no epochs and no fence, no remote step-down, and every \
+                     acquisition waits out a lease",
+                );
+            } else {
+                self.schema(&one, &mut report).await?;
+                self.privileges(&one, &mut report).await?;
+                self.fence_index(&one, &mut report).await?;
+            }
+            self.lock_table(&one, &mut report).await?;
+            self.standbys(&one, &mut report).await?;
+            self.signals(&one, &mut report).await?;
+            Ok::<_, Stop>(())
+        }
+        .await;
+        one.hang_up(self.deadline).await;
+        two.hang_up(self.deadline).await;
+        finish(end, &mut report)?;
+        Ok(report)
+    }
+
+    async fn ask(&self, line: &Line, sql: &str) -> Result<String, LineError> {
+        Ok(line.ask(sql, self.deadline).await?.unwrap_or_default())
+    }
+
+    async fn product(&self, line: &Line, report: &mut Report) -> Result<(), Stop> {
+        let version = self.ask(line, "select version()").await?;
+        if let Some(refused) = judge_version(&version) {
+            return Err(report.refuse("server", refused));
+        }
+        let number = self.ask(line, "show server_version_num").await?;
+        if number.parse::<i32>().unwrap_or(0) < OLDEST_SERVER {
+            let version = self.ask(line, "show server_version").await?;
+            return Err(report.refuse("server", Refused::TooOld { version }));
+        }
+        if self.ask(line, "select pg_is_in_recovery()").await? == "t" {
+            return Err(report.refuse("server", Refused::Standby));
+        }
+        report.good("server", version.split(" on ").next().unwrap_or_default());
+        Ok(())
+    }
+
+    /// One client alone sees one pid through any pooler, so a second one has to be there.
+    async fn pooler(&self, one: &Line, two: &Line, report: &mut Report) -> Result<(), Stop> {
+        let key = i64::from_ne_bytes(rand::random::<[u8; 8]>());
+        let pid = "select pg_backend_pid()";
+        let evidence = async {
+            let mine = self.ask(one, pid).await?;
+            let probe = literal(&format!("{key:x}"));
+            self.ask(one, &format!("select set_config('tenure.probe', {probe}, false)")).await?;
+            self.ask(one, &format!("select pg_try_advisory_lock({key})")).await?;
+            if self.ask(two, &format!("select pg_try_advisory_lock({key})")).await? == "t" {
+                return Ok(Some("two connections got the same lock".to_owned()));
+            }
+            if self.ask(two, pid).await? == mine {
+                return Ok(Some("two connections share one session".to_owned()));
+            }
+            // A transaction of the second one takes a session out of the pool: the first one gets
+            // another, unless it has one of its own.
+            two.ask("begin", self.deadline).await?;
+            let mut moved = self.ask(two, pid).await? == mine;
+            for _ in 0..4 {
+                moved |= self.ask(one, pid).await? != mine;
+            }
+            two.ask("commit", self.deadline).await?;
+            moved |= self.ask(one, pid).await? != mine;
+            if moved {
+                return Ok(Some("the session changed under the connection".to_owned()));
+            }
+            let kept = self.ask(one, "select current_setting('tenure.probe', true)").await?;
+            if kept != format!("{key:x}") {
+                return Ok(Some("a session setting was lost".to_owned()));
+            }
+            Ok::<_, LineError>(None)
+        }
+        .await;
+        // Whatever was found, the lock goes: through a pooler it may be on either session.
+        let unlock = format!("select pg_advisory_unlock({key})");
+        let quiet = format!("set client_min_messages = error; {unlock}");
+        let mut freed = 0;
+        for line in [one, two, one, two] {
+            if line.ask(&quiet, self.deadline).await.ok().flatten().as_deref() == Some("t") {
+                freed += 1;
+            }
+        }
+        let _ = one.ask("set client_min_messages = warning", self.deadline).await;
+        match evidence {
+            Ok(None) if freed == 1 => {
+                report.good("pooler", "the session is the server's own");
+                Ok(())
+            }
+            Ok(None) => {
+                let evidence = "a lock did not stay with its session".to_owned();
+                Err(report.refuse("pooler", Refused::Pooler { evidence }))
+            }
+            Ok(Some(evidence)) => Err(report.refuse("pooler", Refused::Pooler { evidence })),
+            // A statement pooler refuses transactions, with a code of class 08.
+            Err(LineError::Refused { sqlstate, message }) => {
+                let evidence = format!("{message}, SQLSTATE {sqlstate}");
+                Err(report.refuse("pooler", Refused::Pooler { evidence }))
+            }
+            Err(other) => Err(Stop::Line(other)),
+        }
+    }
+
+    async fn notify(
+        &self,
+        one: &Line,
+        two: &Line,
+        hears: &mut mpsc::UnboundedReceiver<Heard>,
+        report: &mut Report,
+    ) -> Result<(), Stop> {
+        let wanted = format!("tenure_probe_{:016x}", rand::random::<u64>());
+        one.ask(&format!("listen {}", identifier(&wanted)), self.deadline).await?;
+        two.ask(&format!("select pg_notify({}, '')", literal(&wanted)), self.deadline).await?;
+        let arrived = timeout(self.deadline, async {
+            while let Some(heard) = hears.recv().await {
+                if matches!(heard, Heard::Notification { channel, .. } if channel == wanted) {
+                    return true;
+                }
+            }
+            false
+        })
+        .await;
+        one.ask(&format!("unlisten {}", identifier(&wanted)), self.deadline).await?;
+        if arrived != Ok(true) {
+            let refused = Refused::DeadNotify { waited: self.deadline };
+            return Err(report.refuse("notify", refused));
+        }
+        report.good("notify", "notifications arrive");
+        Ok(())
+    }
+
+    async fn schema(&self, line: &Line, report: &mut Report) -> Result<(), Stop> {
+        let mut have = schema::installed(line, self.deadline).await?;
+        if have < schema::VERSION && self.migrate {
+            match schema::migrate(line, self.deadline * 10).await {
+                Ok(applied) => {
+                    if !applied.is_empty() {
+                        tracing::info!(?applied, "the schema was brought up to date");
+                    }
+                    have = schema::installed(line, self.deadline).await?;
+                }
+                // insufficient_privilege: somebody else must do it.
+                Err(error) if error.sqlstate() == Some("42501") => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let need = schema::VERSION;
+        match have {
+            0 => Err(report.refuse("schema", Refused::SchemaMissing)),
+            have if have < need => {
+                Err(report.refuse("schema", Refused::SchemaOlder { have, need }))
+            }
+            have if have > need => {
+                Err(report.refuse("schema", Refused::SchemaNewer { have, know: need }))
+            }
+            have => {
+                report.good("schema", format!("version {have}"));
+                Ok(())
+            }
+        }
+    }
+
+    async fn privileges(&self, line: &Line, report: &mut Report) -> Result<(), Stop> {
+        #[derive(Deserialize)]
+        struct Lacks {
+            user: String,
+            missing: Vec<String>,
+        }
+        let sql = "select jsonb_build_object('user', current_user, 'missing', \
+            coalesce((select jsonb_agg(w) from (\
+                select 'usage on schema tenure' as w \
+                    where not has_schema_privilege('tenure', 'usage') \
+                union all \
+                select p || ' on ' || t from (values \
+                    ('tenure.member', 'select'), ('tenure.member', 'insert'), \
+                    ('tenure.member', 'update'), ('tenure.member', 'delete'), \
+                    ('tenure.candidate', 'select'), ('tenure.candidate', 'insert'), \
+                    ('tenure.candidate', 'update'), ('tenure.candidate', 'delete'), \
+                    ('tenure.role', 'select'), ('tenure.role', 'insert'), \
+                    ('tenure.role', 'update'), ('tenure.term', 'select'), \
+                    ('tenure.term', 'insert'), ('tenure.term', 'update'), \
+                    ('tenure.event', 'insert'), ('tenure.origin', 'select')) v(t, p) \
+                where has_schema_privilege('tenure', 'usage') \
+                  and not has_table_privilege(t, p)) s), '[]'))";
+        let text = self.ask(line, sql).await?;
+        let lacks: Lacks = serde_json::from_str(&text)
+            .map_err(|error| Stop::Line(LineError::Unreadable(error.to_string())))?;
+        if !lacks.missing.is_empty() {
+            let refused =
+                Refused::Privileges { user: lacks.user, missing: lacks.missing.join(", ") };
+            return Err(report.refuse("privileges", refused));
+        }
+        report.good("privileges", format!("{} may take part", lacks.user));
+        Ok(())
+    }
+
+    async fn fence_index(&self, line: &Line, report: &mut Report) -> Result<(), Stop> {
+        let sql = "select exists (select from pg_index \
+            where indexrelid = to_regclass('tenure.role_fence') \
+              and indrelid = 'tenure.role'::regclass and indisunique and indisvalid \
+              and indimmediate and indpred is null and indexprs is null and indnkeyatts = 2 \
+              and (select array_agg(attname::text order by attname) from pg_attribute \
+                   where attrelid = indrelid and attnum = any (indkey)) \
+                  = array['epoch', 'name'])";
+        if self.ask(line, sql).await? != "t" {
+            return Err(report.refuse("fence", Refused::FenceIndex));
+        }
+        report.good("fence", "an epoch bump conflicts with every fenced transaction");
+        Ok(())
+    }
+
+    async fn lock_table(&self, line: &Line, report: &mut Report) -> Result<(), Stop> {
+        let known = if self.lock_only { "0" } else { "(select count(*) from tenure.role)" };
+        let sql = format!(
+            "select current_setting('max_locks_per_transaction')::bigint * \
+             (current_setting('max_connections')::bigint + \
+              current_setting('max_prepared_transactions')::bigint) || ' ' || {known}"
+        );
+        let text = self.ask(line, &sql).await?;
+        let mut numbers = text.split(' ').map(|n| n.parse::<i64>().unwrap_or(0));
+        let capacity = numbers.next().unwrap_or(0);
+        let roles = numbers.next().unwrap_or(0).max(self.roles);
+        if roles > capacity / 4 {
+            return Err(report.refuse("locks", Refused::LockTable { roles, capacity }));
+        }
+        report.good("locks", format!("{roles} roles; the server holds {capacity} locks"));
+        Ok(())
+    }
+
+    async fn standbys(&self, line: &Line, report: &mut Report) -> Result<(), Stop> {
+        // The view hides what others' sessions do from a plain role, but not that they are there.
+        let sql = "select current_setting('synchronous_standby_names') || '/' || \
+            (select count(*) from pg_stat_replication) || '/' || \
+            (select count(*) from pg_stat_replication \
+             where coalesce(sync_state, 'async') in ('async', 'potential'))";
+        let text = self.ask(line, sql).await?;
+        let mut parts = text.rsplitn(3, '/');
+        let lagging: i64 = parts.next().and_then(|n| n.parse().ok()).unwrap_or(0);
+        let standbys: i64 = parts.next().and_then(|n| n.parse().ok()).unwrap_or(0);
+        let names = parts.next().unwrap_or_default();
+        if names.is_empty() && standbys == 0 {
+            report.good("failover", "no standby: epochs and debts cannot be lost");
+        } else if names.is_empty() {
+            report.warn(
+                "failover",
+                "standbys do not acknowledge commits: a promotion is safe only once the old \
+                 primary is surely down; set synchronous_standby_names to every promotable \
+                 standby",
+            );
+        } else if lagging > 0 {
+            report.warn(
+                "failover",
+                format!(
+                    "{lagging} of {standbys} standbys need not acknowledge commits and must \
+                     never be promoted while the old primary runs"
+                ),
+            );
+        } else {
+            report.good("failover", "every connected standby acknowledges commits");
+        }
+        Ok(())
+    }
+
+    async fn signals(&self, line: &Line, report: &mut Report) -> Result<(), Stop> {
+        let sql = "select pg_has_role('pg_signal_backend', 'member')";
+        if self.ask(line, sql).await? == "t" {
+            report.good("blockers", "sessions that hold up a claim can be ended");
+        } else {
+            report.warn(
+                "blockers",
+                "only this login role's own sessions can be ended when they hold up a claim; \
+                 grant pg_signal_backend if others fence their writes",
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Ends a look: a refusal is an answer, a broken session is not.
+fn finish(end: Result<(), Stop>, report: &mut Report) -> Result<Option<Report>, TenureError> {
+    match end {
+        Ok(()) => Ok(None),
+        Err(Stop::Refused) => Ok(Some(std::mem::take(report))),
+        Err(Stop::Line(error)) => Err(TenureError::session(error)),
+    }
+}
+
+/// Judges what `version()` says.
+fn judge_version(version: &str) -> Option<Refused> {
+    if version.starts_with("PostgreSQL ") && !version.contains("YugabyteDB") && !version.contains("-YB-") {
+        return None;
+    }
+    let product = version.split(' ').next().unwrap_or_default();
+    let product = if version.contains("-YB-") { "YugabyteDB" } else { product };
+    Some(Refused::NotPostgres { product: product.to_owned() })
+}
+
+/// The one assumption that lies on this machine and not on the server.
+fn clock_finding(report: &mut Report) {
+    let source =
+        std::fs::read_to_string("/sys/devices/system/clocksource/clocksource0/current_clocksource");
+    match source.as_deref().map(str::trim) {
+        Ok("kvm-clock") => report.warn(
+            "clock",
+            "the clock may stand still while this virtual machine is paused; do not pause or \
+             migrate it live while it leads, or use the fence for every effect",
+        ),
+        Ok(source) => report.good("clock", format!("{source}, counts suspend")),
+        Err(_) => report.warn("clock", "its source cannot be read"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cockroachdb_is_refused_by_its_own_answer() {
+        let version = "CockroachDB CCL v23.1.11 (x86_64-pc-linux-gnu, built 2023/09/27, go1.19.10)";
+        let refused = judge_version(version).expect("refused");
+        assert!(refused.to_string().contains("CockroachDB is not PostgreSQL"), "{refused}");
+    }
+
+    #[test]
+    fn postgresql_is_taken_as_such() {
+        assert!(judge_version("PostgreSQL 15.18 (Debian 15.18-0+deb12u1) on x86_64").is_none());
+        assert!(judge_version("PostgreSQL 11.2-YB-2.18.0.0-b0 on x86_64").is_some());
+    }
+}

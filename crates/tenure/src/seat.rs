@@ -1,0 +1,476 @@
+//! The seat: a member's one session that holds its locks, its heartbeat and its LISTEN.
+//!
+//! Every statement here is one simple-query message and one implicit transaction, so that the
+//! server's idle timer, which is the server's half of the lease, runs whenever the seat is silent.
+//! Every function it calls first proves that it runs on the seat of record and advances the
+//! member's beat: each successful answer is a heartbeat sent at the time its question was sent.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tenure_core::key::LockKey;
+use tenure_core::lease::Lease;
+use tokio::sync::mpsc;
+
+use crate::connect::Session;
+use crate::line::{Heard, Line, LineError};
+use crate::sql::{identifier, json, literal};
+
+/// Who sits there.
+#[derive(Debug, Clone)]
+pub(crate) struct Sitter {
+    pub(crate) identity: String,
+    pub(crate) host: String,
+    pub(crate) pid: u32,
+    pub(crate) lease: Lease,
+    pub(crate) grace: Duration,
+    pub(crate) channel: String,
+    pub(crate) lock_only: bool,
+}
+
+/// A key as the database's functions take it: for a pair, `key1 << 32 | key2`.
+#[derive(Debug, Clone, Copy, Serialize, PartialEq, Eq)]
+pub(crate) struct Key {
+    pub(crate) key: i64,
+    pub(crate) pair: bool,
+}
+
+impl From<LockKey> for Key {
+    fn from(key: LockKey) -> Self {
+        match key {
+            LockKey::Big(key) => Key { key, pair: false },
+            LockKey::Pair(high, low) => {
+                Key { key: i64::from(high) << 32 | i64::from(low as u32), pair: true }
+            }
+        }
+    }
+}
+
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct RegisterRow {
+    pub(crate) role: String,
+    #[serde(flatten)]
+    pub(crate) key: Key,
+    pub(crate) policy: &'static str,
+    pub(crate) priority: i32,
+    pub(crate) ready: bool,
+    pub(crate) observer: bool,
+}
+
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct ClaimRow {
+    pub(crate) role: String,
+    #[serde(flatten)]
+    pub(crate) key: Key,
+    /// The highest epoch this member ever saw of the role.
+    pub(crate) seen: i64,
+    /// Only this epoch, which was ours, may be taken up again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) keep: Option<i64>,
+    /// Do not stand back for a better candidate any more.
+    pub(crate) insist: bool,
+}
+
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct TermRow {
+    pub(crate) role: String,
+    pub(crate) epoch: i64,
+    #[serde(flatten)]
+    pub(crate) key: Key,
+}
+
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct ReleaseRow {
+    #[serde(flatten)]
+    pub(crate) term: TermRow,
+    pub(crate) clean: bool,
+    pub(crate) to: Option<String>,
+}
+
+/// One round trip.
+#[derive(Debug, Clone)]
+pub(crate) enum Op {
+    Register(Vec<RegisterRow>),
+    Claim {
+        rows: Vec<ClaimRow>,
+        /// How long one role may wait for its row.
+        row_wait: Duration,
+    },
+    Act(Vec<TermRow>),
+    Beat,
+    Inspect(Vec<TermRow>),
+    Release(Vec<ReleaseRow>),
+    Leave,
+}
+
+/// What became of it.
+#[derive(Debug, Clone)]
+pub(crate) enum Done {
+    Registered(Vec<Registered>),
+    Claimed(Vec<Claimed>),
+    /// The roles whose `acting` write went through.
+    Acting(Vec<String>),
+    Beaten(Beaten),
+    /// The roles that are not ours any more.
+    Inspected(Vec<String>),
+    /// The roles whose lock was let go.
+    Released,
+    Left,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Registered {
+    pub(crate) role: String,
+    pub(crate) refused: Option<String>,
+}
+
+#[derive(Debug, Clone, Deserialize, Default)]
+pub(crate) struct Claimed {
+    pub(crate) role: String,
+    pub(crate) out: String,
+    #[serde(default)]
+    pub(crate) epoch: Option<i64>,
+    #[serde(default)]
+    pub(crate) holder: Option<String>,
+    #[serde(default)]
+    pub(crate) held_by_us: Option<bool>,
+    #[serde(default)]
+    pub(crate) acting: bool,
+    #[serde(default)]
+    pub(crate) debtor: Option<String>,
+    #[serde(default)]
+    pub(crate) debtor_beat: Option<i64>,
+    #[serde(default)]
+    pub(crate) debtor_lease_ms: Option<u64>,
+    /// With `yield`: to whom (successor, ready, priority).
+    #[serde(default)]
+    pub(crate) to: Option<String>,
+    #[serde(default)]
+    pub(crate) sqlstate: Option<String>,
+    #[serde(default)]
+    pub(crate) error: Option<String>,
+}
+
+/// Another member as a beat shows it: identity, beat, lease, grace.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Other(pub(crate) String, pub(crate) i64, pub(crate) u64, pub(crate) u64);
+
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Order {
+    pub(crate) role: String,
+    pub(crate) paused: bool,
+    pub(crate) id: Option<i64>,
+    pub(crate) to: Option<String>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Beaten {
+    pub(crate) revoked: i64,
+    #[serde(default)]
+    pub(crate) others: Option<Vec<Other>>,
+    #[serde(default)]
+    pub(crate) orders: Option<Vec<Order>>,
+}
+
+/// What a member learns when it takes its seat.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Seated {
+    pub(crate) incarnation: String,
+    pub(crate) backend_pid: i32,
+    #[serde(default)]
+    pub(crate) revoked: i64,
+}
+
+/// The session itself.
+pub(crate) struct Seat {
+    line: Line,
+    sitter: Sitter,
+    deadline: Duration,
+}
+
+impl Seat {
+    /// Takes a seat on a fresh session: pins its settings, listens, joins.
+    pub(crate) async fn take(
+        session: Session,
+        heard: mpsc::UnboundedSender<Heard>,
+        sitter: Sitter,
+        seat_token: &str,
+    ) -> Result<(Self, Seated), LineError> {
+        let line = Line::new(session, heard);
+        let lease = &sitter.lease;
+        let deadline = lease.statement_deadline();
+        let idle = lease.idle_session_timeout();
+        line.ask(&settings(idle, deadline, lease.heartbeat()), deadline).await?;
+        line.ask(&format!("listen {}", identifier(&sitter.channel)), deadline).await?;
+        let join = if sitter.lock_only {
+            format!(
+                "select jsonb_build_object('backend_pid', pg_backend_pid(), 'incarnation', \
+                 (select system_identifier from pg_control_system()) || '/' || \
+                 extract(epoch from pg_postmaster_start_time()), \
+                 'seat', set_config('tenure.seat', {}, false))",
+                literal(seat_token)
+            )
+        } else {
+            let member = serde_json::json!({
+                "identity": sitter.identity, "host": sitter.host, "pid": sitter.pid,
+                "seat": seat_token, "key": member_key(&sitter.identity),
+                "lease_ms": millis(lease.lease()), "grace_ms": millis(sitter.grace),
+                "lock_ms": millis(deadline / 2),
+            });
+            format!("select tenure.join_as({})", json(&member))
+        };
+        // Joining may have to wait for our own old backend to end: a deadline of its own, and no
+        // gate of ours is open meanwhile.
+        let seated = answer(&line, &join, deadline + Duration::from_secs(1)).await?;
+        Ok((Seat { line, sitter, deadline }, seated))
+    }
+
+    /// Carries one operation out. After any error the outcome is unknown: the caller drops the seat.
+    pub(crate) async fn run(&self, op: &Op) -> Result<Done, LineError> {
+        if self.sitter.lock_only {
+            return self.run_lock_only(op).await;
+        }
+        let me = literal(&self.sitter.identity);
+        Ok(match op {
+            Op::Register(rows) => {
+                Done::Registered(self.ask(&format!("tenure.register({me}, {})", json(rows))).await?)
+            }
+            Op::Claim { rows, row_wait } => {
+                #[derive(Deserialize)]
+                struct Claims {
+                    roles: Vec<Claimed>,
+                }
+                let wait = millis(*row_wait).max(1);
+                let sql = format!("tenure.claim({me}, {}, {wait})", json(rows));
+                Done::Claimed(self.ask::<Claims>(&sql).await?.roles)
+            }
+            Op::Act(rows) => {
+                #[derive(Deserialize)]
+                struct Acting {
+                    roles: Vec<String>,
+                }
+                let sql = format!("tenure.act({me}, {})", json(rows));
+                Done::Acting(self.ask::<Acting>(&sql).await?.roles)
+            }
+            Op::Beat => Done::Beaten(self.ask(&format!("tenure.beat({me})")).await?),
+            Op::Inspect(rows) => {
+                #[derive(Deserialize)]
+                struct Gone {
+                    gone: Vec<String>,
+                }
+                let sql = format!("tenure.inspect({me}, {})", json(rows));
+                Done::Inspected(self.ask::<Gone>(&sql).await?.gone)
+            }
+            Op::Release(rows) => {
+                let write = format!("select tenure.release({me}, {})", json(rows));
+                let terms: Vec<&TermRow> = rows.iter().map(|row| &row.term).collect();
+                let let_go = format!(
+                    "select tenure.let_go({}, {})",
+                    json(&terms),
+                    literal(&self.sitter.channel)
+                );
+                // Pipelined: the row first, then unlock and notify in a transaction that writes
+                // nothing. Should the first fail, the lock goes all the same, and the successor
+                // finds a debt and waits.
+                let (written, gone) = tokio::join!(
+                    self.line.ask(&write, self.deadline),
+                    self.line.ask(&let_go, self.deadline)
+                );
+                written?;
+                #[derive(Deserialize)]
+                struct LetGo {
+                    not_held: Vec<String>,
+                }
+                let gone: LetGo = parse(gone?)?;
+                if !gone.not_held.is_empty() {
+                    return Err(LineError::Unreadable(format!(
+                        "the lock of {} was not held when it was released",
+                        gone.not_held.join(", ")
+                    )));
+                }
+                Done::Released
+            }
+            Op::Leave => {
+                self.ask::<serde_json::Value>(&format!("tenure.leave({me})")).await?;
+                Done::Left
+            }
+        })
+    }
+
+    /// Without tables: the locks themselves, and a proof that the session is the one it was.
+    async fn run_lock_only(&self, op: &Op) -> Result<Done, LineError> {
+        let all = |keys: Vec<(String, String)>| {
+            let parts: Vec<String> = keys
+                .into_iter()
+                .map(|(role, call)| format!("jsonb_build_array({}, {call})", literal(&role)))
+                .collect();
+            format!("select jsonb_build_array({})", parts.join(", "))
+        };
+        Ok(match op {
+            Op::Register(rows) => Done::Registered(
+                rows.iter()
+                    .map(|row| Registered { role: row.role.clone(), refused: None })
+                    .collect(),
+            ),
+            Op::Claim { rows, .. } => {
+                let sql = all(rows
+                    .iter()
+                    .map(|row| (row.role.clone(), lock_call("pg_try_advisory_lock", row.key)))
+                    .collect());
+                let won: Vec<(String, bool)> = answer(&self.line, &sql, self.deadline).await?;
+                Done::Claimed(
+                    won.into_iter()
+                        .zip(rows)
+                        .map(|((role, won), row)| Claimed {
+                            role,
+                            out: if won { "won" } else { "held" }.to_owned(),
+                            // A local count: it orders this process's own terms and no others.
+                            epoch: won.then_some(row.seen + 1),
+                            ..Claimed::default()
+                        })
+                        .collect(),
+                )
+            }
+            Op::Act(rows) => {
+                self.ping().await?;
+                Done::Acting(rows.iter().map(|row| row.role.clone()).collect())
+            }
+            Op::Beat => {
+                self.ping().await?;
+                Done::Beaten(Beaten { revoked: 0, others: None, orders: None })
+            }
+            Op::Inspect(rows) => {
+                let sql = all(rows
+                    .iter()
+                    .map(|row| (row.role.clone(), holds(row.key)))
+                    .collect());
+                let held: Vec<(String, bool)> = answer(&self.line, &sql, self.deadline).await?;
+                Done::Inspected(
+                    held.into_iter().filter(|(_, ours)| !ours).map(|(role, _)| role).collect(),
+                )
+            }
+            Op::Release(rows) => {
+                let channel = literal(&self.sitter.channel);
+                let mut sql = all(rows
+                    .iter()
+                    .map(|row| {
+                        (row.term.role.clone(), lock_call("pg_advisory_unlock", row.term.key))
+                    })
+                    .collect());
+                for row in rows {
+                    sql.push_str(&format!(
+                        "; select pg_notify({channel}, {})",
+                        literal(&row.term.role)
+                    ));
+                }
+                self.line.ask(&sql, self.deadline).await?;
+                Done::Released
+            }
+            Op::Leave => Done::Left,
+        })
+    }
+
+    async fn ping(&self) -> Result<(), LineError> {
+        let sql = "select to_jsonb(coalesce(current_setting('tenure.seat', true), ''))";
+        let token: String = answer(&self.line, sql, self.deadline).await?;
+        if token.is_empty() {
+            return Err(LineError::Unreadable("this session is not the seat".to_owned()));
+        }
+        Ok(())
+    }
+
+    async fn ask<T: serde::de::DeserializeOwned>(&self, call: &str) -> Result<T, LineError> {
+        answer(&self.line, &format!("select {call}"), self.deadline).await
+    }
+
+    /// Closes the session in good order.
+    pub(crate) async fn stand_up(self) {
+        let deadline = self.deadline;
+        self.line.hang_up(deadline).await;
+    }
+}
+
+/// The advisory key under which a member lives.
+pub(crate) fn member_key(identity: &str) -> i64 {
+    match LockKey::of_name(&format!("tenure member {identity}")) {
+        LockKey::Big(key) => key,
+        LockKey::Pair(..) => unreachable!("a name makes a bigint key"),
+    }
+}
+
+pub(crate) fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+async fn answer<T: serde::de::DeserializeOwned>(
+    line: &Line,
+    sql: &str,
+    within: Duration,
+) -> Result<T, LineError> {
+    parse(line.ask(sql, within).await?)
+}
+
+fn parse<T: serde::de::DeserializeOwned>(text: Option<String>) -> Result<T, LineError> {
+    let text = text.ok_or_else(|| LineError::Unreadable("nothing".to_owned()))?;
+    serde_json::from_str(&text).map_err(|error| LineError::Unreadable(error.to_string()))
+}
+
+fn lock_call(function: &str, Key { key, pair }: Key) -> String {
+    if pair {
+        format!("{function}({}, {})", (key >> 32) as i32, key as i32)
+    } else {
+        format!("{function}({key})")
+    }
+}
+
+fn holds(Key { key, pair }: Key) -> String {
+    format!(
+        "exists (select from pg_locks where locktype = 'advisory' and pid = pg_backend_pid() \
+         and granted and classid = {} and objid = {} and objsubid = {})",
+        (key >> 32) as u32,
+        key as u32,
+        if pair { 2 } else { 1 }
+    )
+}
+
+/// What a session of ours pins, whatever the login role's or the database's defaults are.
+///
+/// `idle_session_timeout` is the server's half of the lease. It does not run inside a transaction, a
+/// statement, or a write to a client that does not read: the other timeouts end those.
+pub(crate) fn settings(idle: Duration, statement: Duration, check: Duration) -> String {
+    format!(
+        "set standard_conforming_strings = on; \
+         set client_min_messages = warning; \
+         set search_path = pg_catalog; \
+         set default_transaction_isolation = 'read committed'; \
+         set default_transaction_read_only = off; \
+         set default_transaction_deferrable = off; \
+         set synchronous_commit = on; \
+         set idle_session_timeout = {idle}; \
+         set idle_in_transaction_session_timeout = {idle}; \
+         set statement_timeout = {statement}; \
+         set lock_timeout = {statement}; \
+         set client_connection_check_interval = {check}; \
+         set tcp_user_timeout = {idle}; \
+         set tcp_keepalives_idle = 1; \
+         set tcp_keepalives_interval = 1; \
+         set tcp_keepalives_count = 3; \
+         set jit = off",
+        idle = millis(idle),
+        statement = millis(statement),
+        check = millis(check).max(1),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pair_is_packed_as_the_server_shows_it() {
+        assert_eq!(Key::from(LockKey::Pair(1, 2)), Key { key: 0x1_0000_0002, pair: true });
+        assert_eq!(Key::from(LockKey::Pair(-1, -1)), Key { key: -1, pair: true });
+        let key = Key::from(LockKey::Pair(i32::MIN, i32::MAX));
+        assert_eq!(lock_call("f", key), format!("f({}, {})", i32::MIN, i32::MAX));
+    }
+}

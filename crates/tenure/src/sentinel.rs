@@ -1,0 +1,154 @@
+//! The sentinel: a member's second session, which waits for another member's death.
+//!
+//! Members form a ring by identity; each watches the next. A wait is bounded by less than one
+//! heartbeat interval, so no snapshot of ours is ever older than that, and it ends the moment the
+//! watched session does. Then the sentinel tells its member, records the death, tells the group,
+//! and moves on to the next in the ring. A hint only: the repair poll bounds what it misses.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Deserialize;
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::time::sleep;
+
+use crate::connect::Connector;
+use crate::line::{Line, LineError};
+use crate::seat::{Key, Sitter, millis, settings};
+use crate::sql::literal;
+
+/// What a sentinel tells its member.
+#[derive(Debug)]
+pub(crate) enum Word {
+    /// That member's session is gone.
+    Died(String),
+    /// The lock of some role we wait for is free (lock-only mode).
+    Free,
+}
+
+pub(crate) struct Sentinel {
+    pub(crate) connector: Arc<Connector>,
+    pub(crate) sitter: Sitter,
+    pub(crate) words: mpsc::UnboundedSender<Word>,
+    /// The ring may have changed.
+    pub(crate) look_again: Arc<Notify>,
+    /// In lock-only mode: the locks to wait for.
+    pub(crate) wanted: watch::Receiver<Vec<Key>>,
+}
+
+#[derive(Deserialize)]
+struct Next {
+    identity: String,
+    key: i64,
+}
+
+impl Sentinel {
+    /// Runs until its task is aborted or its member is gone.
+    pub(crate) async fn run(mut self) {
+        let mut pause = Duration::from_millis(50);
+        while !self.words.is_closed() {
+            let error = match self.watch().await {
+                Ok(never) => match never {},
+                Err(error) => error,
+            };
+            tracing::debug!(member = %self.sitter.identity, "the sentinel lost its session: {error}");
+            sleep(pause).await;
+            pause = (pause * 2).min(self.sitter.lease.heartbeat());
+        }
+    }
+
+    async fn watch(&mut self) -> Result<std::convert::Infallible, LineError> {
+        let lease = self.sitter.lease;
+        let deadline = lease.statement_deadline();
+        let name = format!("tenure sentinel {}", self.sitter.identity);
+        let session = self
+            .connector
+            .connect(&name, lease.lease())
+            .await
+            .map_err(|error| LineError::Closed(error.to_string()))?;
+        let (heard, mut hears) = mpsc::unbounded_channel();
+        let line = Line::new(session, heard);
+        // Below the interval, so that its snapshot is younger than that when the wait ends.
+        let wait = lease.heartbeat().mul_f64(0.8);
+        let pins = settings(lease.idle_session_timeout(), wait + deadline, lease.heartbeat());
+        line.ask(&pins, deadline).await?;
+        let mut turn = 0_usize;
+        loop {
+            // A watch hears nothing, but its reader must not pile up what a server might say.
+            while hears.try_recv().is_ok() {}
+            if self.words.is_closed() {
+                return Err(LineError::Closed("the member is gone".to_owned()));
+            }
+            if self.sitter.lock_only {
+                self.await_lock(&line, wait, deadline, &mut turn).await?;
+            } else {
+                self.await_death(&line, wait, deadline).await?;
+            }
+        }
+    }
+
+    async fn await_death(
+        &self,
+        line: &Line,
+        wait: Duration,
+        deadline: Duration,
+    ) -> Result<(), LineError> {
+        let me = literal(&self.sitter.identity);
+        let next = line.ask(&format!("select tenure.successor_of({me})"), deadline).await?;
+        let Some(next) = next.and_then(|json| serde_json::from_str::<Next>(&json).ok()) else {
+            // Alone. `notified` is cancel-safe; a permit that was stored wakes us at once.
+            let _ = tokio::time::timeout(wait, self.look_again.notified()).await;
+            return Ok(());
+        };
+        let ask = format!("select tenure.await_death({}, {})", next.key, millis(wait));
+        if line.ask(&ask, wait + deadline).await?.as_deref() != Some("t") {
+            return Ok(());
+        }
+        let _ = self.words.send(Word::Died(next.identity.clone()));
+        let bury = format!("select tenure.bury({}, {})", literal(&next.identity), next.key);
+        if line.ask(&bury, deadline).await?.as_deref() == Some("t") {
+            // In a transaction that writes nothing: NOTIFY takes a cluster-wide lock at commit.
+            let tell = format!("select pg_notify({}, '')", literal(&self.sitter.channel));
+            line.ask(&tell, deadline).await?;
+        }
+        Ok(())
+    }
+
+    /// Without tables there is no ring: it waits for the roles' own locks, in turn.
+    async fn await_lock(
+        &mut self,
+        line: &Line,
+        wait: Duration,
+        deadline: Duration,
+        turn: &mut usize,
+    ) -> Result<(), LineError> {
+        let key = {
+            let wanted = self.wanted.borrow_and_update();
+            *turn = turn.wrapping_add(1);
+            (!wanted.is_empty()).then(|| wanted[*turn % wanted.len()])
+        };
+        let Some(Key { key, pair }) = key else {
+            // Cancel-safe: a change that was missed is seen by the next look.
+            let _ = tokio::time::timeout(wait, self.wanted.changed()).await;
+            return Ok(());
+        };
+        let args =
+            if pair { format!("{}, {}", (key >> 32) as i32, key as i32) } else { key.to_string() };
+        let ms = millis(wait);
+        let ask = format!(
+            "do $$ begin \
+               perform set_config('lock_timeout', '{ms}', true); \
+               perform pg_advisory_xact_lock_shared({args}); \
+               perform set_config('tenure.free', 'yes', false); \
+             exception when lock_not_available then \
+               perform set_config('tenure.free', 'no', false); \
+             end $$; select current_setting('tenure.free')"
+        );
+        if line.ask(&ask, wait + deadline).await?.as_deref() == Some("yes") {
+            let _ = self.words.send(Word::Free);
+            // It stays free until somebody takes it; do not spin meanwhile.
+            sleep(self.sitter.lease.heartbeat() / 4).await;
+        }
+        Ok(())
+    }
+}
