@@ -451,3 +451,32 @@ async fn is_wanted(
         TargetSessionAttrs::Standby => standby,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dsn::NoEnv;
+
+    fn config(dsn: &str, timeout: Option<Duration>) -> tokio_postgres::Config {
+        let dsn = Dsn::parse_with(dsn, &NoEnv).expect("a good DSN");
+        let mut connector = Connector::new(&dsn, TlsOptions::new()).expect("no files are named");
+        connector.tcp_user_timeout = timeout;
+        connector.driver_config(&dsn.hosts()[0], None, "seat", driver::SslMode::Disable)
+    }
+
+    #[test]
+    fn the_kernel_is_told_to_give_up_in_time_unless_the_dsn_says_when() {
+        let ours = config("host=127.0.0.1", Some(Duration::from_secs(6)));
+        assert_eq!(ours.get_tcp_user_timeout(), Some(&Duration::from_secs(6)));
+        assert_eq!(ours.get_keepalives_idle(), Duration::from_secs(2));
+        assert_eq!(ours.get_keepalives_interval(), Some(Duration::from_secs(2)));
+        assert_eq!(ours.get_keepalives_retries(), Some(3));
+
+        let text = "host=127.0.0.1 tcp_user_timeout=1500 keepalives_idle=7 keepalives_count=9";
+        let theirs = config(text, Some(Duration::from_secs(6)));
+        assert_eq!(theirs.get_tcp_user_timeout(), Some(&Duration::from_millis(1500)));
+        assert_eq!(theirs.get_keepalives_idle(), Duration::from_secs(7));
+        assert_eq!(theirs.get_keepalives_retries(), Some(9));
+        assert!(!config("host=127.0.0.1 keepalives=0", None).get_keepalives());
+    }
+}

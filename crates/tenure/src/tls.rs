@@ -28,7 +28,6 @@ use std::{
 
 use rustls::{
     ClientConfig, RootCertStore,
-    client::WebPkiServerVerifier,
     crypto::CryptoProvider,
     pki_types::{
         CertificateDer, PrivateKeyDer,
@@ -37,7 +36,7 @@ use rustls::{
 };
 
 use crate::dsn::{ClientCert, Dsn, Env, NotASwitch, RootCert, SslMode, switch};
-use verify::{Check, Unnamed};
+use verify::{Check, Trust, Verifier};
 
 /// What the environment says about TLS, apart from the DSN (the variables of StorageHub).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -182,28 +181,16 @@ impl Tls {
 
     /// A configuration that verifies as asked; reads the files anew.
     pub(crate) fn client_config(&self, verify: Verify) -> Result<ClientConfig, TlsError> {
-        let setup = |error: &dyn std::fmt::Display| TlsError::Setup { reason: error.to_string() };
         let builder = ClientConfig::builder_with_provider(self.provider.clone())
             .with_safe_default_protocol_versions()
-            .map_err(|error| setup(&error))?;
-        let unnamed = |check| Arc::new(Unnamed { check, provider: self.provider.clone() });
-        let builder = match verify {
-            Verify::Nothing => {
-                builder.dangerous().with_custom_certificate_verifier(unnamed(Check::Nothing))
-            }
-            Verify::Chain => builder
-                .dangerous()
-                .with_custom_certificate_verifier(unnamed(Check::Chain(self.roots()?))),
-            Verify::ChainAndName => {
-                let verifier = WebPkiServerVerifier::builder_with_provider(
-                    Arc::new(self.roots()?),
-                    self.provider.clone(),
-                )
-                .build()
-                .map_err(|error| setup(&error))?;
-                builder.with_webpki_verifier(verifier)
-            }
+            .map_err(|error| TlsError::Setup { reason: error.to_string() })?;
+        let check = match verify {
+            Verify::Nothing => Check::Nothing,
+            Verify::Chain => Check::Chain(self.trust()?),
+            Verify::ChainAndName => Check::ChainAndName(self.trust()?),
         };
+        let verifier = Arc::new(Verifier { check, provider: self.provider.clone() });
+        let builder = builder.dangerous().with_custom_certificate_verifier(verifier);
         let mut config = match &self.client_cert {
             None => builder.with_no_client_auth(),
             Some(files) => {
@@ -220,18 +207,19 @@ impl Tls {
         Ok(config)
     }
 
-    fn roots(&self) -> Result<RootCertStore, TlsError> {
+    fn trust(&self) -> Result<Trust, TlsError> {
         match &self.roots {
             Roots::File(path) => {
-                let mut store = RootCertStore::empty();
-                for certificate in certificates("root certificates", path)? {
-                    store.add(certificate).map_err(|error| TlsError::File {
+                let named = certificates("root certificates", path)?;
+                let mut roots = RootCertStore::empty();
+                for certificate in &named {
+                    roots.add(certificate.clone()).map_err(|error| TlsError::File {
                         what: "root certificates",
                         path: path.clone(),
                         reason: error.to_string(),
                     })?;
                 }
-                Ok(store)
+                Ok(Trust { roots, named })
             }
             Roots::System(store) => {
                 let store = store.get_or_init(|| {
@@ -246,7 +234,7 @@ impl Tls {
                 if store.is_empty() {
                     return Err(TlsError::EmptyStore);
                 }
-                Ok(store.clone())
+                Ok(Trust { roots: store.clone(), named: Vec::new() })
             }
         }
     }

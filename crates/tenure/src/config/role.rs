@@ -103,7 +103,11 @@ pub struct RoleConfig {
 
 impl RoleSpec {
     /// As validated, for a role that is added at run time.
-    pub(crate) fn validate(self, lease: &Lease, lock_only: bool) -> Result<RoleConfig, ConfigError> {
+    pub(crate) fn validate(
+        self,
+        lease: &Lease,
+        lock_only: bool,
+    ) -> Result<RoleConfig, ConfigError> {
         RoleConfig::validate(0, self.0, lease, lock_only)
     }
 }

@@ -1,8 +1,9 @@
-//! Certificate verifiers for the modes rustls has no verifier for.
+//! What is asked of the server's certificate.
 //!
-//! rustls by itself knows `verify-full` only.  Both verifiers here still check that the server
-//! owns the key of the certificate it shows (the handshake's signature); they differ in what they
-//! ask of the certificate.
+//! rustls' own verifier knows `verify-full` only, and refuses a self-signed certificate that is
+//! its own authority (what PostgreSQL's manual makes with one `openssl` line) even where the user
+//! names exactly that certificate as trusted.  This one follows libpq in both.  In every mode the
+//! server must own the key of the certificate it shows: the handshake's signature is checked.
 
 use std::sync::Arc;
 
@@ -10,51 +11,91 @@ use rustls::{
     CertificateError, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
     client::{
         danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-        verify_server_cert_signed_by_trust_anchor,
+        verify_server_cert_signed_by_trust_anchor, verify_server_name,
     },
     crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature},
     pki_types::{CertificateDer, ServerName, UnixTime},
     server::ParsedCertificate,
 };
+use x509_cert::der::Decode;
 
-/// What is asked of the server's certificate.
+/// How much is asked.
 #[derive(Debug)]
 pub(super) enum Check {
     /// Nothing: `prefer`, `allow`, `require` without root certificates.
     Nothing,
-    /// A chain to one of these roots, for whatever host: `verify-ca`.
-    Chain(RootCertStore),
+    /// A chain to a trusted certificate, for whatever host: `verify-ca`.
+    Chain(Trust),
+    /// The chain, and that it names the host: `verify-full`.
+    ChainAndName(Trust),
 }
 
-/// A verifier of certificates that does not look at the host name.
+/// What is trusted.
+#[derive(Debug, Clone)]
+pub(super) struct Trust {
+    /// Authorities that may have signed the server's certificate.
+    pub(super) roots: RootCertStore,
+    /// Certificates the user named: one of them may be the server's own.
+    pub(super) named: Vec<CertificateDer<'static>>,
+}
+
+/// A verifier for one [`Check`].
 #[derive(Debug)]
-pub(super) struct Unnamed {
+pub(super) struct Verifier {
     pub(super) check: Check,
     pub(super) provider: Arc<CryptoProvider>,
 }
 
-impl ServerCertVerifier for Unnamed {
+impl Verifier {
+    fn verify_chain(
+        &self,
+        trust: &Trust,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<(), Error> {
+        if trust.named.iter().any(|named| named == end_entity) {
+            return verify_period(end_entity, now);
+        }
+        verify_server_cert_signed_by_trust_anchor(
+            &ParsedCertificate::try_from(end_entity)?,
+            &trust.roots,
+            intermediates,
+            now,
+            self.provider.signature_verification_algorithms.all,
+        )
+    }
+}
+
+/// A certificate that is trusted by itself may still have expired.
+fn verify_period(certificate: &CertificateDer<'_>, now: UnixTime) -> Result<(), Error> {
+    let parsed = x509_cert::Certificate::from_der(certificate)
+        .map_err(|_| Error::from(CertificateError::BadEncoding))?;
+    let period = parsed.tbs_certificate.validity;
+    if now.as_secs() < period.not_before.to_unix_duration().as_secs() {
+        return Err(CertificateError::NotValidYet.into());
+    }
+    if now.as_secs() > period.not_after.to_unix_duration().as_secs() {
+        return Err(CertificateError::Expired.into());
+    }
+    Ok(())
+}
+
+impl ServerCertVerifier for Verifier {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
-        _server_name: &ServerName<'_>,
+        server_name: &ServerName<'_>,
         _ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
         match &self.check {
             Check::Nothing => {}
-            Check::Chain(roots) => {
-                if roots.is_empty() {
-                    return Err(CertificateError::UnknownIssuer.into());
-                }
-                verify_server_cert_signed_by_trust_anchor(
-                    &ParsedCertificate::try_from(end_entity)?,
-                    roots,
-                    intermediates,
-                    now,
-                    self.provider.signature_verification_algorithms.all,
-                )?;
+            Check::Chain(trust) => self.verify_chain(trust, end_entity, intermediates, now)?,
+            Check::ChainAndName(trust) => {
+                self.verify_chain(trust, end_entity, intermediates, now)?;
+                verify_server_name(&ParsedCertificate::try_from(end_entity)?, server_name)?;
             }
         }
         Ok(ServerCertVerified::assertion())

@@ -220,3 +220,16 @@ fn base_s_max_s_multiplier() {
 fn interval_s() {
     assert_eq!(retry(&with_toml("[retry]\ninterval_s = 5.0\n")), "FixedInterval { interval: 5s }");
 }
+
+#[test]
+fn every_row_of_the_documents_table_has_its_test() {
+    let page = include_str!("../../../../docs/configuration.md");
+    let tests = include_str!("mapping.rs");
+    let mut rows = 0;
+    for line in page.lines().filter(|line| line.starts_with("| 00")) {
+        let key = line.split('`').nth(1).unwrap().to_lowercase();
+        assert!(tests.contains(&format!("#[test]\nfn {key}")), "{key} has no test");
+        rows += 1;
+    }
+    assert_eq!(rows, 24);
+}

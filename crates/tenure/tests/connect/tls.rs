@@ -1,6 +1,11 @@
 //! Every `sslmode` against a real server with an authority of its own.
 
-use std::{fs, os::unix::fs::PermissionsExt, path::Path, time::Duration};
+use std::{
+    fs,
+    os::unix::fs::{MetadataExt, PermissionsExt},
+    path::Path,
+    time::Duration,
+};
 
 use tenure::{
     connect::{ConnectError, Connector, Session},
@@ -319,4 +324,53 @@ async fn direct_negotiation_works_from_postgresql_17_on() {
         let error = result.unwrap_err();
         assert!(error.is_unreachable() || error.is_tls(), "{error:?}");
     }
+}
+
+/// Has a running server present a self-signed certificate, made as PostgreSQL's manual does it,
+/// and returns the certificate's file.
+async fn self_signed(cluster: &Cluster, not_after: i32) -> std::path::PathBuf {
+    let mut params = rcgen::CertificateParams::new(vec!["db.example".to_owned()]).unwrap();
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    params.not_before = rcgen::date_time_ymd(2020, 1, 1);
+    params.not_after = rcgen::date_time_ymd(not_after, 1, 1);
+    let key = rcgen::KeyPair::generate().unwrap();
+    let cert = params.self_signed(&key).unwrap().pem();
+    let data = cluster.data_dir();
+    let owner = fs::metadata(data).unwrap();
+    for (name, text) in [("self.crt", &cert), ("self.key", &key.serialize_pem())] {
+        let path = data.join(name);
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        std::os::unix::fs::chown(&path, Some(owner.uid()), Some(owner.gid())).unwrap();
+    }
+    cluster
+        .set(&[("ssl", "on"), ("ssl_cert_file", "self.crt"), ("ssl_key_file", "self.key")])
+        .await
+        .unwrap();
+    cluster.restart().await.unwrap();
+    data.join("self.crt")
+}
+
+#[tokio::test]
+async fn a_self_signed_certificate_is_trusted_where_it_is_named_itself() {
+    let cluster = Cluster::start().await.unwrap();
+    let file = self_signed(&cluster, 4000).await;
+    let by_name = |host: &str, rest: &str| {
+        format!(
+            "host={host} hostaddr=127.0.0.1 port={} user=postgres dbname=postgres {rest}",
+            cluster.port()
+        )
+    };
+    let full = format!("sslmode=verify-full sslrootcert={}", file.display());
+    assert!(encrypted(&by_name("db.example", &full)).await);
+    assert_eq!(failed_check(connect(&by_name("db.other", &full)).await), "host name");
+    // Not named, it is an authority's certificate in a server's place.
+    let other = Ca::new().unwrap();
+    let wrong = format!("sslmode=verify-full sslrootcert={}", other.file().display());
+    let error = connect(&by_name("db.example", &wrong)).await.unwrap_err();
+    assert!(matches!(error, ConnectError::Certificate { .. }), "{error}");
+
+    let expired = self_signed(&cluster, 2021).await;
+    let full = format!("sslmode=verify-full sslrootcert={}", expired.display());
+    assert_eq!(failed_check(connect(&by_name("db.example", &full)).await), "validity period");
 }
