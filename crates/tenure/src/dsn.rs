@@ -127,6 +127,7 @@ impl Dsn {
     /// # Errors
     /// Any [`DsnError`]; none of them shows the text.
     pub fn parse_with(text: &str, env: &dyn Env) -> Result<Self, DsnError> {
+        keyword::check_variables(env)?;
         let mut values = BTreeMap::new();
         for (key, value) in text::parse(text)? {
             keyword::check(&key)?;

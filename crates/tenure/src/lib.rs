@@ -12,6 +12,7 @@ mod line;
 mod lock;
 mod member;
 pub mod metrics;
+pub mod operate;
 pub mod preflight;
 pub mod schema;
 mod seat;

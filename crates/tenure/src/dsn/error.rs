@@ -17,15 +17,17 @@ pub enum DsnError {
         reason: &'static str,
     },
     /// A key nobody knows.
-    #[error("the DSN has an unknown key `{key}`; remove it or correct its spelling")]
+    #[error(
+        "`{key}` is no connection parameter; remove it from the DSN or the service file, or correct its spelling"
+    )]
     UnknownKey {
         /// The key as written.
         key: String,
     },
     /// A key libpq knows and this driver cannot honour.
-    #[error("the DSN's key `{key}` is not supported: {reason}; remove it")]
+    #[error("the connection parameter `{key}` is not supported: {reason}; remove it")]
     Unsupported {
-        /// The key as written.
+        /// The key or the variable.
         key: String,
         /// Why it cannot be honoured.
         reason: &'static str,

@@ -1,6 +1,6 @@
 //! The keys of a DSN and the types of their values.
 
-use super::DsnError;
+use super::{DsnError, Env};
 
 /// Every key that is honoured, with the libpq variable that fills it in when the DSN is silent.
 const KNOWN: &[(&str, Option<&str>)] = &[
@@ -53,6 +53,27 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("sslpassword", "encrypted keys are not read; decrypt the key file"),
     ("sslsni", "the server name is always sent"),
 ];
+
+/// Variables that make libpq stricter: to ignore one in silence would be laxer than asked for.
+const STRICTER: &[(&str, &str)] = &[
+    ("PGREQUIREAUTH", "require_auth"),
+    ("PGREQUIREPEER", "requirepeer"),
+    ("PGSSLCRL", "sslcrl"),
+    ("PGSSLCRLDIR", "sslcrldir"),
+];
+
+/// Refuses a variable that asks for more than can be given.
+pub(super) fn check_variables(env: &dyn Env) -> Result<(), DsnError> {
+    let Some((variable, key)) = STRICTER.iter().find(|(name, _)| env.var(name).is_some()) else {
+        return Ok(());
+    };
+    check(key).map_err(|error| match error {
+        DsnError::Unsupported { reason, .. } => {
+            DsnError::Unsupported { key: (*variable).to_owned(), reason }
+        }
+        other => other,
+    })
+}
 
 pub(super) fn is_known(key: &str) -> bool {
     KNOWN.iter().any(|(known, _)| *known == key)

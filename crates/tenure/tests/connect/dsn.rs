@@ -2,6 +2,7 @@
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
+use proptest::prelude::*;
 use tenure::dsn::{Dsn, DsnError, NoEnv, SslMode, TargetSessionAttrs};
 
 use crate::env;
@@ -142,6 +143,14 @@ fn a_bad_variable_is_an_error_too() {
 }
 
 #[test]
+fn a_variable_that_asks_for_more_strictness_is_not_ignored() {
+    for name in ["PGREQUIREAUTH", "PGREQUIREPEER", "PGSSLCRL", "PGSSLCRLDIR"] {
+        let error = Dsn::parse_with("host=a", &env([(name, "x")])).unwrap_err();
+        assert!(error.to_string().contains(name), "{error}");
+    }
+}
+
+#[test]
 fn a_service_fills_what_the_dsn_leaves_out_before_the_environment_does() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("services.conf");
@@ -192,6 +201,33 @@ fn nothing_at_all_is_the_local_socket() {
     assert!(["/var/run/postgresql", "/tmp"].contains(&folder.as_str()), "{folder}");
     assert_eq!(dsn.database(), dsn.user());
     assert!(Path::new(&folder).is_absolute());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_text_makes_the_parser_panic(text in "\\PC{0,60}", query in "[a-z=&%?@:/,\\[\\]']{0,30}") {
+        let _ = Dsn::parse_with(&text, &NoEnv);
+        let _ = Dsn::parse_with(&query, &NoEnv);
+        let _ = Dsn::parse_with(&format!("postgres://{text}{query}"), &NoEnv);
+    }
+
+    #[test]
+    fn any_value_survives_both_forms(user in "\\PC{1,12}", password in "\\PC{1,12}", name in "\\PC{1,12}") {
+        let percent = |text: &str| text.bytes().map(|b| format!("%{b:02x}")).collect::<String>();
+        let quote = |text: &str| format!("'{}'", text.replace('\\', "\\\\").replace('\'', "\\'"));
+        let url = format!(
+            "postgres://{}:{}@h:5433/{}", percent(&user), percent(&password), percent(&name),
+        );
+        let pairs = format!(
+            "host=h port=5433 user={} password={} dbname={}",
+            quote(&user), quote(&password), quote(&name),
+        );
+        let url = Dsn::parse_with(&url, &NoEnv).unwrap();
+        prop_assert_eq!(&url, &Dsn::parse_with(&pairs, &NoEnv).unwrap());
+        prop_assert_eq!((url.user(), url.database()), (user.as_str(), name.as_str()));
+    }
 }
 
 /// A password file in `folder` with the given mode.

@@ -1,0 +1,41 @@
+-- Who leads what, who waits, and whether the lock itself agrees. Reads only; {role} is a literal
+-- or null for all roles. The age of a heartbeat is the database's own, for people.
+select coalesce(jsonb_agg(s order by s->>'role'), '[]') from (
+    select jsonb_build_object(
+        'role', r.name,
+        'key', case when r.pair then (r.key >> 32) || ',' || (r.key << 32 >> 32)
+                    else r.key::text end,
+        'policy', r.policy,
+        'lease_ms', r.lease_ms,
+        'epoch', r.epoch,
+        'holder', r.holder,
+        'acting', r.holder is not null and r.debtor is not distinct from r.holder,
+        'since', r.since,
+        'released_at', r.released_at,
+        'last_holder', r.last_holder,
+        'paused', r.paused,
+        'step_down_ordered', r.order_id is not null,
+        'heartbeat_age_ms', (extract(epoch from clock_timestamp() - m.seen_at) * 1000)::bigint,
+        'waiting', (
+            select coalesce(jsonb_agg(jsonb_build_object(
+                'member', c.member, 'priority', c.priority, 'ready', c.ready,
+                'observer', c.observer,
+                'heartbeat_age_ms',
+                    (extract(epoch from clock_timestamp() - o.seen_at) * 1000)::bigint)
+                order by c.priority desc, c.member), '[]')
+            from tenure.candidate c
+                join tenure.member o on o.identity = c.member and o.left_at is null
+            where c.role = r.name and c.member is distinct from r.holder),
+        'lock_held_by', (
+            select jsonb_agg(jsonb_build_object(
+                'pid', l.pid, 'program', a.application_name, 'user', a.usename,
+                'tenure', a.pid is not distinct from m.backend_pid))
+            from pg_locks l left join pg_stat_activity a on a.pid = l.pid
+            where l.locktype = 'advisory' and l.granted
+              and l.database = (select oid from pg_database where datname = current_database())
+              and l.classid = ((r.key >> 32) & 4294967295)::oid
+              and l.objid = (r.key & 4294967295)::oid
+              and l.objsubid = case when r.pair then 2 else 1 end)) as s
+    from tenure.role r left join tenure.member m on m.identity = r.holder
+    where {role}::text is null or r.name = {role}
+) q
