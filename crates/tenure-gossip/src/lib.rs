@@ -1,1 +1,15 @@
 //! A gossip election and a replicated history that cannot diverge, for groups without a database.
+
+pub mod bug;
+pub mod commit;
+pub mod election;
+pub mod gossip;
+pub mod history;
+pub mod identity;
+pub mod kv;
+pub mod machine;
+pub mod message;
+pub mod node;
+pub mod sim;
+pub mod spray;
+pub mod time;

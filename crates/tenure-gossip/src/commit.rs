@@ -1,0 +1,263 @@
+//! What must not diverge: an ordered log of commands, agreed by a majority of voters.
+//!
+//! [`Commit`] is all the rest of the crate knows of the engine. [`Raft`] implements it on noraft,
+//! and adds what noraft leaves to its user:
+//!
+//! - **payloads**: noraft orders positions, this keeps the bytes at them;
+//! - **a lease**: every append carries the instant it was sent and the lease; a follower that accepts
+//!   it *promises* not to vote for anybody else (nor to stand itself) for lease + margin. A leader
+//!   whose instants a majority has echoed knows that nobody can be elected before *the instant +
+//!   lease*. Measured from before the request, on the leader's own clock; only rates are compared;
+//! - **the promise survives a restart**: a node that comes back first keeps still for the longest
+//!   lease it ever agreed to;
+//! - **pre-vote**: a term is only raised by one who would win, so a node that was cut off does not
+//!   depose a healthy leader when it returns;
+//! - **release**: a leader that steps down shuts its gate, then frees the voters of their promise;
+//! - **hint**: the voter that gossip names stands for election first.
+
+mod lease;
+mod raft;
+mod wire;
+
+use std::{collections::BTreeSet, time::Duration};
+
+use serde::{Deserialize, Serialize};
+
+pub use self::{
+    raft::{Raft, Restored},
+    wire::{EngineMessage, Entry, EntryKind, Position},
+};
+use crate::{identity::PeerId, time::Time};
+
+/// The engine's timing.
+#[derive(Debug, Clone)]
+pub struct CommitConfig {
+    /// Time between a leader's heartbeats (250 ms). At most a third of the lease.
+    pub heartbeat: Duration,
+    /// How long a leader may act on a majority's echo (1 s), counted from when the heartbeat was sent.
+    pub lease: Duration,
+    /// What followers add to the lease before they let anyone else lead (200 ms): it must cover the
+    /// difference of clock *rates* over one lease.
+    pub margin: Duration,
+    /// The spread of election timeouts beyond the promise (600 ms). The hinted voter takes the first sixth.
+    pub spread: Duration,
+    /// Bytes of entries in one message (1 MiB).
+    pub batch: usize,
+}
+
+impl Default for CommitConfig {
+    fn default() -> Self {
+        Self {
+            heartbeat: Duration::from_millis(250),
+            lease: Duration::from_secs(1),
+            margin: Duration::from_millis(200),
+            spread: Duration::from_millis(600),
+            batch: 1 << 20,
+        }
+    }
+}
+
+impl CommitConfig {
+    /// Checks the values against each other.
+    ///
+    /// # Errors
+    /// The field, its bound and the reason.
+    pub fn validate(&self) -> Result<(), String> {
+        if self.heartbeat * 3 > self.lease {
+            return Err(format!(
+                "heartbeat: at most a third of the lease ({:?}), so that one lost heartbeat does not shut the gate",
+                self.lease / 3
+            ));
+        }
+        if self.margin < self.lease / 10 {
+            return Err(format!(
+                "margin: at least a tenth of the lease ({:?}), to cover clocks of different rates",
+                self.lease / 10
+            ));
+        }
+        if self.lease > MAX_LEASE {
+            return Err(format!("lease: at most {MAX_LEASE:?}; a failover takes that long"));
+        }
+        if self.spread < Duration::from_millis(60) {
+            return Err("spread: at least 60ms, or candidates meet each other for ever".into());
+        }
+        Ok(())
+    }
+
+    /// How long a follower keeps still after it heard from a leader.
+    pub(crate) fn promise(&self, lease: Duration) -> Duration {
+        lease + self.margin.max(lease / 10)
+    }
+}
+
+/// No lease is longer; a message that asks for more is cut down to it.
+pub(crate) const MAX_LEASE: Duration = Duration::from_secs(60);
+
+/// Who takes part in agreeing.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Members {
+    /// Those whose majority decides.
+    pub voters: BTreeSet<PeerId>,
+    /// During a change: the next voters, whose majority is needed as well.
+    pub next: BTreeSet<PeerId>,
+    /// Those that receive everything and decide nothing.
+    pub learners: BTreeSet<PeerId>,
+}
+
+impl Members {
+    /// Whether `peer` receives the log from the leader.
+    pub fn contains(&self, peer: &PeerId) -> bool {
+        self.is_voter(peer) || self.learners.contains(peer)
+    }
+
+    /// Whether `peer` votes, now or in the change under way.
+    pub fn is_voter(&self, peer: &PeerId) -> bool {
+        self.voters.contains(peer) || self.next.contains(peer)
+    }
+
+    /// Everybody, once.
+    pub fn all(&self) -> BTreeSet<PeerId> {
+        self.voters.iter().chain(&self.next).chain(&self.learners).copied().collect()
+    }
+}
+
+/// A change of the members, one at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MemberChange {
+    /// Let this node receive the log.
+    Learn(PeerId),
+    /// Let it vote.
+    Promote(PeerId),
+    /// Let it go.
+    Remove(PeerId),
+}
+
+/// The engine refused; nothing was changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CommitError {
+    /// Only the leader takes commands.
+    #[error("this node does not lead the engine; send it to the leader")]
+    NotLeader,
+    /// A change of members is under way, or the leader is too new.
+    #[error("another change of the members is not committed yet; try again in a moment")]
+    Busy,
+    /// It would leave nobody to vote, or it is so already.
+    #[error("the change makes no sense for the present members; look at the status")]
+    Pointless,
+    /// There is a log already.
+    #[error("this node already belongs to a cluster; a cluster is bootstrapped once")]
+    NotFresh,
+}
+
+/// What the engine wants done, in this order: a `Persist` must be durable before any later `Send`
+/// leaves the machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CommitOutput {
+    /// Make durable.
+    Persist(CommitWrite),
+    /// Send; may be lost.
+    Send(PeerId, EngineMessage),
+    /// The entry at this position is committed. In order, without gaps among commands.
+    Committed {
+        /// Where it stands in the engine's log.
+        position: Position,
+        /// The bytes that were proposed.
+        command: Vec<u8>,
+    },
+    /// This peer is too far behind the log: give it a snapshot.
+    NeedsSnapshot(PeerId),
+}
+
+/// What the engine must find again after a crash.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CommitWrite {
+    /// Term, vote, and the longest lease ever promised.
+    Hard(HardState),
+    /// Drop everything after `after`, then append.
+    Append {
+        /// The entry before the first.
+        after: Position,
+        /// What follows it.
+        entries: Vec<Entry>,
+    },
+}
+
+/// The few words a voter must never forget.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct HardState {
+    /// The latest term seen.
+    pub term: u64,
+    /// Whom it voted for in it.
+    pub voted_for: Option<PeerId>,
+    /// The longest lease it promised to respect.
+    pub lease: Duration,
+}
+
+/// How the engine stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CommitStatus {
+    /// The latest term seen.
+    pub term: u64,
+    /// Whether this node leads that term and knows everything committed before it.
+    pub settled: bool,
+    /// The leader of that term, as far as this node knows and heard of recently.
+    pub leader: Option<PeerId>,
+    /// If this node leads and its first entry is committed: until when it may act.
+    pub acting_until: Option<Time>,
+    /// The members.
+    pub members: Members,
+    /// Last committed entry.
+    pub commit_index: u64,
+    /// Last entry.
+    pub last_index: u64,
+}
+
+/// Everything a snapshot must say about the log it replaces.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotPoint {
+    /// The last entry it covers.
+    pub position: Position,
+    /// The members at that entry.
+    pub members: Members,
+}
+
+/// An engine that agrees on a log. Sans-IO: inputs, then [`Commit::poll_output`] until it is dry.
+pub trait Commit: Send + 'static {
+    /// Makes this node the first of a new cluster of `voters`.
+    ///
+    /// # Errors
+    /// [`CommitError::NotFresh`] if there is a log.
+    fn bootstrap(&mut self, now: Time, voters: &BTreeSet<PeerId>) -> Result<(), CommitError>;
+    /// A message of another node's engine.
+    fn handle_message(&mut self, now: Time, from: PeerId, message: EngineMessage);
+    /// Time has passed.
+    fn handle_timeout(&mut self, now: Time);
+    /// Appends a command, if this node leads.
+    ///
+    /// # Errors
+    /// [`CommitError::NotLeader`].
+    fn propose(&mut self, now: Time, command: Vec<u8>) -> Result<Position, CommitError>;
+    /// Changes the members, if this node leads.
+    ///
+    /// # Errors
+    /// See [`CommitError`].
+    fn change_members(&mut self, now: Time, change: MemberChange) -> Result<(), CommitError>;
+    /// How far the leader's log has reached `peer`.
+    fn progress(&self, peer: &PeerId) -> Option<u64>;
+    /// Whom gossip names.
+    fn hint(&mut self, leader: Option<PeerId>);
+    /// Gives leadership up: the gate must be shut before. The voters are freed of their promise.
+    fn release(&mut self, now: Time, successor: Option<PeerId>);
+    /// What a snapshot of everything up to `index` has to say about the log.
+    fn snapshot_point(&self, index: u64) -> Option<SnapshotPoint>;
+    /// A snapshot that reaches to `point` is durable: forget the log before it, or take the point over.
+    /// `false` if it does not fit, and nothing was changed.
+    fn snapshot_done(&mut self, point: &SnapshotPoint) -> bool;
+    /// How the engine stands at `now`.
+    fn status(&self, now: Time) -> CommitStatus;
+    /// The next thing to be done.
+    fn poll_output(&mut self) -> Option<CommitOutput>;
+    /// When [`Commit::handle_timeout`] wants to be called.
+    fn poll_timeout(&self) -> Time;
+}

@@ -1,0 +1,649 @@
+//! [`Commit`] on noraft.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    time::Duration,
+};
+
+use noraft::{Action, Log, LogEntries, LogEntry, LogIndex, Message, Node, NodeId, Term};
+use rand::{Rng, rngs::SmallRng};
+
+use super::{
+    Commit, CommitConfig, CommitError, CommitOutput, CommitStatus, CommitWrite, EngineMessage,
+    Entry, EntryKind, HardState, MAX_LEASE, MemberChange, Members, Position, SnapshotPoint,
+    lease::Echoes,
+    wire::{Names, beat},
+};
+use crate::{
+    bug::{Bug, Bugs},
+    identity::PeerId,
+    time::Time,
+};
+
+/// Numbers from the network beyond this are refused: nothing honest counts that far, and sums stay
+/// clear of overflow.
+const MAX_NUMBER: u64 = 1 << 60;
+
+/// What was found on disk.
+#[derive(Debug, Clone, Default)]
+pub struct Restored {
+    /// Term, vote, lease.
+    pub hard: HardState,
+    /// Where the log begins: the latest snapshot, if there is one.
+    pub snapshot: Option<SnapshotPoint>,
+    /// The log after it.
+    pub entries: Vec<Entry>,
+}
+
+/// noraft with payloads, lease, pre-vote, release and hint.
+pub struct Raft {
+    me: PeerId,
+    config: CommitConfig,
+    node: Node,
+    names: Names,
+    rng: SmallRng,
+    /// The commands of the log by index.
+    commands: BTreeMap<u64, Vec<u8>>,
+    /// Commands up to here were handed out.
+    delivered: u64,
+    hard: HardState,
+    /// When the election timer (for a leader: the heartbeat) runs out.
+    timer: Time,
+    /// Before this instant no vote is given and none is asked for.
+    still_until: Time,
+    /// When the present leader was last heard.
+    heard: Option<Time>,
+    echoes: Echoes,
+    /// Who would vote for this node in the term it asks about.
+    prevotes: Option<(u64, BTreeSet<PeerId>)>,
+    hinted: Option<PeerId>,
+    out: VecDeque<CommitOutput>,
+    bugs: Bugs,
+}
+
+impl Raft {
+    /// An engine that has never been part of anything.
+    pub fn fresh(me: PeerId, config: CommitConfig, rng: SmallRng) -> Self {
+        let mut names = Names::default();
+        let node = Node::start(names.number(me));
+        Self {
+            me,
+            config,
+            node,
+            names,
+            rng,
+            commands: BTreeMap::new(),
+            delivered: 0,
+            hard: HardState::default(),
+            timer: Time::NEVER,
+            still_until: Time::ZERO,
+            heard: None,
+            echoes: Echoes::default(),
+            prevotes: None,
+            hinted: None,
+            out: VecDeque::new(),
+            bugs: Bugs::default(),
+        }
+    }
+
+    /// An engine as it was found on disk. It keeps still for the longest lease it ever promised:
+    /// it does not remember to whom, or since when.
+    pub fn restore(
+        me: PeerId,
+        config: CommitConfig,
+        rng: SmallRng,
+        now: Time,
+        found: Restored,
+    ) -> Option<Self> {
+        let mut raft = Self::fresh(me, config, rng);
+        let (after, members) = match &found.snapshot {
+            Some(s) => (s.position, s.members.clone()),
+            None => (Position::default(), Members::default()),
+        };
+        let entries = raft.names.entries(after, &found.entries)?;
+        let log = Log::new(raft.names.config(&members), entries);
+        let voted_for = found.hard.voted_for.map(|p| raft.names.number(p));
+        let id = raft.names.number(me);
+        raft.node = Node::restart(id, Term::new(found.hard.term), voted_for, log);
+        raft.delivered = after.index;
+        raft.hard = found.hard;
+        raft.keep(found.entries);
+        if found.hard.term > 0 {
+            let lease = found.hard.lease.max(raft.config.lease);
+            raft.still_until = now + raft.config.promise(lease);
+        }
+        raft.drain(now, None);
+        Some(raft)
+    }
+
+    #[cfg(any(test, feature = "bugs"))]
+    pub(crate) fn inject(&mut self, bugs: Bugs) {
+        self.bugs = bugs;
+    }
+
+    fn members(&self) -> Members {
+        self.names.members(self.node.config())
+    }
+
+    fn leads(&self) -> bool {
+        self.node.role().is_leader()
+    }
+
+    /// Whether the first entry of this leader's own term is committed: only then it knows all that was.
+    fn settled(&self) -> bool {
+        self.leads()
+            && self.node.log().entries().get_term(self.node.commit_index())
+                == Some(self.node.current_term())
+    }
+
+    fn acting_until(&self, now: Time) -> Option<Time> {
+        if !self.settled() {
+            return None;
+        }
+        self.echoes.acting_until(self.me, &self.members(), self.config.lease, now)
+    }
+
+    /// Whether this node must not vote: it leads within its lease, or promised another one to keep still.
+    fn must_refuse(&self, now: Time) -> bool {
+        if self.bugs.has(Bug::VoteWithinLease) {
+            return false;
+        }
+        let leading = self.leads()
+            && self
+                .echoes
+                .acting_until(self.me, &self.members(), self.config.lease, now)
+                .is_some_and(|until| now < until);
+        leading || now < self.still_until
+    }
+
+    fn keep(&mut self, entries: Vec<Entry>) {
+        for entry in entries {
+            if let EntryKind::Command(bytes) = entry.kind {
+                self.commands.insert(entry.position.index, bytes);
+            }
+        }
+    }
+
+    /// The wire form of noraft's entries; `None` if a command is missing (it cannot be, but a
+    /// message with a hole must not be sent).
+    fn entries_out(&self, entries: &LogEntries, limit: usize) -> Option<Vec<Entry>> {
+        let (mut out, mut size) = (Vec::new(), 0);
+        for (position, entry) in entries.iter_with_positions() {
+            let kind = match entry {
+                LogEntry::Term(_) => EntryKind::Term,
+                LogEntry::ClusterConfig(c) => EntryKind::Members(self.names.members(&c)),
+                LogEntry::Command => {
+                    EntryKind::Command(self.commands.get(&position.index.get())?.clone())
+                }
+            };
+            size += 32 + match &kind {
+                EntryKind::Term => 0,
+                EntryKind::Members(m) => 32 * m.all().len(),
+                EntryKind::Command(c) => c.len(),
+            };
+            if size > limit && !out.is_empty() {
+                break;
+            }
+            out.push(Entry { position: position.into(), kind });
+        }
+        Some(out)
+    }
+
+    fn send(&mut self, to: NodeId, message: &Message, echo: u64, now: Time) {
+        let Some(to) = self.names.peer(to) else { return };
+        let message = match message {
+            Message::AppendEntriesCall { term, commit_index, entries, .. } => {
+                let Some(wire) = self.entries_out(entries, self.config.batch) else { return };
+                EngineMessage::Append {
+                    term: term.get(),
+                    commit: commit_index.get(),
+                    after: entries.prev_position().into(),
+                    entries: wire,
+                    beat: beat(now),
+                    lease: self.config.lease.as_millis() as u32,
+                }
+            }
+            Message::AppendEntriesReply { term, last_position, .. } => EngineMessage::Appended {
+                term: term.get(),
+                last: (*last_position).into(),
+                beat: echo,
+            },
+            Message::RequestVoteCall { term, last_position, .. } => {
+                EngineMessage::RequestVote { term: term.get(), last: (*last_position).into() }
+            }
+            Message::RequestVoteReply { term, vote_granted, .. } => {
+                EngineMessage::Voted { term: term.get(), granted: *vote_granted }
+            }
+        };
+        self.out.push_back(CommitOutput::Send(to, message));
+    }
+
+    /// Carries out what noraft asked for, after every single call into it. `incoming` is the append
+    /// that caused it: its echo belongs into the answer.
+    fn drain(&mut self, now: Time, incoming: Option<u64>) {
+        let echo = incoming.unwrap_or(0);
+        let mut hard = false;
+        // Term and vote go to disk as one word, so they are gathered before anything is sent.
+        let mut sends = Vec::new();
+        while let Some(action) = self.node.actions_mut().next() {
+            match action {
+                Action::SetElectionTimeout => self.set_timer(now),
+                Action::SaveCurrentTerm | Action::SaveVotedFor => hard = true,
+                Action::AppendLogEntries(entries) => {
+                    let after = entries.prev_position().into();
+                    let entries = self
+                        .entries_out(&entries, usize::MAX)
+                        .expect("the bytes of a command are kept before noraft hears of it");
+                    self.out.push_back(CommitOutput::Persist(CommitWrite::Append { after, entries }));
+                }
+                Action::BroadcastMessage(message) => {
+                    let peers: Vec<_> = self.node.peers().collect();
+                    sends.extend(peers.into_iter().map(|p| (p, message.clone())));
+                }
+                Action::SendMessage(to, message) => sends.push((to, message)),
+                Action::InstallSnapshot(to) => {
+                    if let Some(peer) = self.names.peer(to) {
+                        self.out.push_back(CommitOutput::NeedsSnapshot(peer));
+                    }
+                }
+            }
+        }
+        if hard {
+            self.save_hard();
+        }
+        for (to, message) in sends {
+            self.send(to, &message, echo, now);
+        }
+        self.deliver();
+    }
+
+    fn save_hard(&mut self) {
+        self.hard.term = self.node.current_term().get();
+        self.hard.voted_for = self.node.voted_for().and_then(|id| self.names.peer(id));
+        self.out.push_back(CommitOutput::Persist(CommitWrite::Hard(self.hard)));
+    }
+
+    fn deliver(&mut self) {
+        while self.delivered < self.node.commit_index().get() {
+            self.delivered += 1;
+            let index = LogIndex::new(self.delivered);
+            if self.node.log().entries().get_entry(index) != Some(LogEntry::Command) {
+                continue;
+            }
+            let term = self.node.log().entries().get_term(index).map_or(0, Term::get);
+            let command = self.commands.get(&self.delivered).cloned().unwrap_or_default();
+            let position = Position { term, index: self.delivered };
+            self.out.push_back(CommitOutput::Committed { position, command });
+        }
+    }
+
+    fn set_timer(&mut self, now: Time) {
+        if self.node.role().is_leader() {
+            self.timer = now + self.config.heartbeat;
+            return;
+        }
+        let base = now.max(self.still_until).max(now + self.config.heartbeat);
+        self.timer = base + self.election_delay();
+    }
+
+    /// The hinted voter stands in the first sixth of the spread, the others in the rest.
+    fn election_delay(&mut self) -> Duration {
+        let spread = self.config.spread.as_micros() as u64;
+        let micros = if self.hinted == Some(self.me) {
+            self.rng.random_range(0..spread / 6)
+        } else {
+            self.rng.random_range(spread / 3..spread)
+        };
+        Duration::from_micros(micros)
+    }
+
+    fn ask(&mut self, now: Time) {
+        let members = self.members();
+        if !members.is_voter(&self.me) {
+            self.timer = Time::NEVER;
+            return;
+        }
+        if now < self.still_until {
+            self.timer = self.still_until + self.election_delay();
+            return;
+        }
+        let term = self.node.current_term().get() + 1;
+        let last = self.node.log().last_position().into();
+        self.prevotes = Some((term, BTreeSet::from([self.me])));
+        self.timer = now + self.config.heartbeat + self.election_delay();
+        for peer in members.all().into_iter().filter(|p| *p != self.me && members.is_voter(p)) {
+            self.out.push_back(CommitOutput::Send(peer, EngineMessage::PreVote { term, last }));
+        }
+        self.stand_if_wanted(now);
+    }
+
+    fn stand_if_wanted(&mut self, now: Time) {
+        let Some((term, yes)) = &self.prevotes else { return };
+        let members = self.members();
+        let enough = |set: &BTreeSet<PeerId>| {
+            set.is_empty() || set.iter().filter(|v| yes.contains(v)).count() > set.len() / 2
+        };
+        // A leader that was heard in between is not to be disturbed.
+        let current =
+            *term == self.node.current_term().get() + 1 && now >= self.still_until && !self.leads();
+        if current && enough(&members.voters) && enough(&members.next) {
+            self.prevotes = None;
+            self.echoes.clear();
+            self.node.handle_election_timeout();
+            self.drain(now, None);
+        }
+    }
+
+    /// Moves to a later term without voting in it.
+    fn learn_term(&mut self, now: Time, from: NodeId, term: u64) {
+        let message =
+            Message::RequestVoteReply { from, term: Term::new(term), vote_granted: false };
+        self.feed(now, &message, None);
+    }
+
+    fn feed(&mut self, now: Time, message: &Message, echo: Option<u64>) {
+        let before = self.node.current_term();
+        if self.node.handle_message(message).is_err() {
+            // The snapshot here contradicts the leader's log: an engine that has proven itself wrong
+            // must not speak again. It stays mute; the node above sees no progress and says so.
+            tracing::error!(node = %self.me, "the log on disk contradicts the leader; this node needs a fresh store");
+            self.timer = Time::NEVER;
+            self.still_until = Time::NEVER;
+            return;
+        }
+        if self.node.current_term() != before {
+            self.prevotes = None;
+            self.echoes.clear();
+            self.heard = None;
+        }
+        self.drain(now, echo);
+    }
+
+    /// The configuration entries after the commit index: a change that is under way.
+    fn changing(&self) -> bool {
+        let entries = self.node.log().entries();
+        let from = self.node.commit_index().get().saturating_sub(entries.prev_position().index.get());
+        self.node.config().is_joint_consensus()
+            || entries
+                .iter()
+                .skip(from as usize)
+                .any(|e| matches!(e, LogEntry::ClusterConfig(_)))
+    }
+}
+
+impl Commit for Raft {
+    fn bootstrap(&mut self, now: Time, voters: &BTreeSet<PeerId>) -> Result<(), CommitError> {
+        let ids: Vec<_> = voters.iter().map(|p| self.names.number(*p)).collect();
+        if self.node.create_cluster(&ids).is_invalid() {
+            return Err(CommitError::NotFresh);
+        }
+        self.drain(now, None);
+        Ok(())
+    }
+
+    fn handle_message(&mut self, now: Time, from: PeerId, message: EngineMessage) {
+        let number = self.names.number(from);
+        match message {
+            EngineMessage::Append { term, commit, after, entries, beat, lease } => {
+                if term.max(commit).max(after.index).max(after.term) > MAX_NUMBER {
+                    return;
+                }
+                let Some(log) = self.names.entries(after, &entries) else { return };
+                if log.last_position().term.get() > term {
+                    return;
+                }
+                if term >= self.node.current_term().get() {
+                    let lease = Duration::from_millis(lease.into()).min(MAX_LEASE);
+                    if lease > self.hard.lease {
+                        self.hard.lease = lease;
+                        self.save_hard();
+                    }
+                    self.still_until =
+                        self.still_until.max(now + self.config.promise(lease.max(self.config.lease)));
+                }
+                // Those already held at the same position are the same; the rest is only kept if
+                // noraft takes them.
+                let before = self.node.log().last_position();
+                let new: Vec<_> = entries
+                    .into_iter()
+                    .filter(|e| !self.node.log().entries().contains(e.position.into()))
+                    .collect();
+                let mut replaced = BTreeMap::new();
+                for e in new {
+                    if let EntryKind::Command(bytes) = e.kind {
+                        let old = self.commands.insert(e.position.index, bytes);
+                        replaced.insert(e.position.index, old);
+                    }
+                }
+                let call = Message::AppendEntriesCall {
+                    from: number,
+                    term: Term::new(term),
+                    commit_index: LogIndex::new(commit),
+                    entries: log.clone(),
+                };
+                self.feed(now, &call, Some(beat));
+                if self.node.log().last_position() == before
+                    || !self.node.log().entries().contains(log.last_position())
+                {
+                    for (index, old) in replaced {
+                        match old {
+                            Some(bytes) => self.commands.insert(index, bytes),
+                            None => self.commands.remove(&index),
+                        };
+                    }
+                }
+                if term >= self.node.current_term().get() {
+                    self.heard = Some(now);
+                }
+            }
+            EngineMessage::Appended { term, last, beat } => {
+                if term.max(last.index).max(last.term) > MAX_NUMBER {
+                    return;
+                }
+                if self.leads() && term == self.node.current_term().get() {
+                    self.echoes.record(from, beat, now);
+                }
+                let reply = Message::AppendEntriesReply {
+                    from: number,
+                    term: Term::new(term),
+                    last_position: last.into(),
+                };
+                self.feed(now, &reply, None);
+            }
+            EngineMessage::PreVote { term, last } => {
+                let mine = self.node.current_term().get();
+                let open = term > mine || (term == mine && self.node.voted_for().is_none());
+                let granted = open
+                    && !self.must_refuse(now)
+                    && self.node.log().last_position() <= last.into();
+                let term = if granted { term } else { mine };
+                self.out.push_back(CommitOutput::Send(from, EngineMessage::PreVoted { term, granted }));
+            }
+            EngineMessage::PreVoted { term, granted } => {
+                if term > MAX_NUMBER {
+                    return;
+                }
+                if granted {
+                    if let Some((asked, yes)) = &mut self.prevotes
+                        && *asked == term
+                    {
+                        yes.insert(from);
+                    }
+                    self.stand_if_wanted(now);
+                } else if term > self.node.current_term().get() && !self.leads() {
+                    self.learn_term(now, number, term);
+                }
+            }
+            EngineMessage::RequestVote { term, last } => {
+                // Not even the term is taken over within a lease: a leader that nobody can replace
+                // yet must not be disturbed.
+                if term.max(last.index).max(last.term) > MAX_NUMBER || self.must_refuse(now) {
+                    return;
+                }
+                let call = Message::RequestVoteCall {
+                    from: number,
+                    term: Term::new(term),
+                    last_position: last.into(),
+                };
+                self.feed(now, &call, None);
+            }
+            EngineMessage::Voted { term, granted } => {
+                if term > MAX_NUMBER {
+                    return;
+                }
+                let led = self.node.role().is_leader();
+                let reply =
+                    Message::RequestVoteReply { from: number, term: Term::new(term), vote_granted: granted };
+                self.feed(now, &reply, None);
+                if !led && self.node.role().is_leader() {
+                    self.echoes.clear();
+                }
+            }
+            EngineMessage::Release { term, successor } => {
+                if term == self.node.current_term().get() && self.node.voted_for() == Some(number) {
+                    self.still_until = Time::ZERO;
+                    self.heard = None;
+                    self.timer = if successor == Some(self.me) { now } else { now + self.election_delay() };
+                }
+            }
+        }
+    }
+
+    fn handle_timeout(&mut self, now: Time) {
+        if now < self.timer {
+            return;
+        }
+        if self.leads() {
+            self.node.handle_election_timeout();
+            self.drain(now, None);
+        } else {
+            self.ask(now);
+        }
+    }
+
+    fn propose(&mut self, now: Time, command: Vec<u8>) -> Result<Position, CommitError> {
+        if !self.leads() {
+            return Err(CommitError::NotLeader);
+        }
+        let next = self.node.log().last_position().index.get() + 1;
+        self.commands.insert(next, command);
+        let at = self.node.propose_command();
+        debug_assert_eq!(at.index.get(), next);
+        self.drain(now, None);
+        Ok(at.into())
+    }
+
+    fn change_members(&mut self, now: Time, change: MemberChange) -> Result<(), CommitError> {
+        if !self.leads() {
+            return Err(CommitError::NotLeader);
+        }
+        if !self.settled() || self.changing() {
+            return Err(CommitError::Busy);
+        }
+        let mut config = self.node.config().clone();
+        match change {
+            MemberChange::Learn(peer) => {
+                let id = self.names.number(peer);
+                if config.contains(id) {
+                    return Err(CommitError::Pointless);
+                }
+                config.non_voters.insert(id);
+            }
+            MemberChange::Promote(peer) => {
+                let id = self.names.number(peer);
+                if config.voters.contains(&id) {
+                    return Err(CommitError::Pointless);
+                }
+                config = config.to_joint_consensus(&[id], &[]);
+            }
+            MemberChange::Remove(peer) => {
+                let id = self.names.number(peer);
+                if config.non_voters.remove(&id) {
+                    // A learner decides nothing: no joint majority is needed to let it go.
+                } else if config.voters.contains(&id) && config.voters.len() > 1 {
+                    config = config.to_joint_consensus(&[], &[id]);
+                } else {
+                    return Err(CommitError::Pointless);
+                }
+            }
+        }
+        if self.node.propose_config(config).is_invalid() {
+            return Err(CommitError::Busy);
+        }
+        self.drain(now, None);
+        Ok(())
+    }
+
+    fn progress(&self, peer: &PeerId) -> Option<u64> {
+        self.node.follower_match_index(NodeId::new(peer.short())).map(LogIndex::get)
+    }
+
+    fn hint(&mut self, leader: Option<PeerId>) {
+        self.hinted = leader;
+    }
+
+    fn release(&mut self, now: Time, successor: Option<PeerId>) {
+        if !self.leads() {
+            return;
+        }
+        let term = self.node.current_term().get();
+        let others: Vec<_> = self.members().all().into_iter().filter(|p| *p != self.me).collect();
+        for peer in &others {
+            self.out
+                .push_back(CommitOutput::Send(*peer, EngineMessage::Release { term, successor }));
+        }
+        // noraft has no way to step down but a later term: this node moves to it without voting, so
+        // that the successor can still have its vote there.
+        if let Some(peer) = others.first() {
+            let number = self.names.number(*peer);
+            self.learn_term(now, number, term + 1);
+            self.still_until = Time::ZERO;
+            self.timer = now + self.config.promise(self.config.lease) * 2;
+        }
+    }
+
+    fn snapshot_point(&self, index: u64) -> Option<SnapshotPoint> {
+        let index = LogIndex::new(index.min(self.node.commit_index().get()));
+        let (position, config) = self.node.log().get_position_and_config(index)?;
+        Some(SnapshotPoint { position: position.into(), members: self.names.members(config) })
+    }
+
+    fn snapshot_done(&mut self, point: &SnapshotPoint) -> bool {
+        let config = self.names.config(&point.members);
+        if !self.node.handle_snapshot_installed(point.position.into(), config) {
+            return false;
+        }
+        self.commands = self.commands.split_off(&(point.position.index + 1));
+        self.delivered = self.delivered.max(point.position.index);
+        true
+    }
+
+    fn status(&self, now: Time) -> CommitStatus {
+        let acting_until = self.acting_until(now).filter(|until| now < *until);
+        let leader = if self.node.role().is_leader() {
+            acting_until.map(|_| self.me)
+        } else {
+            let heard = self.heard.is_some_and(|t| {
+                now.since(t) <= self.config.promise(self.config.lease) + self.config.spread
+            });
+            self.node.voted_for().filter(|_| heard).and_then(|id| self.names.peer(id))
+        };
+        CommitStatus {
+            settled: self.settled(),
+            term: self.node.current_term().get(),
+            leader,
+            acting_until,
+            members: self.members(),
+            commit_index: self.node.commit_index().get(),
+            last_index: self.node.log().last_position().index.get(),
+        }
+    }
+
+    fn poll_output(&mut self) -> Option<CommitOutput> {
+        self.out.pop_front()
+    }
+
+    fn poll_timeout(&self) -> Time {
+        self.timer
+    }
+}

@@ -1,0 +1,582 @@
+//! The election by gossip: who the neighbours believe to be the leader, and whom to vote for.
+//!
+//! It is a **hint**. Two nodes may name two leaders at the same instant, and nothing that must not
+//! diverge depends on it: that is the commit engine's business.
+//!
+//! ```text
+//!  round (Δr = 300 ms)
+//!  ├── election, Δe = 100 ms ──┼── dissemination, Δd = 200 ms ──┤
+//!  drop what is too old,        send my vote to
+//!  sample 3 valid votes,        every neighbour
+//!  decide
+//! ```
+//!
+//! A vote carries a *beacon*: the leader's own signed stamp, relayed unchanged, with the time it has
+//! been on its way. A beacon is valid for `Δc + M·Δr` (M = 2 · diameter) after it was made, so a
+//! leader that stops making new ones is forgotten by everybody within that time, however often its
+//! last beacon is passed on. No two clocks are compared: each relay adds the time it kept the beacon.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use rand::{
+    Rng,
+    rngs::SmallRng,
+    seq::{IndexedRandom, index},
+};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    bug::{Bug, Bugs},
+    identity::{Keys, PeerId, Signature},
+    time::Time,
+};
+
+/// Votes sampled in a round.
+const SAMPLE: usize = 3;
+/// Neighbours whose votes are kept at most; a flood of identities evicts the oldest, no more.
+const MAX_NEIGHBOURS: usize = 256;
+/// Leaders whose stamps are remembered at most.
+const MAX_SIGHTINGS: usize = 1_024;
+
+/// What to do when the sampled votes name as many leaders as there are votes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum TieBreak {
+    /// The highest (term, hash of the name) among the sampled and the current leader: everybody
+    /// breaks the tie the same way, so it is broken once.
+    #[default]
+    Ranked,
+    /// One of the sampled at random, as the specification documents. It flaps.
+    Random,
+}
+
+/// The parameters of the election; the defaults are the specification's.
+#[derive(Debug, Clone)]
+pub struct ElectionConfig {
+    /// Estimated diameter of the network (8). Too low forgets living leaders, too high remembers dead ones longer.
+    pub diameter: u32,
+    /// Δc, tolerance for what the clocks disagree on (50 ms).
+    pub delta_c: Duration,
+    /// Δe, the election phase: from a round's begin to the sending of votes (100 ms).
+    pub delta_e: Duration,
+    /// Δd, the dissemination phase (200 ms).
+    pub delta_d: Duration,
+    /// Δr, a whole round (300 ms); at least Δe + Δd. One second or more is the specification's option C.
+    pub delta_r: Duration,
+    /// How ties are broken.
+    pub tie: TieBreak,
+    /// Option A: a confirmed leader that is still seen is kept at least this long (3 s; none: off).
+    pub sticky: Option<Duration>,
+    /// Option B: by how many votes of the sample a challenger must beat the current leader (1).
+    pub hysteresis: u32,
+}
+
+impl Default for ElectionConfig {
+    fn default() -> Self {
+        Self {
+            diameter: 8,
+            delta_c: Duration::from_millis(50),
+            delta_e: Duration::from_millis(100),
+            delta_d: Duration::from_millis(200),
+            delta_r: Duration::from_millis(300),
+            tie: TieBreak::Ranked,
+            sticky: Some(Duration::from_secs(3)),
+            hysteresis: 1,
+        }
+    }
+}
+
+impl ElectionConfig {
+    /// The specification's election as documented: random ties, no stickiness, no hysteresis.
+    pub fn documented() -> Self {
+        Self { tie: TieBreak::Random, sticky: None, hysteresis: 1, ..Self::default() }
+    }
+
+    /// `Δc + M·Δr`: how long a beacon counts.
+    pub fn validity(&self) -> Duration {
+        self.delta_c + self.delta_r * (2 * self.diameter)
+    }
+
+    /// Checks the parameters against each other.
+    ///
+    /// # Errors
+    /// The field, its bound and the reason.
+    pub fn validate(&self) -> Result<(), String> {
+        if self.diameter == 0 {
+            return Err("diameter: must be at least 1, or no beacon would ever count".into());
+        }
+        if self.delta_e + self.delta_d > self.delta_r {
+            return Err(format!(
+                "delta_r: must be at least delta_e + delta_d = {:?}, so that the phases fit into a round",
+                self.delta_e + self.delta_d
+            ));
+        }
+        if self.delta_c > self.validity() / 2 {
+            return Err("delta_c: must be small against 2 · diameter · delta_r, or dead leaders live on".into());
+        }
+        if self.hysteresis as usize > SAMPLE {
+            return Err(format!("hysteresis: at most {SAMPLE}, the size of the sample"));
+        }
+        Ok(())
+    }
+}
+
+/// A leader's own word that it lives.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Beacon {
+    /// Who speaks.
+    pub leader: PeerId,
+    /// The commit engine's term it leads, or 0.
+    pub term: u64,
+    /// Strictly increasing with every beacon of this leader, also across restarts.
+    pub stamp: u64,
+    /// The leader's signature over all of the above and the namespace.
+    pub signature: Signature,
+}
+
+/// `leader_election_info`: what a node tells its neighbours every round.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Vote {
+    /// Who votes.
+    pub voter: PeerId,
+    /// Strictly increasing with every vote of this voter.
+    pub seq: u64,
+    /// The leader voted for.
+    pub beacon: Beacon,
+    /// Milliseconds since the beacon was made, as far as the voter knows.
+    pub age: u32,
+    /// The voter's signature over all of the above and the namespace.
+    pub signature: Signature,
+}
+
+/// Why a vote was thrown away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Rejected {
+    /// A signature does not fit, or the voter is not who sent it.
+    Forged,
+    /// A vote with this number or a later one was seen before.
+    Replayed,
+    /// The beacon is too old to count.
+    Stale,
+}
+
+impl Rejected {
+    /// The name used in metrics and status.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Forged => "forged",
+            Self::Replayed => "replayed",
+            Self::Stale => "stale",
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Neighbour {
+    leader: PeerId,
+    seq: u64,
+    heard: Time,
+}
+
+#[derive(Debug, Clone)]
+struct Sighting {
+    beacon: Beacon,
+    /// When it was made, on this node's clock.
+    made: Time,
+}
+
+/// What changed in a round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LeaderChange {
+    /// The leader before.
+    pub from: PeerId,
+    /// The leader now.
+    pub to: PeerId,
+    /// How long the former was this node's leader.
+    pub tenure: Duration,
+}
+
+/// One node's part in the election of one namespace.
+pub struct Election {
+    config: ElectionConfig,
+    namespace: String,
+    me: PeerId,
+    my_term: u64,
+    /// (incarnation << 40): makes stamps of a later start larger than all of an earlier one.
+    base: u64,
+    last_stamp: u64,
+    started: Time,
+    neighbours: BTreeMap<PeerId, Neighbour>,
+    sightings: BTreeMap<PeerId, Sighting>,
+    current: PeerId,
+    since: Time,
+    unanimous: u32,
+    stable_until: Time,
+    round_at: Time,
+    send_at: Time,
+    rejected: BTreeMap<Rejected, u64>,
+    bugs: Bugs,
+}
+
+impl Election {
+    /// A node that believes in itself until it hears of others. `incarnation` must grow with every
+    /// start of this node.
+    pub fn new(
+        me: PeerId,
+        namespace: &str,
+        config: ElectionConfig,
+        incarnation: u64,
+        now: Time,
+        rng: &mut SmallRng,
+    ) -> Self {
+        let first = now + Duration::from_micros(rng.random_range(0..config.delta_r.as_micros() as u64));
+        Self {
+            namespace: namespace.to_owned(),
+            me,
+            my_term: 0,
+            base: incarnation << 40,
+            last_stamp: 0,
+            started: now,
+            neighbours: BTreeMap::new(),
+            sightings: BTreeMap::new(),
+            current: me,
+            since: now,
+            unanimous: 0,
+            stable_until: Time::ZERO,
+            round_at: first,
+            send_at: Time::NEVER,
+            rejected: BTreeMap::new(),
+            bugs: Bugs::default(),
+            config,
+        }
+    }
+
+    #[cfg(any(test, feature = "bugs"))]
+    pub(crate) fn inject(&mut self, bugs: Bugs) {
+        self.bugs = bugs;
+    }
+
+    /// The leader this node believes in: itself, if it knows no better.
+    pub fn leader(&self) -> PeerId {
+        self.current
+    }
+
+    /// Since when it does.
+    pub fn since(&self) -> Time {
+        self.since
+    }
+
+    /// The engine's term the current leader claims.
+    pub fn leader_term(&self) -> u64 {
+        if self.current == self.me {
+            self.my_term
+        } else {
+            self.sightings.get(&self.current).map_or(0, |s| s.beacon.term)
+        }
+    }
+
+    /// How many votes were thrown away, and why.
+    pub fn rejected(&self) -> &BTreeMap<Rejected, u64> {
+        &self.rejected
+    }
+
+    /// Tells the election that this node leads the commit engine's `term` (0: it does not).
+    pub fn set_term(&mut self, term: u64) {
+        self.my_term = term;
+    }
+
+    /// When [`Election::handle_timeout`] wants to be called.
+    pub fn poll_timeout(&self) -> Time {
+        self.round_at.min(self.send_at)
+    }
+
+    /// Takes in a neighbour's vote that arrived from `from`.
+    ///
+    /// # Errors
+    /// Why it was thrown away; nothing else happened then, but the count.
+    pub fn handle_vote(
+        &mut self,
+        now: Time,
+        from: PeerId,
+        vote: Vote,
+        keys: &dyn Keys,
+    ) -> Result<(), Rejected> {
+        let checked = self.check(now, from, &vote, keys);
+        if let Err(why) = checked {
+            *self.rejected.entry(why).or_default() += 1;
+            return checked;
+        }
+        let Vote { voter, seq, beacon, age, .. } = vote;
+        let leader = beacon.leader;
+        self.sight(beacon, now - Duration::from_millis(age.into()));
+        self.neighbours.insert(voter, Neighbour { leader, seq, heard: now });
+        if self.neighbours.len() > MAX_NEIGHBOURS {
+            let oldest = self.neighbours.iter().min_by_key(|(_, n)| n.heard).map(|(p, _)| *p);
+            oldest.map(|p| self.neighbours.remove(&p));
+        }
+        Ok(())
+    }
+
+    /// Time has passed: runs the phases that are due. `Some(vote)` is to be sent to all neighbours.
+    pub fn handle_timeout(
+        &mut self,
+        now: Time,
+        keys: &dyn Keys,
+        rng: &mut SmallRng,
+    ) -> (Option<LeaderChange>, Option<Vote>) {
+        let mut change = None;
+        if self.round_at <= now {
+            // A node that slept through rounds does not make up for them.
+            while self.round_at <= now {
+                self.round_at = self.round_at + self.config.delta_r;
+            }
+            self.send_at = now + self.config.delta_e;
+            change = self.round(now, rng);
+        }
+        let mut vote = None;
+        if self.send_at <= now {
+            self.send_at = Time::NEVER;
+            vote = Some(self.vote(now, keys));
+        }
+        (change, vote)
+    }
+
+    fn check(&self, now: Time, from: PeerId, vote: &Vote, keys: &dyn Keys) -> Result<(), Rejected> {
+        if vote.voter != from || vote.voter == self.me {
+            return Err(Rejected::Forged);
+        }
+        if self.neighbours.get(&vote.voter).is_some_and(|n| vote.seq <= n.seq) {
+            return Err(Rejected::Replayed);
+        }
+        let sighting = self.sightings.get(&vote.beacon.leader);
+        let known = sighting.filter(|s| s.beacon.stamp == vote.beacon.stamp);
+        let made = (now - Duration::from_millis(vote.age.into()))
+            .min(known.map_or(Time::NEVER, |s| s.made));
+        if now.since(made) > self.config.validity() && !self.bugs.has(Bug::StaleNeighbours) {
+            return Err(Rejected::Stale);
+        }
+        let text = vote_text(&self.namespace, vote);
+        if !keys.verify(&vote.voter, text.bytes(), &vote.signature) {
+            return Err(Rejected::Forged);
+        }
+        // The same beacon arrives from every neighbour: it is checked once.
+        if known.is_some_and(|s| s.beacon == vote.beacon) {
+            return Ok(());
+        }
+        let text = beacon_text(&self.namespace, &vote.beacon);
+        if vote.beacon.leader == self.me && vote.beacon.stamp > self.stamp_now(now) {
+            return Err(Rejected::Forged);
+        }
+        if !self.bugs.has(Bug::RelayedStamps)
+            && !keys.verify(&vote.beacon.leader, text.bytes(), &vote.beacon.signature)
+        {
+            return Err(Rejected::Forged);
+        }
+        Ok(())
+    }
+
+    fn sight(&mut self, beacon: Beacon, made: Time) {
+        if beacon.leader == self.me {
+            return;
+        }
+        match self.sightings.get_mut(&beacon.leader) {
+            // A stamp seen before is never made younger; an older stamp tells nothing new.
+            Some(s) if beacon.stamp < s.beacon.stamp => {}
+            Some(s) if beacon.stamp == s.beacon.stamp => s.made = s.made.min(made),
+            Some(s) => *s = Sighting { beacon, made: made.max(s.made) },
+            None => {
+                if self.sightings.len() >= MAX_SIGHTINGS {
+                    let oldest = self.sightings.iter().min_by_key(|(_, s)| s.made).map(|(p, _)| *p);
+                    oldest.map(|p| self.sightings.remove(&p));
+                }
+                self.sightings.insert(beacon.leader, Sighting { beacon, made });
+            }
+        }
+    }
+
+    /// Whether `leader` made a beacon recently enough.
+    fn alive(&self, leader: &PeerId, now: Time) -> bool {
+        *leader == self.me
+            || self
+                .sightings
+                .get(leader)
+                .is_some_and(|s| now.since(s.made) <= self.config.validity())
+    }
+
+    fn round(&mut self, now: Time, rng: &mut SmallRng) -> Option<LeaderChange> {
+        let validity = self.config.validity();
+        if !self.bugs.has(Bug::StaleNeighbours) {
+            let (sightings, me) = (&self.sightings, self.me);
+            self.neighbours.retain(|_, n| {
+                now.since(n.heard) <= validity
+                    && (n.leader == me
+                        || sightings.get(&n.leader).is_some_and(|s| now.since(s.made) <= validity))
+            });
+            self.sightings.retain(|_, s| now.since(s.made) <= validity * 2);
+        }
+        let votes: Vec<PeerId> = {
+            let all: Vec<_> = self.neighbours.values().collect();
+            index::sample(rng, all.len(), SAMPLE.min(all.len()))
+                .iter()
+                .map(|i| all[i].leader)
+                .collect()
+        };
+        let next = self.decide(now, &votes, rng);
+
+        let unanimous = !votes.is_empty() && votes.iter().all(|l| *l == next);
+        self.unanimous = if unanimous && next == self.current { self.unanimous + 1 } else { 0 };
+        if self.unanimous == 3
+            && let Some(sticky) = self.config.sticky
+        {
+            self.stable_until = now + sticky;
+        }
+        if next == self.current {
+            return None;
+        }
+        let change =
+            LeaderChange { from: self.current, to: next, tenure: now.since(self.since) };
+        self.current = next;
+        self.since = now;
+        self.stable_until = Time::ZERO;
+        Some(change)
+    }
+
+    fn decide(&self, now: Time, votes: &[PeerId], rng: &mut SmallRng) -> PeerId {
+        let seen = self.alive(&self.current, now) || self.bugs.has(Bug::StaleNeighbours);
+        let current = if seen { self.current } else { self.me };
+        let count = |who: &PeerId| votes.iter().filter(|l| *l == who).count();
+        let most = votes.iter().copied().max_by_key(|l| (count(l), l.rank()));
+        let Some(most) = most.or((self.my_term > 0).then_some(current)) else {
+            return current;
+        };
+
+        match self.config.tie {
+            TieBreak::Ranked if !self.bugs.has(Bug::RandomTie) => {
+                // A leader of a later engine term is the better-informed choice, whatever the count.
+                let term_of = |who: &PeerId| match self.sightings.get(who) {
+                    Some(s) => s.beacon.term,
+                    None if *who == self.me => self.my_term,
+                    None => 0,
+                };
+                let rank = |who: &PeerId| (term_of(who), who.rank());
+                // One that leads the engine stands by itself, or nobody would ever hear of its term.
+                let me = (self.my_term > 0).then_some(self.me);
+                let best = votes
+                    .iter()
+                    .copied()
+                    .chain([current])
+                    .chain(me)
+                    .max_by_key(|l| rank(l))
+                    .unwrap_or(current);
+                if term_of(&best) > term_of(&most).max(term_of(&current)) {
+                    return best;
+                }
+                if term_of(&current) > term_of(&most) || (seen && now < self.stable_until) {
+                    return current;
+                }
+                if most == current {
+                    return current;
+                }
+                if count(&most) >= 2 {
+                    let lead = count(&most) - count(&current).min(count(&most));
+                    return if lead as u32 >= self.config.hysteresis { most } else { current };
+                }
+                best
+            }
+            TieBreak::Ranked | TieBreak::Random => {
+                if seen && current != self.me && now < self.stable_until {
+                    return current;
+                }
+                if count(&most) >= 2 {
+                    return most;
+                }
+                votes.choose(rng).copied().unwrap_or(current)
+            }
+        }
+    }
+
+    fn stamp_now(&self, now: Time) -> u64 {
+        self.base + now.since(self.started).as_millis() as u64 + 1
+    }
+
+    fn vote(&mut self, now: Time, keys: &dyn Keys) -> Vote {
+        let fresh = self.stamp_now(now).max(self.last_stamp + 1);
+        self.last_stamp = fresh;
+        let relayed = self.sightings.get(&self.current).filter(|_| self.current != self.me);
+        let (beacon, age) = match relayed {
+            Some(s) if self.bugs.has(Bug::RelayedStamps) => {
+                // The specification's bug: the relay puts its own time on the leader's word.
+                let stamp = s.beacon.stamp + 1;
+                (Beacon { stamp, ..s.beacon.clone() }, 0)
+            }
+            Some(s) => (s.beacon.clone(), now.since(s.made).as_millis() as u32),
+            None => {
+                let mut beacon = Beacon {
+                    leader: self.me,
+                    term: self.my_term,
+                    stamp: fresh,
+                    signature: Signature([0; 32], [0; 32]),
+                };
+                beacon.signature = keys.sign(beacon_text(&self.namespace, &beacon).bytes());
+                (beacon, 0)
+            }
+        };
+        let mut vote = Vote {
+            voter: self.me,
+            seq: fresh,
+            beacon,
+            age,
+            signature: Signature([0; 32], [0; 32]),
+        };
+        vote.signature = keys.sign(vote_text(&self.namespace, &vote).bytes());
+        vote
+    }
+}
+
+/// What is signed, laid out on the stack: this runs for every vote of every neighbour.
+struct Text {
+    buf: [u8; 256],
+    len: usize,
+}
+
+impl Text {
+    fn new(domain: &str, namespace: &str) -> Self {
+        let mut text = Self { buf: [0; 256], len: 0 };
+        text.put(domain.as_bytes());
+        // A namespace is at most 64 bytes; its length keeps it apart from what follows.
+        text.put(&[namespace.len() as u8]);
+        text.put(&namespace.as_bytes()[..namespace.len().min(64)]);
+        text
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
+        self.buf[self.len..self.len + bytes.len()].copy_from_slice(bytes);
+        self.len += bytes.len();
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.buf[..self.len]
+    }
+}
+
+fn beacon_text(namespace: &str, b: &Beacon) -> Text {
+    let mut text = Text::new("tenure beacon 1", namespace);
+    text.put(&b.leader.0);
+    text.put(&b.term.to_le_bytes());
+    text.put(&b.stamp.to_le_bytes());
+    text
+}
+
+fn vote_text(namespace: &str, v: &Vote) -> Text {
+    let mut text = Text::new("tenure vote 1", namespace);
+    text.put(&v.voter.0);
+    text.put(&v.seq.to_le_bytes());
+    text.put(&v.age.to_le_bytes());
+    text.put(&v.beacon.leader.0);
+    text.put(&v.beacon.term.to_le_bytes());
+    text.put(&v.beacon.stamp.to_le_bytes());
+    text
+}
+
+#[cfg(test)]
+#[path = "election_tests.rs"]
+mod tests;

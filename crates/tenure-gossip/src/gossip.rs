@@ -1,0 +1,161 @@
+//! Peer sampling and election together: the part of a node that needs no agreement.
+
+use std::collections::VecDeque;
+
+use rand::rngs::SmallRng;
+
+use crate::{
+    election::{Election, ElectionConfig, LeaderChange, Rejected, Vote},
+    identity::{Keys, PeerId},
+    message::Message,
+    spray::{Spray, SprayConfig, SprayMessage},
+    time::Time,
+};
+
+/// What gossip wants done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum GossipOutput {
+    /// Send; may be lost.
+    Send(PeerId, Message),
+    /// This node believes in another leader than before.
+    Leader(LeaderChange),
+}
+
+/// One node's gossip in one namespace. Sans-IO: inputs, then [`Gossip::poll_output`] until it is dry.
+pub struct Gossip {
+    /// The view.
+    spray: Spray,
+    election: Election,
+    keys: Box<dyn Keys>,
+    rng: SmallRng,
+    out: VecDeque<GossipOutput>,
+}
+
+impl Gossip {
+    /// A node that knows nobody yet. `incarnation` must grow with every start of this node.
+    pub fn new(
+        keys: Box<dyn Keys>,
+        namespace: &str,
+        election: ElectionConfig,
+        spray: SprayConfig,
+        incarnation: u64,
+        now: Time,
+        mut rng: SmallRng,
+    ) -> Self {
+        let me = keys.id();
+        Self {
+            spray: Spray::new(me, spray, now, &mut rng),
+            election: Election::new(me, namespace, election, incarnation, now, &mut rng),
+            keys,
+            rng,
+            out: VecDeque::new(),
+        }
+    }
+
+    #[cfg(any(test, feature = "bugs"))]
+    pub(crate) fn inject(&mut self, bugs: crate::bug::Bugs) {
+        self.election.inject(bugs);
+    }
+
+    /// This node.
+    pub fn id(&self) -> PeerId {
+        self.keys.id()
+    }
+
+    /// The election's state.
+    pub fn election(&self) -> &Election {
+        &self.election
+    }
+
+    /// The view's state.
+    pub fn spray(&self) -> &Spray {
+        &self.spray
+    }
+
+    /// Tells the neighbours, from the next vote on, that this node leads the engine's `term`; 0: it does not.
+    pub fn set_term(&mut self, term: u64) {
+        self.election.set_term(term);
+    }
+
+    /// Remembers a peer.
+    pub fn learn(&mut self, peer: PeerId) {
+        self.spray.learn(peer, &mut self.rng);
+    }
+
+    /// Joins the group through `contact`.
+    pub fn join(&mut self, contact: PeerId) {
+        let sends = self.spray.join(contact, &mut self.rng);
+        self.queue(sends);
+    }
+
+    /// Says goodbye.
+    pub fn leave(&mut self) {
+        let sends = self.spray.leave();
+        self.queue(sends);
+    }
+
+    /// A peer's connection is refused or lost for good.
+    pub fn down(&mut self, peer: PeerId) {
+        self.spray.down(peer, &mut self.rng);
+    }
+
+    /// Up to `count` distinct peers, drawn from the view, or from memory if the view is too small.
+    pub fn sample(&mut self, count: usize) -> Vec<PeerId> {
+        use rand::seq::SliceRandom;
+        let mut peers = self.spray.neighbours();
+        peers.shuffle(&mut self.rng);
+        if peers.len() < count {
+            let mut more: Vec<_> =
+                self.spray.known().copied().filter(|p| !peers.contains(p)).collect();
+            more.shuffle(&mut self.rng);
+            peers.extend(more);
+        }
+        peers.truncate(count);
+        peers
+    }
+
+    /// A view message from `from`.
+    pub fn handle_spray(&mut self, from: PeerId, message: SprayMessage) {
+        let sends = self.spray.handle_message(from, message, &mut self.rng);
+        self.queue(sends);
+    }
+
+    /// A vote from `from`.
+    ///
+    /// # Errors
+    /// Why it was thrown away.
+    pub fn handle_vote(&mut self, now: Time, from: PeerId, vote: Vote) -> Result<(), Rejected> {
+        self.election.handle_vote(now, from, vote, &*self.keys)
+    }
+
+    /// Time has passed.
+    pub fn handle_timeout(&mut self, now: Time) {
+        if self.spray.poll_timeout() <= now {
+            let sends = self.spray.handle_timeout(now, &mut self.rng);
+            self.queue(sends);
+        }
+        if self.election.poll_timeout() <= now {
+            let (change, vote) = self.election.handle_timeout(now, &*self.keys, &mut self.rng);
+            self.out.extend(change.map(GossipOutput::Leader));
+            if let Some(vote) = vote {
+                for peer in self.spray.neighbours() {
+                    self.out.push_back(GossipOutput::Send(peer, Message::Vote(vote.clone())));
+                }
+            }
+        }
+    }
+
+    /// The next thing to be done.
+    pub fn poll_output(&mut self) -> Option<GossipOutput> {
+        self.out.pop_front()
+    }
+
+    /// When [`Gossip::handle_timeout`] wants to be called.
+    pub fn poll_timeout(&self) -> Time {
+        self.spray.poll_timeout().min(self.election.poll_timeout())
+    }
+
+    fn queue(&mut self, sends: Vec<(PeerId, SprayMessage)>) {
+        self.out.extend(sends.into_iter().map(|(to, m)| GossipOutput::Send(to, Message::Spray(m))));
+    }
+}

@@ -1,0 +1,191 @@
+//! Who a node is: an ed25519 public key, and the means to sign as it and to check others.
+
+use std::fmt;
+
+use ed25519_dalek::{Signer as _, SigningKey, VerifyingKey};
+use serde::{Deserialize, Serialize};
+
+/// A node's name: its ed25519 public key.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct PeerId(pub [u8; 32]);
+
+impl PeerId {
+    /// The first eight bytes as a number: the name under which the commit engine knows the node.
+    pub fn short(&self) -> u64 {
+        u64::from_be_bytes(self.0[..8].try_into().expect("eight of thirty-two bytes"))
+    }
+
+    /// The rank that breaks ties: a hash, so that nobody is favoured for the look of its key.
+    pub fn rank(&self) -> u64 {
+        // One multiplication round of splitmix over the key's words: uniform, cheap, and no secret.
+        self.0.chunks_exact(8).fold(0x9e37_79b9_7f4a_7c15, |h, w| {
+            let w = u64::from_le_bytes(w.try_into().expect("chunks of eight"));
+            let mut z: u64 = h ^ w;
+            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            z ^ (z >> 31)
+        })
+    }
+
+    /// The whole key in hexadecimal.
+    pub fn to_hex(&self) -> String {
+        self.0.iter().map(|b| format!("{b:02x}")).collect()
+    }
+
+    /// Reads what [`PeerId::to_hex`] wrote.
+    pub fn from_hex(text: &str) -> Option<Self> {
+        decode_hex(text).map(Self)
+    }
+}
+
+/// Reads 32 bytes written as 64 hexadecimal digits.
+pub(crate) fn decode_hex(text: &str) -> Option<[u8; 32]> {
+    let text = text.trim();
+    if text.len() != 64 || !text.is_ascii() {
+        return None;
+    }
+    let mut out = [0; 32];
+    for (i, byte) in out.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[2 * i..2 * i + 2], 16).ok()?;
+    }
+    Some(out)
+}
+
+impl fmt::Display for PeerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0[..4].iter().try_for_each(|b| write!(f, "{b:02x}"))
+    }
+}
+
+impl fmt::Debug for PeerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A signature: the two halves of ed25519's 64 bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Signature(pub [u8; 32], pub [u8; 32]);
+
+/// Signs as one node, checks the signatures of all.
+pub trait Keys: Send + 'static {
+    /// The node these keys speak for.
+    fn id(&self) -> PeerId;
+    /// Signs `message`.
+    fn sign(&self, message: &[u8]) -> Signature;
+    /// Whether `signature` is `signer`'s over `message`.
+    fn verify(&self, signer: &PeerId, message: &[u8], signature: &Signature) -> bool;
+}
+
+/// Real keys.
+#[derive(Clone)]
+pub struct Ed25519Keys(SigningKey);
+
+impl Ed25519Keys {
+    /// Keys from their 32 secret bytes.
+    pub fn from_secret(secret: &[u8; 32]) -> Self {
+        Self(SigningKey::from_bytes(secret))
+    }
+
+    /// The secret bytes, to be stored where only the node's user can read them.
+    pub fn secret(&self) -> [u8; 32] {
+        self.0.to_bytes()
+    }
+
+    /// Fresh keys from the operating system's randomness.
+    pub fn generate() -> Self {
+        Self::from_secret(&rand::random())
+    }
+}
+
+impl fmt::Debug for Ed25519Keys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The secret half is never shown.
+        write!(f, "Ed25519Keys({})", self.id())
+    }
+}
+
+impl Keys for Ed25519Keys {
+    fn id(&self) -> PeerId {
+        PeerId(self.0.verifying_key().to_bytes())
+    }
+
+    fn sign(&self, message: &[u8]) -> Signature {
+        let bytes = self.0.sign(message).to_bytes();
+        let (r, s) = bytes.split_at(32);
+        Signature(r.try_into().expect("32 of 64"), s.try_into().expect("32 of 64"))
+    }
+
+    fn verify(&self, signer: &PeerId, message: &[u8], signature: &Signature) -> bool {
+        let mut bytes = [0; 64];
+        bytes[..32].copy_from_slice(&signature.0);
+        bytes[32..].copy_from_slice(&signature.1);
+        VerifyingKey::from_bytes(&signer.0).is_ok_and(|key| {
+            key.verify_strict(message, &ed25519_dalek::Signature::from_bytes(&bytes)).is_ok()
+        })
+    }
+}
+
+/// Cheap stand-ins for the simulator: they catch a wrong signer or a changed message, and protect
+/// against nobody.
+#[derive(Debug, Clone, Copy)]
+pub struct StandInKeys(pub PeerId);
+
+impl StandInKeys {
+    fn tag(signer: &PeerId, message: &[u8]) -> u64 {
+        let mut h = signer.rank();
+        for chunk in message.chunks(8) {
+            let mut w = [0; 8];
+            w[..chunk.len()].copy_from_slice(chunk);
+            h = (h ^ u64::from_le_bytes(w)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            h ^= h >> 32;
+        }
+        h
+    }
+}
+
+impl Keys for StandInKeys {
+    fn id(&self) -> PeerId {
+        self.0
+    }
+
+    fn sign(&self, message: &[u8]) -> Signature {
+        let mut first = [0; 32];
+        first[..8].copy_from_slice(&Self::tag(&self.0, message).to_le_bytes());
+        Signature(first, [0; 32])
+    }
+
+    fn verify(&self, signer: &PeerId, message: &[u8], signature: &Signature) -> bool {
+        signature.0[..8] == Self::tag(signer, message).to_le_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signature_is_good_for_one_signer_and_one_message_only() {
+        let (a, b) = (Ed25519Keys::generate(), Ed25519Keys::generate());
+        let sig = a.sign(b"hello");
+        assert!(b.verify(&a.id(), b"hello", &sig));
+        assert!(!b.verify(&a.id(), b"hellO", &sig));
+        assert!(!b.verify(&b.id(), b"hello", &sig));
+    }
+
+    #[test]
+    fn a_name_survives_hexadecimal_and_rubbish_does_not() {
+        let id = Ed25519Keys::generate().id();
+        assert_eq!(PeerId::from_hex(&id.to_hex()), Some(id));
+        assert_eq!(PeerId::from_hex("abc"), None);
+        assert_eq!(PeerId::from_hex(&"g".repeat(64)), None);
+        assert_eq!(PeerId::from_hex(&"é".repeat(32)), None);
+    }
+
+    #[test]
+    fn the_secret_is_not_shown() {
+        let keys = Ed25519Keys::generate();
+        let shown = format!("{keys:?}");
+        assert!(!shown.contains(&format!("{:?}", keys.secret())) && shown.len() < 40);
+    }
+}

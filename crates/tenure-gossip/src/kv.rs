@@ -1,0 +1,266 @@
+//! A key-value store of JSON values: the state machine that comes with the crate.
+//!
+//! Goals are JSON:
+//!
+//! ```json
+//! {"put":       {"key": "a", "value": {"any": "json"}}}
+//! {"delete":    {"key": "a"}}
+//! {"increment": {"key": "hits", "by": 1}}
+//! {"cas":       {"key": "a", "expect": null, "value": 1}}
+//! {"all":       [ ...goals, all of them or none ]}
+//! ```
+//!
+//! `cas` with `expect` null or absent means "only if there is nothing".
+
+use rpds::RedBlackTreeMapSync;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::machine::StateMachine;
+
+/// Longest key in bytes.
+pub const MAX_KEY: usize = 1_024;
+/// Goals within one `all`.
+const MAX_ALL: usize = 1_024;
+
+/// What a caller wants of the store.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", deny_unknown_fields)]
+pub enum KvGoal {
+    /// Set a value.
+    Put {
+        /// Which.
+        key: String,
+        /// To what.
+        value: Value,
+    },
+    /// Remove a value; it need not exist.
+    Delete {
+        /// Which.
+        key: String,
+    },
+    /// Add to an integer; one that does not exist counts as 0.
+    Increment {
+        /// Which.
+        key: String,
+        /// How much (1).
+        #[serde(default = "one")]
+        by: i64,
+    },
+    /// Set a value only if it is what one thinks it is.
+    Cas {
+        /// Which.
+        key: String,
+        /// What it must be now; nothing: it must not exist.
+        #[serde(default)]
+        expect: Option<Value>,
+        /// To what.
+        value: Value,
+    },
+    /// All of them in order, or none.
+    All(Vec<KvGoal>),
+}
+
+fn one() -> i64 {
+    1
+}
+
+impl KvGoal {
+    /// The goal as bytes for submission.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("strings and JSON values can be written as JSON")
+    }
+}
+
+/// One change: a key and its new value, or none.
+type Change = (String, Option<Value>);
+
+/// The store.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Kv(RedBlackTreeMapSync<String, Value>);
+
+impl Kv {
+    /// The value at `key`.
+    pub fn get(&self, key: &str) -> Option<&Value> {
+        self.0.get(key)
+    }
+
+    /// All keys and values, in order.
+    pub fn iter(&self) -> impl Iterator<Item = (&String, &Value)> {
+        self.0.iter()
+    }
+
+    /// How many keys there are.
+    pub fn len(&self) -> usize {
+        self.0.size()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn plan(&self, goal: KvGoal, changes: &mut Vec<Change>) -> Result<(), String> {
+        let key = match &goal {
+            KvGoal::Put { key, .. }
+            | KvGoal::Delete { key }
+            | KvGoal::Increment { key, .. }
+            | KvGoal::Cas { key, .. } => key.as_str(),
+            KvGoal::All(_) => "all",
+        };
+        if key.is_empty() || key.len() > MAX_KEY {
+            return Err(format!("a key has 1 to {MAX_KEY} bytes; this one has {}", key.len()));
+        }
+        match goal {
+            KvGoal::Put { key, value } => changes.push((key, Some(value))),
+            KvGoal::Delete { key } => changes.push((key, None)),
+            KvGoal::Increment { key, by } => {
+                let now = match self.0.get(&key) {
+                    None => 0,
+                    Some(v) => {
+                        v.as_i64().ok_or_else(|| format!("the value of {key:?} is no integer"))?
+                    }
+                };
+                let sum = now.checked_add(by).ok_or_else(|| format!("{key:?} would overflow"))?;
+                changes.push((key, Some(sum.into())));
+            }
+            KvGoal::Cas { key, expect, value } => {
+                let now = self.0.get(&key);
+                if now != expect.as_ref() {
+                    let now = now.map_or_else(|| "absent".to_owned(), Value::to_string);
+                    return Err(format!("the value of {key:?} is {now}, not what was expected"));
+                }
+                changes.push((key, Some(value)));
+            }
+            KvGoal::All(goals) => {
+                if goals.len() > MAX_ALL {
+                    return Err(format!("at most {MAX_ALL} goals in one"));
+                }
+                let mut ahead = self.clone();
+                for goal in goals {
+                    if matches!(goal, KvGoal::All(_)) {
+                        return Err("`all` does not nest".to_owned());
+                    }
+                    let from = changes.len();
+                    ahead.plan(goal, changes)?;
+                    ahead.change(&changes[from..]);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn change(&mut self, changes: &[Change]) {
+        for (key, value) in changes {
+            match value {
+                Some(value) => self.0.insert_mut(key.clone(), value.clone()),
+                None => {
+                    self.0.remove_mut(key);
+                }
+            }
+        }
+    }
+}
+
+impl StateMachine for Kv {
+    fn initial() -> Self {
+        Self::default()
+    }
+
+    fn execute(&self, goal: &[u8]) -> Result<Vec<u8>, String> {
+        let goal = serde_json::from_slice(goal).map_err(|e| format!("not a goal: {e}"))?;
+        let mut changes = Vec::new();
+        self.plan(goal, &mut changes)?;
+        serde_json::to_vec(&changes).map_err(|e| e.to_string())
+    }
+
+    fn apply(&mut self, diff: &[u8]) -> Result<(), String> {
+        let changes: Vec<Change> = serde_json::from_slice(diff).map_err(|e| e.to_string())?;
+        self.change(&changes);
+        Ok(())
+    }
+
+    fn snapshot(&self) -> Vec<u8> {
+        let all: Vec<_> = self.0.iter().collect();
+        serde_json::to_vec(&all).expect("strings and JSON values can be written as JSON")
+    }
+
+    fn restore(bytes: &[u8]) -> Result<Self, String> {
+        let all: Vec<(String, Value)> = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
+        Ok(Self(all.into_iter().collect()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn run(kv: &mut Kv, goal: Value) -> Result<(), String> {
+        let diff = kv.execute(&serde_json::to_vec(&goal).expect("json"))?;
+        kv.apply(&diff)
+    }
+
+    #[test]
+    fn values_are_put_read_deleted() {
+        let mut kv = Kv::initial();
+        run(&mut kv, json!({"put": {"key": "a", "value": {"x": [1, null]}}})).unwrap();
+        assert_eq!(kv.get("a"), Some(&json!({"x": [1, null]})));
+        run(&mut kv, json!({"delete": {"key": "a"}})).unwrap();
+        assert!(kv.is_empty());
+    }
+
+    #[test]
+    fn increment_counts_from_nothing_and_refuses_what_is_no_number() {
+        let mut kv = Kv::initial();
+        run(&mut kv, json!({"increment": {"key": "n"}})).unwrap();
+        run(&mut kv, json!({"increment": {"key": "n", "by": -5}})).unwrap();
+        assert_eq!(kv.get("n"), Some(&json!(-4)));
+        run(&mut kv, json!({"put": {"key": "s", "value": "text"}})).unwrap();
+        assert!(run(&mut kv, json!({"increment": {"key": "s"}})).is_err());
+        run(&mut kv, json!({"put": {"key": "m", "value": i64::MAX}})).unwrap();
+        assert!(run(&mut kv, json!({"increment": {"key": "m"}})).unwrap_err().contains("overflow"));
+    }
+
+    #[test]
+    fn compare_and_swap_needs_the_expected_value() {
+        let mut kv = Kv::initial();
+        run(&mut kv, json!({"cas": {"key": "a", "value": 1}})).unwrap();
+        assert!(run(&mut kv, json!({"cas": {"key": "a", "value": 2}})).is_err());
+        assert!(run(&mut kv, json!({"cas": {"key": "a", "expect": 9, "value": 2}})).is_err());
+        run(&mut kv, json!({"cas": {"key": "a", "expect": 1, "value": 2}})).unwrap();
+        assert_eq!(kv.get("a"), Some(&json!(2)));
+    }
+
+    #[test]
+    fn all_or_none() {
+        let mut kv = Kv::initial();
+        let failing = json!({"all": [{"put": {"key": "a", "value": 1}}, {"cas": {"key": "a", "value": 2}}]});
+        assert!(run(&mut kv, failing).is_err());
+        assert!(kv.is_empty());
+        run(&mut kv, json!({"all": [{"increment": {"key": "a"}}, {"increment": {"key": "a"}}]})).unwrap();
+        assert_eq!(kv.get("a"), Some(&json!(2)));
+    }
+
+    #[test]
+    fn a_snapshot_restores_the_same_store() {
+        let mut kv = Kv::initial();
+        for n in 0..50 {
+            run(&mut kv, json!({"put": {"key": format!("k{n}"), "value": n}})).unwrap();
+        }
+        let back = Kv::restore(&kv.snapshot()).unwrap();
+        assert_eq!(back, kv);
+        assert_eq!(back.snapshot(), kv.snapshot());
+    }
+
+    #[test]
+    fn rubbish_is_a_reason_not_a_panic() {
+        let mut kv = Kv::initial();
+        assert!(kv.execute(b"\xff{").is_err());
+        assert!(run(&mut kv, json!({"put": {"key": "", "value": 1}})).is_err());
+        assert!(run(&mut kv, json!({"put": {"key": "k".repeat(2000), "value": 1}})).is_err());
+        assert!(run(&mut kv, json!({"all": [{"all": []}]})).is_err());
+        assert!(run(&mut kv, json!({"drop": {"key": "a"}})).is_err());
+    }
+}

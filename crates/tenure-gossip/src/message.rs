@@ -1,0 +1,121 @@
+//! Everything one node of a namespace says to another.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    commit::EngineMessage,
+    election::Vote,
+    history::{Hash, Record, TxId},
+    spray::SprayMessage,
+};
+
+/// Longest goal in bytes.
+pub const MAX_GOAL: usize = 256 << 10;
+/// Records and bytes in one `ontology_history`.
+pub const MAX_HISTORY_RECORDS: usize = 256;
+/// Bytes of records in one `ontology_history`, beyond the first record.
+pub const MAX_HISTORY_BYTES: usize = 1 << 20;
+/// Bytes in one piece of a snapshot.
+pub const SNAPSHOT_PIECE: usize = 256 << 10;
+
+/// A message within a namespace. The names in the comments are the specification's.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Message {
+    /// Peer sampling.
+    Spray(SprayMessage),
+    /// `leader_election_info`.
+    Vote(Vote),
+    /// The commit engine.
+    Engine(EngineMessage),
+    /// The goal, on its way to the leader.
+    Goal {
+        /// The transaction's name.
+        tx: TxId,
+        /// What is wanted.
+        goal: Vec<u8>,
+        /// How many more times it may be passed on.
+        hops: u8,
+    },
+    /// The processed transaction with its diff. Sent only of what is committed.
+    Processed(Record),
+    /// `ontology_history_request`, both ends included.
+    HistoryRequest {
+        /// The oldest index wanted.
+        from: u64,
+        /// The youngest.
+        upto: u64,
+    },
+    /// `ontology_history`: committed records in order.
+    History {
+        /// The records.
+        records: Vec<Record>,
+        /// The last index the sender has applied.
+        last: u64,
+    },
+    /// A snapshot is there to be fetched.
+    SnapshotOffer {
+        /// The last record it covers.
+        index: u64,
+        /// How far into the engine's log it reaches; 0: not at all.
+        log: u64,
+        /// Its length.
+        length: u64,
+        /// Its hash.
+        hash: Hash,
+    },
+    /// Asks for the piece of an offered snapshot that begins at `offset`.
+    SnapshotRequest {
+        /// Which.
+        hash: Hash,
+        /// Where.
+        offset: u64,
+    },
+    /// A piece of a snapshot.
+    SnapshotPiece {
+        /// Which.
+        hash: Hash,
+        /// Where.
+        offset: u64,
+        /// The bytes.
+        bytes: Vec<u8>,
+    },
+    /// "I want to receive the log and to vote."
+    Enlist,
+}
+
+impl Message {
+    /// The name used in metrics.
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::Spray(_) => "spray",
+            Self::Vote(_) => "leader_election_info",
+            Self::Engine(_) => "engine",
+            Self::Goal { .. } => "goal",
+            Self::Processed(_) => "transaction_processed",
+            Self::HistoryRequest { .. } => "ontology_history_request",
+            Self::History { .. } => "ontology_history",
+            Self::SnapshotOffer { .. } => "snapshot_offer",
+            Self::SnapshotRequest { .. } => "snapshot_request",
+            Self::SnapshotPiece { .. } => "snapshot_piece",
+            Self::Enlist => "enlist",
+        }
+    }
+
+    /// Whether it may have been sent by an honest node, as far as sizes go.
+    pub fn within_limits(&self) -> bool {
+        match self {
+            Self::Spray(SprayMessage::Exchange(v) | SprayMessage::Answer(v)) => v.len() <= 128,
+            Self::Goal { goal, .. } => goal.len() <= MAX_GOAL,
+            Self::History { records, .. } => records.len() <= MAX_HISTORY_RECORDS,
+            Self::SnapshotPiece { bytes, .. } => bytes.len() <= SNAPSHOT_PIECE,
+            Self::HistoryRequest { from, upto } => from <= upto,
+            Self::Spray(_)
+            | Self::Vote(_)
+            | Self::Engine(_)
+            | Self::Processed(_)
+            | Self::SnapshotOffer { .. }
+            | Self::SnapshotRequest { .. }
+            | Self::Enlist => true,
+        }
+    }
+}

@@ -1,0 +1,680 @@
+//! One namespace on one node: gossip, engine and history put together. Sans-IO.
+//!
+//! ```text
+//!             submit                                  subscribers
+//!               │                                          ▲ Processed
+//!               ▼        goal ──► leader                   │
+//!  ┌─────────┐ pending ─────────► execute on the copy ─► propose ─► engine ─► committed ─► Chain ─► history
+//!  │ Gossip  │ hint ───────────────────────────────────────────────►┘             ▲
+//!  └─────────┘                                             history of 3 peers ────┘ (gap, timeout, joiner)
+//! ```
+//!
+//! The driver calls one input, then [`Node::poll_output`] until it is dry, and carries the outputs
+//! out **in order**: a `Persist` is durable (see [`Write::is_durable`]) before a later `Send` leaves.
+//! After every input it reads [`Node::acting`] and moves the gate accordingly, *before* it sends.
+
+mod goals;
+mod sync;
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use rand::{SeedableRng, rngs::SmallRng};
+use serde::{Deserialize, Serialize};
+
+use self::{goals::Pending, sync::{Fetch, Held}};
+use crate::{
+    bug::{Bug, Bugs},
+    commit::{
+        Commit, CommitConfig, CommitError, CommitOutput, CommitStatus, CommitWrite, MemberChange,
+        Raft, Restored, SnapshotPoint,
+    },
+    election::{ElectionConfig, LeaderChange, Rejected},
+    gossip::{Gossip, GossipOutput},
+    history::{Applied, Chain, ChainError, Hash, Record, TxId},
+    identity::{Keys, PeerId},
+    machine::StateMachine,
+    message::Message,
+    spray::SprayConfig,
+    time::Time,
+};
+
+/// How often a node looks after what has no timer of its own.
+const TICK: Duration = Duration::from_millis(200);
+
+/// How a namespace is run.
+#[derive(Debug, Clone)]
+pub struct NodeConfig {
+    /// The election.
+    pub election: ElectionConfig,
+    /// The view.
+    pub spray: SprayConfig,
+    /// The engine.
+    pub commit: CommitConfig,
+    /// How long a goal may go unanswered before history is asked for (10 s; 5 to 15).
+    pub goal_timeout: Duration,
+    /// How often an unanswered goal is sent again (1 s). It commits once, however often it arrives.
+    pub goal_retry: Duration,
+    /// Goals waiting on this node at most (1,024); more are refused at once.
+    pub max_pending: usize,
+    /// Goals in flight on the leader at most (512); more wait at their origin.
+    pub max_in_flight: usize,
+    /// Records between two snapshots (8,192). Fewer: shorter logs, more writing.
+    pub snapshot_every: u64,
+    /// Up to how many nodes become voters by themselves (7). Beyond, nodes follow by history.
+    pub max_voters: usize,
+    /// Whether this node asks to vote (yes).
+    pub wants_vote: bool,
+}
+
+impl Default for NodeConfig {
+    fn default() -> Self {
+        Self {
+            election: ElectionConfig::default(),
+            spray: SprayConfig::default(),
+            commit: CommitConfig::default(),
+            goal_timeout: Duration::from_secs(10),
+            goal_retry: Duration::from_secs(1),
+            max_pending: 1_024,
+            max_in_flight: 512,
+            snapshot_every: 8_192,
+            max_voters: 7,
+            wants_vote: true,
+        }
+    }
+}
+
+impl NodeConfig {
+    /// Checks the values against each other.
+    ///
+    /// # Errors
+    /// The field, its bound and the reason.
+    pub fn validate(&self) -> Result<(), String> {
+        self.election.validate()?;
+        self.commit.validate()?;
+        let bounds = Duration::from_secs(5)..=Duration::from_secs(15);
+        if !bounds.contains(&self.goal_timeout) {
+            return Err("goal_timeout: 5 s to 15 s; below, an election looks like a loss".into());
+        }
+        if self.max_voters == 0 || self.max_pending == 0 || self.max_in_flight == 0 {
+            return Err("max_voters, max_pending, max_in_flight: at least 1".into());
+        }
+        if self.snapshot_every < 16 {
+            return Err("snapshot_every: at least 16 records, or the node only writes snapshots".into());
+        }
+        Ok(())
+    }
+}
+
+/// A snapshot as it is stored and sent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// The last record it covers.
+    pub index: u64,
+    /// What it replaces of the engine's log, if its maker had one.
+    pub point: Option<SnapshotPoint>,
+    /// The frozen [`Chain`].
+    pub chain: Vec<u8>,
+}
+
+/// What must be stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Write {
+    /// The engine's words.
+    Commit(CommitWrite),
+    /// A record that was applied.
+    History(Record),
+    /// A snapshot; the log up to its point may be dropped, and all of it if `reset`.
+    Snapshot(Arc<Snapshot>, Reset),
+}
+
+/// What a snapshot does to the log on disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reset {
+    /// The log continues after it.
+    Keep,
+    /// The log does not reach it: drop all of it.
+    All,
+}
+
+impl Write {
+    /// Whether it must survive a crash before the next message leaves. Records need not: they are in
+    /// the engine's log, or with the peers.
+    pub fn is_durable(&self) -> bool {
+        match self {
+            Self::Commit(_) | Self::Snapshot(..) => true,
+            Self::History(_) => false,
+        }
+    }
+}
+
+/// What a node wants done, in order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Output {
+    /// Store.
+    Persist(Write),
+    /// Send; may be lost.
+    Send(PeerId, Message),
+    /// `transaction_processed`: the next record is applied. For subscribers.
+    Processed(Record),
+    /// A goal that was submitted had been decided before, as this record.
+    Known(TxId, u64),
+    /// Read these records from the history and send them to the peer as [`Message::History`].
+    ReadHistory {
+        /// Who asked.
+        to: PeerId,
+        /// First index.
+        from: u64,
+        /// Last index.
+        upto: u64,
+    },
+    /// Something to tell the operator.
+    Event(Event),
+}
+
+/// What an operator may want to know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Event {
+    /// Gossip names another leader.
+    HintChanged(LeaderChange),
+    /// The engine's leader changed; `None`: there is none for now.
+    LeaderChanged {
+        /// Who leads.
+        leader: Option<PeerId>,
+        /// In which term.
+        term: u64,
+        /// Goals that were waiting for the former one, and are sent on.
+        waiting: usize,
+    },
+    /// A goal went unanswered for the goal timeout; history was asked for.
+    GoalTimedOut(TxId),
+    /// History was asked for, from this index on, from so many peers.
+    HistoryRequested(u64, usize),
+    /// A vote was thrown away.
+    VoteRejected(PeerId, Rejected),
+    /// A snapshot was taken or installed.
+    Snapshot {
+        /// The last record it covers.
+        index: u64,
+        /// Whether it came from a peer.
+        installed: bool,
+    },
+    /// This node met a contradiction and applies nothing any more.
+    Halted(String),
+}
+
+/// A goal was not taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SubmitError {
+    /// Too many goals are waiting here.
+    #[error("too many goals are waiting on this node; slow down and try again with the same transaction id")]
+    Busy,
+    /// The goal is too large.
+    #[error("the goal has more than {} bytes; split it", crate::message::MAX_GOAL)]
+    TooLarge,
+    /// The node has stopped.
+    #[error("this node has halted after a contradiction; see its log and give it a fresh store")]
+    Halted,
+}
+
+/// What was found on disk.
+#[derive(Debug, Clone, Default)]
+pub struct Found {
+    /// Larger than at any earlier start.
+    pub incarnation: u64,
+    /// The engine's state.
+    pub commit: Restored,
+    /// The latest snapshot.
+    pub snapshot: Option<Snapshot>,
+    /// The records after it.
+    pub history: Vec<Record>,
+}
+
+/// How long this node may act, and as which term.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Acting {
+    /// The engine's term: the epoch of the gate.
+    pub term: u64,
+    /// Until when, on this node's clock.
+    pub until: Time,
+}
+
+struct Lead<M> {
+    term: u64,
+    /// The state after everything proposed, committed or not.
+    ahead: Chain<M>,
+    in_flight: usize,
+}
+
+/// One namespace on one node.
+pub struct Node<M: StateMachine, C: Commit = Raft> {
+    me: PeerId,
+    config: NodeConfig,
+    gossip: Gossip,
+    commit: C,
+    chain: Chain<M>,
+    /// Position in the engine's log of the last command applied from it.
+    applied_log: u64,
+    lead: Option<Lead<M>>,
+    pending: BTreeMap<TxId, Pending>,
+    leader: Option<PeerId>,
+    term: u64,
+    held: Option<Held>,
+    /// The oldest record in the store.
+    oldest: u64,
+    fetch: Option<Fetch>,
+    next_tick: Time,
+    next_sync: Time,
+    halted: Option<String>,
+    out: VecDeque<Output>,
+    bugs: Bugs,
+}
+
+impl<M: StateMachine> Node<M, Raft> {
+    /// A node on noraft, as `found` on disk (or nothing, if it is new).
+    ///
+    /// # Errors
+    /// What is wrong with the store.
+    pub fn open(
+        keys: Box<dyn Keys>,
+        namespace: &str,
+        config: NodeConfig,
+        found: Found,
+        now: Time,
+        seed: u64,
+    ) -> Result<Self, String> {
+        let me = keys.id();
+        let rng = SmallRng::seed_from_u64(seed);
+        let raft_rng = SmallRng::seed_from_u64(seed ^ 0xc0_77_17);
+        let mut restored = found.commit;
+        restored.snapshot = found.snapshot.as_ref().and_then(|s| s.point.clone());
+        let applied_log = restored.snapshot.as_ref().map_or(0, |p| p.position.index);
+        let commit = Raft::restore(me, config.commit.clone(), raft_rng, now, restored)
+            .ok_or("the engine's log on disk has a hole; give this node a fresh store and identity")?;
+        let mut chain = match &found.snapshot {
+            Some(s) => Chain::thaw(&s.chain)?,
+            None => Chain::default(),
+        };
+        let mut oldest = chain.index() + 1;
+        for record in &found.history {
+            oldest = oldest.min(record.index);
+            match chain.apply(record) {
+                Ok(_) => {}
+                // A record that was not yet on disk when the power went: what follows it is fetched again.
+                Err(ChainError::Gap { .. }) => break,
+                Err(e) => return Err(e.to_string()),
+            }
+        }
+        let gossip = Gossip::new(
+            keys,
+            namespace,
+            config.election.clone(),
+            config.spray.clone(),
+            found.incarnation,
+            now,
+            rng,
+        );
+        let mut node = Self {
+            me,
+            config,
+            gossip,
+            commit,
+            chain,
+            applied_log,
+            lead: None,
+            pending: BTreeMap::new(),
+            leader: None,
+            term: 0,
+            held: None,
+            oldest,
+            fetch: None,
+            next_tick: now + TICK,
+            next_sync: now + TICK,
+            halted: None,
+            out: VecDeque::new(),
+            bugs: Bugs::default(),
+        };
+        if let Some(s) = found.snapshot {
+            node.hold(&s);
+        }
+        node.settle(now);
+        Ok(node)
+    }
+
+    /// Puts one of the specification's bugs back in, for a test to catch.
+    #[cfg(any(test, feature = "bugs"))]
+    pub fn inject(&mut self, bugs: Bugs) {
+        self.bugs = bugs;
+        self.gossip.inject(bugs);
+        self.commit.inject(bugs);
+    }
+}
+
+impl<M: StateMachine, C: Commit> Node<M, C> {
+    // Getters
+
+    /// This node.
+    pub fn id(&self) -> PeerId {
+        self.me
+    }
+
+    /// The gossip: view and hint.
+    pub fn gossip(&self) -> &Gossip {
+        &self.gossip
+    }
+
+    /// The engine.
+    pub fn commit(&self) -> &C {
+        &self.commit
+    }
+
+    /// The history and the state it made.
+    pub fn chain(&self) -> &Chain<M> {
+        &self.chain
+    }
+
+    /// The leader to whom goals go: the engine's, or for a node outside of it, the one gossip names.
+    pub fn leader(&self) -> Option<PeerId> {
+        self.leader
+    }
+
+    /// Goals waiting here.
+    pub fn pending(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// The oldest record that can be served to others.
+    pub fn oldest(&self) -> u64 {
+        self.oldest
+    }
+
+    /// Why this node has stopped, if it has.
+    pub fn halted(&self) -> Option<&str> {
+        self.halted.as_deref()
+    }
+
+    /// Until when this node may act as leader. Never on the hint alone: the term's first entry is
+    /// committed, and a majority of the voters has promised to elect nobody else for so long.
+    pub fn acting(&self, now: Time) -> Option<Acting> {
+        let status = self.commit.status(now);
+        if self.bugs.has(Bug::GateOnHint) && self.gossip.election().leader() == self.me {
+            return Some(Acting { term: status.term, until: now + self.config.commit.lease });
+        }
+        let until = status.acting_until.filter(|_| self.halted.is_none())?;
+        Some(Acting { term: status.term, until })
+    }
+
+    // Inputs
+
+    /// Starts a new cluster of `voters` from here. Once, on one node.
+    ///
+    /// # Errors
+    /// [`CommitError::NotFresh`] if this node has a log.
+    pub fn bootstrap(&mut self, now: Time, voters: &BTreeSet<PeerId>) -> Result<(), CommitError> {
+        self.commit.bootstrap(now, voters)?;
+        self.settle(now);
+        Ok(())
+    }
+
+    /// Joins the group through a peer that is connected.
+    pub fn join(&mut self, contact: PeerId) {
+        self.gossip.join(contact);
+        self.flush_gossip();
+    }
+
+    /// Remembers a peer.
+    pub fn learn(&mut self, peer: PeerId) {
+        self.gossip.learn(peer);
+    }
+
+    /// Says goodbye to the neighbours; the engine's members stay as they are.
+    pub fn leave(&mut self, now: Time) {
+        self.release(now);
+        self.gossip.leave();
+        self.flush_gossip();
+    }
+
+    /// Gives leadership up. The driver shuts the gate before it sends what this puts out.
+    pub fn release(&mut self, now: Time) {
+        let status = self.commit.status(now);
+        let hint = self.gossip.election().leader();
+        let voters = &status.members.voters;
+        let successor = voters
+            .iter()
+            .filter(|p| **p != self.me)
+            .max_by_key(|p| (self.commit.progress(p), **p == hint))
+            .copied();
+        self.commit.release(now, successor);
+        self.settle(now);
+    }
+
+    /// Changes the engine's members, if this node leads.
+    ///
+    /// # Errors
+    /// See [`CommitError`].
+    pub fn change_members(&mut self, now: Time, change: MemberChange) -> Result<(), CommitError> {
+        self.commit.change_members(now, change)?;
+        self.settle(now);
+        Ok(())
+    }
+
+    /// A message from `from`, whose identity the link has proven.
+    pub fn handle_message(&mut self, now: Time, from: PeerId, message: Message) {
+        if from == self.me || !message.within_limits() {
+            return;
+        }
+        match message {
+            Message::Spray(m) => self.gossip.handle_spray(from, m),
+            Message::Vote(v) => {
+                if let Err(why) = self.gossip.handle_vote(now, from, v) {
+                    self.out.push_back(Output::Event(Event::VoteRejected(from, why)));
+                }
+            }
+            Message::Engine(m) => self.commit.handle_message(now, from, m),
+            Message::Goal { tx, goal, hops } => self.goal_arrived(now, from, tx, goal, hops),
+            Message::Processed(record) => self.record_arrived(now, record),
+            Message::HistoryRequest { from: first, upto } => self.history_asked(from, first, upto),
+            Message::History { records, last } => self.history_arrived(now, from, records, last),
+            Message::SnapshotOffer { index, log, length, hash } => {
+                self.snapshot_offered(now, from, index, log, length, hash);
+            }
+            Message::SnapshotRequest { hash, offset } => self.snapshot_asked(from, hash, offset),
+            Message::SnapshotPiece { hash, offset, bytes } => {
+                self.snapshot_piece(now, from, hash, offset, bytes);
+            }
+            Message::Enlist => self.enlist(now, from),
+        }
+        self.settle(now);
+    }
+
+    /// Time has passed.
+    pub fn handle_timeout(&mut self, now: Time) {
+        self.gossip.handle_timeout(now);
+        if self.commit.poll_timeout() <= now {
+            self.commit.handle_timeout(now);
+        }
+        self.settle(now);
+        if self.next_tick <= now {
+            self.next_tick = now + TICK;
+            self.tick_goals(now);
+            self.tick_sync(now);
+            self.tick_members(now);
+            self.settle(now);
+        }
+    }
+
+    // Polls
+
+    /// The next thing to be done.
+    pub fn poll_output(&mut self) -> Option<Output> {
+        self.out.pop_front()
+    }
+
+    /// When [`Node::handle_timeout`] wants to be called.
+    pub fn poll_timeout(&self) -> Time {
+        self.gossip.poll_timeout().min(self.commit.poll_timeout()).min(self.next_tick)
+    }
+
+    // Below: what happens after every input
+
+    /// Brings gossip, engine, history and leadership into line with each other.
+    fn settle(&mut self, now: Time) {
+        self.flush_gossip();
+        self.flush_commit(now);
+        let status = self.commit.status(now);
+        self.follow_leadership(now, &status);
+        // What was executed just now is in the engine's queue.
+        self.flush_commit(now);
+        let acting = status.acting_until.is_some();
+        self.gossip.set_term(if acting { status.term } else { 0 });
+    }
+
+    fn flush_gossip(&mut self) {
+        while let Some(output) = self.gossip.poll_output() {
+            match output {
+                GossipOutput::Send(to, message) => self.out.push_back(Output::Send(to, message)),
+                GossipOutput::Leader(change) => {
+                    self.commit.hint(Some(change.to));
+                    self.out.push_back(Output::Event(Event::HintChanged(change)));
+                }
+            }
+        }
+    }
+
+    fn flush_commit(&mut self, now: Time) {
+        while let Some(output) = self.commit.poll_output() {
+            match output {
+                CommitOutput::Persist(write) => {
+                    self.out.push_back(Output::Persist(Write::Commit(write)));
+                }
+                CommitOutput::Send(to, message) => {
+                    self.out.push_back(Output::Send(to, Message::Engine(message)));
+                }
+                CommitOutput::Committed { position, command } => {
+                    self.committed(now, position.index, &command);
+                }
+                CommitOutput::NeedsSnapshot(to) => self.offer_snapshot(to),
+            }
+        }
+    }
+
+    fn committed(&mut self, now: Time, log_index: u64, command: &[u8]) {
+        if self.halted.is_some() {
+            return;
+        }
+        match postcard::from_bytes::<Record>(command) {
+            Ok(record) => {
+                if let Some(lead) = &mut self.lead {
+                    lead.in_flight = lead.in_flight.saturating_sub(1);
+                }
+                self.apply(now, record);
+            }
+            Err(e) => self.halt(format!("entry {log_index} of the engine's log is no record: {e}")),
+        }
+        self.applied_log = log_index;
+        self.snapshot_if_due();
+    }
+
+    /// Applies a record that is known to be committed. `false` if it does not fit yet.
+    fn apply(&mut self, now: Time, record: Record) -> bool {
+        if self.halted.is_some() {
+            return false;
+        }
+        match self.chain.apply(&record) {
+            Ok(Applied::Known) => true,
+            Ok(Applied::New) => {
+                if self.pending.remove(&record.tx).is_some() {
+                    tracing::debug!(tx = %record.tx, index = record.index, "goal decided");
+                }
+                self.out.push_back(Output::Persist(Write::History(record.clone())));
+                self.spread(&record, now);
+                self.out.push_back(Output::Processed(record));
+                true
+            }
+            Err(ChainError::Gap { .. }) => false,
+            Err(e @ (ChainError::Fork(_) | ChainError::Twice(_) | ChainError::Refused(..))) => {
+                self.halt(e.to_string());
+                false
+            }
+        }
+    }
+
+    fn halt(&mut self, why: String) {
+        if self.halted.is_none() {
+            tracing::error!(node = %self.me, why, "halted: nothing is applied any more");
+            self.out.push_back(Output::Event(Event::Halted(why.clone())));
+            self.halted = Some(why);
+            self.lead = None;
+        }
+    }
+
+    fn follow_leadership(&mut self, now: Time, status: &CommitStatus) {
+        // The copy that runs ahead is good for as long as this node leads the same term without a
+        // break, whether or not its lease holds at the moment: what it proposed may still commit.
+        if !status.settled || self.lead.as_ref().is_some_and(|l| l.term != status.term) {
+            self.lead = None;
+        }
+        if status.settled && self.lead.is_none() && self.halted.is_none() {
+            // Everything before this term's first entry is applied: nothing can come in between.
+            self.lead = Some(Lead { term: status.term, ahead: self.chain.ahead(), in_flight: 0 });
+        }
+
+        let attached = self.attached(status);
+        let hint = self.gossip.election().leader();
+        let named = (self.gossip.election().leader_term() > 0).then_some(hint);
+        // One that was removed while it was away still believes to be a member: gossip tells it.
+        let leader = if attached { status.leader } else { named.filter(|l| *l != self.me) };
+        if leader != self.leader || (attached && status.term != self.term) {
+            self.leader = leader;
+            self.term = if attached { status.term } else { self.gossip.election().leader_term() };
+            let waiting = self.pending.len();
+            self.out.push_back(Output::Event(Event::LeaderChanged { leader, term: self.term, waiting }));
+            if leader.is_some() {
+                self.reroute_all(now);
+            }
+        }
+    }
+
+    /// Whether the engine's leader counts this node in, as far as it can know.
+    fn attached(&self, status: &CommitStatus) -> bool {
+        status.members.contains(&self.me) && status.leader.is_some()
+    }
+
+    /// Lets those that asked become learners, and learners that caught up become voters.
+    fn tick_members(&mut self, now: Time) {
+        let status = self.commit.status(now);
+        if status.acting_until.is_some() && status.members.next.is_empty() {
+            if status.members.voters.len() < self.config.max_voters {
+                let ready = status.members.learners.iter().find(|p| {
+                    self.commit.progress(p).is_some_and(|at| at + 64 >= status.last_index && at > 0)
+                });
+                if let Some(peer) = ready.copied() {
+                    // Busy is an answer: the next tick tries again.
+                    let _ = self.commit.change_members(now, MemberChange::Promote(peer));
+                }
+            }
+        } else if !self.attached(&status)
+            && self.config.wants_vote
+            && let Some(leader) = self.leader
+            && leader != self.me
+        {
+            self.out.push_back(Output::Send(leader, Message::Enlist));
+        }
+    }
+
+    fn enlist(&mut self, now: Time, peer: PeerId) {
+        let status = self.commit.status(now);
+        let members = status.members.voters.len() + status.members.learners.len();
+        if status.acting_until.is_some()
+            && !status.members.contains(&peer)
+            && members < self.config.max_voters
+        {
+            let _ = self.commit.change_members(now, MemberChange::Learn(peer));
+        }
+    }
+}

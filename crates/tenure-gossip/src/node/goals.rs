@@ -1,0 +1,131 @@
+//! Goals: from whoever submits them to the leader, and again, until the history has them.
+
+use super::*;
+use crate::message::MAX_GOAL;
+
+/// How many nodes may pass a goal on.
+const HOPS: u8 = 3;
+
+/// A goal that waits here for its record.
+#[derive(Debug, Clone)]
+pub(super) struct Pending {
+    pub(super) goal: Vec<u8>,
+    /// When the goal timeout runs out.
+    pub(super) deadline: Time,
+    /// When it is sent again.
+    pub(super) retry: Time,
+}
+
+impl<M: StateMachine, C: Commit> Node<M, C> {
+    /// Takes a goal from a caller. Its record will come as [`Output::Processed`], or has been
+    /// decided before: [`Output::Known`]. A retry with the same `tx` is safe at any time, on any node.
+    ///
+    /// # Errors
+    /// See [`SubmitError`]; the goal was not taken.
+    pub fn submit(&mut self, now: Time, tx: TxId, goal: Vec<u8>) -> Result<(), SubmitError> {
+        if self.halted.is_some() {
+            return Err(SubmitError::Halted);
+        }
+        if goal.len() > MAX_GOAL {
+            return Err(SubmitError::TooLarge);
+        }
+        if let Some(index) = self.chain.find(&tx) {
+            self.out.push_back(Output::Known(tx, index));
+            return Ok(());
+        }
+        if self.pending.len() >= self.config.max_pending && !self.pending.contains_key(&tx) {
+            return Err(SubmitError::Busy);
+        }
+        let deadline = now + self.config.goal_timeout;
+        let retry = now + self.config.goal_retry;
+        self.pending.insert(tx, Pending { goal: goal.clone(), deadline, retry });
+        self.route(now, tx, goal, HOPS);
+        self.settle(now);
+        Ok(())
+    }
+
+    pub(super) fn goal_arrived(&mut self, now: Time, from: PeerId, tx: TxId, goal: Vec<u8>, hops: u8) {
+        if let Some(index) = self.chain.find(&tx) {
+            // The one who asks has not heard yet: tell it.
+            self.out.push_back(Output::ReadHistory { to: from, from: index, upto: index });
+        } else {
+            self.route(now, tx, goal, hops.min(HOPS));
+        }
+    }
+
+    /// Executes the goal if this node leads, sends it towards the leader otherwise.
+    fn route(&mut self, now: Time, tx: TxId, goal: Vec<u8>, hops: u8) {
+        if self.commit.status(now).acting_until.is_some() {
+            self.execute(now, tx, goal);
+        } else if let Some(leader) = self.leader.filter(|l| *l != self.me)
+            && hops > 0
+        {
+            self.out.push_back(Output::Send(leader, Message::Goal { tx, goal, hops: hops - 1 }));
+        }
+    }
+
+    fn execute(&mut self, now: Time, tx: TxId, goal: Vec<u8>) {
+        let Some(lead) = &mut self.lead else { return };
+        let known = lead.ahead.find(&tx).is_some() && !self.bugs.has(Bug::ForgetTransactions);
+        if known || lead.in_flight >= self.config.max_in_flight {
+            return;
+        }
+        let record = lead.ahead.execute(lead.term, self.me, tx, goal);
+        if lead.ahead.apply(&record).is_err() && !self.bugs.has(Bug::ForgetTransactions) {
+            // The machine refused its own diff: it is broken, and no goal of it can be trusted.
+            let why = format!("the state machine refused the diff it made for {tx}");
+            self.halt(why);
+            return;
+        }
+        lead.in_flight += 1;
+        let bytes = postcard::to_stdvec(&record).expect("a record can always be encoded");
+        if self.commit.propose(now, bytes).is_err() {
+            self.lead = None;
+        }
+    }
+
+    /// The leader changed: what waits here goes to the new one, with its time-out set anew.
+    pub(super) fn reroute_all(&mut self, now: Time) {
+        let all: Vec<_> = self.pending.iter().map(|(t, p)| (*t, p.goal.clone())).collect();
+        if !all.is_empty() {
+            tracing::info!(node = %self.me, leader = ?self.leader, goals = all.len(), "leader changed during transactions");
+        }
+        for (tx, goal) in all {
+            if let Some(p) = self.pending.get_mut(&tx) {
+                p.deadline = now + self.config.goal_timeout;
+                p.retry = now + self.config.goal_retry;
+            }
+            self.route(now, tx, goal, HOPS);
+        }
+    }
+
+    pub(super) fn tick_goals(&mut self, now: Time) {
+        let mut late = Vec::new();
+        let mut again = Vec::new();
+        for (tx, p) in &mut self.pending {
+            if p.deadline <= now {
+                p.deadline = now + self.config.goal_timeout;
+                late.push(*tx);
+            }
+            if p.retry <= now {
+                p.retry = now + self.config.goal_retry;
+                again.push((*tx, p.goal.clone()));
+            }
+        }
+        for tx in &late {
+            self.out.push_back(Output::Event(Event::GoalTimedOut(*tx)));
+            #[cfg(any(test, feature = "bugs"))]
+            if self.bugs.has(Bug::SkipOnTimeout) {
+                self.chain.skip_one();
+                self.pending.remove(tx);
+            }
+        }
+        if !late.is_empty() {
+            // The index stays where it is: what is missing is fetched, never skipped.
+            self.request_history(now, 3);
+        }
+        for (tx, goal) in again {
+            self.route(now, tx, goal, HOPS);
+        }
+    }
+}

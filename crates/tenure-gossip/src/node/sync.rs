@@ -1,0 +1,246 @@
+//! Catching up: history in chunks, snapshots in pieces.
+
+use super::*;
+use crate::message::{MAX_HISTORY_RECORDS, SNAPSHOT_PIECE};
+
+/// Largest snapshot that is fetched.
+const MAX_SNAPSHOT: u64 = 4 << 30;
+/// Without a piece for so long, a fetch is given up.
+const FETCH_PATIENCE: Duration = Duration::from_secs(2);
+/// Time between two looks for missed records, for a node outside of the engine.
+const SYNC_EVERY: Duration = Duration::from_secs(1);
+
+/// A snapshot being fetched.
+#[derive(Debug, Clone)]
+pub(super) struct Fetch {
+    from: PeerId,
+    hash: Hash,
+    length: u64,
+    bytes: Vec<u8>,
+    until: Time,
+}
+
+/// The latest snapshot, ready to be sent.
+#[derive(Debug, Clone)]
+pub(super) struct Held {
+    index: u64,
+    log: u64,
+    hash: Hash,
+    bytes: Vec<u8>,
+}
+
+impl<M: StateMachine, C: Commit> Node<M, C> {
+    /// Asks `peers` of the view for what comes after the last record applied.
+    pub(super) fn request_history(&mut self, now: Time, peers: usize) {
+        let from = self.chain.index() + 1;
+        let upto = self.chain.index() + MAX_HISTORY_RECORDS as u64;
+        let asked = self.gossip.sample(peers);
+        if asked.is_empty() {
+            return;
+        }
+        self.next_sync = now + SYNC_EVERY;
+        self.out.push_back(Output::Event(Event::HistoryRequested(from, asked.len())));
+        for peer in asked {
+            self.out.push_back(Output::Send(peer, Message::HistoryRequest { from, upto }));
+        }
+    }
+
+    /// A record that a peer says is committed.
+    pub(super) fn record_arrived(&mut self, now: Time, record: Record) {
+        let gap = record.index > self.chain.index() + 1;
+        if !self.apply(now, record) && gap && self.next_sync <= now + SYNC_EVERY / 2 {
+            self.request_history(now, 3);
+        }
+    }
+
+    pub(super) fn history_asked(&mut self, to: PeerId, from: u64, upto: u64) {
+        let last = self.chain.index();
+        if from > last {
+            self.out.push_back(Output::Send(to, Message::History { records: Vec::new(), last }));
+            return;
+        }
+        let snapshot = self.held.as_ref().filter(|s| s.index >= from);
+        let far = last - from > self.config.snapshot_every * 2;
+        if (from < self.oldest || far) && snapshot.is_some() {
+            self.offer_snapshot(to);
+        } else if from >= self.oldest {
+            let upto = upto.min(last).min(from.saturating_add(MAX_HISTORY_RECORDS as u64 - 1));
+            self.out.push_back(Output::ReadHistory { to, from, upto });
+        }
+    }
+
+    pub(super) fn history_arrived(&mut self, now: Time, from: PeerId, records: Vec<Record>, last: u64) {
+        let before = self.chain.index();
+        for record in records {
+            if !self.apply(now, record) {
+                break;
+            }
+        }
+        self.snapshot_if_due();
+        // More where that came from.
+        if self.chain.index() > before && self.chain.index() < last {
+            let first = self.chain.index() + 1;
+            let upto = self.chain.index() + MAX_HISTORY_RECORDS as u64;
+            self.out.push_back(Output::Send(from, Message::HistoryRequest { from: first, upto }));
+        }
+    }
+
+    /// Passes a new record on to neighbours that are outside of the engine; the members have it from there.
+    pub(super) fn spread(&mut self, record: &Record, now: Time) {
+        let members = self.commit.status(now).members;
+        for peer in self.gossip.spray().neighbours() {
+            if !members.contains(&peer) && !members.voters.is_empty() {
+                self.out.push_back(Output::Send(peer, Message::Processed(record.clone())));
+            }
+        }
+        if members.voters.is_empty() {
+            // A node outside of the engine does not know who is in it. Whoever it does not reach
+            // notices the gap by the next record, or within a second by asking.
+            for peer in self.gossip.sample(2) {
+                self.out.push_back(Output::Send(peer, Message::Processed(record.clone())));
+            }
+        }
+    }
+
+    pub(super) fn tick_sync(&mut self, now: Time) {
+        if self.fetch.as_ref().is_some_and(|f| f.until <= now) {
+            self.fetch = None;
+        }
+        let attached = self.attached(&self.commit.status(now));
+        if !attached && self.next_sync <= now && self.fetch.is_none() {
+            self.request_history(now, 1);
+        }
+    }
+
+    // Snapshots
+
+    pub(super) fn hold(&mut self, snapshot: &Snapshot) {
+        let bytes = postcard::to_stdvec(snapshot).expect("a snapshot can always be encoded");
+        self.held = Some(Held {
+            index: snapshot.index,
+            log: snapshot.point.as_ref().map_or(0, |p| p.position.index),
+            hash: Hash(*blake3::hash(&bytes).as_bytes()),
+            bytes,
+        });
+    }
+
+    pub(super) fn snapshot_if_due(&mut self) {
+        let last = self.held.as_ref().map_or(0, |s| s.index);
+        if self.halted.is_some() || self.chain.index() < last + self.config.snapshot_every {
+            return;
+        }
+        // The engine's log may lag behind the chain (records can come by history): a snapshot says
+        // how far into the log it reaches, and entries it covers twice are recognised.
+        let point = self.commit.snapshot_point(self.applied_log);
+        let snapshot =
+            Arc::new(Snapshot { index: self.chain.index(), point, chain: self.chain.freeze() });
+        self.out.push_back(Output::Persist(Write::Snapshot(snapshot.clone(), Reset::Keep)));
+        if let Some(point) = &snapshot.point {
+            self.commit.snapshot_done(point);
+        }
+        self.out.push_back(Output::Event(Event::Snapshot { index: snapshot.index, installed: false }));
+        self.hold(&snapshot);
+    }
+
+    pub(super) fn offer_snapshot(&mut self, to: PeerId) {
+        if let Some(Held { index, log, hash, bytes }) = &self.held {
+            let length = bytes.len() as u64;
+            let offer = Message::SnapshotOffer { index: *index, log: *log, length, hash: *hash };
+            self.out.push_back(Output::Send(to, offer));
+        }
+    }
+
+    pub(super) fn snapshot_offered(
+        &mut self,
+        now: Time,
+        from: PeerId,
+        index: u64,
+        log: u64,
+        length: u64,
+        hash: Hash,
+    ) {
+        // A member whose chain is ahead (by history) may still need the place in the log.
+        let status = self.commit.status(now);
+        let wanted = index > self.chain.index() || (status.term > 0 && log > status.commit_index);
+        if wanted && self.fetch.is_none() && length <= MAX_SNAPSHOT {
+            self.fetch =
+                Some(Fetch { from, hash, length, bytes: Vec::new(), until: now + FETCH_PATIENCE });
+            self.out.push_back(Output::Send(from, Message::SnapshotRequest { hash, offset: 0 }));
+        }
+    }
+
+    pub(super) fn snapshot_asked(&mut self, to: PeerId, hash: Hash, offset: u64) {
+        let Some(held) = &self.held else { return };
+        if hash != held.hash {
+            // A newer one replaced it in the meantime.
+            self.offer_snapshot(to);
+            return;
+        }
+        let from = usize::try_from(offset).unwrap_or(usize::MAX).min(held.bytes.len());
+        let bytes = held.bytes[from..(from + SNAPSHOT_PIECE).min(held.bytes.len())].to_vec();
+        self.out.push_back(Output::Send(to, Message::SnapshotPiece { hash, offset, bytes }));
+    }
+
+    pub(super) fn snapshot_piece(&mut self, now: Time, from: PeerId, hash: Hash, offset: u64, bytes: Vec<u8>) {
+        let Some(fetch) = self.fetch.as_mut().filter(|f| f.from == from && f.hash == hash) else { return };
+        if offset != fetch.bytes.len() as u64 || bytes.is_empty() {
+            return;
+        }
+        fetch.bytes.extend_from_slice(&bytes);
+        fetch.until = now + FETCH_PATIENCE;
+        let have = fetch.bytes.len() as u64;
+        if have < fetch.length {
+            self.out.push_back(Output::Send(from, Message::SnapshotRequest { hash, offset: have }));
+            return;
+        }
+        let Some(fetch) = self.fetch.take() else { return };
+        if *blake3::hash(&fetch.bytes).as_bytes() == hash.0
+            && let Ok(snapshot) = postcard::from_bytes::<Snapshot>(&fetch.bytes)
+        {
+            self.install(now, snapshot);
+        }
+    }
+
+    fn install(&mut self, now: Time, snapshot: Snapshot) {
+        let Ok(chain) = Chain::<M>::thaw(&snapshot.chain) else { return };
+        if chain.index() != snapshot.index || self.halted.is_some() {
+            return;
+        }
+        let before = self.commit.status(now);
+        let mut reset = Reset::Keep;
+        let mut moved = false;
+        if let Some(point) = snapshot.point.as_ref().filter(|_| before.term > 0)
+            && point.position.index > before.commit_index
+            && self.commit.snapshot_done(point)
+        {
+            moved = true;
+            self.applied_log = self.applied_log.max(point.position.index);
+            // What the engine kept of its log after the point is still right on disk; if it kept
+            // nothing, nothing of the old log may come back after a crash.
+            if self.commit.status(now).last_index == point.position.index {
+                reset = Reset::All;
+            }
+        }
+        let ahead = chain.index() > self.chain.index();
+        if !ahead && !moved {
+            return;
+        }
+        let snapshot = if ahead {
+            self.oldest = chain.index() + 1;
+            let decided: Vec<_> =
+                self.pending.keys().filter_map(|t| chain.find(t).map(|i| (*t, i))).collect();
+            for (tx, index) in decided {
+                self.pending.remove(&tx);
+                self.out.push_back(Output::Known(tx, index));
+            }
+            self.chain = chain;
+            Arc::new(snapshot)
+        } else {
+            Arc::new(Snapshot { index: self.chain.index(), point: snapshot.point, chain: self.chain.freeze() })
+        };
+        self.lead = None;
+        self.out.push_back(Output::Persist(Write::Snapshot(snapshot.clone(), reset)));
+        self.out.push_back(Output::Event(Event::Snapshot { index: snapshot.index, installed: true }));
+        self.hold(&snapshot);
+    }
+}

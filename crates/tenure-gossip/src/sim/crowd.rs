@@ -1,0 +1,1 @@
+//! Gossip alone, for thousands of nodes.

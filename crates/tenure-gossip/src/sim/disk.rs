@@ -1,0 +1,93 @@
+//! A disk that forgets, in a crash, what was not synced.
+
+use std::collections::BTreeMap;
+
+use rand::{Rng, rngs::SmallRng};
+
+use crate::{
+    commit::{CommitWrite, Entry, HardState, Restored},
+    history::Record,
+    node::{Found, Reset, Snapshot, Write},
+};
+
+#[derive(Debug, Clone, Default)]
+struct Platter {
+    hard: HardState,
+    log: BTreeMap<u64, Entry>,
+    history: BTreeMap<u64, Record>,
+    snapshot: Option<Snapshot>,
+}
+
+impl Platter {
+    fn write(&mut self, write: &Write) {
+        match write {
+            Write::Commit(CommitWrite::Hard(hard)) => self.hard = *hard,
+            Write::Commit(CommitWrite::Append { after, entries }) => {
+                self.log.split_off(&(after.index + 1));
+                self.log.extend(entries.iter().map(|e| (e.position.index, e.clone())));
+            }
+            Write::History(record) => {
+                self.history.insert(record.index, record.clone());
+            }
+            Write::Snapshot(snapshot, reset) => {
+                if let Some(point) = &snapshot.point {
+                    self.log = self.log.split_off(&(point.position.index + 1));
+                }
+                match reset {
+                    Reset::Keep => {}
+                    Reset::All => self.log.clear(),
+                }
+                self.snapshot = Some((**snapshot).clone());
+            }
+        }
+    }
+}
+
+/// One node's disk.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Disk {
+    synced: Platter,
+    /// What the program believes to be there.
+    cached: Platter,
+    unsynced: Vec<Write>,
+    starts: u64,
+    /// A disk that lies: it never syncs by itself.
+    pub(super) lies: bool,
+}
+
+impl Disk {
+    pub(super) fn write(&mut self, write: Write) {
+        self.cached.write(&write);
+        let sync = write.is_durable() && !self.lies;
+        self.unsynced.push(write);
+        if sync || self.unsynced.len() > 64 {
+            self.unsynced.drain(..).for_each(|w| self.synced.write(&w));
+        }
+    }
+
+    /// The power goes: some first part of what was not synced may have made it.
+    pub(super) fn crash(&mut self, rng: &mut SmallRng) {
+        let kept = rng.random_range(0..=self.unsynced.len());
+        self.unsynced.drain(..).take(kept).for_each(|w| self.synced.write(&w));
+        self.cached = self.synced.clone();
+    }
+
+    pub(super) fn found(&mut self) -> Found {
+        self.starts += 1;
+        let p = &self.cached;
+        Found {
+            incarnation: self.starts,
+            commit: Restored {
+                hard: p.hard,
+                snapshot: None,
+                entries: p.log.values().cloned().collect(),
+            },
+            snapshot: p.snapshot.clone(),
+            history: p.history.values().cloned().collect(),
+        }
+    }
+
+    pub(super) fn history(&self, from: u64, upto: u64) -> Vec<Record> {
+        self.cached.history.range(from..=upto).map(|(_, r)| r.clone()).collect()
+    }
+}

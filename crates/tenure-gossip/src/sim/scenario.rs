@@ -1,0 +1,208 @@
+//! From a seed to a verdict: faults, then healing, then the question whether the group is well again.
+
+use std::collections::BTreeSet;
+
+use rand::{Rng, SeedableRng, rngs::SmallRng, seq::IndexedRandom};
+use serde_json::json;
+
+use super::{
+    network::Faults,
+    world::{Figures, Violation, World, WorldConfig},
+};
+use crate::{
+    bug::Bugs,
+    commit::{Commit as _, MemberChange},
+    history::TxId,
+    kv::KvGoal,
+};
+
+/// How long the faults last, in milliseconds of the simulation.
+const STORM: u64 = 20_000;
+/// How long the group has to become well again.
+const RECOVERY: u64 = 30_000;
+
+/// What a seed came to.
+#[derive(Debug, Clone)]
+pub struct Verdict {
+    /// Figures of the run.
+    pub figures: Figures,
+    /// A hash of everything that happened.
+    pub trace: u64,
+    /// How long the group took to become well after healing, in milliseconds.
+    pub recovery_ms: u64,
+}
+
+/// Runs one seed: a storm of faults over 3 or 5 voters and up to two joiners, then liveness.
+///
+/// # Errors
+/// The invariant that broke, or what was still not well when time was up.
+pub fn storm(seed: u64, bugs: Bugs) -> Result<Verdict, Violation> {
+    let mut rng = SmallRng::seed_from_u64(seed ^ 0x5eed);
+    let voters = if rng.random_bool(0.6) { 3 } else { 5 };
+    let nodes = voters + rng.random_range(0..=2);
+    let mut config = WorldConfig::calm(seed, nodes);
+    config.voters = voters;
+    config.bugs = bugs;
+    config.node.max_voters = if rng.random_bool(0.5) { nodes } else { voters };
+    config.node.snapshot_every = rng.random_range(16..64);
+    config.faults = Faults {
+        loss: *[0, 0, 50, 200].choose(&mut rng).expect("a choice"),
+        duplicates: *[0, 50, 200].choose(&mut rng).expect("a choice"),
+        stragglers: *[0, 10, 100].choose(&mut rng).expect("a choice"),
+        delay: (200, *[2_000, 20_000, 80_000].choose(&mut rng).expect("a choice")),
+    };
+    let faults = config.faults;
+    let mut world = World::new(config);
+    world.crash_in_flight = *[0, 0, 5].choose(&mut rng).expect("a choice");
+    let mut load = Load::new(rng.random());
+
+    world.run(1_500)?;
+    let mut until = world.now_ms() + STORM;
+    while world.now_ms() < until {
+        strike(&mut world, &mut rng, faults);
+        // Between two strikes: work.
+        for _ in 0..rng.random_range(2..8) {
+            load.work(&mut world);
+            world.run(rng.random_range(20..300))?;
+        }
+    }
+
+    // Everything heals.
+    world.crash_in_flight = 0;
+    world.heal(Faults::default());
+    (0..world.size()).for_each(|i| world.start(i));
+    until = world.now_ms();
+    let well = world.run_until(RECOVERY, |w| is_well(w, &load))?;
+    let recovery_ms = world.now_ms() - until;
+    if !well {
+        return Err(Violation { at_ms: world.now_ms(), what: what_is_wrong(&world, &load) });
+    }
+    // And it works: a goal commits, on every node.
+    let tx = load.work_on(&mut world, 0);
+    if !world.run_until(15_000, |w| w.committed(&tx).is_some() && is_well(w, &load))? {
+        return Err(Violation { at_ms: world.now_ms(), what: "a goal after healing does not commit".into() });
+    }
+    Ok(Verdict { figures: world.figures.clone(), trace: world.trace(), recovery_ms })
+}
+
+fn strike(world: &mut World, rng: &mut SmallRng, faults: Faults) {
+    let n = world.size();
+    let any = rng.random_range(0..n);
+    match rng.random_range(0..12) {
+        0 | 1 => world.crash(any),
+        2 => (0..n).for_each(|i| world.start(i)),
+        3 => {
+            // The leader, of all.
+            let leader = world.acting().unwrap_or(any);
+            world.crash(leader);
+        }
+        4 => {
+            let group: BTreeSet<_> = (0..n).filter(|_| rng.random_bool(0.5)).collect();
+            world.split(&group);
+        }
+        5 => {
+            let leader = world.acting().unwrap_or(any);
+            world.split(&BTreeSet::from([leader]));
+        }
+        6 => (0..3).for_each(|_| world.deafen(rng.random_range(0..n), rng.random_range(0..n))),
+        7 => {
+            let who = if rng.random_bool(0.5) { world.acting().unwrap_or(any) } else { any };
+            world.pause(who, rng.random_range(100..4_000));
+        }
+        8 => world.start(any),
+        9 => {
+            if let Some(leader) = world.acting() {
+                world.release(leader);
+            }
+        }
+        10 => {
+            // An operator lets a voter go; it may come back by itself.
+            if let Some(leader) = world.acting()
+                && let Some(id) = world.node(any).map(|x| x.id())
+                && world.node(leader).is_some_and(|l| {
+                    l.commit().status(crate::time::Time::ZERO).members.voters.len() > 3
+                })
+            {
+                let _ = world.change_members(leader, MemberChange::Remove(id));
+            }
+        }
+        _ => world.heal(faults),
+    }
+}
+
+/// Goals, some of them sent again on another node under the same name.
+pub(crate) struct Load {
+    rng: SmallRng,
+    next: u64,
+    /// What some node has taken and nobody was told to forget.
+    pub(crate) taken: Vec<(TxId, usize)>,
+}
+
+impl Load {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self { rng: SmallRng::seed_from_u64(seed), next: 0, taken: Vec::new() }
+    }
+
+    pub(crate) fn work(&mut self, world: &mut World) {
+        let i = self.rng.random_range(0..world.size());
+        self.work_on(world, i);
+    }
+
+    pub(crate) fn work_on(&mut self, world: &mut World, i: usize) -> TxId {
+        let again = self.next > 0 && self.rng.random_bool(0.2);
+        if !again {
+            self.next += 1;
+        }
+        let mut tx = [0; 16];
+        tx[..8].copy_from_slice(&self.next.to_be_bytes());
+        let tx = TxId(tx);
+        let key = format!("k{}", self.next % 7);
+        let goal = match self.next % 5 {
+            0 => KvGoal::Put { key, value: json!(self.next) },
+            1 => KvGoal::Delete { key },
+            2 => KvGoal::Cas { key, expect: Some(json!(self.next.wrapping_sub(7))), value: json!(self.next) },
+            _ => KvGoal::Increment { key: "sum".into(), by: self.next as i64 },
+        };
+        if world.submit(i, tx, &goal) && world.node(i).is_some() {
+            self.taken.push((tx, i));
+        }
+        tx
+    }
+}
+
+/// One leader acts, gossip names one and the same living node, everybody has applied the same, and
+/// nothing waits any more.
+pub(crate) fn is_well(world: &World, load: &Load) -> bool {
+    let _ = load;
+    let Some(acting) = world.acting() else { return false };
+    let mut nodes = world.running();
+    let Some((_, first)) = nodes.next() else { return false };
+    let same = (first.chain().index(), first.chain().head());
+    world.running().all(|(i, n)| {
+        (n.chain().index(), n.chain().head()) == same
+            && n.pending() == 0
+            && n.leader() == world.node(acting).map(|a| a.id())
+            && world.hint(i) == world.hint(0)
+    })
+}
+
+fn what_is_wrong(world: &World, load: &Load) -> String {
+    let _ = load;
+    let nodes: Vec<_> = world
+        .running()
+        .map(|(i, n)| {
+            format!(
+                "{i}: index {} pending {} leader {:?} hint {:?}",
+                n.chain().index(),
+                n.pending(),
+                n.leader(),
+                world.hint(i)
+            )
+        })
+        .collect();
+    format!("not well {} s after healing: acting {:?}; {}", RECOVERY / 1_000, world.acting(), nodes.join("; "))
+}
+
+#[cfg(test)]
+#[path = "scenario_tests.rs"]
+mod tests;
