@@ -61,7 +61,7 @@ fn a_file_says_everything() {
     assert_eq!(scheduler.policy(), TakeoverPolicy::Fenced);
     assert_eq!((scheduler.priority(), scheduler.preempts()), (7, true));
     assert_eq!((scheduler.cool_down(), scheduler.drain_limit()), (millis(10_000), millis(1500)));
-    assert_eq!(reaper.key(), LockKey::Big(0x464F_5247_4500_01));
+    assert_eq!(reaper.key(), LockKey::Big(0x0046_4F52_4745_0001));
     assert_eq!(reaper.policy(), TakeoverPolicy::Exclusive);
     assert!(reaper.is_candidate() && reaper.auto_reacquire() && config.is_enabled());
     assert!(format!("{:?}", config.retry()).contains("250ms"));
