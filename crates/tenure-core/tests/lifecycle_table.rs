@@ -626,6 +626,11 @@ fn a_doubt_while_draining_shuts_the_gate_first() {
         role.give(step_down());
         assert_eq!(role.give(input.clone()), (does, tells), "{input:?}");
     }
+    // An end that was told is not told again.
+    let mut role = Role::put(options(), Leader);
+    role.give(step_down());
+    role.give(Input::EpochMoved);
+    assert_eq!(role.give(Input::ReleaseSucceeded), (vec![], vec![]));
 }
 
 #[test]
