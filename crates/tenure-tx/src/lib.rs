@@ -3,5 +3,8 @@
 
 pub mod account;
 pub mod chain;
+pub mod feed;
 pub mod manager;
+pub mod schema;
 pub mod status;
+pub mod store;

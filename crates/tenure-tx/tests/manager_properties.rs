@@ -366,7 +366,10 @@ impl World {
                 self.serial += 1;
                 let request = self.serial;
                 if let Ok(nonce) = self.manager.reserve(None, 10, true) {
-                    assert!(self.wanted.insert(nonce, request).is_none(), "one nonce, two requests");
+                    assert!(
+                        self.wanted.insert(nonce, request).is_none(),
+                        "one nonce, two requests"
+                    );
                     self.effects.push(Effect::Build { nonce, attempt: 1, tip: 10, noop: false });
                 }
             }
@@ -477,7 +480,9 @@ impl World {
             let fate = self.rows.iter().find(|(_, row)| row.request == Some(*request));
             // Not executed: only because it was refused or cancelled, and the row says so, or
             // because nobody ever took it and its nonce went to another.
-            if count == 0 && let Some((nonce, row)) = fate {
+            if count == 0
+                && let Some((nonce, row)) = fate
+            {
                 let last = row.attempts.last().expect("never empty");
                 assert!(
                     row.status.state() == State::Invalid || last.noop,

@@ -1,0 +1,70 @@
+-- The transactions of each signing account, one row per nonce.
+--
+-- Invariants:
+--   * A row exists before its bytes leave the process (intent first).
+--   * Every write is fenced with the writer's epoch: tenure.fence() raises TN001 for an old one.
+--   * `ended_at` is null while a leader owes work on the nonce. An ended status alone does not set
+--     it: a dropped transaction may still be mined.
+--   * `change` grows in commit order within an account (the writers' advisory lock), so a reader
+--     that remembers the highest it saw misses nothing.
+
+create sequence tenure_tx.change;
+
+create table tenure_tx.pending_transactions (
+    account_id      bytea not null check (octet_length(account_id) between 1 and 64),
+    nonce           bigint not null check (nonce >= 0),
+    hash            bytea not null check (octet_length(hash) = 32),
+    call_scale      bytea,                        -- null: signed by the caller, or a gap's no-op
+    raw             bytea,                        -- null: an older attempt won
+    state           text not null,
+    block_hash      bytea check (octet_length(block_hash) = 32),
+    status_metadata jsonb not null default '{}',
+    tip             numeric(39, 0) not null,
+    noop            boolean not null default false,
+    attempt         integer not null default 1 check (attempt > 0),
+    attempts        jsonb not null,               -- every signed form, the newest last
+    request_id      text not null check (length(request_id) between 1 and 200),
+    creator_id      text not null,
+    epoch           bigint not null,              -- of the last writer
+    built_at_block  bigint not null,              -- no attempt is in an earlier block
+    created_at      timestamptz not null default clock_timestamp(),
+    updated_at      timestamptz not null default clock_timestamp(),
+    ended_at        timestamptz,
+    change          bigint not null default nextval('tenure_tx.change'),
+    primary key (account_id, nonce),
+    unique (account_id, request_id),
+    constraint known_state check (state in ('future', 'ready', 'broadcast', 'in_block', 'retracted',
+        'finalized', 'usurped', 'dropped', 'invalid', 'finality_timeout')),
+    constraint block_where_due check (block_hash is not null
+        or state not in ('in_block', 'retracted', 'finalized', 'finality_timeout')),
+    constraint ended_for_good check (ended_at is null or state in ('finalized', 'usurped', 'invalid'))
+) with (fillfactor = 70);
+
+create index pending_transactions_hash on tenure_tx.pending_transactions (hash);
+create index pending_transactions_open on tenure_tx.pending_transactions (account_id, nonce)
+    where ended_at is null;
+create index pending_transactions_change on tenure_tx.pending_transactions (account_id, change);
+
+-- Orders the writers of one account, so that `change` follows the order of commits.
+create function tenure_tx.lock_account(p_account bytea) returns void language sql volatile as $$
+    select pg_advisory_xact_lock(('x' || left(encode(sha256('tenure_tx:'::bytea || p_account), 'hex'), 16))::bit(64)::bigint)
+$$;
+
+-- Keys only: a notification is limited to 8,000 bytes and a transaction is not.
+create function tenure_tx.notify_change() returns trigger language plpgsql as $$
+begin
+    perform pg_notify(tg_argv[0], json_build_object(
+                'account_id', encode(c.account_id, 'hex'), 'nonces', json_agg(c.nonce))::text)
+        from (select account_id, nonce,
+                     (row_number() over (partition by account_id order by nonce) - 1) / 200 as part
+                from changed) c
+        group by c.account_id, c.part;
+    return null;
+end $$;
+
+create trigger notify_new after insert on tenure_tx.pending_transactions
+    referencing new table as changed
+    for each statement execute function tenure_tx.notify_change('pending_tx_new');
+create trigger notify_update after update on tenure_tx.pending_transactions
+    referencing new table as changed
+    for each statement execute function tenure_tx.notify_change('pending_tx_update');

@@ -1,0 +1,209 @@
+//! Signs EIP-1559 transactions with a local key.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use alloy_consensus::{SignableTransaction as _, Transaction as _, TxEip1559, TxEnvelope};
+use alloy_eips::eip2718::{Decodable2718 as _, Encodable2718 as _};
+use alloy_primitives::{Address, Bytes as Data, TxKind, U256};
+use alloy_signer::SignerSync as _;
+use alloy_signer_local::PrivateKeySigner;
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+
+use crate::account::{AccountId, SignError, Signed, Signer, Unsigned};
+use crate::status::Hash;
+
+/// A call, as callers encode it: JSON with hex fields.
+///
+/// ```
+/// # use tenure_tx::chain::ethereum::EthereumCall;
+/// let call: EthereumCall = serde_json::from_str(
+///     r#"{"to":"0x00000000000000000000000000000000000000aa","value":"0x1","data":"0x","gas":21000}"#,
+/// ).unwrap();
+/// assert_eq!(call.gas, 21_000);
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EthereumCall {
+    /// The receiver; absent creates a contract.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub to: Option<Address>,
+    /// Wei to send.
+    #[serde(default)]
+    pub value: U256,
+    /// Input data.
+    #[serde(default)]
+    pub data: Data,
+    /// The gas limit.
+    pub gas: u64,
+}
+
+impl EthereumCall {
+    /// The bytes a [`EthereumSigner`] understands.
+    #[must_use]
+    pub fn encode(&self) -> bytes::Bytes {
+        serde_json::to_vec(self).map_or_else(|_| bytes::Bytes::new(), bytes::Bytes::from)
+    }
+}
+
+/// The base fee as last seen. Cheap to clone; all clones see the same.
+#[derive(Debug, Clone, Default)]
+pub struct Fees(Arc<Mutex<u128>>);
+
+impl Fees {
+    pub(super) fn set_base(&self, fee: u128) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = fee;
+    }
+
+    fn base(&self) -> u128 {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A local key. It is never printed.
+#[derive(Clone)]
+pub struct EthereumSigner {
+    key: PrivateKeySigner,
+    account: AccountId,
+    chain_id: u64,
+    fees: Fees,
+}
+
+impl std::fmt::Debug for EthereumSigner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EthereumSigner").field("account", &self.account).finish_non_exhaustive()
+    }
+}
+
+impl EthereumSigner {
+    /// A key from its 64 hex digits.
+    ///
+    /// # Errors
+    /// [`SignError::Key`]; the message never holds the text.
+    pub fn from_hex(key: &str, chain_id: u64, fees: Fees) -> Result<Self, SignError> {
+        let key: PrivateKeySigner = key
+            .trim()
+            .parse()
+            .map_err(|_| SignError::Key("expected 64 hex digits of a secp256k1 key".into()))?;
+        let account = AccountId::new(key.address().as_slice())
+            .map_err(|e| SignError::Key(e.to_string()))?;
+        Ok(EthereumSigner { key, account, chain_id, fees })
+    }
+
+    /// A key from a file that holds its hex digits.
+    ///
+    /// # Errors
+    /// [`SignError::Key`].
+    pub fn from_file(path: &Path, chain_id: u64, fees: Fees) -> Result<Self, SignError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|e| SignError::Key(format!("{}: {e}", path.display())))?;
+        Self::from_hex(&text, chain_id, fees)
+    }
+
+    /// A key from an environment variable that holds its hex digits.
+    ///
+    /// # Errors
+    /// [`SignError::Key`].
+    pub fn from_env(name: &str, chain_id: u64, fees: Fees) -> Result<Self, SignError> {
+        let text = std::env::var(name)
+            .map_err(|_| SignError::Key(format!("the environment variable {name} is not set")))?;
+        Self::from_hex(&text, chain_id, fees)
+    }
+}
+
+/// An eighth more than before: above the tenth that pools ask for.
+fn outbid(old: u128) -> u128 {
+    old.saturating_add(old / 8).saturating_add(1)
+}
+
+#[async_trait]
+impl Signer for EthereumSigner {
+    fn account(&self) -> &AccountId {
+        &self.account
+    }
+
+    async fn sign(&self, unsigned: Unsigned<'_>) -> Result<Signed, SignError> {
+        let call = match unsigned.call {
+            Some(bytes) => {
+                serde_json::from_slice(bytes).map_err(|e| SignError::Malformed(e.to_string()))?
+            }
+            // The cheapest that uses the nonce: nothing, to oneself.
+            None => EthereumCall {
+                to: Some(self.key.address()),
+                value: U256::ZERO,
+                data: Data::new(),
+                gas: 21_000,
+            },
+        };
+        let mut priority = unsigned.tip;
+        let mut max = self.fees.base().saturating_mul(2).saturating_add(priority);
+        if let Some(raw) = unsigned.replaces {
+            let old = TxEnvelope::decode_2718_exact(raw)
+                .map_err(|e| SignError::Malformed(format!("the replaced transaction: {e}")))?;
+            priority = priority.max(outbid(old.max_priority_fee_per_gas().unwrap_or(0)));
+            max = max.max(outbid(old.max_fee_per_gas()));
+        }
+        let tx = TxEip1559 {
+            chain_id: self.chain_id,
+            nonce: unsigned.nonce,
+            gas_limit: call.gas,
+            max_fee_per_gas: max.max(priority),
+            max_priority_fee_per_gas: priority,
+            to: call.to.map_or(TxKind::Create, TxKind::Call),
+            value: call.value,
+            access_list: Default::default(),
+            input: call.data,
+        };
+        let signature = self
+            .key
+            .sign_hash_sync(&tx.signature_hash())
+            .map_err(|e| SignError::Unavailable(e.to_string()))?;
+        let signed = TxEnvelope::from(tx.into_signed(signature));
+        Ok(Signed {
+            hash: Hash(signed.tx_hash().0),
+            raw: signed.encoded_2718().into(),
+            valid_until: None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chain::Head;
+
+    const KEY: &str = "ac0974bec39a17e36ba4a6b4d238ff944bacb478cbed5efcae784d7bf4f2ff80";
+
+    #[tokio::test]
+    async fn a_replacement_outbids_both_fees_of_what_it_replaces() {
+        let fees = Fees::default();
+        fees.set_base(1_000);
+        let signer = EthereumSigner::from_hex(KEY, 1, fees.clone()).expect("a key");
+        let head = Head::default();
+        let unsigned = Unsigned { nonce: 3, tip: 10, call: None, head: &head, replaces: None };
+        let first = signer.sign(unsigned.clone()).await.expect("signs");
+        // The base fee has fallen: the old bid still has to be topped.
+        fees.set_base(1);
+        let again = Unsigned { replaces: Some(&first.raw), tip: 0, ..unsigned };
+        let second = signer.sign(again).await.expect("signs");
+        let fee = |raw: &[u8]| {
+            let tx = TxEnvelope::decode_2718_exact(raw).expect("ours");
+            (tx.max_fee_per_gas(), tx.max_priority_fee_per_gas().expect("1559"))
+        };
+        let ((max1, tip1), (max2, tip2)) = (fee(&first.raw), fee(&second.raw));
+        assert!(max2 * 10 >= max1 * 11 && tip2 * 10 >= tip1 * 11, "{max1}/{tip1} {max2}/{tip2}");
+    }
+
+    #[tokio::test]
+    async fn a_malformed_call_is_refused_and_the_key_is_never_shown() {
+        let signer = EthereumSigner::from_hex(KEY, 1, Fees::default()).expect("a key");
+        let head = Head::default();
+        let call = Some(b"{\"gas\":1,\"surprise\":2}".as_slice());
+        let unsigned = Unsigned { nonce: 0, tip: 0, call, head: &head, replaces: None };
+        assert!(matches!(signer.sign(unsigned).await, Err(SignError::Malformed(_))));
+        assert!(!format!("{signer:?}").contains(&KEY[..8]));
+        let error = EthereumSigner::from_hex("ac0974secret", 1, Fees::default()).expect_err("short");
+        assert!(!error.to_string().contains("secret"));
+    }
+}

@@ -1,0 +1,158 @@
+//! What happened to the account's transactions, as every node sees it: read from the table.
+//!
+//! A notification only wakes the reader; what it delivers is read by `change`, which grows in commit
+//! order. So a lost notification costs time (the repair poll), never a state, and a reader that
+//! reconnects after any cut goes on where it stopped.
+
+use std::future::poll_fn;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_postgres::AsyncMessage;
+
+use crate::store::{Store, StoreError, StoredTransaction};
+
+/// How the feed looks after itself.
+#[derive(Debug, Clone)]
+pub struct FeedOptions {
+    /// Read the table at least this often. Default 1 s. It bounds what a lost notification costs;
+    /// one indexed query each time.
+    pub poll: Duration,
+    /// How long reading may fail before the view counts as stale. Default 5 s.
+    pub stale_after: Duration,
+}
+
+impl Default for FeedOptions {
+    fn default() -> Self {
+        FeedOptions { poll: Duration::from_secs(1), stale_after: Duration::from_secs(5) }
+    }
+}
+
+/// One message of the feed.
+#[derive(Debug, Clone)]
+pub enum FeedItem {
+    /// A row as it is now. States between two reads may be skipped; the last never is.
+    Row(Box<StoredTransaction>),
+    /// The table has not been readable for a while: the view is stale.
+    Stale(String),
+    /// It is readable again.
+    Fresh,
+}
+
+/// Starts reading after `change` (0: from the beginning). Ends when the receiver is dropped.
+///
+/// The channel is bounded: a slow reader delays the feed, it loses nothing.
+#[must_use]
+pub fn feed(store: Store, change: i64, options: FeedOptions) -> mpsc::Receiver<FeedItem> {
+    let (sender, receiver) = mpsc::channel(1_024);
+    tokio::spawn(async move {
+        let mut reader = Reader { store, change, options, sender, failing: None, stale: false };
+        // Ends only when nobody listens.
+        let _ = reader.run().await;
+    });
+    receiver
+}
+
+/// Nobody listens any more.
+struct Gone;
+
+struct Reader {
+    store: Store,
+    change: i64,
+    options: FeedOptions,
+    sender: mpsc::Sender<FeedItem>,
+    failing: Option<Instant>,
+    stale: bool,
+}
+
+impl Reader {
+    async fn run(&mut self) -> Result<(), Gone> {
+        loop {
+            match self.listen().await {
+                Ok(gone) => return Err(gone),
+                Err(error) => self.failed(&error.to_string()).await?,
+            }
+            let pause = self.options.poll.min(Duration::from_secs(1));
+            sleep(pause).await;
+        }
+    }
+
+    /// Listens on one session until it breaks (`Err`) or the receiver is gone (`Ok`).
+    async fn listen(&mut self) -> Result<Gone, StoreError> {
+        let deadline = self.store.options().deadline;
+        let session = self.store.connector().connect("tenure-tx feed", deadline).await?;
+        let (client, mut connection) = (session.client, session.connection);
+        let (wake, mut woken) = mpsc::channel(1);
+        let driver = tokio::spawn(async move {
+            while let Some(Ok(message)) = poll_fn(|cx| connection.poll_message(cx)).await {
+                if let AsyncMessage::Notification(_) = message {
+                    // Full means that a wake-up is due already.
+                    let _ = wake.try_send(());
+                }
+            }
+        });
+        let _abort = AbortOnDrop(driver.abort_handle());
+        let listen = client.batch_execute("listen pending_tx_new; listen pending_tx_update");
+        match timeout(deadline, listen).await {
+            Ok(done) => done?,
+            Err(_) => return Err(StoreError::Lost("listen got no answer".to_owned())),
+        }
+        loop {
+            // Read after LISTEN took effect: nothing can fall between.
+            if self.catch_up().await?.is_err() {
+                return Ok(Gone);
+            }
+            tokio::select! {
+                // Cancel-safe: a channel. `None` is a broken session.
+                notified = woken.recv() => {
+                    if notified.is_none() {
+                        return Err(StoreError::Lost("the listening session ended".to_owned()));
+                    }
+                }
+                // Cancel-safe: a timer.
+                () = sleep(self.options.poll) => {}
+                // Cancel-safe: only observes.
+                () = self.sender.closed() => return Ok(Gone),
+            }
+        }
+    }
+
+    async fn catch_up(&mut self) -> Result<Result<(), Gone>, StoreError> {
+        loop {
+            let rows = self.store.changes(self.change).await?;
+            self.failing = None;
+            if std::mem::take(&mut self.stale) && self.sender.send(FeedItem::Fresh).await.is_err() {
+                return Ok(Err(Gone));
+            }
+            if rows.is_empty() {
+                return Ok(Ok(()));
+            }
+            for row in rows {
+                let change = row.change;
+                if self.sender.send(FeedItem::Row(Box::new(row))).await.is_err() {
+                    return Ok(Err(Gone));
+                }
+                self.change = change;
+            }
+        }
+    }
+
+    async fn failed(&mut self, reason: &str) -> Result<(), Gone> {
+        let since = *self.failing.get_or_insert_with(Instant::now);
+        if !self.stale && since.elapsed() >= self.options.stale_after {
+            self.stale = true;
+            let item = FeedItem::Stale(reason.to_owned());
+            return self.sender.send(item).await.map_err(|_| Gone);
+        }
+        if self.sender.is_closed() { Err(Gone) } else { Ok(()) }
+    }
+}
+
+struct AbortOnDrop(tokio::task::AbortHandle);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}

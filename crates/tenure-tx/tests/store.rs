@@ -1,0 +1,266 @@
+//! The table keeps its promises on a real PostgreSQL.
+
+mod kit;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use bytes::Bytes;
+use kit::{E1, attempt, bump, database, hash, row, store};
+use tenure_core::epoch::Epoch;
+use tenure_testkit::{Proxy, shared_cluster};
+use tenure_tx::feed::{FeedItem, FeedOptions, feed};
+use tenure_tx::manager::Attempt;
+use tenure_tx::status::{State, TransactionStatus};
+use tenure_tx::store::{NewTransaction, Replacement, StatusChange, Store, StoreError};
+
+fn change(nonce: u64, tag: u8, status: TransactionStatus, ended: bool) -> StatusChange {
+    StatusChange { nonce, hash: hash(tag), status, ended }
+}
+
+async fn state(store: &Store, nonce: u64) -> TransactionStatus {
+    store.by_nonce(nonce).await.expect("readable").expect("there").status
+}
+
+#[tokio::test]
+async fn stale_epoch_cannot_write() {
+    let db = database().await;
+    let old = store(&db.dsn(), "a");
+    old.accept(E1, 0, &[row(0, 1, "r0")]).await.expect("leads");
+    bump(&db).await;
+    let refused = old.accept(E1, 0, &[row(1, 2, "r1")]).await;
+    assert!(matches!(refused, Err(StoreError::Stale)), "{refused:?}");
+    let refused = old.update_state(E1, &[change(0, 1, TransactionStatus::Ready, false)]).await;
+    assert!(matches!(refused, Err(StoreError::Stale)), "{refused:?}");
+    let attempts = vec![attempt(1), attempt(3)];
+    let replacement = Replacement { nonce: 0, attempts, raw: Bytes::from_static(b"x") };
+    let refused = old.replace(E1, &[replacement]).await;
+    assert!(matches!(refused, Err(StoreError::Stale)), "{refused:?}");
+    let refused = old.cleanup(E1, 9, Duration::ZERO).await;
+    assert!(matches!(refused, Err(StoreError::Stale)), "{refused:?}");
+    assert_eq!(old.list(0).await.expect("reads need no epoch").len(), 1);
+    assert_eq!(state(&old, 0).await, TransactionStatus::Future);
+    old.accept(Epoch(2), 0, &[row(1, 2, "r1")]).await.expect("the new epoch may");
+}
+
+#[tokio::test]
+async fn nodes_that_boot_together_migrate_once() {
+    let db = shared_cluster().await.database().await.expect("a fresh database");
+    let nodes: Vec<Store> = (0..6).map(|n| store(&db.dsn(), &format!("n{n}"))).collect();
+    let done = futures_util::future::join_all(nodes.iter().map(Store::migrate)).await;
+    assert!(done.iter().all(Result::is_ok), "{done:?}");
+    let client = db.client().await.expect("it answers");
+    let count = client.query_one("select count(*) from tenure_tx.migration", &[]).await;
+    assert_eq!(count.expect("a table").get::<_, i64>(0), 2);
+}
+
+#[tokio::test]
+async fn a_live_nonce_is_never_taken_over_and_a_dead_one_is() {
+    let db = database().await;
+    let store = store(&db.dsn(), "a");
+    assert_eq!(store.accept(E1, 0, &[row(0, 1, "r0")]).await.expect("leads"), [0]);
+    // Clashes with the row above: nothing is written for it, the other one is stored.
+    let stored = store.accept(E1, 0, &[row(0, 2, "r1"), row(1, 3, "r2")]).await;
+    assert_eq!(stored.expect("leads"), [1]);
+    assert_eq!(store.by_nonce(0).await.expect("readable").expect("there").request_id, "r0");
+    let invalid = TransactionStatus::Invalid(Some("no funds".into()));
+    store.update_state(E1, &[change(0, 1, invalid.clone(), false)]).await.expect("leads");
+    assert!(store.accept(E1, 0, &[row(0, 2, "r1")]).await.expect("leads").is_empty());
+    store.update_state(E1, &[change(0, 1, invalid, true)]).await.expect("leads");
+    assert_eq!(store.accept(E1, 0, &[row(0, 2, "r1")]).await.expect("leads"), [0]);
+    let reused = store.by_nonce(0).await.expect("readable").expect("there");
+    assert_eq!((reused.request_id.as_str(), reused.ended), ("r1", false));
+}
+
+#[tokio::test]
+async fn a_request_id_is_stored_once_and_found_again() {
+    let db = database().await;
+    let store = store(&db.dsn(), "a");
+    store.accept(E1, 0, &[row(0, 1, "pay-7")]).await.expect("leads");
+    let twice = store.accept(E1, 0, &[row(1, 2, "pay-7")]).await;
+    assert!(matches!(twice, Err(StoreError::DuplicateRequest)), "{twice:?}");
+    let found = store.by_request(&["pay-7".into(), "nothing".into()]).await.expect("readable");
+    assert_eq!(found.iter().map(|t| t.nonce).collect::<Vec<_>>(), [0]);
+}
+
+#[tokio::test]
+async fn a_status_of_an_older_attempt_is_ignored_unless_it_finalised() {
+    let db = database().await;
+    let store = store(&db.dsn(), "a");
+    store.accept(E1, 0, &[row(0, 1, "r0")]).await.expect("leads");
+    let newer = Attempt { tip: 9, noop: true, ..attempt(2) };
+    let replacement =
+        Replacement { nonce: 0, attempts: vec![attempt(1), newer], raw: Bytes::from_static(b"2") };
+    assert_eq!(store.replace(E1, &[replacement]).await.expect("leads"), [0]);
+    let block = hash(50);
+    for status in [TransactionStatus::InBlock(block), TransactionStatus::Dropped] {
+        let written = store.update_state(E1, &[change(0, 1, status, false)]).await;
+        assert!(written.expect("leads").is_empty(), "about the old attempt");
+    }
+    let foreign = change(0, 9, TransactionStatus::Finalized(block), true);
+    assert!(store.update_state(E1, &[foreign]).await.expect("leads").is_empty());
+    let won = change(0, 1, TransactionStatus::Finalized(block), true);
+    assert_eq!(store.update_state(E1, std::slice::from_ref(&won)).await.expect("leads"), [0]);
+    let row = store.by_nonce(0).await.expect("readable").expect("there");
+    assert_eq!((row.hash, row.noop, row.raw, row.ended), (hash(1), false, None, true));
+    assert!(
+        store.update_state(E1, &[won]).await.expect("leads").is_empty(),
+        "nothing follows an end"
+    );
+}
+
+#[tokio::test]
+async fn the_snapshot_holds_what_is_owed_and_how_far_the_nonces_are_used() {
+    let db = database().await;
+    let store = store(&db.dsn(), "a");
+    let rows: Vec<_> = (0..5).map(|n| row(n, n as u8 + 1, &format!("r{n}"))).collect();
+    store.accept(E1, 7, &rows).await.expect("leads");
+    let block = hash(50);
+    store
+        .update_state(
+            E1,
+            &[
+                change(0, 1, TransactionStatus::Finalized(block), true),
+                change(1, 2, TransactionStatus::Usurped(None), true),
+                change(2, 3, TransactionStatus::Dropped, false),
+                change(3, 4, TransactionStatus::FinalityTimeout(block), false),
+                change(4, 5, TransactionStatus::Invalid(None), true),
+            ],
+        )
+        .await
+        .expect("leads");
+    let snapshot = store.snapshot().await.expect("readable");
+    assert_eq!(snapshot.consumed, 2);
+    let open: Vec<_> = snapshot.open.iter().map(|t| (t.nonce, t.status.state())).collect();
+    assert_eq!(open, [(2, State::Dropped), (3, State::FinalityTimeout)]);
+    assert_eq!(snapshot.open[0].raw.as_deref(), Some([3; 8].as_slice()));
+    assert_eq!(snapshot.open[0].built_at_block, 7);
+    // Below the finalised nonce, ended, and old enough: nothing else goes.
+    assert_eq!(store.cleanup(E1, 5, Duration::from_secs(60)).await.expect("leads"), 0);
+    assert_eq!(store.cleanup(E1, 2, Duration::ZERO).await.expect("leads"), 2);
+    assert_eq!(store.list(0).await.expect("readable").len(), 3);
+}
+
+#[tokio::test]
+async fn an_unknown_state_in_the_table_is_named() {
+    let db = database().await;
+    let store = store(&db.dsn(), "a");
+    store.accept(E1, 0, &[row(3, 1, "r0")]).await.expect("leads");
+    let client = db.client().await.expect("it answers");
+    client
+        .batch_execute(
+            "alter table tenure_tx.pending_transactions drop constraint known_state; \
+             update tenure_tx.pending_transactions set state = 'teleported'",
+        )
+        .await
+        .expect("a newer version was here");
+    let error = store.snapshot().await.expect_err("cannot be read");
+    assert!(matches!(error, StoreError::UnknownState { nonce: 3, .. }), "{error:?}");
+    assert!(error.to_string().contains("teleported"));
+}
+
+#[tokio::test]
+async fn a_transaction_of_one_mebibyte_is_stored_and_announced_with_keys_only() {
+    let db = database().await;
+    let store = store(&db.dsn(), "a");
+    let mut updates = feed(store.clone(), 0, FeedOptions::default());
+    let big = Bytes::from(vec![7; 1 << 20]);
+    let large = NewTransaction { raw: big.clone(), call: Some(big.clone()), ..row(0, 1, "big") };
+    store.accept(E1, 0, &[large]).await.expect("leads");
+    let item = tokio::time::timeout(Duration::from_secs(10), updates.recv()).await;
+    let Ok(Some(FeedItem::Row(row))) = item else { panic!("expected the row, got {item:?}") };
+    assert_eq!(row.raw, Some(big));
+    // A batch whose keys would not fit into one notification either.
+    let many: Vec<_> = (1..2_001).map(|n| kit::row(n, 2, &format!("r{n}"))).collect();
+    store.accept(E1, 0, &many).await.expect("leads");
+    let mut seen = 0;
+    while seen < 2_000 {
+        let item = tokio::time::timeout(Duration::from_secs(10), updates.recv()).await;
+        assert!(matches!(item, Ok(Some(FeedItem::Row(_)))), "{item:?}");
+        seen += 1;
+    }
+}
+
+#[tokio::test]
+async fn all_ten_statuses_reach_a_reader_with_their_blocks() {
+    let db = database().await;
+    let store = store(&db.dsn(), "a");
+    let block = hash(50);
+    let all = [
+        TransactionStatus::Future,
+        TransactionStatus::Ready,
+        TransactionStatus::Broadcast(vec!["p1".into(), "p2".into()]),
+        TransactionStatus::InBlock(block),
+        TransactionStatus::Retracted(block),
+        TransactionStatus::FinalityTimeout(block),
+        TransactionStatus::Finalized(block),
+        TransactionStatus::Usurped(Some(hash(9))),
+        TransactionStatus::Dropped,
+        TransactionStatus::Invalid(Some("bad proof".into())),
+    ];
+    let rows: Vec<_> = (0..10).map(|n| row(n, n as u8 + 1, &format!("r{n}"))).collect();
+    store.accept(E1, 0, &rows).await.expect("leads");
+    let changes: Vec<_> =
+        (0u64..).zip(&all).skip(1).map(|(n, s)| change(n, n as u8 + 1, s.clone(), false)).collect();
+    assert_eq!(store.update_state(E1, &changes).await.expect("leads").len(), 9);
+    let mut updates = feed(kit::store(&db.dsn(), "reader"), 0, FeedOptions::default());
+    let mut seen = BTreeMap::new();
+    while seen.len() < 10 {
+        let item = tokio::time::timeout(Duration::from_secs(10), updates.recv()).await;
+        let Ok(Some(FeedItem::Row(row))) = item else { panic!("expected a row, got {item:?}") };
+        seen.insert(row.nonce, row.status);
+    }
+    assert_eq!(seen.into_values().collect::<Vec<_>>(), all);
+}
+
+/// The writer writes on a healthy line while the reader's is cut again and again.
+#[tokio::test]
+async fn a_reader_that_survives_any_cut_sees_every_final_state() {
+    let db = database().await;
+    let writer = store(&db.dsn(), "writer");
+    let cluster = shared_cluster().await;
+    let proxy = Proxy::start(cluster.addr()).await.expect("a proxy");
+    let reader = store(&proxy.dsn(db.name()), "reader");
+    let poll = Duration::from_millis(200);
+    let mut updates = feed(reader, 0, FeedOptions { poll, stale_after: Duration::from_secs(60) });
+    for nonce in 0..60 {
+        let tag = nonce as u8 + 1;
+        writer.accept(E1, 0, &[row(nonce, tag, &format!("r{nonce}"))]).await.expect("leads");
+        if nonce % 7 == 3 {
+            proxy.reset();
+        }
+        let done = TransactionStatus::Finalized(hash(tag));
+        writer.update_state(E1, &[change(nonce, tag, done, true)]).await.expect("leads");
+    }
+    let mut last = BTreeMap::new();
+    let finished = |last: &BTreeMap<u64, TransactionStatus>| {
+        last.len() == 60 && last.values().all(|s| s.state() == State::Finalized)
+    };
+    while !finished(&last) {
+        let item = tokio::time::timeout(Duration::from_secs(20), updates.recv()).await;
+        match item {
+            Ok(Some(FeedItem::Row(row))) => {
+                last.insert(row.nonce, row.status);
+            }
+            Ok(Some(FeedItem::Stale(_) | FeedItem::Fresh)) => {}
+            Ok(None) | Err(_) => panic!("the feed stopped at {last:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_reader_says_that_its_view_is_stale_and_when_it_is_fresh_again() {
+    let db = database().await;
+    let cluster = shared_cluster().await;
+    let proxy = Proxy::start(cluster.addr()).await.expect("a proxy");
+    let reader = store(&proxy.dsn(db.name()), "reader");
+    let (poll, stale_after) = (Duration::from_millis(50), Duration::from_millis(100));
+    let mut updates = feed(reader, 0, FeedOptions { poll, stale_after });
+    proxy.refuse(true).await.expect("refuses");
+    proxy.reset();
+    let item = tokio::time::timeout(Duration::from_secs(20), updates.recv()).await;
+    assert!(matches!(item, Ok(Some(FeedItem::Stale(_)))), "{item:?}");
+    proxy.refuse(false).await.expect("accepts");
+    let item = tokio::time::timeout(Duration::from_secs(20), updates.recv()).await;
+    assert!(matches!(item, Ok(Some(FeedItem::Fresh))), "{item:?}");
+}
