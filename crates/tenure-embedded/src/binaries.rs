@@ -55,12 +55,14 @@ impl Binaries {
         if let Some(folder) = std::env::var_os("TENURE_PG_BIN") {
             return Self::at(folder);
         }
-        Self::all().into_iter().next().ok_or_else(|| EmbeddedError::NoBinaries {
-            looked_at: places()
-                .iter()
-                .map(|p| p.display().to_string())
-                .collect::<Vec<_>>()
-                .join(", "),
+        places().into_iter().find_map(|folder| Self::at(folder).ok()).ok_or_else(|| {
+            EmbeddedError::NoBinaries {
+                looked_at: places()
+                    .iter()
+                    .map(|p| p.display().to_string())
+                    .collect::<Vec<_>>()
+                    .join(", "),
+            }
         })
     }
 

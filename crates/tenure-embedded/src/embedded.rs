@@ -188,6 +188,13 @@ impl Embedded {
         let caller = caller_name()?.replace('"', "\"\"");
         draft.write("pg_hba.conf", "local all all peer map=tenure\n")?;
         draft.write("pg_ident.conf", &format!("tenure \"{caller}\" {USER}\n"))?;
+        for name in ["pg_hba.conf", "pg_ident.conf"] {
+            // `initdb` has flushed its own files; these are written once and must last as well.
+            let path = making.join(name);
+            File::open(&path)
+                .and_then(|file| file.sync_all())
+                .map_err(EmbeddedError::file("cannot flush", path))?;
+        }
         fs::rename(&making, server.data())
             .map_err(EmbeddedError::file("cannot move into place", server.data()))
     }

@@ -158,25 +158,17 @@ impl Server {
     /// # Errors
     /// [`EmbeddedError::StartFailed`] with the end of the log, [`EmbeddedError::TimedOut`].
     pub fn start(&self, within: Duration) -> Result<Instance, EmbeddedError> {
-        let begun = Instant::now();
         self.remove_stale_pid()?;
         let mut command = self.account.command(self.binaries.program("pg_ctl"));
         // `pg_ctl` forks and calls setsid(), which makes the server nobody's child.
-        command.args(["start", "-s", "-W", "-D"]).arg(&self.data).arg("-l").arg(&self.log);
-        run(&mut command)?;
-        // `pg_ctl -W` returns before the new server has written its pid file.
-        let grace = begun + Duration::from_secs(5).min(within);
-        loop {
-            match self.instance() {
-                Some(instance) if instance.accepts() => return Ok(instance),
-                Some(_) => {}
-                None if Instant::now() > grace => return Err(self.start_failed()),
-                None => {}
-            }
-            if begun.elapsed() > within {
-                return Err(self.timed_out("starting the server", within));
-            }
-            thread::sleep(POLL);
+        command.args(["start", "-s", "-w", "-t", &within.as_secs().max(1).to_string(), "-D"]);
+        command.arg(&self.data).arg("-l").arg(&self.log);
+        match (run(&mut command), self.instance()) {
+            (Ok(_), Some(instance)) => Ok(instance),
+            // Still on its way up, or another starter's server was there first.
+            (Err(_), Some(instance)) if instance.accepts() => Ok(instance),
+            (Err(_), Some(_)) => Err(self.timed_out("starting the server", within)),
+            (Ok(_) | Err(_), None) => Err(self.start_failed()),
         }
     }
 

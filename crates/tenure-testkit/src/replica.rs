@@ -123,11 +123,15 @@ impl Cluster {
     /// # Errors
     /// [`KitError::TimedOut`].
     pub async fn wait_caught_up(&self, primary: &Self) -> Result<(), KitError> {
-        let row = primary
-            .client("postgres")
-            .await?
-            .query_one("SELECT pg_current_wal_insert_lsn()::text", &[])
+        let client = primary.client("postgres").await?;
+        // A commit flushes all that was written before it, asynchronous commits included, which
+        // might otherwise stay in memory for long; it waits for no standby.
+        client
+            .batch_execute(
+                "SET synchronous_commit = local; SELECT pg_logical_emit_message(true, 'kit', '')",
+            )
             .await?;
+        let row = client.query_one("SELECT pg_current_wal_flush_lsn()::text", &[]).await?;
         let written: String = row.get(0);
         self.until(
             "the replica to catch up",

@@ -94,15 +94,17 @@ async fn a_blackhole_holds_each_direction_and_healing_loses_nothing() {
 
 #[tokio::test]
 async fn new_connections_hang_in_a_blackhole_and_the_server_never_sees_them() {
-    let cluster = shared_cluster().await;
-    let proxy = Proxy::start(cluster.addr()).await.expect("proxy");
+    let server = TcpListener::bind("127.0.0.1:0").await.expect("bind");
+    let proxy = Proxy::start(server.local_addr().expect("address")).await.expect("proxy");
     proxy.blackhole(Direction::Both);
-    let dsn = proxy.dsn("postgres");
-    let connecting = connect(&dsn);
-    tokio::pin!(connecting);
-    assert!(timeout(SOON, &mut connecting).await.is_err());
+    let mut stream = TcpStream::connect(proxy.addr()).await.expect("the kernel answers");
+    stream.write_all(b"hello").await.expect("the kernel takes it");
+    assert!(timeout(SOON, server.accept()).await.is_err(), "the server saw it");
     proxy.heal();
-    timeout(LONG, connecting).await.expect("in time").expect("connected after all");
+    let (mut accepted, _) = timeout(LONG, server.accept()).await.expect("in time").expect("accept");
+    let mut words = [0; 5];
+    timeout(LONG, accepted.read_exact(&mut words)).await.expect("in time").expect("read");
+    assert_eq!(&words, b"hello");
 }
 
 #[tokio::test]
