@@ -1,6 +1,5 @@
 //! The gate's protocol under the reorderings the memory model allows, and every interleaving with at
-//! most three preemptions. (Without that bound all of these pass too, in two minutes instead of
-//! seconds.)
+//! most three preemptions (without that bound it takes minutes instead of seconds).
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p tenure-core --release --test gate_loom`
 #![cfg(loom)]

@@ -696,6 +696,11 @@ fn a_lock_won_after_the_stop_goes_back_and_holds_up_the_next_start() {
 
 #[test]
 fn a_late_win_that_cannot_be_released_cycles_the_session() {
+    let mut role = Role::put(options(), Acquiring);
+    role.give(Input::StopRequested);
+    role.give(won(7));
+    role.give(Input::ReleaseSucceeded);
+    assert_eq!((role.life.holds_lock(), role.life.next_timeout()), (false, None), "it could");
     let failures = [Input::ReleaseFailed { error: "broken".into() }, db_error()];
     for failure in failures {
         let mut role = Role::put(options(), Acquiring);
