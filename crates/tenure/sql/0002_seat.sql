@@ -102,17 +102,27 @@ declare
     -- New on the line of history on which the schema was born: nobody ever led it.
     fresh text := (select m.incarnation from tenure.origin
                    where lineage = tenure.lineage_of(m.incarnation));
+    -- Tenure never uses more than a quarter of the lock table.
+    known bigint := (select count(*) from tenure.role);
+    room  bigint := current_setting('max_locks_per_transaction')::bigint / 4.0
+        * (current_setting('max_connections')::bigint
+           + current_setting('max_prepared_transactions')::bigint);
 begin
     for q in select * from jsonb_to_recordset(p_roles) as x(role text, key bigint, pair boolean,
             policy text, priority integer, ready boolean, observer boolean) order by pair, key loop
         why := null;
-        insert into tenure.role (name, key, pair, policy, lease_ms, paid_in)
-        values (q.role, q.key, q.pair, q.policy, m.lease_ms, fresh)
-        on conflict do nothing;
+        if known < room then
+            insert into tenure.role (name, key, pair, policy, lease_ms, paid_in)
+            values (q.role, q.key, q.pair, q.policy, m.lease_ms, fresh)
+            on conflict do nothing;
+            if found then known := known + 1; end if;
+        end if;
         -- Raised before it is used, and only ever raised: successors wait at least this long.
         update tenure.role set lease_ms = m.lease_ms where name = q.role and lease_ms < m.lease_ms;
         select * into r from tenure.role where name = q.role;
-        if not found then
+        if not found and known >= room then
+            why := 'locks:' || room;
+        elsif not found then
             why := 'collision:' || (select name from tenure.role where key = q.key and pair = q.pair);
         elsif (r.key, r.pair) is distinct from (q.key, q.pair) then
             why := 'key:' || case when r.pair then (r.key >> 32) || ',' || (r.key << 32 >> 32)
@@ -276,7 +286,7 @@ begin
     end if;
     m := tenure.prove(me);
     return jsonb_build_object('beat', m.beat, 'revoked', m.revoked,
-        'others', (select jsonb_agg(jsonb_build_array(o.identity, o.beat, o.lease_ms, o.grace_ms))
+        'others', (select jsonb_agg(jsonb_build_array(o.identity, o.beat, o.grace_ms))
                    from tenure.member o where o.identity <> me and o.left_at is null),
         'orders', (select jsonb_agg(jsonb_build_object('role', r.name, 'paused', r.paused,
                                                        'id', r.order_id, 'to', r.order_to))

@@ -96,6 +96,7 @@ struct Hands {
     retry_at: Tick,
     failures: u32,
     trouble: Option<String>,
+    led_since: BTreeMap<RoleName, Tick>,
 }
 
 struct Taken {
@@ -130,6 +131,7 @@ impl Actor {
             retry_at: Tick::ZERO,
             failures: 0,
             trouble: None,
+            led_since: BTreeMap::new(),
         };
         let mut open = true;
         loop {
@@ -157,6 +159,12 @@ impl Actor {
                 });
             }
             let now = self.clock.now();
+            if let Some(beat) = self.engine.last_beat() {
+                metrics::heartbeat_age(now.saturating_since(beat));
+            }
+            for (role, since) in &hands.led_since {
+                metrics::tenure(role, now.saturating_since(*since));
+            }
             let mut wake = self.engine.next_timeout();
             if hands.seat.is_none() && hands.connecting.is_none() && self.engine.wants_seat() {
                 wake = Some(wake.map_or(hands.retry_at, |at| at.min(hands.retry_at)));
@@ -374,6 +382,10 @@ impl Actor {
                     if let Some(hub) = hands.hubs.get(&role) {
                         hub.set_leading(epoch);
                         metrics::gate(&role, epoch);
+                        match epoch {
+                            Some(_) => drop(hands.led_since.entry(role).or_insert(now)),
+                            None => drop(hands.led_since.remove(&role)),
+                        }
                     }
                 }
                 Output::Registered(role, result) => {
@@ -391,6 +403,13 @@ impl Actor {
                     drained.await;
                     role
                 })),
+                Output::TookOver(role) => metrics::failover(&role),
+                Output::Stale(role, stale) => {
+                    metrics::leader_stale(&role, stale);
+                    if stale {
+                        tracing::warn!(%role, "the leader has been silent for too long");
+                    }
+                }
                 Output::DropSeat(why) => self.seat_lost(hands, &why),
                 Output::Unblock { seat_pid, age, within } => {
                     hands.side.push(Box::pin(unblock(

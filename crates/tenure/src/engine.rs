@@ -67,6 +67,10 @@ pub(crate) enum Output {
     DropSeat(String),
     /// Something stands before a claim of ours: end it, from another session.
     Unblock { seat_pid: i32, age: Duration, within: Duration },
+    /// We took a role over from a holder that had not released it.
+    TookOver(RoleName),
+    /// Whether a role's leader has been silent for longer than it should be.
+    Stale(RoleName, bool),
     /// Ask the leader of a role to hand it to us.
     Preempt(RoleName),
 }
@@ -91,6 +95,7 @@ struct Role {
     act: Option<Epoch>,
     release: Option<(Epoch, Option<String>)>,
     preempted_at: Option<Tick>,
+    stale: bool,
 }
 
 #[derive(Debug)]
@@ -118,6 +123,7 @@ pub(crate) struct Engine {
     lease: Lease,
     /// The longest time between two repair polls.
     poll: Duration,
+    stale_after: Option<Duration>,
     lock_only: bool,
     roles: BTreeMap<RoleName, Role>,
     up: Option<Up>,
@@ -141,12 +147,14 @@ impl Engine {
     pub(crate) fn new(
         lease: Lease,
         poll: Duration,
+        stale_after: Option<Duration>,
         lock_only: bool,
         random: Box<dyn FnMut() -> f64 + Send>,
     ) -> Self {
         Engine {
             lease,
             poll,
+            stale_after,
             lock_only,
             roles: BTreeMap::new(),
             up: None,
@@ -210,6 +218,7 @@ impl Engine {
             act: None,
             release: None,
             preempted_at: None,
+            stale: false,
             spec,
         };
         self.roles.insert(role.spec.name.clone(), role);
@@ -353,7 +362,9 @@ impl Engine {
                     }
                 }
             }
-            (Done::Left, _) => self.left = true,
+            (Done::Left, _) => {
+                self.left = true;
+            }
             (Done::Acting(_) | Done::Released, _) => {
                 unreachable!("an answer belongs to its question")
             }
@@ -620,6 +631,9 @@ impl Engine {
             "won" => {
                 role.keep = None;
                 role.insist = false;
+                if row.holder.is_some() {
+                    self.outputs.push_back(Output::TookOver(name.clone()));
+                }
                 let open_at = self.open_at(&row, now);
                 Input::AcquireSucceeded { epoch, open_at }
             }
@@ -714,7 +728,7 @@ impl Engine {
         if let Some(others) = beaten.others {
             let mut peers = std::mem::take(&mut self.peers);
             for other in others {
-                let grace = Duration::from_millis(other.3);
+                let grace = Duration::from_millis(other.2);
                 let peer = peers.entry(other.0).or_insert(Peer { beat: -1, first_seen: now, grace });
                 if peer.beat != other.1 {
                     peer.beat = other.1;
@@ -722,6 +736,7 @@ impl Engine {
                 }
             }
             self.peers = peers;
+            self.look_for_silence(now);
         }
         if let Some(up) = &mut self.up
             && up.revoked != beaten.revoked
@@ -736,6 +751,22 @@ impl Engine {
                 && let Some(name) = self.known(&role)
             {
                 self.input(&name, Input::ReleaseRequested { to, deadline: None }, now);
+            }
+        }
+    }
+
+    /// For alerts alone; decides nothing.
+    fn look_for_silence(&mut self, now: Tick) {
+        let Some(limit) = self.stale_after else { return };
+        for (name, role) in &mut self.roles {
+            let silent = role
+                .holder
+                .as_ref()
+                .and_then(|holder| self.peers.get(holder))
+                .is_some_and(|peer| now.saturating_since(peer.first_seen) > limit);
+            if silent != role.stale {
+                role.stale = silent;
+                self.outputs.push_back(Output::Stale(name.clone(), silent));
             }
         }
     }

@@ -95,6 +95,10 @@ impl TenureError {
             Some(("policy", policy)) => format!(
                 "the group knows it with policy {policy}; use the same policy everywhere"
             ),
+            Some(("locks", room)) => format!(
+                "the group has {room} roles already, a quarter of the server's lock table; raise \
+                 max_locks_per_transaction"
+            ),
             _ => why.to_owned(),
         };
         TenureError::Registration { role: role.clone(), why }

@@ -22,8 +22,10 @@ use crate::lock::{LeaderLock, Leadership};
 use crate::preflight;
 use crate::seat::Sitter;
 
-/// A member of the group. Dropping it lets every role go in good order, in the background;
-/// [`Member::shutdown`] does so and waits.
+/// A member of the group.
+///
+/// [`Member::shutdown`] lets every role go in good order and waits for it. When the member and all
+/// its locks are dropped the same happens in the background, as far as the runtime lives.
 pub struct Member {
     identity: Identity,
     config: Config,
@@ -83,6 +85,7 @@ impl Member {
             grace: lease.reconnect_grace().unwrap_or_default(),
             channel: config.channel().to_owned(),
             lock_only: config.is_lock_only(),
+            roles: config.roles().len(),
         };
         let prepared = preflight::prepare(&connector, &sitter, migrate).await;
         let prepare = match prepared {
@@ -100,6 +103,7 @@ impl Member {
             engine: Engine::new(
                 lease,
                 config.poll(),
+                config.stale_after(),
                 sitter.lock_only,
                 Box::new(rand::random::<f64>),
             ),

@@ -227,8 +227,8 @@ impl Operator {
         role: Option<&RoleName>,
         limit: u32,
     ) -> Result<Vec<Term>, TenureError> {
-        let sql = with_role(include_str!("../sql/history.sql"), role);
-        self.query(&sql.replace("{limit}", &limit.to_string())).await
+        let sql = include_str!("../sql/history.sql").replace("{limit}", &limit.to_string());
+        self.query(&with_role(&sql, role)).await
     }
 
     /// Checks the durable terms: epochs strictly increase, no two terms of a role overlap.

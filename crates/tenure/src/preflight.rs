@@ -220,7 +220,7 @@ pub(crate) async fn prepare(
         deadline: sitter.lease.lease(),
         lock_only: sitter.lock_only,
         migrate,
-        roles: 0,
+        roles: i64::try_from(sitter.roles).unwrap_or(i64::MAX),
     };
     let report = look.run().await?;
     for finding in report.findings.iter().filter(|f| f.verdict == Verdict::Warning) {

@@ -26,6 +26,8 @@ pub(crate) struct Sitter {
     pub(crate) grace: Duration,
     pub(crate) channel: String,
     pub(crate) lock_only: bool,
+    /// How many roles it was configured with.
+    pub(crate) roles: usize,
 }
 
 /// A key as the database's functions take it: for a pair, `key1 << 32 | key2`.
@@ -151,9 +153,9 @@ pub(crate) struct Claimed {
     pub(crate) error: Option<String>,
 }
 
-/// Another member as a beat shows it: identity, beat, lease, grace.
+/// Another member as a beat shows it: identity, beat, grace in milliseconds.
 #[derive(Debug, Clone, Deserialize)]
-pub(crate) struct Other(pub(crate) String, pub(crate) i64, pub(crate) u64, pub(crate) u64);
+pub(crate) struct Other(pub(crate) String, pub(crate) i64, pub(crate) u64);
 
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct Order {

@@ -1,0 +1,176 @@
+//! A write under an old epoch cannot commit after a newer one was issued.
+
+use tenure::{Epoch, FenceError, Leadership};
+use tenure_testkit::Database;
+use tokio_postgres::Client;
+
+use crate::stage::{PATIENCE, database, gone, leader, one, until};
+
+const LEVELS: [&str; 3] = ["read committed", "repeatable read", "serializable"];
+
+/// A role with epoch 1 and no holder, and a table to write to.
+async fn role_at_epoch_one() -> (Database, Client) {
+    let database = database().await;
+    let (member, lock) = leader(&database, "r").await;
+    assert_eq!(lock.gate().epoch(), Some(Epoch(1)));
+    gone(member).await;
+    let client = database.client().await.expect("a client");
+    client.batch_execute("create table work (id serial, epoch bigint)").await.expect("a table");
+    (database, client)
+}
+
+async fn bump(client: &Client) -> Result<u64, tokio_postgres::Error> {
+    client.execute("update tenure.role set epoch = epoch + 1 where name = 'r'", &[]).await
+}
+
+#[tokio::test]
+async fn a_stale_snapshot_cannot_pass_the_fence_at_any_isolation_level() {
+    for level in LEVELS {
+        let (database, other) = role_at_epoch_one().await;
+        let mut client = database.client().await.expect("a client");
+        client.batch_execute(&format!("set default_transaction_isolation = '{level}'")).await.unwrap();
+        let stale = client.transaction().await.unwrap();
+        // The snapshot is taken now, before the bump.
+        stale.batch_execute("select * from tenure.role").await.unwrap();
+        bump(&other).await.expect("nothing holds it up yet");
+        let error = tenure::fence(&stale, "r", Epoch(1)).await.expect_err(level);
+        assert!(matches!(error, FenceError::Stale { .. }), "{level}: {error:?}");
+        stale.rollback().await.unwrap();
+        assert_eq!(one(&other, "select count(*) from work").await, "0");
+    }
+}
+
+#[tokio::test]
+async fn a_bump_waits_for_every_transaction_that_passed_the_fence() {
+    for level in LEVELS {
+        let (database, other) = role_at_epoch_one().await;
+        let mut client = database.client().await.expect("a client");
+        client.batch_execute(&format!("set default_transaction_isolation = '{level}'")).await.unwrap();
+        let fenced = client.transaction().await.unwrap();
+        tenure::fence(&fenced, "r", Epoch(1)).await.expect("the epoch is current");
+        fenced.batch_execute("insert into work (epoch) values (1)").await.unwrap();
+        other.batch_execute("set lock_timeout = 100").await.unwrap();
+        let error = bump(&other).await.expect_err("it must wait");
+        assert_eq!(error.code().map(|code| code.code()), Some("55P03"), "{level}");
+        fenced.commit().await.expect("it was there first");
+        bump(&other).await.expect("nobody is in the way any more");
+        assert_eq!(one(&other, "select count(*) from work").await, "1", "{level}");
+    }
+}
+
+#[tokio::test]
+async fn other_updates_of_the_row_do_not_fail_the_rightful_leader() {
+    for level in LEVELS {
+        let (database, other) = role_at_epoch_one().await;
+        let mut client = database.client().await.expect("a client");
+        client.batch_execute(&format!("set default_transaction_isolation = '{level}'")).await.unwrap();
+        let fenced = client.transaction().await.unwrap();
+        fenced.batch_execute("select * from tenure.role").await.unwrap();
+        other.batch_execute("select tenure.set_paused('r', true, 'test')").await.unwrap();
+        tenure::fence(&fenced, "r", Epoch(1)).await.expect(level);
+        other.batch_execute("select tenure.set_paused('r', false, 'test')").await.expect(level);
+        fenced.batch_execute("insert into work (epoch) values (1)").await.unwrap();
+        fenced.commit().await.expect(level);
+    }
+}
+
+#[tokio::test]
+async fn the_form_insert_select_from_fence_is_refused_when_stale() {
+    let (_database, client) = role_at_epoch_one().await;
+    let insert = "insert into work (epoch) select e from tenure.fence('r', 1) e";
+    client.batch_execute(insert).await.expect("current");
+    bump(&client).await.unwrap();
+    let error = client.batch_execute(insert).await.expect_err("stale");
+    assert_eq!(error.code().map(|code| code.code()), Some("TN001"));
+    assert_eq!(one(&client, "select count(*) from work").await, "1");
+}
+
+#[tokio::test]
+async fn a_row_trigger_reads_the_epoch_from_a_column() {
+    let (_database, client) = role_at_epoch_one().await;
+    client
+        .batch_execute(
+            "create trigger fenced before insert or update on work for each row \
+             execute function tenure.fenced('r', 'epoch')",
+        )
+        .await
+        .unwrap();
+    client.batch_execute("insert into work (epoch) values (1)").await.expect("current");
+    for stale in ["0", "2", "null"] {
+        let insert = format!("insert into work (epoch) values ({stale})");
+        let error = client.batch_execute(&insert).await.expect_err(stale);
+        assert_eq!(error.code().map(|code| code.code()), Some("TN001"), "{stale}");
+    }
+}
+
+#[tokio::test]
+async fn a_statement_trigger_reads_the_epoch_from_the_transaction() {
+    let (_database, client) = role_at_epoch_one().await;
+    client
+        .batch_execute(
+            "create trigger fenced before insert or update or delete on work \
+             for each statement execute function tenure.fenced('r')",
+        )
+        .await
+        .unwrap();
+    let with = |epoch: &str| {
+        format!("begin; set local tenure.epoch = '{epoch}'; insert into work default values; commit")
+    };
+    client.batch_execute(&with("1")).await.expect("current");
+    client.batch_execute(&with("7")).await.expect_err("not issued");
+    client.batch_execute("rollback").await.unwrap();
+    client.batch_execute("delete from work").await.expect_err("no epoch at all");
+    assert_eq!(one(&client, "select count(*) from work").await, "1");
+}
+
+#[tokio::test]
+async fn an_idle_fenced_transaction_is_ended_after_the_lease() {
+    let (database, other) = role_at_epoch_one().await;
+    other.batch_execute("update tenure.role set lease_ms = 300").await.unwrap();
+    let frozen = database.client().await.expect("a client");
+    frozen.batch_execute("begin; select tenure.fence('r', 1)").await.unwrap();
+    let before = one(&frozen, "select pg_backend_pid()").await;
+    // From here on it says nothing, as a frozen process would.
+    let gone = format!("select count(*) from pg_stat_activity where pid = {before}");
+    until(&other, &gone, "0").await;
+    bump(&other).await.expect("the way is free");
+}
+
+#[tokio::test]
+async fn the_limit_on_idling_ends_with_the_fenced_transaction_and_never_grows() {
+    let (_database, client) = role_at_epoch_one().await;
+    let show = "show idle_in_transaction_session_timeout";
+    client.batch_execute("begin; select tenure.fence('r', 1)").await.unwrap();
+    assert_eq!(one(&client, show).await, "3s");
+    client.batch_execute("commit").await.unwrap();
+    assert_eq!(one(&client, show).await, "0");
+    client.batch_execute("set idle_in_transaction_session_timeout = '1s'").await.unwrap();
+    client.batch_execute("begin; select tenure.fence('r', 1)").await.unwrap();
+    assert_eq!(one(&client, show).await, "1s");
+}
+
+#[tokio::test]
+async fn an_unknown_role_is_told_from_a_stale_epoch() {
+    let (_database, client) = role_at_epoch_one().await;
+    let error = tenure::fence(&client, "nobody's", Epoch(1)).await.expect_err("unknown");
+    assert!(matches!(error, FenceError::UnknownRole { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_transaction_left_open_under_the_fence_cannot_keep_the_next_leader_out() {
+    let (database, other) = role_at_epoch_one().await;
+    // As a leader that froze inside its transaction leaves it; statements keep it from idling.
+    let stuck = database.client().await.expect("a client");
+    stuck.batch_execute("begin; select tenure.fence('r', 1)").await.unwrap();
+    stuck.batch_execute("set local idle_in_transaction_session_timeout = 0").await.unwrap();
+    let (member, lock) = crate::stage::candidate(
+        &database,
+        tenure::config::RoleSpec::named("r"),
+    )
+    .await;
+    assert!(lock.wait_for_leadership(Some(PATIENCE)).await, "the blocker must be ended");
+    assert_eq!(lock.gate().epoch(), Some(Epoch(2)));
+    stuck.batch_execute("commit").await.expect_err("its session is gone");
+    assert_eq!(one(&other, "select epoch from tenure.role").await, "2");
+    gone(member).await;
+}

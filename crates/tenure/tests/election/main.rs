@@ -1,0 +1,8 @@
+//! The election on a real PostgreSQL, in one process: what does not need a process to die.
+
+mod fence;
+mod preflight;
+mod quiet;
+mod roles;
+mod schema;
+mod stage;

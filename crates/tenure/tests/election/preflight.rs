@@ -1,0 +1,150 @@
+//! A setup on which the promises cannot hold is refused, saying why and what to do.
+
+use std::time::Duration;
+
+use tenure::config::{Config, RoleSpec};
+use tenure::preflight::{Refused, Verdict};
+use tenure::{Member, TenureError};
+use tenure_testkit::{
+    Cluster, ClusterOptions, Direction, PgBouncer, PoolMode, Proxy, ReplicaOptions, shared_cluster,
+};
+
+use crate::stage::{config, database, gone, one, start};
+
+async fn refused(dsn: String) -> Refused {
+    let config = Config::builder().dsn(dsn).role(RoleSpec::named("r")).build().unwrap();
+    match Member::start(config).await {
+        Err(TenureError::Refused(refused)) => refused.as_ref().clone(),
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+/// No advisory lock of ours may be left in the pooler's sessions.
+async fn nothing_left(cluster: &Cluster, database: &str) {
+    let client = cluster.client(database).await.unwrap();
+    let locks = "select count(*) from pg_locks where locktype = 'advisory' \
+                 and database = (select oid from pg_database where datname = current_database())";
+    assert_eq!(one(&client, locks).await, "0");
+}
+
+#[tokio::test]
+async fn a_transaction_pooler_is_refused_and_keeps_no_lock() {
+    let cluster = shared_cluster().await;
+    for round_robin in ["0", "1"] {
+        let database = database().await;
+        let settings = [("server_round_robin", round_robin)];
+        let pooler = PgBouncer::start(cluster, PoolMode::Transaction, &settings).await.unwrap();
+        let why = refused(pooler.dsn(database.name())).await;
+        assert!(matches!(why, Refused::Pooler { .. }), "round robin {round_robin}: {why}");
+        assert!(why.to_string().contains("session mode"), "{why}");
+        nothing_left(cluster, database.name()).await;
+    }
+}
+
+#[tokio::test]
+async fn a_statement_pooler_is_refused() {
+    let database = database().await;
+    let pooler =
+        PgBouncer::start(shared_cluster().await, PoolMode::Statement, &[]).await.unwrap();
+    let why = refused(pooler.dsn(database.name())).await;
+    assert!(matches!(why, Refused::Pooler { .. }), "{why}");
+}
+
+#[tokio::test]
+async fn a_session_pooler_is_good() {
+    let database = database().await;
+    let pooler = PgBouncer::start(shared_cluster().await, PoolMode::Session, &[]).await.unwrap();
+    let builder = Config::builder().dsn(pooler.dsn(database.name())).role(RoleSpec::named("r"));
+    let member = start(builder).await;
+    member.start_all().await.unwrap();
+    crate::stage::leads(&member.locks()[0]).await;
+    gone(member).await;
+}
+
+#[tokio::test]
+async fn a_hot_standby_is_refused() {
+    if Cluster::start().await.unwrap().version() != 15 {
+        return; // Only the distribution's server brings what a replica needs.
+    }
+    let primary = Cluster::start().await.unwrap();
+    let standby = primary.replica(ReplicaOptions::default()).await.unwrap();
+    assert!(matches!(refused(standby.dsn()).await, Refused::Standby));
+}
+
+#[tokio::test]
+async fn a_server_before_14_is_refused() {
+    let options = ClusterOptions { version: Some(13), ..ClusterOptions::default() };
+    let old = Cluster::start_with(options).await.expect("`scripts/setup.sh core` brings 13");
+    let why = refused(old.dsn()).await;
+    assert!(matches!(why, Refused::TooOld { .. }), "{why}");
+    assert!(why.to_string().contains("14 or newer"), "{why}");
+}
+
+#[tokio::test]
+async fn more_roles_than_a_quarter_of_the_lock_table_are_refused() {
+    let options = ClusterOptions::default()
+        .set("max_locks_per_transaction", 10)
+        .set("max_connections", 20);
+    let cluster = Cluster::start_with(options).await.unwrap();
+    let mut builder = Config::builder().dsn(cluster.dsn());
+    for n in 0..60 {
+        builder = builder.role(RoleSpec::named(format!("r{n}")));
+    }
+    let error = Member::start(builder.build().unwrap()).await.expect_err("too many");
+    assert!(error.to_string().contains("raise max_locks_per_transaction"), "{error}");
+}
+
+#[tokio::test]
+async fn a_fence_without_its_index_is_refused() {
+    let database = database().await;
+    gone(start(config(&database)).await).await;
+    let client = database.client().await.unwrap();
+    for spoil in [
+        "drop index tenure.role_fence",
+        "create index role_fence on tenure.role (name, epoch)",
+        "drop index tenure.role_fence; \
+         create unique index role_fence on tenure.role (name, epoch) where epoch > 0",
+    ] {
+        client.batch_execute(spoil).await.unwrap();
+        assert!(matches!(refused(database.dsn()).await, Refused::FenceIndex), "{spoil}");
+    }
+}
+
+#[tokio::test]
+async fn a_database_that_accepts_and_says_nothing_makes_a_follower_within_the_deadline() {
+    let cluster = shared_cluster().await;
+    let database = database().await;
+    let proxy = Proxy::start(cluster.addr()).await.unwrap();
+    proxy.blackhole(Direction::Both);
+    let builder = Config::builder().dsn(proxy.dsn(database.name())).role(RoleSpec::named("r"));
+    let member = tokio::time::timeout(Duration::from_secs(15), start(builder))
+        .await
+        .expect("it does not hang");
+    member.start_all().await.expect("it follows");
+    assert!(!member.locks()[0].gate().is_leader());
+    assert!(!member.health().await.unwrap().connected);
+    proxy.heal();
+    crate::stage::leads(&member.locks()[0]).await;
+    gone(member).await;
+}
+
+#[tokio::test]
+async fn the_report_tells_every_line_with_its_verdict() {
+    let database = database().await;
+    let built = config(&database).build().unwrap();
+    let report = tenure::preflight::check(&built).await.unwrap();
+    assert!(matches!(report.refusal(), Some(Refused::SchemaMissing)));
+    let client = database.client().await.unwrap();
+    // Looking changes nothing.
+    assert_eq!(one(&client, "select to_regnamespace('tenure') is null").await, "t");
+    gone(start(config(&database)).await).await;
+    let report = tenure::preflight::check(&built).await.unwrap();
+    assert!(report.refusal().is_none(), "{report:?}");
+    for what in ["server", "pooler", "notify", "schema", "privileges", "fence", "locks", "failover"]
+    {
+        let line = report.findings.iter().find(|f| f.what == what).expect(what);
+        assert_eq!(line.verdict, Verdict::Good, "{what}: {}", line.text);
+    }
+}
+
+use tenure::Leadership;

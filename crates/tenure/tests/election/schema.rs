@@ -1,0 +1,138 @@
+//! The schema: applied once, by whoever comes first; readable in the shapes of old; usable by a
+//! login role that may do nothing else.
+
+use tenure::config::{Config, RoleSpec};
+use tenure::{Leadership, Member, TenureError, schema};
+
+use crate::stage::{PATIENCE, config, database, gone, leader, leads, one, start};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_members_that_boot_at_once_apply_it_once_and_elect_one_leader() {
+    let database = database().await;
+    let boots = (0..10).map(|_| start(config(&database).role(RoleSpec::named("r"))));
+    let members = futures_util::future::join_all(boots).await;
+    for member in &members {
+        member.start_all().await.expect("it takes part");
+    }
+    let client = database.client().await.unwrap();
+    let versions = one(&client, "select count(*) from tenure.migration").await;
+    assert_eq!(versions, schema::VERSION.to_string());
+    let wait = |member: &Member| {
+        let lock = member.locks().remove(0);
+        async move { lock.wait_for_leadership(Some(PATIENCE)).await }
+    };
+    let (led, _) =
+        futures_util::future::select_ok(members.iter().map(|m| Box::pin(async {
+            if wait(m).await { Ok(()) } else { Err(()) }
+        })))
+        .await
+        .expect("somebody leads");
+    let () = led;
+    let leaders = members.iter().filter(|m| m.locks()[0].is_leader()).count();
+    assert_eq!(leaders, 1);
+    for member in members {
+        gone(member).await;
+    }
+}
+
+#[tokio::test]
+async fn the_printed_script_makes_the_same_schema() {
+    let database = database().await;
+    let client = database.client().await.unwrap();
+    client.batch_execute(&schema::script()).await.expect("the script runs");
+    let built = config(&database).role(RoleSpec::named("r")).build().unwrap();
+    let member = Member::start_without_migrating(built).await.expect("it is complete");
+    member.start_all().await.unwrap();
+    leads(&member.locks()[0]).await;
+    gone(member).await;
+}
+
+#[tokio::test]
+async fn a_missing_or_newer_schema_is_refused_with_the_remedy() {
+    let database = database().await;
+    let built = || config(&database).build().unwrap();
+    let error = Member::start_without_migrating(built()).await.expect_err("missing");
+    assert!(error.is_refusal() && error.to_string().contains("tenure migrate"), "{error}");
+    gone(start(config(&database)).await).await;
+    let client = database.client().await.unwrap();
+    client.batch_execute("insert into tenure.migration values (9999, 'future')").await.unwrap();
+    let error = Member::start(built()).await.expect_err("newer");
+    assert!(error.to_string().contains("upgrade this program"), "{error}");
+}
+
+#[tokio::test]
+async fn the_views_carry_the_shapes_of_the_specifications() {
+    let database = database().await;
+    let (member, _) = leader(&database, "scheduler").await;
+    let client = database.client().await.unwrap();
+    let me = member.identity().to_string();
+    for (sql, wanted) in [
+        ("select epoch || holder_identity from tenure.leader_state", format!("1{me}")),
+        ("select node_id from tenure.leaders where role = 'scheduler'", me.clone()),
+        ("select (lease_until > acquired_at)::text from tenure.leaders", "true".to_owned()),
+        ("select provider_id || instance_id from tenure.leader_heartbeat", format!("scheduler{me}")),
+        ("select (last_seen > now() - interval '1 min')::text from tenure.leader_heartbeat", "true".to_owned()),
+    ] {
+        assert_eq!(one(&client, sql).await, wanted, "{sql}");
+    }
+    gone(member).await;
+}
+
+#[tokio::test]
+async fn a_restricted_login_role_lives_the_whole_lifecycle() {
+    let database = database().await;
+    let client = database.client().await.unwrap();
+    // Login roles belong to the whole cluster: one of our own.
+    let user = format!("member_{}", database.name());
+    client.batch_execute(&schema::script()).await.unwrap();
+    client.batch_execute(&format!("create role {user} login")).await.unwrap();
+    let as_user = || Config::builder().dsn(database.dsn_for(&user)).role(RoleSpec::named("r"));
+
+    let error = Member::start(as_user().build().unwrap()).await.expect_err("it may nothing yet");
+    assert!(error.to_string().contains("lacks privileges"), "{error}");
+
+    client.batch_execute(&schema::privileges_sql(&user)).await.expect("the grants");
+    let (one_member, two) = (start(as_user()).await, start(as_user()).await);
+    one_member.start_all().await.unwrap();
+    leads(&one_member.locks()[0]).await;
+    two.start_all().await.unwrap();
+    one_member.locks()[0].step_down(Some(PATIENCE)).await.unwrap();
+    leads(&two.locks()[0]).await;
+    // It can end its own old session and everything an operator orders.
+    let mut operator =
+        tenure::operate::Operator::connect(&as_user().build().unwrap()).await.unwrap();
+    let role = tenure::RoleName::new("r").unwrap();
+    assert_eq!(operator.status(None).await.unwrap().len(), 1);
+    let ordered = operator.step_down(&role, None).await.unwrap();
+    let next = operator.await_successor(&role, ordered.epoch, PATIENCE).await.unwrap();
+    assert!(next.is_some(), "somebody takes over");
+    operator.force_release(&role).await.expect("its own login role's session");
+    assert!(operator.audit(None).await.unwrap().violations.is_empty());
+    gone(one_member).await;
+    gone(two).await;
+    client.batch_execute(&format!("drop owned by {user}; drop role {user}")).await.unwrap();
+}
+
+#[tokio::test]
+async fn two_names_with_one_key_and_two_policies_of_one_role_are_refused() {
+    let database = database().await;
+    let (member, _) = leader(&database, "r").await;
+    let key = tenure::LockKey::of_name("r");
+    let other = start(
+        config(&database)
+            .role(RoleSpec::named("other").key(key))
+            .role(RoleSpec::named("r").policy(tenure::TakeoverPolicy::Fenced)),
+    )
+    .await;
+    for (lock, wanted) in other.locks().iter().zip(["already used by role r", "policy exclusive"]) {
+        let error = lock.start().await.expect_err("refused");
+        assert!(matches!(error, TenureError::Registration { .. }), "{error:?}");
+        assert!(error.to_string().contains(wanted), "{error}");
+        assert_eq!(lock.state(), tenure::LockState::Stopped);
+    }
+    // Nothing is left behind.
+    let client = database.client().await.unwrap();
+    assert_eq!(one(&client, "select count(*) from tenure.role").await, "1");
+    gone(other).await;
+    gone(member).await;
+}

@@ -1,0 +1,15 @@
+//! Faults on real servers, with members in processes of their own.
+//!
+//! A *node* ([`node`]) is this very binary, started again with a variable set: one member, whose
+//! gates a thread of its own asks about every millisecond, outside the runtime, so that a yes is seen
+//! even when no task runs. The instants at which gates said yes are printed, and the history checker
+//! reads them: no two gates of a role ever open at the same instant, epochs increase. That assertion
+//! has no slack. The time to the next leader is held to the bound of the design's table plus
+//! [`group::SLACK`], because a busy machine may be late but never wrong.
+//!
+//! Timing-sensitive: run with `--test-threads=1`. Needs the feature `negative-control`, with which
+//! one node's gate is broken on purpose to see that the checker catches it.
+
+mod group;
+mod node;
+mod process;

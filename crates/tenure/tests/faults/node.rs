@@ -1,0 +1,286 @@
+//! One member in a process of its own, told what to do over a TCP connection, one line each.
+//!
+//! It says what happens on its standard output, one JSON line each: the checker's `yes` and `shut`,
+//! and `{"say": …}` for the rest. Anything else there is its log.
+
+use std::{
+    collections::BTreeMap,
+    io::Write as _,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tenure::{
+    Act, Epoch, LeaderGate, LeaderLock, Leadership, Member, TakeoverPolicy, Tick,
+    config::{Config, RoleSpec},
+};
+use tokio::{
+    io::{AsyncBufReadExt, BufReader},
+    net::TcpStream,
+};
+use tokio_postgres::NoTls;
+
+/// The variable that makes this binary a node.
+pub const VARIABLE: &str = "TENURE_FAULT_NODE";
+/// A gate that stays open says so at least this often.
+const SAY_EVERY: Duration = Duration::from_millis(20);
+
+/// What a node is told at its start.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Setup {
+    /// The first part of its identity: nodes stand in the ring in this order.
+    pub name: String,
+    pub dsn: String,
+    pub roles: Vec<String>,
+    pub fenced: bool,
+    pub heartbeat: Duration,
+    pub lease: Duration,
+    pub statement_deadline: Duration,
+    pub grace: Option<Duration>,
+    pub cool_down: Duration,
+    pub drain_limit: Duration,
+    pub candidate: bool,
+    pub priority: i32,
+    /// How often its gates are asked.
+    pub ask_every: Duration,
+    /// Where it listens for orders.
+    pub control: u16,
+}
+
+impl Setup {
+    /// Short timings that one busy core can still keep.
+    pub fn new(name: &str, dsn: &str) -> Self {
+        Setup {
+            name: name.to_owned(),
+            dsn: dsn.to_owned(),
+            roles: vec!["role".to_owned()],
+            fenced: false,
+            heartbeat: Duration::from_millis(250),
+            lease: Duration::from_millis(1500),
+            statement_deadline: Duration::from_millis(400),
+            grace: None,
+            cool_down: Duration::from_secs(30),
+            drain_limit: Duration::from_secs(5),
+            candidate: true,
+            priority: 0,
+            ask_every: Duration::from_millis(1),
+            control: 0,
+        }
+    }
+
+    pub fn policy(&self) -> TakeoverPolicy {
+        if self.fenced { TakeoverPolicy::Fenced } else { TakeoverPolicy::Exclusive }
+    }
+
+    pub fn config(&self) -> Config {
+        let mut builder = Config::builder()
+            .dsn(&self.dsn)
+            .scope(&self.name)
+            .heartbeat(self.heartbeat)
+            .lease(self.lease)
+            .statement_deadline(self.statement_deadline)
+            .kill_grace(Duration::from_millis(100));
+        if let Some(grace) = self.grace {
+            builder = builder.reconnect_grace(grace);
+        }
+        for role in &self.roles {
+            builder = builder.role(
+                RoleSpec::named(role)
+                    .policy(self.policy())
+                    .candidate(self.candidate)
+                    .priority(self.priority)
+                    .cool_down(self.cool_down)
+                    .drain_limit(self.drain_limit),
+            );
+        }
+        builder.build().expect("the timings fit each other")
+    }
+}
+
+/// Not a test of its own: returns at once unless it was started as a node.
+#[test]
+fn main() {
+    let Ok(setup) = std::env::var(VARIABLE) else { return };
+    let setup: Setup = serde_json::from_str(&setup).expect("the test wrote it");
+    // The harness has begun a line of its own.
+    line("");
+    let writer = std::io::stdout;
+    tracing_subscriber::fmt()
+        .with_env_filter("warn,tenure=debug")
+        .with_ansi(false)
+        .with_writer(writer)
+        .init();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime").block_on(run(setup));
+    std::process::exit(0);
+}
+
+fn line(text: &str) {
+    let mut out = std::io::stdout().lock();
+    // Nobody listens any more once the test is over.
+    let _ = writeln!(out, "{text}").and_then(|()| out.flush());
+}
+
+fn say(value: Value) {
+    line(&value.to_string());
+}
+
+async fn run(setup: Setup) {
+    let orders = TcpStream::connect(("127.0.0.1", setup.control)).await.expect("the test listens");
+    let member = match Member::start(setup.config()).await {
+        Ok(member) => member,
+        Err(error) => return say(json!({"say": "refused", "error": error.to_string()})),
+    };
+    let identity = member.identity().to_string();
+    let over = Arc::new(AtomicBool::new(false));
+    let sampler = {
+        let gates = member.locks().iter().map(|l| (l.role().to_string(), l.gate())).collect();
+        let (identity, over, every) = (identity.clone(), over.clone(), setup.ask_every);
+        std::thread::spawn(move || sample(gates, &identity, every, &over))
+    };
+    for lock in member.locks() {
+        tell(&lock);
+    }
+    if let Err(error) = member.start_all().await {
+        say(json!({"say": "refused", "error": error.to_string()}));
+    }
+    say(json!({"say": "ready", "identity": identity}));
+    obey(&setup, member, orders).await;
+    over.store(true, Ordering::SeqCst);
+    sampler.join().expect("the sampler does not panic");
+    say(json!({"say": "gone"}));
+}
+
+fn tell(lock: &LeaderLock) {
+    let (mut events, role) = (lock.events(), lock.role().to_string());
+    tokio::spawn(async move {
+        while let Ok(event) = events.recv().await {
+            let (notice, at_ns) = (format!("{:?}", event.notice), event.at.as_nanos());
+            say(json!({"say": "notice", "role": role, "notice": notice, "at_ns": at_ns}));
+        }
+    });
+}
+
+/// Carries out orders until the connection ends or it is told to go.
+async fn obey(setup: &Setup, member: Member, orders: TcpStream) {
+    let mut acts: Vec<Act> = Vec::new();
+    let mut sessions = Vec::new();
+    let mut lines = BufReader::new(orders).lines();
+    while let Ok(Some(order)) = lines.next_line().await {
+        let words: Vec<&str> = order.split(' ').collect();
+        let lock = |n: usize| {
+            let name = words.get(n).copied().unwrap_or(&setup.roles[0]);
+            member.lock(name).expect("a role of ours")
+        };
+        let result = match words[0] {
+            "step_down" => lock(1).step_down(None).await.map_err(|e| e.to_string()),
+            "begin" => {
+                lock(1).begin_act(Duration::ZERO).map(|act| acts.push(act)).map_err(|e| e.to_string())
+            }
+            "finish" => acts
+                .pop()
+                .ok_or_else(|| "no act".to_owned())
+                .and_then(|act| act.finish().map_err(|e| e.to_string())),
+            // The runtime has one thread: no task of this process runs meanwhile.
+            "stall" => {
+                say(json!({"say": "stalled"}));
+                let ms = words[1].parse().expect("a number");
+                std::thread::sleep(Duration::from_millis(ms));
+                Ok(())
+            }
+            "fence" => match fenced(&setup.dsn, &lock(1)).await {
+                Ok(session) => {
+                    sessions.push(session);
+                    Ok(())
+                }
+                Err(error) => Err(error.to_string()),
+            },
+            "shutdown" => {
+                let gone = member.shutdown(Some(Duration::from_secs(10))).await;
+                return say(json!({"say": "done", "order": order, "error": gone.err().map(|e| e.to_string())}));
+            }
+            other => Err(format!("no such order: {other}")),
+        };
+        say(json!({"say": "done", "order": order, "error": result.err()}));
+    }
+}
+
+/// Opens a transaction, fences it, and leaves it open.
+async fn fenced(
+    dsn: &str,
+    lock: &LeaderLock,
+) -> Result<tokio_postgres::Client, Box<dyn std::error::Error>> {
+    let (client, connection) = tokio_postgres::connect(dsn, NoTls).await?;
+    tokio::spawn(connection);
+    let token = lock.gate().require_leader()?;
+    client.batch_execute("begin").await?;
+    tenure::fence(&client, lock.role().as_str(), token.epoch).await?;
+    Ok(client)
+}
+
+struct Seen {
+    epoch: Epoch,
+    last: Tick,
+    said: Tick,
+}
+
+/// Asks every gate over and over, and says when it said yes: the first time, at least every
+/// [`SAY_EVERY`], and the last time.
+fn sample(
+    gates: BTreeMap<String, LeaderGate>,
+    member: &str,
+    every: Duration,
+    over: &AtomicBool,
+) {
+    let say_every = SAY_EVERY.max(every);
+    let mut open: BTreeMap<&str, Seen> = BTreeMap::new();
+    let report = |event: &str, role: &str, epoch: Epoch, at: u64| {
+        say(json!({
+            "event": event, "role": role, "epoch": epoch.get(), "member": member, "at_ns": at,
+        }));
+    };
+    let shut = |role: &str, seen: &Seen| {
+        report("yes", role, seen.epoch, seen.last.as_nanos());
+        report("shut", role, seen.epoch, seen.last.as_nanos() + 1);
+    };
+    while !over.load(Ordering::SeqCst) {
+        for (role, gate) in &gates {
+            // The epoch on both sides of the instant: a term is not given another's yes.
+            let before = gate.epoch();
+            let yes = gate.check_at();
+            let after = gate.epoch();
+            let known = open.get(role.as_str()).map(|seen| seen.epoch);
+            let Some(at) = yes else {
+                if let Some(seen) = open.remove(role.as_str()) {
+                    shut(role, &seen);
+                }
+                continue;
+            };
+            let epoch = before.or(after).or(known).expect("a gate that said yes has an epoch");
+            match open.get_mut(role.as_str()) {
+                Some(seen) if seen.epoch == epoch => {
+                    seen.last = at;
+                    if at.saturating_since(seen.said) >= say_every {
+                        seen.said = at;
+                        report("yes", role, epoch, at.as_nanos());
+                    }
+                }
+                _ => {
+                    if let Some(seen) = open.insert(role, Seen { epoch, last: at, said: at }) {
+                        shut(role, &seen);
+                    }
+                    report("yes", role, epoch, at.as_nanos());
+                }
+            }
+        }
+        std::thread::sleep(every);
+    }
+    for (role, seen) in &open {
+        shut(role, seen);
+    }
+}
