@@ -338,6 +338,7 @@ impl Drop for Cluster {
         if self.inner.stop(Stop::Immediate).is_err() {
             let _ = self.inner.kill_all();
         }
+        self.inner.remove_shared_memory();
         let _ = fs::remove_dir_all(&self.inner.folder);
     }
 }
@@ -396,9 +397,21 @@ impl Inner {
         Ok(())
     }
 
+    /// Removes the System V segment that a killed server left: its number is in the pid file, which
+    /// only a server that ended in order removes.
+    fn remove_shared_memory(&self) {
+        let file = self.server.data().join("postmaster.pid");
+        let text = fs::read_to_string(file).unwrap_or_default();
+        if let Some(id) = text.lines().nth(6).and_then(|line| line.split_whitespace().nth(1)) {
+            let _ = std::process::Command::new("ipcrm").args(["-m", id]).output();
+        }
+    }
+
     fn write_settings(&self) -> Result<(), KitError> {
+        // Shared memory as files of the data folder: a killed server leaves none elsewhere.
         let mut text = format!(
-            "listen_addresses = '127.0.0.1'\nport = {}\nunix_socket_directories = '{}'\n",
+            "dynamic_shared_memory_type = mmap\nlisten_addresses = '127.0.0.1'\nport = {}\n\
+             unix_socket_directories = '{}'\n",
             self.port.number(),
             self.folder.display()
         );

@@ -47,6 +47,9 @@ for pid in $pids; do
     *"$1"*) kill -KILL $(cat "/proc/$pid/task/$pid/children" 2>/dev/null) "$pid" 2>/dev/null ;;
   esac
 done
+for file in */data/postmaster.pid; do
+  [ -e "$file" ] && set -- "$1" $(sed -n 7p "$file") && ipcrm -m "$3" 2>/dev/null
+done
 cd / && rm -rf "$1"
 "#;
 

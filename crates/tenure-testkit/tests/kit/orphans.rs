@@ -19,9 +19,12 @@ async fn process_to_be_killed() {
     let child = Child::spawn(sleeper).expect("sleep runs");
     let frozen = Cluster::start().await.expect("another");
     frozen.freeze();
+    let crashed = Cluster::start().await.expect("a third");
+    let segment = shared_memory(crashed.data_dir()).expect("has shared memory");
+    crashed.crash().await.expect("crash");
     writeln!(
         std::io::stdout(),
-        "IDS {} {} {} {}",
+        "IDS {} {} {} {} {segment}",
         cluster.pid().expect("runs"),
         frozen.pid().expect("runs"),
         child.pid(),
@@ -29,6 +32,27 @@ async fn process_to_be_killed() {
     )
     .expect("print");
     std::future::pending::<()>().await;
+}
+
+/// The number of a server's System V segment, from its pid file.
+fn shared_memory(data: &Path) -> Option<String> {
+    let text = std::fs::read_to_string(data.join("postmaster.pid")).ok()?;
+    text.lines().nth(6)?.split_whitespace().nth(1).map(str::to_owned)
+}
+
+fn segments() -> Vec<String> {
+    let text = std::fs::read_to_string("/proc/sysvipc/shm").expect("readable");
+    text.lines().filter_map(|line| line.split_whitespace().nth(1).map(str::to_owned)).collect()
+}
+
+#[tokio::test]
+async fn a_crashed_server_that_is_dropped_leaves_no_shared_memory() {
+    let cluster = Cluster::start().await.expect("start");
+    let segment = shared_memory(cluster.data_dir()).expect("has shared memory");
+    cluster.crash().await.expect("crash");
+    assert!(segments().contains(&segment), "a kill leaves it");
+    drop(cluster);
+    assert!(!segments().contains(&segment));
 }
 
 #[tokio::test]
@@ -49,6 +73,7 @@ async fn servers_children_and_folders_of_a_killed_test_go_with_it() {
             path.exists() && !stat.contains(") Z ")
         });
         if paths.is_empty() {
+            assert!(!segments().contains(&ids[4].to_owned()), "shared memory is left behind");
             return;
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
