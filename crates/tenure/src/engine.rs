@@ -87,7 +87,8 @@ struct Role {
     claim: bool,
     /// With this epoch only, which was ours.
     keep: Option<Epoch>,
-    insist: bool,
+    /// From here on it does not stand back for a better candidate any more.
+    insist_at: Option<Tick>,
     try_at: Option<Tick>,
     blocked_since: Option<Tick>,
     seen: Epoch,
@@ -210,7 +211,7 @@ impl Engine {
             registered: false,
             claim: false,
             keep: None,
-            insist: false,
+            insist_at: None,
             try_at: None,
             blocked_since: None,
             seen: Epoch::ZERO,
@@ -551,7 +552,7 @@ impl Engine {
             key: role.spec.key.into(),
             seen: role.seen.get(),
             keep: role.keep.map(Epoch::get),
-            insist: role.insist,
+            insist: role.insist_at.is_some_and(|at| now >= at),
         };
         let mut rows = Vec::new();
         for (name, role) in &mut self.roles {
@@ -630,7 +631,7 @@ impl Engine {
         let input = match row.out.as_str() {
             "won" => {
                 role.keep = None;
-                role.insist = false;
+                role.insist_at = None;
                 if row.holder.is_some() {
                     self.outputs.push_back(Output::TookOver(name.clone()));
                 }
@@ -655,7 +656,11 @@ impl Engine {
                 role.keep = None;
                 Input::ReacquireFailed
             }
-            "held" => Input::AcquireFailed { why: NotAcquired::Held },
+            "held" => {
+                // Somebody took it; the next race begins with manners again.
+                role.insist_at = None;
+                Input::AcquireFailed { why: NotAcquired::Held }
+            }
             "blocked" => {
                 role.blocked_since.get_or_insert(now);
                 role.try_at = Some(now + self.lease.heartbeat() / 4);
@@ -672,8 +677,7 @@ impl Engine {
                     Some("successor") => self.lease.heartbeat(),
                     _ => self.lease.heartbeat() / 2,
                 };
-                role.insist = true;
-                role.try_at = Some(now + head_start);
+                role.try_at = Some(*role.insist_at.get_or_insert(now + head_start));
                 Input::AcquireFailed { why: NotAcquired::Reserved }
             }
             "paused" if back => {
@@ -834,7 +838,7 @@ impl Engine {
                 }
                 Effect::WriteActing { epoch } => role.act = Some(epoch),
                 Effect::OpenGate { epoch } => {
-                    role.insist = false;
+                    role.insist_at = None;
                     role.try_at = None;
                     if role.keeper.open(epoch, self.lease_until) {
                         self.outputs.push_back(Output::Gate(name.clone(), Some(epoch)));

@@ -42,6 +42,9 @@ pub enum TenureError {
     /// A session failed in the middle of something. A retry helps.
     #[error("the database session failed: {0}")]
     Session(String),
+    /// The database refused a statement. A retry does not help.
+    #[error("the database refused: {0}")]
+    Statement(String),
     /// It was not done in time. What was begun is undone, or goes on in the background.
     #[error("{what} took longer than {limit:?}")]
     Timeout {
@@ -80,7 +83,13 @@ impl TenureError {
     }
 
     pub(crate) fn session(error: LineError) -> Self {
-        TenureError::Session(error.to_string())
+        match error {
+            LineError::Refused { .. } => TenureError::Statement(error.to_string()),
+            LineError::Deadline(_)
+            | LineError::Closed(_)
+            | LineError::Warned(_)
+            | LineError::Unreadable(_) => TenureError::Session(error.to_string()),
+        }
     }
 
     /// From the short word the database answered with.

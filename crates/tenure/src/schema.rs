@@ -77,7 +77,11 @@ fn step(migration: &Migration) -> String {
 
 /// The version in the database, 0 if there is none.
 pub(crate) async fn installed(line: &Line, within: Duration) -> Result<i32, LineError> {
-    let there = line.ask("select to_regclass('tenure.migration') is not null", within).await?;
+    // Not `to_regclass`: inside a transaction it may answer from a cache that another node's
+    // migration has made stale.
+    let there = "select exists (select from pg_class c join pg_namespace n \
+                 on n.oid = c.relnamespace where n.nspname = 'tenure' and c.relname = 'migration')";
+    let there = line.ask(there, within).await?;
     if there.as_deref() != Some("t") {
         return Ok(0);
     }

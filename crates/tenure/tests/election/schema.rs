@@ -118,21 +118,22 @@ async fn two_names_with_one_key_and_two_policies_of_one_role_are_refused() {
     let database = database().await;
     let (member, _) = leader(&database, "r").await;
     let key = tenure::LockKey::of_name("r");
-    let other = start(
-        config(&database)
-            .role(RoleSpec::named("other").key(key))
-            .role(RoleSpec::named("r").policy(tenure::TakeoverPolicy::Fenced)),
-    )
-    .await;
-    for (lock, wanted) in other.locks().iter().zip(["already used by role r", "policy exclusive"]) {
+    for (spec, wanted) in [
+        (RoleSpec::named("other").key(key), "already used by role r"),
+        (RoleSpec::named("r").policy(tenure::TakeoverPolicy::Fenced), "policy exclusive"),
+        (RoleSpec::named("r").key(tenure::LockKey::Big(1)), "lock key"),
+    ] {
+        let other = start(config(&database).role(spec)).await;
+        let lock = other.locks().remove(0);
         let error = lock.start().await.expect_err("refused");
         assert!(matches!(error, TenureError::Registration { .. }), "{error:?}");
         assert!(error.to_string().contains(wanted), "{error}");
+        lock.shutdown(Some(PATIENCE)).await.unwrap();
         assert_eq!(lock.state(), tenure::LockState::Stopped);
+        gone(other).await;
     }
     // Nothing is left behind.
     let client = database.client().await.unwrap();
     assert_eq!(one(&client, "select count(*) from tenure.role").await, "1");
-    gone(other).await;
     gone(member).await;
 }

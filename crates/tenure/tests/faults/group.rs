@@ -18,14 +18,14 @@ use tokio::{
 use crate::node::{Setup, VARIABLE};
 
 /// What a slow or busy machine may add to the time to the next leader. Never to safety.
-pub const SLACK: Duration = Duration::from_millis(1500);
+pub(crate) const SLACK: Duration = Duration::from_millis(1500);
 /// The longest any single wait may take before the test has failed.
 const PATIENCE: Duration = Duration::from_secs(20);
 const LOOK: Duration = Duration::from_millis(3);
 
 /// One node, seen from the test.
-pub struct Node {
-    pub setup: Setup,
+pub(crate) struct Node {
+    pub(crate) setup: Setup,
     child: Child,
     control: TcpStream,
     read: usize,
@@ -35,33 +35,33 @@ pub struct Node {
 
 /// A gate that opened.
 #[derive(Debug, Clone, Copy)]
-pub struct Lead {
-    pub node: usize,
-    pub epoch: u64,
-    pub at_ns: u64,
+pub(crate) struct Lead {
+    pub(crate) node: usize,
+    pub(crate) epoch: u64,
+    pub(crate) at_ns: u64,
 }
 
 /// Nodes that compete for the same roles.
 #[derive(Default)]
-pub struct Group {
-    pub nodes: Vec<Node>,
+pub(crate) struct Group {
+    pub(crate) nodes: Vec<Node>,
 }
 
 impl Node {
     /// Starts a node and waits until it takes part.
-    pub async fn start(setup: Setup) -> Self {
+    pub(crate) async fn start(setup: Setup) -> Self {
         Self::start_with(setup, &[]).await
     }
 
     /// Like [`Node::start`], with variables.
-    pub async fn start_with(setup: Setup, variables: &[(&str, &str)]) -> Self {
+    pub(crate) async fn start_with(setup: Setup, variables: &[(&str, &str)]) -> Self {
         let mut node = Self::launch(setup, variables).await;
         node.wait_said("it to be ready", |said| said["say"] == "ready").await;
         node
     }
 
     /// Starts a node and does not wait.
-    pub async fn launch(mut setup: Setup, variables: &[(&str, &str)]) -> Self {
+    pub(crate) async fn launch(mut setup: Setup, variables: &[(&str, &str)]) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         setup.control = listener.local_addr().expect("bound").port();
         let mut command = Command::new(std::env::current_exe().expect("this binary"));
@@ -87,28 +87,28 @@ impl Node {
         self.read = lines.len();
     }
 
-    pub fn events(&mut self) -> &[Event] {
+    pub(crate) fn events(&mut self) -> &[Event] {
         self.take_in();
         &self.events
     }
 
-    pub fn said(&mut self) -> &[Value] {
+    pub(crate) fn said(&mut self) -> &[Value] {
         self.take_in();
         &self.said
     }
 
-    pub fn identity(&mut self) -> String {
+    pub(crate) fn identity(&mut self) -> String {
         let ready = self.said().iter().find(|said| said["say"] == "ready").expect("it is ready");
         ready["identity"].as_str().expect("a text").to_owned()
     }
 
     /// The notices of the role's lifecycle so far.
-    pub fn notices(&mut self) -> Vec<String> {
+    pub(crate) fn notices(&mut self) -> Vec<String> {
         let notices = self.said().iter().filter(|said| said["say"] == "notice");
         notices.filter_map(|said| said["notice"].as_str().map(str::to_owned)).collect()
     }
 
-    pub async fn wait_said(&mut self, what: &str, like: impl Fn(&Value) -> bool) -> Value {
+    pub(crate) async fn wait_said(&mut self, what: &str, like: impl Fn(&Value) -> bool) -> Value {
         let begun = Moment::now();
         loop {
             if let Some(found) = self.said().iter().find(|said| like(said)) {
@@ -119,7 +119,7 @@ impl Node {
         }
     }
 
-    pub async fn wait_notice(&mut self, part: &str) {
+    pub(crate) async fn wait_notice(&mut self, part: &str) {
         self.wait_said(part, |said| {
             said["say"] == "notice" && said["notice"].as_str().is_some_and(|n| n.contains(part))
         })
@@ -127,13 +127,13 @@ impl Node {
     }
 
     /// Gives an order and does not wait.
-    pub async fn order(&mut self, order: &str) {
+    pub(crate) async fn order(&mut self, order: &str) {
         let line = format!("{order}\n");
         self.control.write_all(line.as_bytes()).await.expect("the node listens");
     }
 
     /// Gives an order and waits until it is carried out.
-    pub async fn do_now(&mut self, order: &str) -> Result<(), String> {
+    pub(crate) async fn do_now(&mut self, order: &str) -> Result<(), String> {
         let is = |said: &Value| said["say"] == "done" && said["order"] == order;
         let before = self.said().iter().filter(|said| is(said)).count();
         self.order(order).await;
@@ -148,34 +148,34 @@ impl Node {
     }
 
     /// SIGSTOP: the instant after which it cannot have run.
-    pub fn freeze(&self) -> u64 {
+    pub(crate) fn freeze(&self) -> u64 {
         self.child.freeze();
         now_ns()
     }
 
-    pub fn thaw(&self) {
+    pub(crate) fn thaw(&self) {
         self.child.thaw();
     }
 
     /// SIGKILL, and waits for its end.
-    pub async fn kill(&mut self) {
+    pub(crate) async fn kill(&mut self) {
         self.child.kill().await.expect("it can be killed");
     }
 
-    pub fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         self.child.signal(signal);
     }
 
-    pub async fn wait_gone(&mut self) {
+    pub(crate) async fn wait_gone(&mut self) {
         self.child.wait(PATIENCE).await.expect("it ends by itself");
     }
 
-    pub fn lease(&self) -> Lease {
+    pub(crate) fn lease(&self) -> Lease {
         *self.setup.config().lease()
     }
 
     /// The last instant at which its gate is known to have said yes.
-    pub fn last_yes(&mut self) -> Option<u64> {
+    pub(crate) fn last_yes(&mut self) -> Option<u64> {
         let yes = |event: &Event| match event {
             Event::Yes(instant) => Some(instant.at_ns),
             Event::Open(_) | Event::Shut(_) => None,
@@ -188,9 +188,9 @@ impl Drop for Node {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.take_in();
-            let talk = |line: &&String| Event::parse(line).is_none();
+            let talk = |line: &&String| Event::parse(line).is_none() && !line.contains("Held");
             let lines: Vec<&String> = self.child.lines().iter().filter(talk).collect();
-            let tail = lines[lines.len().saturating_sub(60)..].iter();
+            let tail = lines[lines.len().saturating_sub(40)..].iter();
             tell(&format!("--- {} said (events left out):", self.setup.name));
             tail.for_each(|line| tell(line));
         }
@@ -200,7 +200,7 @@ impl Drop for Node {
 impl Group {
     /// Starts nodes of these names with the same setup, one after the other, and waits until the
     /// first one leads and all have beaten a few times.
-    pub async fn start(names: &[&str], setup: &Setup) -> Self {
+    pub(crate) async fn start(names: &[&str], setup: &Setup) -> Self {
         let mut group = Group::default();
         for name in names {
             group.add(Setup { name: (*name).to_owned(), ..setup.clone() }).await;
@@ -210,7 +210,7 @@ impl Group {
     }
 
     /// Adds a node; the first one is waited for until it leads.
-    pub async fn add(&mut self, setup: Setup) {
+    pub(crate) async fn add(&mut self, setup: Setup) {
         self.nodes.push(Node::start(setup).await);
         if self.nodes.len() == 1 {
             assert_eq!(self.leader(0).await.node, 0);
@@ -219,7 +219,7 @@ impl Group {
 
     /// Waits until that many members have beaten three times or more, so that each has seen the
     /// others and the ring is closed.
-    pub async fn settle(&self, members: usize) {
+    pub(crate) async fn settle(&self, members: usize) {
         let client = connect(&self.nodes[0].setup.dsn).await;
         let members = i64::try_from(members).expect("a few");
         until("every member to beat", || async {
@@ -230,12 +230,12 @@ impl Group {
     }
 
     /// The first gate of the first role that opens under an epoch above this one.
-    pub async fn leader(&mut self, above: u64) -> Lead {
+    pub(crate) async fn leader(&mut self, above: u64) -> Lead {
         let role = self.nodes[0].setup.roles[0].clone();
         self.leader_of(&role, above).await
     }
 
-    pub async fn leader_of(&mut self, role: &str, above: u64) -> Lead {
+    pub(crate) async fn leader_of(&mut self, role: &str, above: u64) -> Lead {
         let begun = Moment::now();
         loop {
             let mut first: Option<Lead> = None;
@@ -262,7 +262,7 @@ impl Group {
     ///
     /// Under `fenced` a new gate opens without waiting for the old one: there every epoch has one
     /// member, and a higher epoch never begins before a lower one.
-    pub fn verify(&mut self) {
+    pub(crate) fn verify(&mut self) {
         let mut events = self.events();
         if self.nodes[0].setup.fenced {
             events.sort_by_key(|event| event.instant().at_ns);
@@ -275,18 +275,18 @@ impl Group {
         history::check(&events).unwrap_or_else(|violation| panic!("{violation}"));
     }
 
-    pub fn events(&mut self) -> Vec<Event> {
+    pub(crate) fn events(&mut self) -> Vec<Event> {
         self.nodes.iter_mut().flat_map(|node| node.events().to_vec()).collect()
     }
 
     /// The next leader after a fault: within the bound of the design, and nobody beside it.
-    pub async fn fail_over(&mut self, what: &str, fault: Fault, fault_ns: u64, above: u64) -> Lead {
+    pub(crate) async fn fail_over(&mut self, what: &str, fault: Fault, fault_ns: u64, above: u64) -> Lead {
         let lead = self.leader(above).await;
         self.judge(what, fault, fault_ns, lead);
         lead
     }
 
-    pub fn judge(&mut self, what: &str, fault: Fault, fault_ns: u64, lead: Lead) {
+    pub(crate) fn judge(&mut self, what: &str, fault: Fault, fault_ns: u64, lead: Lead) {
         let setup = &self.nodes[0].setup;
         let (lease, policy) = (*setup.config().lease(), setup.policy());
         let bound = lease.failover_bound(fault, policy);
@@ -297,7 +297,7 @@ impl Group {
     }
 
     /// Lets the group run on for a while, watched: what happens in it is checked afterwards.
-    pub async fn watch_for(&mut self, time: Duration) {
+    pub(crate) async fn watch_for(&mut self, time: Duration) {
         let until = Moment::now() + time;
         while Moment::now() < until {
             sleep(LOOK * 5).await;
@@ -307,7 +307,7 @@ impl Group {
 }
 
 /// A session of the test itself.
-pub async fn connect(dsn: &str) -> tokio_postgres::Client {
+pub(crate) async fn connect(dsn: &str) -> tokio_postgres::Client {
     let (client, connection) =
         tokio_postgres::connect(dsn, tokio_postgres::NoTls).await.expect("the server answers");
     tokio::spawn(connection);
@@ -315,12 +315,12 @@ pub async fn connect(dsn: &str) -> tokio_postgres::Client {
 }
 
 /// One number from the database.
-pub async fn number(client: &tokio_postgres::Client, sql: &str) -> i64 {
+pub(crate) async fn number(client: &tokio_postgres::Client, sql: &str) -> i64 {
     client.query_one(sql, &[]).await.expect("an answer").get(0)
 }
 
 /// Looks again and again until it is so.
-pub async fn until<F: Future<Output = bool>>(what: &str, mut so: impl FnMut() -> F) {
+pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut so: impl FnMut() -> F) {
     let begun = Moment::now();
     while !so().await {
         assert!(begun.elapsed() < PATIENCE, "waited for {what}");
@@ -329,13 +329,13 @@ pub async fn until<F: Future<Output = bool>>(what: &str, mut so: impl FnMut() ->
 }
 
 /// The backend of a node's seat.
-pub async fn seat_pid(client: &tokio_postgres::Client, node: &mut Node) -> i32 {
+pub(crate) async fn seat_pid(client: &tokio_postgres::Client, node: &mut Node) -> i32 {
     let sql = "select backend_pid from tenure.member where identity = $1";
     client.query_one(sql, &[&node.identity()]).await.expect("a member").get(0)
 }
 
 /// A server of its own, for a test that breaks it.
-pub async fn own_server() -> Cluster {
+pub(crate) async fn own_server() -> Cluster {
     Cluster::start().await.expect("a server")
 }
 

@@ -26,35 +26,35 @@ use tokio::{
 use tokio_postgres::NoTls;
 
 /// The variable that makes this binary a node.
-pub const VARIABLE: &str = "TENURE_FAULT_NODE";
+pub(crate) const VARIABLE: &str = "TENURE_FAULT_NODE";
 /// A gate that stays open says so at least this often.
 const SAY_EVERY: Duration = Duration::from_millis(20);
 
 /// What a node is told at its start.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Setup {
+pub(crate) struct Setup {
     /// The first part of its identity: nodes stand in the ring in this order.
-    pub name: String,
-    pub dsn: String,
-    pub roles: Vec<String>,
-    pub fenced: bool,
-    pub heartbeat: Duration,
-    pub lease: Duration,
-    pub statement_deadline: Duration,
-    pub grace: Option<Duration>,
-    pub cool_down: Duration,
-    pub drain_limit: Duration,
-    pub candidate: bool,
-    pub priority: i32,
+    pub(crate) name: String,
+    pub(crate) dsn: String,
+    pub(crate) roles: Vec<String>,
+    pub(crate) fenced: bool,
+    pub(crate) heartbeat: Duration,
+    pub(crate) lease: Duration,
+    pub(crate) statement_deadline: Duration,
+    pub(crate) grace: Option<Duration>,
+    pub(crate) cool_down: Duration,
+    pub(crate) drain_limit: Duration,
+    pub(crate) candidate: bool,
+    pub(crate) priority: i32,
     /// How often its gates are asked.
-    pub ask_every: Duration,
+    pub(crate) ask_every: Duration,
     /// Where it listens for orders.
-    pub control: u16,
+    pub(crate) control: u16,
 }
 
 impl Setup {
     /// Short timings that one busy core can still keep.
-    pub fn new(name: &str, dsn: &str) -> Self {
+    pub(crate) fn new(name: &str, dsn: &str) -> Self {
         Setup {
             name: name.to_owned(),
             dsn: dsn.to_owned(),
@@ -73,11 +73,11 @@ impl Setup {
         }
     }
 
-    pub fn policy(&self) -> TakeoverPolicy {
+    pub(crate) fn policy(&self) -> TakeoverPolicy {
         if self.fenced { TakeoverPolicy::Fenced } else { TakeoverPolicy::Exclusive }
     }
 
-    pub fn config(&self) -> Config {
+    pub(crate) fn config(&self) -> Config {
         let mut builder = Config::builder()
             .dsn(&self.dsn)
             .scope(&self.name)
@@ -111,7 +111,7 @@ fn main() {
     line("");
     let writer = std::io::stdout;
     tracing_subscriber::fmt()
-        .with_env_filter("warn,tenure=debug")
+        .with_env_filter("warn,tenure::metrics=off,tenure=debug")
         .with_ansi(false)
         .with_writer(writer)
         .init();
