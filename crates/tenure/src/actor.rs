@@ -227,9 +227,7 @@ impl Actor {
         hands
             .hubs
             .iter()
-            .filter(|(name, _)| {
-                matches!(self.engine.state(name), Some((LockState::Follower, _)))
-            })
+            .filter(|(name, _)| matches!(self.engine.state(name), Some((LockState::Follower, _))))
             .map(|(_, hub)| hub.key.into())
             .collect()
     }
@@ -488,8 +486,7 @@ async fn unblock(
     age: Duration,
     within: Duration,
 ) {
-    let sql =
-        format!("select tenure.unblock({seat_pid}, {}, {})", millis(age), millis(within));
+    let sql = format!("select tenure.unblock({seat_pid}, {}, {})", millis(age), millis(within));
     match aside(&connector, &sitter, &sql, within + sitter.lease.lease()).await {
         Ok(ended) => tracing::warn!(
             member = %sitter.identity,

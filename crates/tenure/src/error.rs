@@ -101,9 +101,9 @@ impl TenureError {
             Some(("key", key)) => {
                 format!("the group knows it with lock key {key}; use the same key everywhere")
             }
-            Some(("policy", policy)) => format!(
-                "the group knows it with policy {policy}; use the same policy everywhere"
-            ),
+            Some(("policy", policy)) => {
+                format!("the group knows it with policy {policy}; use the same policy everywhere")
+            }
             Some(("locks", room)) => format!(
                 "the group has {room} roles already, a quarter of the server's lock table; raise \
                  max_locks_per_transaction"

@@ -92,7 +92,8 @@ impl Hub {
 
     pub(crate) fn set_leading(&self, epoch: Option<Epoch>) {
         self.leading.send_if_modified(|now| {
-            let next = LeaderStateChanged { is_leader: epoch.is_some(), epoch: epoch.or(now.epoch) };
+            let next =
+                LeaderStateChanged { is_leader: epoch.is_some(), epoch: epoch.or(now.epoch) };
             let changed = *now != next;
             *now = next;
             changed

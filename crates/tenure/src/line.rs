@@ -97,15 +97,21 @@ impl Line {
         // The reader handles a notice before it hands on the messages behind it, so whatever the
         // statement warned of has been counted by now.
         if self.warnings.count.load(Ordering::Acquire) != before {
-            return Err(LineError::Warned(self.warnings.last.lock().map_or_else(
-                |poisoned| poisoned.into_inner().clone(),
-                |last| last.clone(),
-            )));
+            return Err(LineError::Warned(
+                self.warnings
+                    .last
+                    .lock()
+                    .map_or_else(|poisoned| poisoned.into_inner().clone(), |last| last.clone()),
+            ));
         }
-        Ok(answer.into_iter().rev().find_map(|message| match message {
-            SimpleQueryMessage::Row(row) => Some(row.get(0).map(str::to_owned)),
-            _ => None,
-        }).flatten())
+        Ok(answer
+            .into_iter()
+            .rev()
+            .find_map(|message| match message {
+                SimpleQueryMessage::Row(row) => Some(row.get(0).map(str::to_owned)),
+                _ => None,
+            })
+            .flatten())
     }
 
     /// Says goodbye and waits, at most that long, for the socket to close.

@@ -326,8 +326,7 @@ impl Operator {
             }));
         }
         // In a transaction of its own that writes nothing.
-        let tell =
-            format!("select tenure.notify_role({}, {})", literal(&self.channel), name(role));
+        let tell = format!("select tenure.notify_role({}, {})", literal(&self.channel), name(role));
         self.ask(&tell).await?;
         serde_json::from_value(value).map_err(|error| TenureError::Session(error.to_string()))
     }

@@ -558,7 +558,10 @@ fn finish(end: Result<(), Stop>, report: &mut Report) -> Result<Option<Report>, 
 
 /// Judges what `version()` says.
 fn judge_version(version: &str) -> Option<Refused> {
-    if version.starts_with("PostgreSQL ") && !version.contains("YugabyteDB") && !version.contains("-YB-") {
+    if version.starts_with("PostgreSQL ")
+        && !version.contains("YugabyteDB")
+        && !version.contains("-YB-")
+    {
         return None;
     }
     let product = version.split(' ').next().unwrap_or_default();

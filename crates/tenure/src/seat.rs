@@ -342,10 +342,7 @@ impl Seat {
                 Done::Beaten(Beaten { revoked: 0, others: None, orders: None })
             }
             Op::Inspect(rows) => {
-                let sql = all(rows
-                    .iter()
-                    .map(|row| (row.role.clone(), holds(row.key)))
-                    .collect());
+                let sql = all(rows.iter().map(|row| (row.role.clone(), holds(row.key))).collect());
                 let held: Vec<(String, bool)> = answer(&self.line, &sql, self.deadline).await?;
                 Done::Inspected(
                     held.into_iter().filter(|(_, ours)| !ours).map(|(role, _)| role).collect(),

@@ -28,7 +28,10 @@ async fn a_stale_snapshot_cannot_pass_the_fence_at_any_isolation_level() {
     for level in LEVELS {
         let (database, other) = role_at_epoch_one().await;
         let mut client = database.client().await.expect("a client");
-        client.batch_execute(&format!("set default_transaction_isolation = '{level}'")).await.unwrap();
+        client
+            .batch_execute(&format!("set default_transaction_isolation = '{level}'"))
+            .await
+            .unwrap();
         let stale = client.transaction().await.unwrap();
         // The snapshot is taken now, before the bump.
         stale.batch_execute("select * from tenure.role").await.unwrap();
@@ -45,7 +48,10 @@ async fn a_bump_waits_for_every_transaction_that_passed_the_fence() {
     for level in LEVELS {
         let (database, other) = role_at_epoch_one().await;
         let mut client = database.client().await.expect("a client");
-        client.batch_execute(&format!("set default_transaction_isolation = '{level}'")).await.unwrap();
+        client
+            .batch_execute(&format!("set default_transaction_isolation = '{level}'"))
+            .await
+            .unwrap();
         let fenced = client.transaction().await.unwrap();
         tenure::fence(&fenced, "r", Epoch(1)).await.expect("the epoch is current");
         fenced.batch_execute("insert into work (epoch) values (1)").await.unwrap();
@@ -63,7 +69,10 @@ async fn other_updates_of_the_row_do_not_fail_the_rightful_leader() {
     for level in LEVELS {
         let (database, other) = role_at_epoch_one().await;
         let mut client = database.client().await.expect("a client");
-        client.batch_execute(&format!("set default_transaction_isolation = '{level}'")).await.unwrap();
+        client
+            .batch_execute(&format!("set default_transaction_isolation = '{level}'"))
+            .await
+            .unwrap();
         let fenced = client.transaction().await.unwrap();
         fenced.batch_execute("select * from tenure.role").await.unwrap();
         other.batch_execute("select tenure.set_paused('r', true, 'test')").await.unwrap();
@@ -114,7 +123,9 @@ async fn a_statement_trigger_reads_the_epoch_from_the_transaction() {
         .await
         .unwrap();
     let with = |epoch: &str| {
-        format!("begin; set local tenure.epoch = '{epoch}'; insert into work default values; commit")
+        format!(
+            "begin; set local tenure.epoch = '{epoch}'; insert into work default values; commit"
+        )
     };
     client.batch_execute(&with("1")).await.expect("current");
     client.batch_execute(&with("7")).await.expect_err("not issued");
@@ -163,11 +174,8 @@ async fn a_transaction_left_open_under_the_fence_cannot_keep_the_next_leader_out
     let stuck = database.client().await.expect("a client");
     stuck.batch_execute("begin; select tenure.fence('r', 1)").await.unwrap();
     stuck.batch_execute("set local idle_in_transaction_session_timeout = 0").await.unwrap();
-    let (member, lock) = crate::stage::candidate(
-        &database,
-        tenure::config::RoleSpec::named("r"),
-    )
-    .await;
+    let (member, lock) =
+        crate::stage::candidate(&database, tenure::config::RoleSpec::named("r")).await;
     assert!(lock.wait_for_leadership(Some(PATIENCE)).await, "the blocker must be ended");
     assert_eq!(lock.gate().epoch(), Some(Epoch(2)));
     stuck.batch_execute("commit").await.expect_err("its session is gone");

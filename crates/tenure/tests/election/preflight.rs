@@ -44,8 +44,7 @@ async fn a_transaction_pooler_is_refused_and_keeps_no_lock() {
 #[tokio::test]
 async fn a_statement_pooler_is_refused() {
     let database = database().await;
-    let pooler =
-        PgBouncer::start(shared_cluster().await, PoolMode::Statement, &[]).await.unwrap();
+    let pooler = PgBouncer::start(shared_cluster().await, PoolMode::Statement, &[]).await.unwrap();
     let why = refused(pooler.dsn(database.name())).await;
     assert!(matches!(why, Refused::Pooler { .. }), "{why}");
 }
@@ -82,9 +81,8 @@ async fn a_server_before_14_is_refused() {
 
 #[tokio::test]
 async fn more_roles_than_a_quarter_of_the_lock_table_are_refused() {
-    let options = ClusterOptions::default()
-        .set("max_locks_per_transaction", 10)
-        .set("max_connections", 20);
+    let options =
+        ClusterOptions::default().set("max_locks_per_transaction", 10).set("max_connections", 20);
     let cluster = Cluster::start_with(options).await.unwrap();
     let mut builder = Config::builder().dsn(cluster.dsn());
     for n in 0..60 {

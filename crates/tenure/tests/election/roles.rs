@@ -175,7 +175,14 @@ async fn a_paused_role_drains_and_nobody_claims_it_until_it_is_resumed() {
     };
     tokio::time::timeout(Duration::from_secs(4), nobody).await.expect_err("it is paused");
     operator.resume(&role).await.unwrap();
-    leads(&second).await;
+    // Either may win now: the first one's cool-down is over.
+    let somebody = async {
+        tokio::select! {
+            led = first.wait_for_leadership(None) => led,
+            led = second.wait_for_leadership(None) => led,
+        }
+    };
+    assert!(tokio::time::timeout(PATIENCE, somebody).await.expect("somebody leads"));
     gone(a).await;
     gone(b).await;
 }
@@ -247,10 +254,7 @@ async fn a_program_that_is_not_ours_contends_for_the_same_key() {
 async fn without_tables_the_lock_alone_elects_and_every_term_waits_out_a_lease() {
     let database = database().await;
     let lock_only = || {
-        config(&database)
-            .lease(Duration::from_secs(1))
-            .lock_only(true)
-            .role(RoleSpec::named("r"))
+        config(&database).lease(Duration::from_secs(1)).lock_only(true).role(RoleSpec::named("r"))
     };
     let (a, b) = (start(lock_only()).await, start(lock_only()).await);
     let before = Instant::now();
@@ -316,10 +320,9 @@ async fn an_act_that_outlives_the_drain_makes_the_successor_wait_out_the_lease()
 #[tokio::test]
 async fn a_lost_session_within_the_grace_keeps_its_epoch_and_tells_nobody() {
     let database = database().await;
-    let member = start(
-        config(&database).reconnect_grace(Duration::from_secs(5)).role(RoleSpec::named("r")),
-    )
-    .await;
+    let member =
+        start(config(&database).reconnect_grace(Duration::from_secs(5)).role(RoleSpec::named("r")))
+            .await;
     member.start_all().await.unwrap();
     let lock = member.locks().remove(0);
     leads(&lock).await;

@@ -21,12 +21,11 @@ async fn ten_members_that_boot_at_once_apply_it_once_and_elect_one_leader() {
         let lock = member.locks().remove(0);
         async move { lock.wait_for_leadership(Some(PATIENCE)).await }
     };
-    let (led, _) =
-        futures_util::future::select_ok(members.iter().map(|m| Box::pin(async {
-            if wait(m).await { Ok(()) } else { Err(()) }
-        })))
-        .await
-        .expect("somebody leads");
+    let (led, _) = futures_util::future::select_ok(
+        members.iter().map(|m| Box::pin(async { if wait(m).await { Ok(()) } else { Err(()) } })),
+    )
+    .await
+    .expect("somebody leads");
     let () = led;
     let leaders = members.iter().filter(|m| m.locks()[0].is_leader()).count();
     assert_eq!(leaders, 1);
@@ -70,8 +69,14 @@ async fn the_views_carry_the_shapes_of_the_specifications() {
         ("select epoch || holder_identity from tenure.leader_state", format!("1{me}")),
         ("select node_id from tenure.leaders where role = 'scheduler'", me.clone()),
         ("select (lease_until > acquired_at)::text from tenure.leaders", "true".to_owned()),
-        ("select provider_id || instance_id from tenure.leader_heartbeat", format!("scheduler{me}")),
-        ("select (last_seen > now() - interval '1 min')::text from tenure.leader_heartbeat", "true".to_owned()),
+        (
+            "select provider_id || instance_id from tenure.leader_heartbeat",
+            format!("scheduler{me}"),
+        ),
+        (
+            "select (last_seen > now() - interval '1 min')::text from tenure.leader_heartbeat",
+            "true".to_owned(),
+        ),
     ] {
         assert_eq!(one(&client, sql).await, wanted, "{sql}");
     }

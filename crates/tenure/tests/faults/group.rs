@@ -280,7 +280,13 @@ impl Group {
     }
 
     /// The next leader after a fault: within the bound of the design, and nobody beside it.
-    pub(crate) async fn fail_over(&mut self, what: &str, fault: Fault, fault_ns: u64, above: u64) -> Lead {
+    pub(crate) async fn fail_over(
+        &mut self,
+        what: &str,
+        fault: Fault,
+        fault_ns: u64,
+        above: u64,
+    ) -> Lead {
         let lead = self.leader(above).await;
         self.judge(what, fault, fault_ns, lead);
         lead

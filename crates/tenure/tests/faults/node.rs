@@ -179,9 +179,10 @@ async fn obey(setup: &Setup, member: Member, orders: TcpStream) {
         };
         let result = match words[0] {
             "step_down" => lock(1).step_down(None).await.map_err(|e| e.to_string()),
-            "begin" => {
-                lock(1).begin_act(Duration::ZERO).map(|act| acts.push(act)).map_err(|e| e.to_string())
-            }
+            "begin" => lock(1)
+                .begin_act(Duration::ZERO)
+                .map(|act| acts.push(act))
+                .map_err(|e| e.to_string()),
             "finish" => acts
                 .pop()
                 .ok_or_else(|| "no act".to_owned())
@@ -202,7 +203,9 @@ async fn obey(setup: &Setup, member: Member, orders: TcpStream) {
             },
             "shutdown" => {
                 let gone = member.shutdown(Some(Duration::from_secs(10))).await;
-                return say(json!({"say": "done", "order": order, "error": gone.err().map(|e| e.to_string())}));
+                return say(
+                    json!({"say": "done", "order": order, "error": gone.err().map(|e| e.to_string())}),
+                );
             }
             other => Err(format!("no such order: {other}")),
         };
@@ -231,12 +234,7 @@ struct Seen {
 
 /// Asks every gate over and over, and says when it said yes: the first time, at least every
 /// [`SAY_EVERY`], and the last time.
-fn sample(
-    gates: BTreeMap<String, LeaderGate>,
-    member: &str,
-    every: Duration,
-    over: &AtomicBool,
-) {
+fn sample(gates: BTreeMap<String, LeaderGate>, member: &str, every: Duration, over: &AtomicBool) {
     let say_every = SAY_EVERY.max(every);
     let mut open: BTreeMap<&str, Seen> = BTreeMap::new();
     let report = |event: &str, role: &str, epoch: Epoch, at: u64| {

@@ -1,0 +1,283 @@
+//! What a round trip brought, and what follows from it.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use tenure_core::clock::Tick;
+use tenure_core::epoch::Epoch;
+use tenure_core::key::RoleName;
+use tenure_core::lifecycle::{Input, LockState, NotAcquired, Notice};
+
+use super::{Engine, InFlight, Output, Peer};
+use crate::seat::{Beaten, Claimed, Done, Op, Order, Registered};
+
+impl Engine {
+    /// What became of the round trip that `next_op` handed out.
+    pub(crate) fn done(&mut self, done: Done, now: Tick) {
+        let Some(InFlight { op, sent }) = self.in_flight.take() else { return };
+        self.renew(sent);
+        match (done, op) {
+            (Done::Registered(rows), _) => self.registered(rows, now),
+            (Done::Claimed(rows), _) => {
+                for row in rows {
+                    self.claimed(row, now);
+                }
+            }
+            (Done::Acting(written), Op::Act(rows)) => {
+                let written: BTreeSet<String> = written.into_iter().collect();
+                for row in rows {
+                    let name = self.known(&row.role);
+                    let input = if written.contains(&row.role) {
+                        Input::Cleared { epoch: Epoch(row.epoch) }
+                    } else {
+                        Input::EpochMoved
+                    };
+                    if let Some(name) = name {
+                        self.input(&name, input, now);
+                    }
+                }
+            }
+            (Done::Beaten(beaten), _) => self.beaten(beaten, now),
+            (Done::Inspected(gone), _) => {
+                for role in gone {
+                    if let Some(name) = self.known(&role) {
+                        self.input(&name, Input::EpochMoved, now);
+                    }
+                }
+                // Lock and epoch are confirmed: a gate that was shut for lateness opens again.
+                if now < self.lease_until {
+                    self.late = false;
+                    for name in self.names(|role| role.life.state() == LockState::Leader) {
+                        self.input(&name, Input::HealthOk, now);
+                    }
+                }
+            }
+            (Done::Released, Op::Release(rows)) => {
+                for row in rows {
+                    if let Some(name) = self.known(&row.term.role) {
+                        self.input(&name, Input::ReleaseSucceeded, now);
+                    }
+                }
+            }
+            (Done::Left, _) => {
+                self.left = true;
+            }
+            (Done::Acting(_) | Done::Released, _) => {
+                unreachable!("an answer belongs to its question")
+            }
+        }
+    }
+
+    /// A round trip that was handed out at `sent` succeeded: trust lasts until `sent` + lease.
+    fn renew(&mut self, sent: Tick) {
+        self.lease_until = self.lease.gate_deadline(sent);
+        self.last_beat = Some(sent);
+        let next = self.lease.next_beat(sent, (self.random)());
+        if let Some(up) = &mut self.up {
+            up.next_beat = next;
+        }
+        for name in self.names(|role| role.life.epoch().is_some()) {
+            let role = self.roles.get_mut(&name).expect("just listed");
+            if let Some(epoch) = role.life.epoch() {
+                role.keeper.extend(epoch, self.lease_until);
+            }
+        }
+    }
+
+    fn registered(&mut self, rows: Vec<Registered>, now: Tick) {
+        for Registered { role, refused } in rows {
+            let Some(name) = self.known(&role) else { continue };
+            let entry = self.roles.get_mut(&name).expect("just found");
+            entry.registered = true;
+            match refused {
+                None => self.outputs.push_back(Output::Registered(name, Ok(()))),
+                Some(why) => {
+                    entry.claim = false;
+                    self.outputs.push_back(Output::Registered(name.clone(), Err(why)));
+                    self.input(&name, Input::StopRequested, now);
+                }
+            }
+        }
+    }
+
+    fn claimed(&mut self, row: Claimed, now: Tick) {
+        let Some(name) = self.known(&row.role) else { return };
+        let role = self.roles.get_mut(&name).expect("just found");
+        let epoch = row.epoch.map_or(Epoch::ZERO, Epoch);
+        let back = role.keep.is_some();
+        role.seen = role.seen.max(epoch);
+        role.holder.clone_from(&row.holder);
+        if row.out != "blocked" {
+            role.blocked_since = None;
+        }
+        let input = match row.out.as_str() {
+            "won" => {
+                role.keep = None;
+                role.insist_at = None;
+                if row.holder.is_some() {
+                    self.outputs.push_back(Output::TookOver(name.clone()));
+                }
+                let open_at = self.open_at(&row, now);
+                Input::AcquireSucceeded { epoch, open_at }
+            }
+            "kept" => {
+                let epoch = role.keep.take().unwrap_or(epoch);
+                Input::ReacquireSucceeded { epoch }
+            }
+            "moved" => {
+                role.keep = None;
+                Input::ReacquireFailed
+            }
+            "held" if back && row.held_by_us == Some(true) => {
+                // Our own old session has not ended yet.
+                role.claim = true;
+                role.try_at = None;
+                return;
+            }
+            "held" if back => {
+                role.keep = None;
+                Input::ReacquireFailed
+            }
+            "held" => {
+                // Somebody took it; the next race begins with manners again.
+                role.insist_at = None;
+                Input::AcquireFailed { why: NotAcquired::Held }
+            }
+            "blocked" => {
+                role.blocked_since.get_or_insert(now);
+                role.try_at = Some(now + self.lease.heartbeat() / 4);
+                role.claim = back;
+                if back {
+                    return;
+                }
+                Input::AcquireFailed { why: NotAcquired::Blocked }
+            }
+            "yield" => {
+                // A better candidate gets a head start; if it does not take it, we insist.
+                let head_start = match row.to.as_deref() {
+                    Some("ready") => self.lease.lease(),
+                    Some("successor") => self.lease.heartbeat(),
+                    _ => self.lease.heartbeat() / 2,
+                };
+                role.try_at = Some(*role.insist_at.get_or_insert(now + head_start));
+                Input::AcquireFailed { why: NotAcquired::Reserved }
+            }
+            "paused" if back => {
+                role.keep = None;
+                Input::ReacquireFailed
+            }
+            "paused" => Input::AcquireFailed { why: NotAcquired::Paused },
+            "unknown" => {
+                role.registered = false;
+                Input::AcquireFailed { why: NotAcquired::Blocked }
+            }
+            _ => {
+                // The database undid it and unlocked: this role's trouble, not the session's.
+                let error = Notice::Error(explain_claim(&row));
+                self.outputs.push_back(Output::Notice(name.clone(), error));
+                Input::AcquireFailed { why: NotAcquired::Blocked }
+            }
+        };
+        let held = row.out == "held" && matches!(input, Input::AcquireFailed { .. });
+        self.input(&name, input, now);
+        if held {
+            self.consider_preempting(&name, now);
+        }
+    }
+
+    /// When the gate of a role that was just won may open: at once if nobody can still act.
+    fn open_at(&self, row: &Claimed, now: Tick) -> Option<Tick> {
+        if row.acting {
+            return None;
+        }
+        let own = self.lease.lease();
+        let lease = row.debtor_lease_ms.map_or(own, Duration::from_millis).max(own);
+        if self.lock_only {
+            // Without tables nothing is known of whoever led before.
+            return Some(self.lease.takeover_at(now, now, lease));
+        }
+        let contact = self.contact.as_ref().map_or(now, |(_, at)| *at);
+        let saw = match (&row.debtor, row.debtor_beat) {
+            // Nobody is named; what a failover lost cannot have beaten since we met this server.
+            (None, _) => contact,
+            (Some(debtor), Some(beat)) => self
+                .peers
+                .get(debtor)
+                .filter(|peer| peer.beat >= beat)
+                .map_or(now, |peer| peer.first_seen),
+            (Some(_), None) => now,
+        };
+        Some(self.lease.takeover_at(saw, contact, lease))
+    }
+
+    fn beaten(&mut self, beaten: Beaten, now: Tick) {
+        if let Some(others) = beaten.others {
+            let mut peers = std::mem::take(&mut self.peers);
+            for other in others {
+                let grace = Duration::from_millis(other.2);
+                let peer =
+                    peers.entry(other.0).or_insert(Peer { beat: -1, first_seen: now, grace });
+                if peer.beat != other.1 {
+                    peer.beat = other.1;
+                    peer.first_seen = now;
+                }
+            }
+            self.peers = peers;
+            self.look_for_silence(now);
+        }
+        if let Some(up) = &mut self.up
+            && up.revoked != beaten.revoked
+        {
+            // Something we held was taken: look at everything, now.
+            up.revoked = beaten.revoked;
+            up.inspect = true;
+            up.next_beat = now;
+        }
+        for Order { role, paused, id, to } in beaten.orders.unwrap_or_default() {
+            if (paused || id.is_some())
+                && let Some(name) = self.known(&role)
+            {
+                self.input(&name, Input::ReleaseRequested { to, deadline: None }, now);
+            }
+        }
+    }
+
+    /// For alerts alone; decides nothing.
+    fn look_for_silence(&mut self, now: Tick) {
+        let Some(limit) = self.stale_after else { return };
+        for (name, role) in &mut self.roles {
+            let silent = role
+                .holder
+                .as_ref()
+                .and_then(|holder| self.peers.get(holder))
+                .is_some_and(|peer| now.saturating_since(peer.first_seen) > limit);
+            if silent != role.stale {
+                role.stale = silent;
+                self.outputs.push_back(Output::Stale(name.clone(), silent));
+            }
+        }
+    }
+
+    fn consider_preempting(&mut self, name: &RoleName, now: Tick) {
+        let pause = self.lease.lease();
+        let role = self.roles.get_mut(name).expect("just found");
+        if role.spec.preempt
+            && role.spec.ready
+            && role.preempted_at.is_none_or(|at| now.saturating_since(at) > pause)
+        {
+            role.preempted_at = Some(now);
+            self.outputs.push_back(Output::Preempt(name.clone()));
+        }
+    }
+}
+
+fn explain_claim(row: &Claimed) -> String {
+    let error = row.error.as_deref().unwrap_or("no reason given");
+    match row.sqlstate.as_deref() {
+        Some("53200") => {
+            format!("the server's lock table is full ({error}); raise max_locks_per_transaction")
+        }
+        Some(state) => format!("{error} (SQLSTATE {state})"),
+        None => error.to_owned(),
+    }
+}

@@ -1,0 +1,124 @@
+//! Which round trip comes next: what lets go comes first, then what is timed, then what is wanted.
+
+use tenure_core::clock::Tick;
+use tenure_core::epoch::Epoch;
+use tenure_core::key::RoleName;
+use tenure_core::lease::TakeoverPolicy;
+use tenure_core::lifecycle::LockState;
+
+use super::{CLAIM_BATCH, Engine, INSPECT_EVERY, Output, REGISTER_BATCH, ROW_WAIT, Role};
+use crate::seat::{ClaimRow, Key, Op, RegisterRow, ReleaseRow, TermRow};
+
+impl Engine {
+    pub(super) fn choose_op(&mut self, now: Tick) -> Option<Op> {
+        let mut releases = Vec::new();
+        for (name, role) in &mut self.roles {
+            if let Some((epoch, to)) = role.release.take() {
+                releases.push(ReleaseRow {
+                    term: term(name, role, epoch),
+                    clean: role.keeper.in_flight() == 0,
+                    to,
+                });
+            }
+        }
+        if !releases.is_empty() {
+            return Some(Op::Release(releases));
+        }
+        let mut acts = Vec::new();
+        for (name, role) in &mut self.roles {
+            if let Some(epoch) = role.act.take() {
+                acts.push(term(name, role, epoch));
+            }
+        }
+        if !acts.is_empty() {
+            return Some(Op::Act(acts));
+        }
+        if self.leaving && !self.is_engaged() {
+            return Some(Op::Leave);
+        }
+        let up = self.up.as_mut()?;
+        if now >= up.next_beat {
+            // Should it fail, there is no seat any more and so no next beat.
+            up.next_beat = Tick::MAX;
+            up.beats = up.beats.wrapping_add(1);
+            if up.inspect || up.beats.is_multiple_of(INSPECT_EVERY) {
+                up.inspect = false;
+                let held: Vec<TermRow> = self
+                    .roles
+                    .iter()
+                    .filter(|(_, role)| {
+                        matches!(role.life.state(), LockState::Leader | LockState::Acquiring)
+                    })
+                    .filter_map(|(name, role)| Some(term(name, role, role.life.epoch()?)))
+                    .collect();
+                return Some(Op::Inspect(held));
+            }
+            return Some(Op::Beat);
+        }
+        let register: Vec<RegisterRow> = self
+            .roles
+            .values()
+            .filter(|role| role.joined && !role.registered)
+            .take(REGISTER_BATCH)
+            .map(|role| RegisterRow {
+                role: role.spec.name.as_str().to_owned(),
+                key: role.spec.key.into(),
+                policy: match role.spec.policy {
+                    TakeoverPolicy::Exclusive => "exclusive",
+                    TakeoverPolicy::Fenced => "fenced",
+                },
+                priority: role.spec.priority,
+                ready: role.spec.ready,
+                observer: role.spec.observer,
+            })
+            .collect();
+        if !register.is_empty() {
+            return Some(Op::Register(register));
+        }
+        self.choose_claim(now)
+    }
+
+    fn choose_claim(&mut self, now: Tick) -> Option<Op> {
+        let lease = self.lease;
+        let stuck = |role: &Role| {
+            role.blocked_since.is_some_and(|since| now.saturating_since(since) > lease.lease())
+        };
+        let row = |name: &RoleName, role: &Role| ClaimRow {
+            role: name.as_str().to_owned(),
+            key: role.spec.key.into(),
+            seen: role.seen.get(),
+            keep: role.keep.map(Epoch::get),
+            insist: role.insist_at.is_some_and(|at| now >= at),
+        };
+        let mut rows = Vec::new();
+        for (name, role) in &mut self.roles {
+            if rows.len() == CLAIM_BATCH {
+                break;
+            }
+            if !role.life.wants_claim() && role.life.state() != LockState::Reconnecting {
+                role.claim = false;
+            }
+            if role.claim && role.registered && !stuck(role) {
+                role.claim = false;
+                rows.push(row(name, role));
+            }
+        }
+        if !rows.is_empty() {
+            return Some(Op::Claim { rows, row_wait: ROW_WAIT });
+        }
+        // A role that stays blocked gets a claim of its own that waits longer, so that what stands
+        // before it can be seen, and ended, from outside.
+        let (name, role) =
+            self.roles.iter_mut().find(|(_, role)| role.claim && role.registered && stuck(role))?;
+        role.claim = false;
+        let within = lease.statement_deadline() / 2;
+        let rows = vec![row(name, role)];
+        let seat_pid = self.up.as_ref()?.backend_pid;
+        self.outputs.push_back(Output::Unblock { seat_pid, age: lease.lease(), within });
+        Some(Op::Claim { rows, row_wait: within })
+    }
+}
+
+fn term(name: &RoleName, role: &Role, epoch: Epoch) -> TermRow {
+    TermRow { role: name.as_str().to_owned(), epoch: epoch.get(), key: Key::from(role.spec.key) }
+}
