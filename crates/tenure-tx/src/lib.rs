@@ -3,8 +3,14 @@
 
 pub mod account;
 pub mod chain;
+mod engine;
+pub mod events;
 pub mod feed;
+pub mod leadership;
 pub mod manager;
+pub mod metrics;
 pub mod schema;
+mod scribe;
+pub mod service;
 pub mod status;
 pub mod store;

@@ -117,9 +117,7 @@ mod tip_text {
     }
 
     pub(super) fn deserialize<'de, D: serde::Deserializer<'de>>(d: D) -> Result<u128, D::Error> {
-        String::deserialize(d)?
-            .parse()
-            .map_err(serde::de::Error::custom)
+        String::deserialize(d)?.parse().map_err(serde::de::Error::custom)
     }
 }
 
@@ -297,12 +295,17 @@ impl TransactionManager {
         Some(&self.term.as_ref()?.entries.get(&nonce)?.status)
     }
 
+    /// All signed forms of a nonce, the current one last.
+    #[must_use]
+    pub fn attempts(&self, nonce: u64) -> &[Attempt] {
+        let entry = self.term.as_ref().and_then(|term| term.entries.get(&nonce));
+        entry.map_or(&[], |entry| &entry.attempts)
+    }
+
     /// The nonces nothing uses although higher ones are in use, at most `limit` of them.
     #[must_use]
     pub fn gaps(&self, limit: usize) -> Vec<u64> {
-        self.term
-            .as_ref()
-            .map_or_else(Vec::new, |term| term.gaps(limit))
+        self.term.as_ref().map_or_else(Vec::new, |term| term.gaps(limit))
     }
 
     // Mutators.

@@ -3,10 +3,8 @@
 use tokio_postgres::Client;
 
 /// The files in order; the version is the position, from 1. A released file is never edited.
-const MIGRATIONS: [&str; 2] = [
-    include_str!("../sql/0001_pending_transactions.sql"),
-    include_str!("../sql/0002_writers.sql"),
-];
+const MIGRATIONS: [&str; 2] =
+    [include_str!("../sql/0001_pending_transactions.sql"), include_str!("../sql/0002_writers.sql")];
 
 /// "tenuretx": nodes that boot together take turns.
 const LOCK: i64 = 0x74_65_6e_75_72_65_74_78;
@@ -38,9 +36,8 @@ pub fn script() -> String {
 
 /// Brings the schema up to date. Does nothing, and needs no privilege, when it is.
 pub(crate) async fn migrate(client: &Client) -> Result<(), tokio_postgres::Error> {
-    let there = client
-        .query_one("select to_regclass('tenure_tx.migration') is not null", &[])
-        .await?;
+    let there =
+        client.query_one("select to_regclass('tenure_tx.migration') is not null", &[]).await?;
     if there.get(0) {
         let newest: i32 = client
             .query_one("select coalesce(max(version), 0) from tenure_tx.migration", &[])

@@ -15,10 +15,7 @@ impl Hash {
     /// # Errors
     /// [`MalformedHash`] unless there are exactly 32 of them.
     pub fn from_slice(bytes: &[u8]) -> Result<Self, MalformedHash> {
-        bytes
-            .try_into()
-            .map(Hash)
-            .map_err(|_| MalformedHash(bytes.len()))
+        bytes.try_into().map(Hash).map_err(|_| MalformedHash(bytes.len()))
     }
 }
 
@@ -50,15 +47,15 @@ impl Serialize for Hash {
 
 impl<'de> Deserialize<'de> for Hash {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?
-            .parse()
-            .map_err(serde::de::Error::custom)
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
     }
 }
 
 /// Not a hash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a hash is 32 bytes (64 hex digits after an optional 0x), not {0} units; pass the full hash")]
+#[error(
+    "a hash is 32 bytes (64 hex digits after an optional 0x), not {0} units; pass the full hash"
+)]
 pub struct MalformedHash(usize);
 
 /// Lower-case hex digits without a prefix.

@@ -218,7 +218,8 @@ impl Store {
         let attempts: Vec<String> =
             rows.iter().map(|r| attempts_json(std::slice::from_ref(&r.attempt))).collect();
         let requests: Vec<&str> = rows.iter().map(|r| r.request_id.as_str()).collect();
-        self.write(|s| &s.accept,
+        self.write(
+            |s| &s.accept,
             &[
                 &options.role,
                 &epoch.get(),
@@ -234,7 +235,8 @@ impl Store {
                 &attempts,
                 &requests,
             ],
-        ).await
+        )
+        .await
     }
 
     /// Stores further attempts; returns the nonces that were stored. One that is missing has ended.
@@ -247,7 +249,8 @@ impl Store {
         rows: &[Replacement],
     ) -> Result<Vec<u64>, StoreError> {
         let options = &self.0.options;
-        let newest = |r: &Replacement| r.attempts.last().cloned().ok_or(StoreError::NoAttempt(r.nonce));
+        let newest =
+            |r: &Replacement| r.attempts.last().cloned().ok_or(StoreError::NoAttempt(r.nonce));
         let newest = rows.iter().map(newest).collect::<Result<Vec<_>, _>>()?;
         let nonces = rows.iter().map(|r| to_sql(r.nonce)).collect::<Result<Vec<_>, _>>()?;
         let hashes: Vec<&[u8]> = newest.iter().map(|a| a.hash.0.as_slice()).collect();
@@ -255,7 +258,8 @@ impl Store {
         let tips: Vec<String> = newest.iter().map(|a| a.tip.to_string()).collect();
         let noops: Vec<bool> = newest.iter().map(|a| a.noop).collect();
         let attempts: Vec<String> = rows.iter().map(|r| attempts_json(&r.attempts)).collect();
-        self.write(|s| &s.replace,
+        self.write(
+            |s| &s.replace,
             &[
                 &options.role,
                 &epoch.get(),
@@ -267,7 +271,8 @@ impl Store {
                 &noops,
                 &attempts,
             ],
-        ).await
+        )
+        .await
     }
 
     /// Records statuses, at most one per nonce; returns the nonces whose row changed. A status for
@@ -291,7 +296,8 @@ impl Store {
             .map(|c| serde_json::to_string(&c.status.metadata()).unwrap_or_else(|_| "{}".into()))
             .collect();
         let ended: Vec<bool> = changes.iter().map(|c| c.ended).collect();
-        self.write(|s| &s.record,
+        self.write(
+            |s| &s.record,
             &[
                 &options.role,
                 &epoch.get(),
@@ -303,7 +309,8 @@ impl Store {
                 &metadata,
                 &ended,
             ],
-        ).await
+        )
+        .await
     }
 
     /// All open rows, and how far the nonces are used for good.
@@ -359,6 +366,18 @@ impl Store {
     /// [`StoreError`].
     pub async fn changes(&self, after: i64) -> Result<Vec<StoredTransaction>, StoreError> {
         self.select("account_id = $1 and change > $2 order by change limit 1000", &after).await
+    }
+
+    /// Where the account's changes stand.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn newest_change(&self) -> Result<i64, StoreError> {
+        let session = self.session().await?;
+        let newest = "select coalesce(max(change), 0) from tenure_tx.pending_transactions \
+             where account_id = $1";
+        let account = self.account().as_bytes();
+        Ok(self.bounded(session.client.query_one(newest, &[&account])).await?.get(0))
     }
 
     /// Removes ended rows below the finalised nonce, older than `age`; returns how many went.

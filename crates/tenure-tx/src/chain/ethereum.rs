@@ -173,8 +173,7 @@ impl Chain for EthereumChain {
         let malformed = |e: String| ChainError::Malformed(e);
         let tx = TxEnvelope::decode_2718_exact(raw).map_err(|e| malformed(e.to_string()))?;
         let signer = tx.recover_signer().map_err(|e| malformed(e.to_string()))?;
-        let account =
-            AccountId::new(signer.as_slice()).map_err(|e| malformed(e.to_string()))?;
+        let account = AccountId::new(signer.as_slice()).map_err(|e| malformed(e.to_string()))?;
         Ok(Inspected {
             hash: Hash(tx.tx_hash().0),
             account: Some(account),
@@ -241,10 +240,7 @@ mod tests {
         assert_eq!(answer(-32000, "already known"), Outcome::AlreadyKnown);
         assert_eq!(answer(-32003, "transaction already imported"), Outcome::AlreadyKnown);
         assert_eq!(answer(-32000, "nonce too low: next nonce 3, tx nonce 1"), Outcome::Outdated);
-        assert_eq!(
-            answer(-32000, "replacement transaction underpriced"),
-            Outcome::Underpriced
-        );
+        assert_eq!(answer(-32000, "replacement transaction underpriced"), Outcome::Underpriced);
         assert_eq!(
             answer(-32000, "max fee per gas less than block base fee: ..."),
             Outcome::Underpriced

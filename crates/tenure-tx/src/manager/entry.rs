@@ -144,9 +144,7 @@ impl Entry {
     /// The next higher tip, within the bound.
     pub(super) fn bumped(&self, config: &ManagerConfig) -> u128 {
         let step = (self.tip / 100).saturating_mul(config.tip_bump_percent.into());
-        self.tip
-            .saturating_add(step.max(config.min_tip_bump))
-            .min(config.max_tip)
+        self.tip.saturating_add(step.max(config.min_tip_bump)).min(config.max_tip)
     }
 
     /// Replaces the current attempt by one with a higher tip, if the bounds allow it.
@@ -178,10 +176,7 @@ impl Entry {
 
     /// Backs off, then is examined.
     pub(super) fn wait(&mut self, now: Now, config: &ManagerConfig) {
-        let pause = config
-            .retry
-            .saturating_mul(1 << self.tries.min(16))
-            .min(config.retry_max);
+        let pause = config.retry.saturating_mul(1 << self.tries.min(16)).min(config.retry_max);
         self.tries += 1;
         self.phase = Phase::Waiting { until: now + pause };
     }
@@ -247,8 +242,7 @@ impl Entry {
     /// Its last valid block is finalised and the nonce is still unused.
     fn expired(&self, nonce: u64, head: &Head) -> bool {
         let until = self.attempts.last().and_then(|a| a.valid_until);
-        nonce >= head.best_nonce
-            && until.is_some_and(|until| until < head.finalized.number)
+        nonce >= head.best_nonce && until.is_some_and(|until| until < head.finalized.number)
     }
 
     pub(super) fn on_tick(

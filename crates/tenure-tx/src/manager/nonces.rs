@@ -22,7 +22,9 @@ pub enum ReserveError {
     #[error("{0} transactions are open already; retry when some have ended, or raise max_open")]
     TooManyOpen(usize),
     /// The chain is past this nonce.
-    #[error("nonce {nonce} is below the account's next nonce {next}; sign again with a current one")]
+    #[error(
+        "nonce {nonce} is below the account's next nonce {next}; sign again with a current one"
+    )]
     BelowChain {
         /// The nonce asked for.
         nonce: u64,
@@ -33,7 +35,9 @@ pub enum ReserveError {
     #[error("nonce {0} carries another open transaction; sign again with a free one")]
     Taken(u64),
     /// It would leave too wide a gap.
-    #[error("nonce {nonce} is too far above the next free nonce {next}; sign again with a nearer one")]
+    #[error(
+        "nonce {nonce} is too far above the next free nonce {next}; sign again with a nearer one"
+    )]
     TooFarAhead {
         /// The nonce asked for.
         nonce: u64,
@@ -48,9 +52,7 @@ pub enum ReserveError {
 impl Term {
     /// The lowest nonce a new transaction could have: below it the chain or a pool has one.
     fn floor(&self) -> u64 {
-        self.consumed
-            .max(self.head.best_nonce)
-            .max(self.head.pool_nonce)
+        self.consumed.max(self.head.best_nonce).max(self.head.pool_nonce)
     }
 
     fn above_all(&self) -> u64 {

@@ -244,7 +244,10 @@ fn a_refused_transaction_ends_and_frees_its_nonce_only_if_no_node_ever_took_it()
     later(&mut manager, 60);
     let effects = answer(&mut manager, 1, refuse());
     assert!(
-        matches!(effects[..], [Effect::Record { ended: false, .. }, Effect::Build { noop: true, .. }]),
+        matches!(
+            effects[..],
+            [Effect::Record { ended: false, .. }, Effect::Build { noop: true, .. }]
+        ),
         "{effects:?}"
     );
 }

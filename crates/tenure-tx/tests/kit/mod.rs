@@ -1,18 +1,28 @@
 //! What the tests of this crate share: a database with a role in it, and rows to put there.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
+#[cfg(feature = "ethereum")]
+pub(crate) mod anvil;
+
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
 use tenure::connect::Connector;
 use tenure::dsn::Dsn;
 use tenure::tls::TlsOptions;
+use tenure_core::clock::{BootClock, Tick};
 use tenure_core::epoch::Epoch;
+use tenure_core::gate::{GateKeeper, LeaderGate};
+use tenure_core::identity::Identity;
 use tenure_testkit::{Database, shared_cluster};
 use tenure_tx::account::AccountId;
-use tenure_tx::manager::Attempt;
+use tenure_tx::leadership::Leadership;
+use tenure_tx::manager::{Attempt, ManagerConfig};
+use tenure_tx::service::ServiceOptions;
 use tenure_tx::status::Hash;
 use tenure_tx::store::{NewTransaction, Store, StoreOptions};
+use tokio::sync::watch;
 
 pub(crate) const ROLE: &str = "relayer";
 
@@ -49,9 +59,13 @@ pub(crate) async fn bump(database: &Database) {
 }
 
 pub(crate) fn store(dsn: &str, creator: &str) -> Store {
+    store_of(dsn, creator, account())
+}
+
+pub(crate) fn store_of(dsn: &str, creator: &str, account: AccountId) -> Store {
     let options = StoreOptions {
         role: ROLE.to_owned(),
-        account: account(),
+        account,
         creator: creator.to_owned(),
         deadline: Duration::from_secs(5),
     };
@@ -75,5 +89,52 @@ pub(crate) fn row(nonce: u64, tag: u8, request: &str) -> NewTransaction {
         call: Some(Bytes::from_static(b"call")),
         raw: Bytes::from(vec![tag; 8]),
         request_id: request.to_owned(),
+    }
+}
+
+/// An election held by hand.
+pub(crate) struct Throne {
+    keeper: Mutex<GateKeeper>,
+    changes: watch::Sender<Option<Epoch>>,
+    pub(crate) ready: watch::Receiver<bool>,
+    pub(crate) leadership: Leadership,
+}
+
+impl Throne {
+    pub(crate) fn new(name: &str) -> Self {
+        let identity = Identity::generate(name).expect("a name");
+        let (keeper, gate) = LeaderGate::pair(Arc::new(BootClock), identity);
+        let (changes, seen) = watch::channel(None);
+        let (ready, was_ready) = watch::channel(true);
+        let leadership = Leadership::new(gate, seen, move |r| {
+            ready.send_replace(r);
+        });
+        Throne { keeper: Mutex::new(keeper), changes, ready: was_ready, leadership }
+    }
+
+    pub(crate) fn lead(&self, epoch: Epoch) {
+        assert!(self.keeper.lock().expect("unpoisoned").open(epoch, Tick::MAX));
+        self.changes.send_replace(Some(epoch));
+    }
+
+    pub(crate) fn depose(&self) {
+        self.keeper.lock().expect("unpoisoned").shut();
+        self.changes.send_replace(None);
+    }
+}
+
+/// Quick enough for a test.
+pub(crate) fn impatient() -> ServiceOptions {
+    ServiceOptions {
+        manager: ManagerConfig {
+            stuck_after: Duration::from_secs(3),
+            gap_after: Duration::from_millis(500),
+            retry: Duration::from_millis(50),
+            retry_max: Duration::from_millis(500),
+            ..ManagerConfig::default()
+        },
+        head_every: Duration::from_millis(100),
+        tick: Duration::from_millis(25),
+        ..ServiceOptions::default()
     }
 }

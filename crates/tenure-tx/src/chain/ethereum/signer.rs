@@ -86,8 +86,8 @@ impl EthereumSigner {
             .trim()
             .parse()
             .map_err(|_| SignError::Key("expected 64 hex digits of a secp256k1 key".into()))?;
-        let account = AccountId::new(key.address().as_slice())
-            .map_err(|e| SignError::Key(e.to_string()))?;
+        let account =
+            AccountId::new(key.address().as_slice()).map_err(|e| SignError::Key(e.to_string()))?;
         Ok(EthereumSigner { key, account, chain_id, fees })
     }
 
@@ -203,7 +203,8 @@ mod tests {
         let unsigned = Unsigned { nonce: 0, tip: 0, call, head: &head, replaces: None };
         assert!(matches!(signer.sign(unsigned).await, Err(SignError::Malformed(_))));
         assert!(!format!("{signer:?}").contains(&KEY[..8]));
-        let error = EthereumSigner::from_hex("ac0974secret", 1, Fees::default()).expect_err("short");
+        let error =
+            EthereumSigner::from_hex("ac0974secret", 1, Fees::default()).expect_err("short");
         assert!(!error.to_string().contains("secret"));
     }
 }

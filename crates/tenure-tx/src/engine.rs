@@ -1,0 +1,843 @@
+//! The one task that owns the manager: feeds it, and carries out what it asks.
+//!
+//! Everything slow (signing, storing, the chain) happens in other tasks and comes back as a message
+//! with the *generation* it belongs to. A new term, or a new reading of the table after a write of
+//! unknown outcome, starts a new generation: answers to the old one are dropped, its watches end,
+//! and the table decides what is there.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures_util::StreamExt as _;
+use tenure_core::epoch::Epoch;
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+
+use crate::account::{SignError, Signed, Signer, Unsigned};
+use crate::chain::{Chain, Head, Located, Outcome, Submission};
+use crate::leadership::Leadership;
+use crate::manager::{Attempt, Effect, Input, TransactionManager};
+use crate::metrics;
+use crate::scribe::{self, Order, Report, Write, Written};
+use crate::service::{
+    Drained, HandleState, Payload, SendError, SendRequest, ServiceOptions, TransactionHandle,
+};
+use crate::status::{Hash, TransactionStatus};
+use crate::store::{NewTransaction, Replacement, Snapshot, StatusChange, Store, StoredTransaction};
+
+pub(crate) type Reply = oneshot::Sender<Result<TransactionHandle, SendError>>;
+
+/// What the service asks.
+#[derive(Debug)]
+pub(crate) enum Command {
+    Send { request: SendRequest, reply: Reply },
+    Cancel { nonce: u64, reply: oneshot::Sender<Result<(), SendError>> },
+    Drain { reply: oneshot::Sender<Drained> },
+    Open { reply: oneshot::Sender<usize> },
+    Recovered { reply: oneshot::Sender<Option<Duration>> },
+}
+
+/// What other tasks bring back.
+enum Answer {
+    Recovered { snapshot: Snapshot, head: Head },
+    Found { id: String, row: Option<Box<StoredTransaction>>, failed: Option<SendError> },
+    Signed { nonce: u64, tip: u128, noop: bool, signed: Result<Signed, SignError> },
+    Submitted { nonce: u64, hash: Hash, outcome: Outcome },
+    Status { nonce: u64, hash: Hash, status: TransactionStatus },
+    WatchClosed { nonce: u64, hash: Hash },
+    Located { nonce: u64, located: Located },
+    Head(Head),
+}
+
+/// What a nonce carries.
+struct Content {
+    request_id: String,
+    call: Option<Bytes>,
+    raw: Bytes,
+    block: u64,
+    handle: watch::Sender<HandleState>,
+    /// The attempt being stored, with its bytes: what is not stored is never sent.
+    storing: Option<(Attempt, Bytes)>,
+    /// Until the row is stored: who asked for what.
+    asked: Option<Asked>,
+}
+
+/// A request with all who wait for it, and how often its nonce turned out to be taken.
+struct Asked {
+    request: SendRequest,
+    replies: Vec<Reply>,
+    clashes: u8,
+}
+
+impl Asked {
+    fn new(request: SendRequest, reply: Reply) -> Self {
+        Asked { request, replies: vec![reply], clashes: 0 }
+    }
+
+    fn answer(self, answer: Result<TransactionHandle, SendError>) {
+        for reply in self.replies {
+            // Who no longer waits needs no answer.
+            let _ = reply.send(answer.clone());
+        }
+    }
+}
+
+/// After so many clashes a caller is told instead of tried again.
+const MAX_CLASHES: u8 = 3;
+
+/// How far a term is.
+enum Phase {
+    Following,
+    /// Reading the table and the head.
+    Recovering {
+        since: Instant,
+    },
+    Leading {
+        took: Duration,
+    },
+}
+
+pub(crate) struct Engine {
+    leadership: Leadership,
+    store: Option<Store>,
+    chain: Arc<dyn Chain>,
+    signer: Arc<dyn Signer>,
+    options: ServiceOptions,
+    manager: TransactionManager,
+    phase: Phase,
+    epoch: Epoch,
+    generation: u64,
+    head: Head,
+    contents: HashMap<u64, Content>,
+    /// Open request ids to nonces.
+    requests: HashMap<String, u64>,
+    /// Requests whose id is being looked up.
+    lookups: HashMap<String, Asked>,
+    /// Requests that wait for the table to be read.
+    parked: Vec<Asked>,
+    draining: Option<oneshot::Sender<Drained>>,
+    refuse_new: bool,
+    waiting_recovered: Vec<oneshot::Sender<Option<Duration>>>,
+    started: Instant,
+    answers: mpsc::UnboundedSender<(u64, Answer)>,
+    inbox: Option<mpsc::UnboundedReceiver<(u64, Answer)>>,
+    orders: Option<mpsc::UnboundedSender<Order>>,
+    permits: Arc<Semaphore>,
+    /// All tasks of this generation.
+    tasks: JoinSet<()>,
+}
+
+impl Engine {
+    pub(crate) fn new(
+        leadership: Leadership,
+        store: Option<Store>,
+        chain: Arc<dyn Chain>,
+        signer: Arc<dyn Signer>,
+        options: ServiceOptions,
+    ) -> Self {
+        // Unbounded: what comes back is bounded by what is open (`max_open`).
+        let (answers, inbox) = mpsc::unbounded_channel();
+        Engine {
+            manager: TransactionManager::new(options.manager.clone()),
+            permits: Arc::new(Semaphore::new(options.in_flight.max(1))),
+            leadership,
+            store,
+            chain,
+            signer,
+            options,
+            phase: Phase::Following,
+            epoch: Epoch::ZERO,
+            generation: 0,
+            head: Head::default(),
+            contents: HashMap::new(),
+            requests: HashMap::new(),
+            lookups: HashMap::new(),
+            parked: Vec::new(),
+            draining: None,
+            refuse_new: false,
+            waiting_recovered: Vec::new(),
+            started: Instant::now(),
+            answers,
+            inbox: Some(inbox),
+            orders: None,
+            tasks: JoinSet::new(),
+        }
+    }
+
+    pub(crate) async fn run(mut self, mut commands: mpsc::UnboundedReceiver<Command>) {
+        let Some(mut inbox) = self.inbox.take() else { return };
+        let (orders, from) = mpsc::unbounded_channel();
+        let (to, mut reports) = mpsc::unbounded_channel();
+        self.orders = Some(orders);
+        let mut scribe = JoinSet::new();
+        scribe.spawn(scribe::run(self.store.clone(), from, to));
+        let mut changes = self.leadership.changes();
+        let mut elected = true;
+        let mut tick = interval(self.options.tick);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        self.reconsider();
+        loop {
+            // All branches are cancel-safe: channels, a watch and a timer.
+            tokio::select! {
+                // Losing the gate comes before anything that would act.
+                biased;
+                changed = changes.changed(), if elected => {
+                    // Without a sender nothing changes any more; the gate still decides.
+                    elected = changed.is_ok();
+                    self.reconsider();
+                }
+                Some((generation, answer)) = inbox.recv() => {
+                    if generation == self.generation {
+                        self.answered(answer);
+                    }
+                }
+                Some(report) = reports.recv() => self.written(report),
+                command = commands.recv() => match command {
+                    Some(command) => self.commanded(command),
+                    None => return,
+                },
+                _ = tick.tick() => {
+                    self.reconsider();
+                    let effects = self.manager.handle(self.now(), Input::Tick);
+                    self.carry_out(effects);
+                    metrics::set(metrics::OPEN, self.manager.open());
+                }
+            }
+            self.check_drained();
+            // Finished tasks are dropped from the set.
+            while self.tasks.try_join_next().is_some() {}
+        }
+    }
+
+    fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    // Terms.
+
+    /// Compares the gate with the phase.
+    fn reconsider(&mut self) {
+        match (self.leadership.gate().epoch(), &self.phase) {
+            (Some(epoch), Phase::Following) => self.begin(epoch),
+            (Some(epoch), Phase::Recovering { .. } | Phase::Leading { .. })
+                if epoch != self.epoch =>
+            {
+                self.end("the epoch moved");
+                self.begin(epoch);
+            }
+            (None, Phase::Recovering { .. } | Phase::Leading { .. }) => {
+                self.end("the gate is shut")
+            }
+            (Some(_), Phase::Recovering { .. } | Phase::Leading { .. })
+            | (None, Phase::Following) => {}
+        }
+    }
+
+    fn begin(&mut self, epoch: Epoch) {
+        tracing::info!(%epoch, "leading: reading what is open");
+        self.epoch = epoch;
+        self.refuse_new = false;
+        self.recover();
+    }
+
+    /// Stops acting at once. What is open stays in the table.
+    fn end(&mut self, why: &str) {
+        tracing::info!(epoch = %self.epoch, why, open = self.manager.open(), "following");
+        self.reset();
+        self.phase = Phase::Following;
+        self.requests.clear();
+        for content in std::mem::take(&mut self.contents).into_values() {
+            let Some(asked) = content.asked else { continue };
+            let (request_id, reason) = (content.request_id, why.to_owned());
+            asked.answer(Err(match content.storing {
+                Some(_) => SendError::Uncertain { request_id, reason },
+                None => SendError::NotLeader,
+            }));
+        }
+        for asked in std::mem::take(&mut self.parked) {
+            asked.answer(Err(SendError::NotLeader));
+        }
+        for reply in self.waiting_recovered.drain(..) {
+            let _ = reply.send(None);
+        }
+    }
+
+    /// Forgets what the memory knows and drops all answers under way.
+    fn reset(&mut self) {
+        self.generation += 1;
+        self.tasks.abort_all();
+        self.manager.handle(self.now(), Input::Demoted);
+        self.parked.extend(std::mem::take(&mut self.lookups).into_values());
+    }
+
+    /// Reads the table and the head, again and again until both answer.
+    fn recover(&mut self) {
+        self.reset();
+        self.phase = Phase::Recovering { since: Instant::now() };
+        let (store, chain, account) =
+            (self.store.clone(), Arc::clone(&self.chain), self.signer.account().clone());
+        let pause = self.options.manager.retry;
+        self.spawn(async move |answers, generation| {
+            loop {
+                let snapshot = match &store {
+                    Some(store) => store.snapshot().await,
+                    None => Ok(Snapshot { open: Vec::new(), consumed: 0 }),
+                };
+                match (snapshot, chain.head(&account).await) {
+                    (Ok(snapshot), Ok(head)) => {
+                        let _ = answers.send((generation, Answer::Recovered { snapshot, head }));
+                        return;
+                    }
+                    (Err(error), _) => {
+                        tracing::error!(%error, "cannot read what is open; not acting until it can be read");
+                    }
+                    (Ok(_), Err(error)) => {
+                        tracing::warn!(%error, "cannot read the chain's head; not acting until it answers");
+                    }
+                }
+                sleep(pause).await;
+            }
+        });
+    }
+
+    fn recovered(&mut self, snapshot: Snapshot, head: Head) {
+        let Phase::Recovering { since } = self.phase else { return };
+        self.head = head;
+        let rows = snapshot.open.iter().map(StoredTransaction::open).collect();
+        let mut before = std::mem::take(&mut self.contents);
+        self.requests.clear();
+        // What was not stored goes back into the queue under its id: should the write still
+        // arrive, the id is in the table and the second one finds it.
+        let parked: Vec<(String, Asked)> = before
+            .values_mut()
+            .filter_map(|c| Some((c.request_id.clone(), c.asked.take()?)))
+            .collect();
+        for row in snapshot.open {
+            let old = before.remove(&row.nonce).filter(|c| c.request_id == row.request_id);
+            self.adopt(row, old);
+        }
+        for (request_id, mut asked) in parked {
+            if let Some(handle) = self.handle_of(&request_id) {
+                asked.answer(Ok(handle));
+            } else {
+                asked.request.request_id = Some(request_id);
+                self.parked.push(asked);
+            }
+        }
+        let input = Input::Recovered { rows, consumed: snapshot.consumed, head };
+        let effects = self.manager.handle(self.now(), input);
+        let took = since.elapsed();
+        tracing::info!(epoch = %self.epoch, open = self.manager.open(), ?took, "took over");
+        self.phase = Phase::Leading { took };
+        for reply in self.waiting_recovered.drain(..) {
+            let _ = reply.send(Some(took));
+        }
+        self.carry_out(effects);
+        self.follow_head();
+        for asked in std::mem::take(&mut self.parked) {
+            self.admit(asked);
+        }
+    }
+
+    fn adopt(&mut self, row: StoredTransaction, old: Option<Content>) {
+        let state = HandleState { hash: row.hash, status: row.status, ended: false };
+        let handle = match old {
+            Some(old) => {
+                old.handle.send_replace(state);
+                old.handle
+            }
+            None => watch::Sender::new(state),
+        };
+        self.requests.insert(row.request_id.clone(), row.nonce);
+        let content = Content {
+            request_id: row.request_id,
+            call: row.call,
+            raw: row.raw.unwrap_or_default(),
+            block: row.built_at_block,
+            handle,
+            storing: None,
+            asked: None,
+        };
+        self.contents.insert(row.nonce, content);
+    }
+
+    /// Reads the head again and again; cleans up as finality moves.
+    fn follow_head(&mut self) {
+        let (chain, account) = (Arc::clone(&self.chain), self.signer.account().clone());
+        let (store, epoch, keep) = (self.store.clone(), self.epoch, self.options.keep);
+        let every = self.options.head_every;
+        self.spawn(async move |answers, generation| {
+            let mut cleaned = Instant::now();
+            loop {
+                sleep(every).await;
+                match chain.head(&account).await {
+                    Ok(head) => {
+                        if answers.send((generation, Answer::Head(head))).is_err() {
+                            return;
+                        }
+                        if let Some(store) = &store
+                            && cleaned.elapsed() > Duration::from_secs(60)
+                        {
+                            cleaned = Instant::now();
+                            if let Err(error) =
+                                store.cleanup(epoch, head.finalized_nonce, keep).await
+                            {
+                                tracing::debug!(%error, "old rows were not removed");
+                            }
+                        }
+                    }
+                    Err(error) => tracing::warn!(%error, "cannot read the chain's head"),
+                }
+            }
+        });
+    }
+
+    // Commands.
+
+    fn commanded(&mut self, command: Command) {
+        match command {
+            Command::Send { request, reply } => self.send(Asked::new(request, reply)),
+            Command::Cancel { nonce, reply } => {
+                let outcome = self.manager.cancel(nonce).map_err(SendError::from);
+                let answer = match outcome {
+                    Ok(effects) => {
+                        self.carry_out(effects);
+                        Ok(())
+                    }
+                    Err(error) => Err(error),
+                };
+                let _ = reply.send(answer);
+            }
+            Command::Drain { reply } => {
+                self.refuse_new = true;
+                self.draining = Some(reply);
+            }
+            Command::Open { reply } => drop(reply.send(self.manager.open())),
+            Command::Recovered { reply } => match self.phase {
+                Phase::Following => drop(reply.send(None)),
+                Phase::Recovering { .. } => self.waiting_recovered.push(reply),
+                Phase::Leading { took } => drop(reply.send(Some(took))),
+            },
+        }
+    }
+
+    fn check_drained(&mut self) {
+        let busy = !self.lookups.is_empty()
+            || !self.parked.is_empty()
+            || self.manager.unsettled() > 0
+            || matches!(self.phase, Phase::Recovering { .. });
+        if !busy && let Some(reply) = self.draining.take() {
+            let _ = reply.send(Drained { complete: true, handed_over: self.manager.open() });
+        }
+    }
+
+    fn send(&mut self, asked: Asked) {
+        if self.refuse_new {
+            return asked.answer(Err(SendError::Draining));
+        }
+        match self.phase {
+            Phase::Following => asked.answer(Err(SendError::NotLeader)),
+            Phase::Recovering { .. } => self.parked.push(asked),
+            Phase::Leading { .. } => self.admit(asked),
+        }
+    }
+
+    fn admit(&mut self, asked: Asked) {
+        let size = match &asked.request.payload {
+            Payload::Call(bytes) | Payload::Signed(bytes) => bytes.len(),
+        };
+        let limit = self.options.max_bytes;
+        if size > limit {
+            return asked.answer(Err(SendError::TooLarge { size, limit }));
+        }
+        let Some(id) = asked.request.request_id.clone() else {
+            // Nobody else can know this one, so there is nothing to look up.
+            return self.accept(uuid::Uuid::new_v4().to_string(), asked);
+        };
+        if id.is_empty() || id.chars().count() > 200 {
+            return asked.answer(Err(SendError::BadRequestId));
+        }
+        let nonce = self.requests.get(&id);
+        if let Some(waiting) = nonce.and_then(|n| self.contents.get_mut(n)?.asked.as_mut()) {
+            waiting.replies.extend(asked.replies);
+        } else if let Some(handle) = self.handle_of(&id) {
+            asked.answer(Ok(handle));
+        } else if let Some(waiting) = self.lookups.get_mut(&id) {
+            waiting.replies.extend(asked.replies);
+        } else if let Some(store) = self.store.clone() {
+            self.lookups.insert(id.clone(), asked);
+            self.spawn(async move |answers, generation| {
+                let found = store.by_request(std::slice::from_ref(&id)).await;
+                let (row, failed) = match found {
+                    Ok(rows) => (rows.into_iter().next().map(Box::new), None),
+                    Err(error) => (None, Some(SendError::Store(Arc::new(error)))),
+                };
+                let _ = answers.send((generation, Answer::Found { id, row, failed }));
+            });
+        } else {
+            self.accept(id, asked);
+        }
+    }
+
+    fn found(
+        &mut self,
+        id: String,
+        row: Option<Box<StoredTransaction>>,
+        failed: Option<SendError>,
+    ) {
+        let Some(asked) = self.lookups.remove(&id) else { return };
+        match (failed, row) {
+            (Some(error), _) => asked.answer(Err(error)),
+            (None, Some(row)) => {
+                let handle = self.handle_of(&id).unwrap_or_else(|| finished(&row));
+                asked.answer(Ok(handle));
+            }
+            (None, None) => self.accept(id, asked),
+        }
+    }
+
+    /// Takes a nonce and signs.
+    fn accept(&mut self, id: String, asked: Asked) {
+        let (nonce, tip, given) = match self.reserve(&asked.request) {
+            Ok(reserved) => reserved,
+            Err(error) => return asked.answer(Err(error)),
+        };
+        let call = match &asked.request.payload {
+            Payload::Call(call) => Some(call.clone()),
+            Payload::Signed(_) => None,
+        };
+        self.requests.insert(id.clone(), nonce);
+        self.contents.insert(nonce, self.content(id, call, Some(asked)));
+        match given {
+            Some(signed) => self.signed(nonce, tip, false, Ok(signed)),
+            None => self.sign(nonce, tip, false),
+        }
+    }
+
+    fn content(&self, request_id: String, call: Option<Bytes>, asked: Option<Asked>) -> Content {
+        let status = TransactionStatus::Future;
+        let state = HandleState { hash: Hash::default(), status, ended: false };
+        Content {
+            request_id,
+            call,
+            raw: Bytes::new(),
+            block: self.head.best.number,
+            handle: watch::Sender::new(state),
+            storing: None,
+            asked,
+        }
+    }
+
+    fn reserve(&mut self, request: &SendRequest) -> Result<(u64, u128, Option<Signed>), SendError> {
+        let tip = request.tip.unwrap_or(self.options.tip);
+        match &request.payload {
+            Payload::Call(_) => Ok((self.manager.reserve(None, tip, true)?, tip, None)),
+            Payload::Signed(raw) => {
+                let seen = self.chain.inspect(raw)?;
+                if let Some(account) = seen.account.filter(|a| a != self.signer.account()) {
+                    return Err(SendError::ForeignAccount(account.to_string()));
+                }
+                let nonce = self.manager.reserve(seen.nonce, tip, false)?;
+                let signed = Signed { raw: raw.clone(), hash: seen.hash, valid_until: None };
+                Ok((nonce, tip, Some(signed)))
+            }
+        }
+    }
+
+    fn handle_of(&self, request_id: &str) -> Option<TransactionHandle> {
+        let nonce = *self.requests.get(request_id)?;
+        let content = self.contents.get(&nonce)?;
+        let request_id = request_id.to_owned();
+        Some(TransactionHandle { nonce, request_id, state: content.handle.subscribe() })
+    }
+
+    // Effects.
+
+    fn carry_out(&mut self, effects: Vec<Effect>) {
+        for effect in effects {
+            match effect {
+                Effect::Build { nonce, attempt, tip, noop } => {
+                    if attempt == 1 {
+                        self.prepare_filler(nonce);
+                    } else {
+                        metrics::count(metrics::REPLACEMENTS);
+                    }
+                    self.sign(nonce, tip, noop);
+                }
+                Effect::Submit { nonce, hash } => self.submit(nonce, hash),
+                Effect::Locate { nonce, hashes } => self.locate(nonce, hashes),
+                Effect::Record { nonce, hash, status, ended } => {
+                    self.record(nonce, hash, status, ended);
+                }
+            }
+        }
+    }
+
+    /// A gap's no-op has no caller.
+    fn prepare_filler(&mut self, nonce: u64) {
+        tracing::warn!(nonce, "filling a gap with a no-op");
+        let id = format!("gap:{nonce}:{}", uuid::Uuid::new_v4());
+        self.contents.insert(nonce, self.content(id, None, None));
+    }
+
+    fn sign(&mut self, nonce: u64, tip: u128, noop: bool) {
+        let Some(content) = self.contents.get(&nonce) else { return };
+        let call = content.call.clone().filter(|_| !noop);
+        let replaces = Some(content.raw.clone()).filter(|raw| !raw.is_empty());
+        let (signer, head, within) = (Arc::clone(&self.signer), self.head, self.options.sign);
+        self.spawn(async move |answers, generation| {
+            let unsigned = Unsigned {
+                nonce,
+                tip,
+                call: call.as_deref(),
+                head: &head,
+                replaces: replaces.as_deref(),
+            };
+            let signed = match timeout(within, signer.sign(unsigned)).await {
+                Ok(signed) => signed,
+                Err(_) => Err(SignError::Unavailable("no signature in time".to_owned())),
+            };
+            let _ = answers.send((generation, Answer::Signed { nonce, tip, noop, signed }));
+        });
+    }
+
+    fn signed(&mut self, nonce: u64, tip: u128, noop: bool, signed: Result<Signed, SignError>) {
+        let Some(content) = self.contents.get_mut(&nonce) else { return };
+        let signed = match signed {
+            Ok(signed) => signed,
+            Err(error) => {
+                tracing::warn!(nonce, %error, "not signed");
+                return self.not_stored(nonce, SendError::Sign(error));
+            }
+        };
+        let attempt = Attempt { hash: signed.hash, tip, noop, valid_until: signed.valid_until };
+        let mut attempts = self.manager.attempts(nonce).to_vec();
+        content.storing = Some((attempt.clone(), signed.raw.clone()));
+        let write = if attempts.is_empty() {
+            let row = NewTransaction {
+                nonce,
+                attempt,
+                call: content.call.clone(),
+                raw: signed.raw,
+                request_id: content.request_id.clone(),
+            };
+            Write::New { row, block: content.block }
+        } else {
+            attempts.retain(|known| known.hash != attempt.hash);
+            attempts.push(attempt);
+            Write::Replace(Replacement { nonce, attempts, raw: signed.raw })
+        };
+        self.order(write);
+    }
+
+    fn order(&mut self, write: Write) {
+        if let Some(orders) = &self.orders {
+            let order = Order { generation: self.generation, epoch: self.epoch, write };
+            // The scribe ends only with this engine.
+            let _ = orders.send(order);
+        }
+    }
+
+    fn written(&mut self, report: Report) {
+        if report.generation != self.generation {
+            return;
+        }
+        let mut reread = None;
+        for (nonce, written) in report.rows {
+            match written {
+                Written::Stored => self.stored(nonce),
+                Written::Missing => {
+                    if self.clashed(nonce) {
+                        reread = Some("a nonce belongs to another row".to_owned());
+                    }
+                }
+                Written::Refused(error) => self.not_stored(nonce, SendError::Store(error)),
+                Written::Duplicate => self.duplicate(nonce),
+                Written::Unknown(error) => reread = Some(error.to_string()),
+                Written::Stale => return self.end("another leader has a newer epoch"),
+            }
+        }
+        match report.statuses_failed {
+            None | Some(Written::Stored | Written::Missing | Written::Duplicate) => {}
+            Some(Written::Stale) => return self.end("another leader has a newer epoch"),
+            Some(Written::Refused(error) | Written::Unknown(error)) => {
+                reread = Some(error.to_string());
+            }
+        }
+        if let Some(why) = reread {
+            tracing::warn!(why, "reading the table again: it decides what is stored");
+            self.recover();
+        }
+    }
+
+    fn stored(&mut self, nonce: u64) {
+        let Some(content) = self.contents.get_mut(&nonce) else { return };
+        let Some((attempt, raw)) = content.storing.take() else { return };
+        content.raw = raw;
+        content.handle.send_modify(|state| state.hash = attempt.hash);
+        if let Some(asked) = content.asked.take() {
+            metrics::count(metrics::ACCEPTED);
+            let (request_id, state) = (content.request_id.clone(), content.handle.subscribe());
+            asked.answer(Ok(TransactionHandle { nonce, request_id, state }));
+        }
+        let effects = self.manager.handle(self.now(), Input::Built { nonce, attempt });
+        self.carry_out(effects);
+    }
+
+    fn not_stored(&mut self, nonce: u64, error: SendError) {
+        let first = self.manager.attempts(nonce).is_empty();
+        if let Some(content) = self.contents.get_mut(&nonce) {
+            content.storing = None;
+        }
+        if first && let Some(content) = self.contents.remove(&nonce) {
+            self.requests.remove(&content.request_id);
+            if let Some(asked) = content.asked {
+                asked.answer(Err(error));
+            }
+        }
+        let effects = self.manager.handle(self.now(), Input::BuildFailed { nonce });
+        self.carry_out(effects);
+    }
+
+    /// The table has a live row of another creator at this nonce: the memory is wrong and the
+    /// table has to be read again. A row of ours that ended meanwhile is no clash.
+    fn clashed(&mut self, nonce: u64) -> bool {
+        let first = self.manager.attempts(nonce).is_empty();
+        let asked = self.contents.get_mut(&nonce).and_then(|c| c.asked.as_mut());
+        let again = asked.is_some_and(|asked| {
+            asked.clashes += 1;
+            asked.clashes < MAX_CLASHES
+        });
+        if !(first && again) {
+            self.not_stored(nonce, SendError::Clash(nonce));
+        }
+        first
+    }
+
+    /// Somebody stored this request before, perhaps we in an earlier life: look it up.
+    fn duplicate(&mut self, nonce: u64) {
+        let Some(content) = self.contents.remove(&nonce) else { return };
+        self.requests.remove(&content.request_id);
+        let effects = self.manager.handle(self.now(), Input::BuildFailed { nonce });
+        self.carry_out(effects);
+        if let Some(mut asked) = content.asked {
+            asked.request.request_id = Some(content.request_id);
+            self.admit(asked);
+        }
+    }
+
+    fn submit(&mut self, nonce: u64, hash: Hash) {
+        let Some(content) = self.contents.get(&nonce) else { return };
+        let raw = content.raw.clone();
+        let (chain, gate) = (Arc::clone(&self.chain), self.leadership.gate().clone());
+        let (account, permits) = (self.signer.account().clone(), Arc::clone(&self.permits));
+        let (epoch, act) = (self.epoch, self.options.act);
+        self.spawn(async move |answers, generation| {
+            let Ok(permit) = permits.acquire_owned().await else { return };
+            // The last look before the bytes leave.
+            let act = match gate.begin_act(act) {
+                Ok(act) if act.epoch() == epoch => act,
+                Ok(_) => return,
+                Err(refused) => {
+                    let outcome = Outcome::Busy(refused.to_string());
+                    let _ = answers.send((generation, Answer::Submitted { nonce, hash, outcome }));
+                    return;
+                }
+            };
+            let Submission { outcome, watch } = chain.submit(&account, nonce, raw).await;
+            if let Err(uncertain) = act.finish() {
+                // Harmless: the same bytes are in the table, and a nonce is used once.
+                metrics::count(metrics::UNCERTAIN);
+                tracing::debug!(nonce, %uncertain, "the answer came after the lease");
+            }
+            drop(permit);
+            metrics::count_by(metrics::SUBMISSIONS, "outcome", outcome_name(&outcome));
+            let _ = answers.send((generation, Answer::Submitted { nonce, hash, outcome }));
+            let Some(mut watch) = watch else { return };
+            while let Some(status) = watch.next().await {
+                let answer = Answer::Status { nonce, hash, status };
+                if answers.send((generation, answer)).is_err() {
+                    return;
+                }
+            }
+            let _ = answers.send((generation, Answer::WatchClosed { nonce, hash }));
+        });
+    }
+
+    fn locate(&mut self, nonce: u64, hashes: Vec<Hash>) {
+        let since = self.contents.get(&nonce).map_or(0, |c| c.block);
+        let (chain, account) = (Arc::clone(&self.chain), self.signer.account().clone());
+        let permits = Arc::clone(&self.permits);
+        self.spawn(async move |answers, generation| {
+            let Ok(_permit) = permits.acquire_owned().await else { return };
+            let located = chain.locate(&account, nonce, &hashes, since).await;
+            let _ = answers.send((generation, Answer::Located { nonce, located }));
+        });
+    }
+
+    fn record(&mut self, nonce: u64, hash: Hash, status: TransactionStatus, ended: bool) {
+        if let Some(content) = self.contents.get(&nonce) {
+            let state = HandleState { hash, status: status.clone(), ended };
+            content.handle.send_replace(state);
+        }
+        if ended {
+            metrics::count_by(metrics::ENDED, "state", status.state().as_str());
+            if let Some(content) = self.contents.remove(&nonce) {
+                self.requests.remove(&content.request_id);
+            }
+        }
+        self.order(Write::Status(StatusChange { nonce, hash, status, ended }));
+    }
+
+    fn answered(&mut self, answer: Answer) {
+        let input = match answer {
+            Answer::Recovered { snapshot, head } => return self.recovered(snapshot, head),
+            Answer::Found { id, row, failed } => return self.found(id, row, failed),
+            Answer::Signed { nonce, tip, noop, signed } => {
+                return self.signed(nonce, tip, noop, signed);
+            }
+            Answer::Submitted { nonce, hash, outcome } => Input::Submitted { nonce, hash, outcome },
+            Answer::Status { nonce, hash, status } => Input::Status { nonce, hash, status },
+            Answer::WatchClosed { nonce, hash } => Input::WatchClosed { nonce, hash },
+            Answer::Located { nonce, located } => Input::Located { nonce, located },
+            Answer::Head(head) => {
+                self.head = head;
+                Input::Head(head)
+            }
+        };
+        let effects = self.manager.handle(self.now(), input);
+        self.carry_out(effects);
+    }
+
+    /// Starts a task of this generation.
+    fn spawn<F, T>(&mut self, work: F)
+    where
+        F: FnOnce(mpsc::UnboundedSender<(u64, Answer)>, u64) -> T,
+        T: Future<Output = ()> + Send + 'static,
+    {
+        self.tasks.spawn(work(self.answers.clone(), self.generation));
+    }
+}
+
+/// A handle of a row that needs nobody's care any more.
+fn finished(row: &StoredTransaction) -> TransactionHandle {
+    let state = HandleState { hash: row.hash, status: row.status.clone(), ended: row.ended };
+    let (_, state) = watch::channel(state);
+    TransactionHandle { nonce: row.nonce, request_id: row.request_id.clone(), state }
+}
+
+fn outcome_name(outcome: &Outcome) -> &'static str {
+    match outcome {
+        Outcome::Accepted => "accepted",
+        Outcome::AlreadyKnown => "already_known",
+        Outcome::Outdated => "outdated",
+        Outcome::Underpriced => "underpriced",
+        Outcome::Expired => "expired",
+        Outcome::Busy(_) => "busy",
+        Outcome::Refused(_) => "refused",
+        Outcome::Unreachable(_) => "unreachable",
+    }
+}

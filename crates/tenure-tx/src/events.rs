@@ -1,0 +1,116 @@
+//! Two classes of events, and readiness to take over.
+//!
+//! *Tasks* make somebody act (submit a proof, answer a storage request): only the leader emits them.
+//! *News* only inform (a new block, a forest root): every node emits them.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tenure_core::gate::LeaderGate;
+use tokio::sync::broadcast;
+use tokio::time::sleep;
+
+use crate::leadership::Leadership;
+use crate::metrics;
+
+/// A bus for an application's own events.
+#[derive(Debug, Clone)]
+pub struct EventBus<E> {
+    gate: LeaderGate,
+    tasks: broadcast::Sender<E>,
+    news: broadcast::Sender<E>,
+}
+
+impl<E: Clone> EventBus<E> {
+    /// A bus that keeps `capacity` events of each class for slow receivers.
+    #[must_use]
+    pub fn new(leadership: &Leadership, capacity: usize) -> Self {
+        EventBus {
+            gate: leadership.gate().clone(),
+            tasks: broadcast::Sender::new(capacity),
+            news: broadcast::Sender::new(capacity),
+        }
+    }
+
+    /// Emits an event that makes somebody act. A follower's is dropped and counted: its leader
+    /// emits the same. Returns whether it was emitted.
+    pub fn trigger(&self, event: E) -> bool {
+        if !self.gate.is_leader() {
+            metrics::count(metrics::TASKS_SUPPRESSED);
+            return false;
+        }
+        // No receiver is no error: nobody has a task for it.
+        let _ = self.tasks.send(event);
+        true
+    }
+
+    /// Emits an event that only informs.
+    pub fn inform(&self, event: E) {
+        let _ = self.news.send(event);
+    }
+
+    /// The tasks from now on. A receiver that acts checks the gate again just before it does.
+    #[must_use]
+    pub fn tasks(&self) -> broadcast::Receiver<E> {
+        self.tasks.subscribe()
+    }
+
+    /// The news from now on.
+    #[must_use]
+    pub fn news(&self) -> broadcast::Receiver<E> {
+        self.news.subscribe()
+    }
+}
+
+/// How far a follower's own data is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Readiness {
+    /// It could lead now.
+    Ready,
+    /// It lacks something.
+    Behind(String),
+}
+
+/// Keeps a follower's own data (forest roots, files) up with the leader's.
+#[async_trait]
+pub trait FollowerSync: Send + Sync + 'static {
+    /// Takes the next step and says how far it is. Called again and again while this node follows;
+    /// dropped when it begins to lead.
+    async fn sync(&self) -> Readiness;
+}
+
+/// Runs the hook while this node follows, and tells the election whether it is ready.
+pub(crate) async fn keep_ready(
+    leadership: Leadership,
+    hook: std::sync::Arc<dyn FollowerSync>,
+    every: Duration,
+) {
+    let mut changes = leadership.changes();
+    let mut known = None;
+    loop {
+        if leadership.gate().is_leader() {
+            // A leader goes on leading, ready or not. Its end is a change; no sender is the end.
+            if changes.changed().await.is_err() {
+                return;
+            }
+            continue;
+        }
+        tokio::select! {
+            readiness = hook.sync() => {
+                if known.as_ref() != Some(&readiness) {
+                    tracing::info!(?readiness, "this follower's own data");
+                    leadership.set_ready(readiness == Readiness::Ready);
+                    known = Some(readiness);
+                }
+            }
+            // Cancel-safe for us; the hook's contract says that it may be dropped.
+            changed = changes.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+                continue;
+            }
+        }
+        sleep(every).await;
+    }
+}

@@ -1,0 +1,42 @@
+//! The names of this crate's metrics: contract, in one place.
+
+use metrics::{counter, gauge, histogram};
+
+/// Counter: transactions accepted (stored under our epoch).
+pub const ACCEPTED: &str = "tenure_tx_accepted_total";
+/// Counter: sends refused because this node does not lead.
+pub const REFUSED_NOT_LEADER: &str = "tenure_tx_refused_not_leader_total";
+/// Counter: submissions to the chain's node, by `outcome`.
+pub const SUBMISSIONS: &str = "tenure_tx_submissions_total";
+/// Counter: transactions whose duty ended, by `state`.
+pub const ENDED: &str = "tenure_tx_ended_total";
+/// Counter: attempts that replaced an earlier one.
+pub const REPLACEMENTS: &str = "tenure_tx_replacements_total";
+/// Counter: task events a follower did not emit.
+pub const TASKS_SUPPRESSED: &str = "tenure_tx_task_events_suppressed_total";
+/// Counter: acts whose lease ended before their answer came.
+pub const UNCERTAIN: &str = "tenure_tx_uncertain_submissions_total";
+/// Gauge: open transactions of the leader.
+pub const OPEN: &str = "tenure_tx_open";
+/// Gauge: 1 while this node's view of the table is stale.
+pub const VIEW_STALE: &str = "tenure_tx_view_stale";
+/// Histogram: rows per commit.
+pub const BATCH: &str = "tenure_tx_rows_per_commit";
+
+pub(crate) fn count(name: &'static str) {
+    counter!(name).increment(1);
+}
+
+pub(crate) fn count_by(name: &'static str, label: &'static str, value: &'static str) {
+    counter!(name, label => value).increment(1);
+}
+
+#[allow(clippy::cast_precision_loss, reason = "a gauge is a float")]
+pub(crate) fn set(name: &'static str, value: usize) {
+    gauge!(name).set(value as f64);
+}
+
+#[allow(clippy::cast_precision_loss, reason = "a histogram is of floats")]
+pub(crate) fn observe(name: &'static str, value: usize) {
+    histogram!(name).record(value as f64);
+}

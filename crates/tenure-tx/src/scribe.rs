@@ -1,0 +1,280 @@
+//! Writes what waits, together: one task, one session, one commit for many rows.
+//!
+//! Order: within a batch new rows go first, then replacements, then statuses; a write that must
+//! follow an earlier one of the same nonce (a nonce reused, an attempt replaced) opens a new batch.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use tenure_core::epoch::Epoch;
+use tokio::sync::mpsc;
+
+use crate::metrics;
+use crate::store::{NewTransaction, Replacement, StatusChange, Store, StoreError};
+
+/// Rows in one commit. More rows cost latency, fewer cost throughput.
+const BATCH: usize = 256;
+
+#[derive(Debug)]
+pub(crate) enum Write {
+    New { row: NewTransaction, block: u64 },
+    Replace(Replacement),
+    Status(StatusChange),
+}
+
+impl Write {
+    fn nonce(&self) -> u64 {
+        match self {
+            Write::New { row, .. } => row.nonce,
+            Write::Replace(row) => row.nonce,
+            Write::Status(change) => change.nonce,
+        }
+    }
+}
+
+/// A write of a term.
+#[derive(Debug)]
+pub(crate) struct Order {
+    pub(crate) generation: u64,
+    pub(crate) epoch: Epoch,
+    pub(crate) write: Write,
+}
+
+/// What became of a new row or a replacement.
+#[derive(Debug, Clone)]
+pub(crate) enum Written {
+    Stored,
+    /// Another live row has the nonce, or the row has ended.
+    Missing,
+    /// Not stored, for certain.
+    Refused(Arc<StoreError>),
+    /// The request id is in another row.
+    Duplicate,
+    /// It may be stored.
+    Unknown(Arc<StoreError>),
+    /// Another leader is there.
+    Stale,
+}
+
+/// The outcome of some orders of one generation.
+#[derive(Debug)]
+pub(crate) struct Report {
+    pub(crate) generation: u64,
+    pub(crate) rows: Vec<(u64, Written)>,
+    /// A status was not recorded: the table and the memory differ.
+    pub(crate) statuses_failed: Option<Written>,
+}
+
+#[derive(Debug, Default)]
+struct Batch {
+    generation: u64,
+    epoch: Epoch,
+    block: u64,
+    news: Vec<NewTransaction>,
+    replacements: Vec<Replacement>,
+    statuses: BTreeMap<u64, StatusChange>,
+    touched: BTreeSet<u64>,
+}
+
+impl Batch {
+    fn len(&self) -> usize {
+        self.news.len() + self.replacements.len() + self.statuses.len()
+    }
+
+    /// Takes the order, or gives it back if it belongs into the next batch.
+    fn take(&mut self, order: Order) -> Result<(), Order> {
+        if self.len() == 0 {
+            (self.generation, self.epoch) = (order.generation, order.epoch);
+        }
+        let nonce = order.write.nonce();
+        let follows = match &order.write {
+            // A later status of a nonce replaces an earlier one; it may follow a row.
+            Write::Status(_) => false,
+            Write::New { .. } | Write::Replace(_) => self.touched.contains(&nonce),
+        };
+        if follows || self.len() >= BATCH || order.generation != self.generation {
+            return Err(order);
+        }
+        self.touched.insert(nonce);
+        match order.write {
+            Write::New { row, block } => {
+                self.block = self.block.max(block);
+                self.news.push(row);
+            }
+            Write::Replace(row) => self.replacements.push(row),
+            Write::Status(change) => {
+                self.statuses.insert(nonce, change);
+            }
+        }
+        Ok(())
+    }
+
+    async fn write(self, store: &Store) -> Report {
+        let statuses: Vec<StatusChange> = self.statuses.into_values().collect();
+        // Pipelined on one session, so they take effect in this order.
+        let (news, replaced, recorded) = tokio::join!(
+            accept(store, self.epoch, self.block, &self.news),
+            async {
+                if self.replacements.is_empty() {
+                    return Ok(Vec::new());
+                }
+                store.replace(self.epoch, &self.replacements).await
+            },
+            async {
+                if statuses.is_empty() {
+                    return Ok(Vec::new());
+                }
+                store.update_state(self.epoch, &statuses).await
+            },
+        );
+        let nonces = self.replacements.iter().map(|r| r.nonce);
+        let mut rows = news;
+        rows.extend(outcomes(nonces, replaced));
+        let statuses_failed = recorded.err().map(written_of);
+        Report { generation: self.generation, rows, statuses_failed }
+    }
+}
+
+/// Stores new rows. If one of many has a request id that exists, each goes alone.
+async fn accept(
+    store: &Store,
+    epoch: Epoch,
+    block: u64,
+    rows: &[NewTransaction],
+) -> Vec<(u64, Written)> {
+    if rows.is_empty() {
+        return Vec::new();
+    }
+    metrics::observe(metrics::BATCH, rows.len());
+    match store.accept(epoch, block, rows).await {
+        Err(StoreError::DuplicateRequest) if rows.len() > 1 => {
+            let mut outcome = Vec::with_capacity(rows.len());
+            for row in rows {
+                let one = store.accept(epoch, block, std::slice::from_ref(row)).await;
+                outcome.extend(outcomes([row.nonce].into_iter(), one));
+            }
+            outcome
+        }
+        stored => outcomes(rows.iter().map(|r| r.nonce), stored),
+    }
+}
+
+fn outcomes(
+    nonces: impl Iterator<Item = u64>,
+    stored: Result<Vec<u64>, StoreError>,
+) -> Vec<(u64, Written)> {
+    match stored {
+        Ok(stored) => {
+            let stored: BTreeSet<u64> = stored.into_iter().collect();
+            let outcome = |nonce| match stored.contains(&nonce) {
+                true => (nonce, Written::Stored),
+                false => (nonce, Written::Missing),
+            };
+            nonces.map(outcome).collect()
+        }
+        Err(error) => {
+            let written = written_of(error);
+            nonces.map(|nonce| (nonce, written.clone())).collect()
+        }
+    }
+}
+
+fn written_of(error: StoreError) -> Written {
+    match error {
+        StoreError::Stale => Written::Stale,
+        StoreError::DuplicateRequest => Written::Duplicate,
+        error @ StoreError::Lost(_) => Written::Unknown(Arc::new(error)),
+        error => Written::Refused(Arc::new(error)),
+    }
+}
+
+/// Runs until the orders end. Without a store (standalone) everything counts as stored.
+pub(crate) async fn run(
+    store: Option<Store>,
+    mut orders: mpsc::UnboundedReceiver<Order>,
+    reports: mpsc::UnboundedSender<Report>,
+) {
+    let mut waiting: VecDeque<Order> = VecDeque::new();
+    let mut arrived = Vec::new();
+    loop {
+        if waiting.is_empty() && orders.recv_many(&mut arrived, BATCH).await == 0 {
+            return;
+        }
+        while let Ok(order) = orders.try_recv() {
+            arrived.push(order);
+        }
+        waiting.extend(arrived.drain(..));
+        let mut batch = Batch::default();
+        while let Some(order) = waiting.pop_front() {
+            if let Err(order) = batch.take(order) {
+                waiting.push_front(order);
+                break;
+            }
+        }
+        let report = match &store {
+            Some(store) => batch.write(store).await,
+            None => {
+                let nonces = batch.news.iter().map(|r| r.nonce);
+                let nonces = nonces.chain(batch.replacements.iter().map(|r| r.nonce));
+                let rows = nonces.map(|n| (n, Written::Stored)).collect();
+                Report { generation: batch.generation, rows, statuses_failed: None }
+            }
+        };
+        if reports.send(report).is_err() {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::manager::Attempt;
+    use crate::status::{Hash, TransactionStatus};
+
+    fn order(write: Write) -> Order {
+        Order { generation: 1, epoch: Epoch(1), write }
+    }
+
+    fn new(nonce: u64) -> Write {
+        let attempt = Attempt { hash: Hash([1; 32]), tip: 0, noop: false, valid_until: None };
+        let row = NewTransaction {
+            nonce,
+            attempt,
+            call: None,
+            raw: bytes::Bytes::new(),
+            request_id: "r".into(),
+        };
+        Write::New { row, block: 0 }
+    }
+
+    fn status(nonce: u64, status: TransactionStatus) -> Write {
+        Write::Status(StatusChange { nonce, hash: Hash([1; 32]), status, ended: false })
+    }
+
+    #[test]
+    fn a_reused_nonce_waits_for_the_end_of_its_last_row() {
+        let mut batch = Batch::default();
+        assert!(batch.take(order(status(0, TransactionStatus::Invalid(None)))).is_ok());
+        assert!(batch.take(order(new(1))).is_ok());
+        assert!(batch.take(order(new(0))).is_err());
+    }
+
+    #[test]
+    fn the_last_status_of_a_nonce_is_the_one_that_is_written() {
+        let mut batch = Batch::default();
+        assert!(batch.take(order(new(0))).is_ok());
+        assert!(batch.take(order(status(0, TransactionStatus::Ready))).is_ok());
+        assert!(batch.take(order(status(0, TransactionStatus::Dropped))).is_ok());
+        assert_eq!(batch.statuses[&0].status, TransactionStatus::Dropped);
+        assert_eq!(batch.len(), 2);
+    }
+
+    #[test]
+    fn two_terms_never_share_a_batch() {
+        let mut batch = Batch::default();
+        assert!(batch.take(order(new(0))).is_ok());
+        let later = Order { generation: 2, ..order(new(1)) };
+        assert!(batch.take(later).is_err());
+    }
+}

@@ -1,0 +1,320 @@
+//! The service on a real anvil and a real PostgreSQL.
+#![cfg(feature = "ethereum")]
+
+mod kit;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kit::anvil::{Anvil, KEY, pay, signer};
+use kit::{E1, Throne, bump, database, impatient, store_of};
+use serde_json::json;
+use tenure_core::epoch::Epoch;
+use tenure_testkit::Database;
+use tenure_tx::account::{Signer as _, Unsigned};
+use tenure_tx::chain::Head;
+use tenure_tx::chain::ethereum::{EthereumSigner, Fees};
+use tenure_tx::leadership::NodeRole;
+use tenure_tx::manager::ReserveError;
+use tenure_tx::service::{
+    Parts, Payload, SendError, SendRequest, ServiceOptions, TransactionHandle, TransactionService,
+};
+use tenure_tx::status::{State, TransactionStatus};
+use tokio::time::timeout;
+
+struct Node {
+    throne: Throne,
+    service: TransactionService,
+}
+
+async fn node(name: &str, db: &Database, anvil: &Anvil, options: ServiceOptions) -> Node {
+    let throne = Throne::new(name);
+    let chain = anvil.chain();
+    let signer = signer(&chain).await;
+    let store = store_of(&db.dsn(), name, signer.account().clone());
+    let parts = Parts {
+        leadership: throne.leadership.clone(),
+        store: Some(store),
+        chain: Arc::new(chain),
+        signer: Arc::new(signer),
+        follower_sync: None,
+    };
+    let service = TransactionService::start(parts, options).await.expect("starts");
+    Node { throne, service }
+}
+
+async fn leader(db: &Database, anvil: &Anvil) -> Node {
+    let node = node("a", db, anvil, impatient()).await;
+    node.throne.lead(E1);
+    assert!(node.service.recovered().await.is_some());
+    node
+}
+
+async fn until(handle: &mut TransactionHandle, what: impl Fn(&TransactionStatus) -> bool) {
+    let wait = async {
+        while !what(&handle.state().status) {
+            assert!(handle.changed().await.is_some(), "demoted at {:?}", handle.state());
+        }
+    };
+    if timeout(Duration::from_secs(30), wait).await.is_err() {
+        panic!("stuck at {:?}", handle.state());
+    }
+}
+
+fn is(state: State) -> impl Fn(&TransactionStatus) -> bool {
+    move |status| status.state() == state
+}
+
+async fn send(node: &Node, tag: u64) -> TransactionHandle {
+    node.service.send(SendRequest::call(pay(tag, 1))).await.expect("accepted")
+}
+
+#[tokio::test]
+async fn a_transaction_is_mined_finalised_and_recorded() {
+    let (db, anvil) = (database().await, Anvil::start(&[]).await);
+    let node = leader(&db, &anvil).await;
+    let mut handle = send(&node, 1).await;
+    assert_eq!(handle.nonce, 0);
+    until(&mut handle, is(State::InBlock)).await;
+    anvil.mine(3).await;
+    until(&mut handle, is(State::Finalized)).await;
+    assert!(handle.state().ended);
+    // The same request again is the same transaction.
+    let id = handle.request_id.clone();
+    let again = SendRequest::call(pay(1, 1)).with_id(id);
+    let again = node.service.send(again).await.expect("known");
+    assert_eq!(again.nonce, 0);
+    assert_eq!(anvil.nonce().await, 1);
+}
+
+#[tokio::test]
+async fn a_reorganised_transaction_is_retracted_and_mined_again() {
+    let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
+    let node = leader(&db, &anvil).await;
+    anvil.mine(3).await;
+    let mut handle = send(&node, 1).await;
+    until(&mut handle, is(State::Ready)).await;
+    anvil.mine(1).await;
+    until(&mut handle, is(State::InBlock)).await;
+    let first = handle.state().status.block();
+    anvil.call("anvil_reorg", json!([1, []])).await;
+    until(&mut handle, |s| s.state() != State::InBlock).await;
+    anvil.pooled(1).await;
+    anvil.mine(1).await;
+    until(&mut handle, |s| s.state() == State::InBlock && s.block() != first).await;
+    anvil.mine(3).await;
+    until(&mut handle, is(State::Finalized)).await;
+    assert_ne!(handle.state().status.block(), first);
+    assert_eq!(anvil.mined().await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_transaction_the_pool_drops_is_sent_again() {
+    let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
+    let node = leader(&db, &anvil).await;
+    let mut handle = send(&node, 1).await;
+    until(&mut handle, is(State::Ready)).await;
+    let hash = handle.state().hash;
+    anvil.call("anvil_dropTransaction", json!([hash.to_string()])).await;
+    until(&mut handle, is(State::Dropped)).await;
+    until(&mut handle, is(State::Ready)).await;
+    assert_eq!(handle.state().hash, hash, "the same bytes");
+    anvil.mine(4).await;
+    until(&mut handle, is(State::Finalized)).await;
+}
+
+#[tokio::test]
+async fn a_stuck_transaction_is_replaced_by_a_higher_fee() {
+    let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
+    let node = leader(&db, &anvil).await;
+    let mut handle = send(&node, 1).await;
+    until(&mut handle, is(State::Ready)).await;
+    let first = handle.state().hash;
+    let replaced = async {
+        while handle.state().hash == first {
+            handle.changed().await.expect("leads");
+        }
+    };
+    timeout(Duration::from_secs(20), replaced).await.expect("replaced");
+    until(&mut handle, is(State::Ready)).await;
+    anvil.mine(4).await;
+    until(&mut handle, is(State::Finalized)).await;
+    let mined = anvil.mined().await;
+    assert_eq!(mined.len(), 1);
+    assert_eq!(mined[0]["hash"], handle.state().hash.to_string());
+    assert_ne!(handle.state().hash, first);
+}
+
+#[tokio::test]
+async fn a_node_that_restarts_with_an_empty_pool_gets_everything_again() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let state = dir.path().join("state.json");
+    let state = state.to_str().expect("plain").to_owned();
+    let db = database().await;
+    let arguments = ["--no-mining", "--state", &state, "--preserve-historical-states"];
+    let mut anvil = Anvil::start(&arguments).await;
+    let node = leader(&db, &anvil).await;
+    anvil.mine(1).await;
+    let mut handles = Vec::new();
+    for tag in 0..5 {
+        handles.push(send(&node, tag).await);
+    }
+    for handle in &mut handles {
+        until(handle, is(State::Ready)).await;
+    }
+    anvil.restart().await;
+    anvil.pooled(5).await;
+    anvil.mine(4).await;
+    for handle in &mut handles {
+        until(handle, is(State::Finalized)).await;
+    }
+    assert_eq!(anvil.mined().await.len(), 5);
+}
+
+#[tokio::test]
+async fn a_new_leader_finishes_what_the_old_one_stored() {
+    let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
+    let old = leader(&db, &anvil).await;
+    let new = node("b", &db, &anvil, impatient()).await;
+    assert_eq!(new.service.role(), NodeRole::Follower);
+    let refused = new.service.send(SendRequest::call(pay(9, 1))).await;
+    assert!(matches!(refused, Err(SendError::NotLeader)), "{refused:?}");
+    let mut statuses = new.service.statuses();
+    let mut handle = send(&old, 1).await;
+    let other = send(&old, 2).await;
+    until(&mut handle, is(State::Ready)).await;
+    old.throne.depose();
+    bump(&db).await;
+    assert!(
+        timeout(Duration::from_secs(10), async { while handle.changed().await.is_some() {} })
+            .await
+            .is_ok(),
+        "a demoted node's handles end"
+    );
+    let refused = old.service.send(SendRequest::call(pay(9, 1))).await;
+    assert!(matches!(refused, Err(SendError::NotLeader)), "{refused:?}");
+    new.throne.lead(Epoch(2));
+    assert!(new.service.recovered().await.is_some());
+    // The caller asks the new leader with the id the old one gave: nothing is sent twice.
+    let request = SendRequest::call(pay(2, 1)).with_id(other.request_id.clone());
+    let mut taken = new.service.send(request).await.expect("known");
+    assert_eq!(taken.nonce, other.nonce);
+    let third = send(&new, 3).await;
+    assert_eq!(third.nonce, 2);
+    anvil.mine(4).await;
+    until(&mut taken, is(State::Finalized)).await;
+    let mined = anvil.mined().await;
+    assert_eq!(mined.len(), 3);
+    // The follower that was saw it all in the table, with the block.
+    let seen = async {
+        loop {
+            let row = statuses.recv().await.expect("the feed goes on");
+            if row.nonce == 1 && row.status.state() == State::Finalized {
+                break row.status.block();
+            }
+        }
+    };
+    let block = timeout(Duration::from_secs(10), seen).await.expect("seen");
+    assert_eq!(block.map(|b| b.to_string()), mined[1]["blockHash"].as_str().map(str::to_owned));
+}
+
+#[tokio::test]
+async fn cancelling_puts_a_no_op_in_its_place() {
+    let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
+    let node = leader(&db, &anvil).await;
+    let mut handle = send(&node, 7).await;
+    until(&mut handle, is(State::Ready)).await;
+    let first = handle.state().hash;
+    node.service.cancel(0).await.expect("open");
+    let replaced = async {
+        while handle.state().hash == first || handle.state().status.state() != State::Ready {
+            handle.changed().await.expect("leads");
+        }
+    };
+    timeout(Duration::from_secs(20), replaced).await.expect("replaced");
+    anvil.mine(4).await;
+    until(&mut handle, is(State::Finalized)).await;
+    let mined = anvil.mined().await;
+    assert_eq!(mined[0]["to"], kit::anvil::ADDRESS, "to oneself");
+    assert_eq!(mined[0]["value"], "0x0");
+}
+
+#[tokio::test]
+async fn bad_input_is_refused_with_its_reason_and_nothing_is_sent() {
+    let (db, anvil) = (database().await, Anvil::start(&[]).await);
+    let options = ServiceOptions { max_bytes: 1_000, ..impatient() };
+    let node = node("a", &db, &anvil, options).await;
+    node.throne.lead(E1);
+    node.service.recovered().await.expect("leads");
+    let send = async |payload| {
+        node.service.send(SendRequest { payload, request_id: None, tip: None }).await
+    };
+    let error = send(Payload::Call("not json".into())).await.expect_err("malformed");
+    assert!(matches!(error, SendError::Sign(_)), "{error:?}");
+    let error = send(Payload::Call(vec![b' '; 1_001].into())).await.expect_err("oversized");
+    assert!(matches!(error, SendError::TooLarge { .. }), "{error:?}");
+    let error = send(Payload::Signed("junk".into())).await.expect_err("malformed");
+    assert!(matches!(error, SendError::Chain(_)), "{error:?}");
+    // Signed by another key.
+    let other = "59c6995e998f97a5a0044966f0945389dc9e86dae88c7a8412f4603b6b78690d";
+    let foreign = EthereumSigner::from_hex(other, 31_337, Fees::default()).expect("a key");
+    let head = Head::default();
+    let unsigned = Unsigned { nonce: 0, tip: 1, call: None, head: &head, replaces: None };
+    let raw = foreign.sign(unsigned.clone()).await.expect("signs").raw;
+    let error = send(Payload::Signed(raw)).await.expect_err("foreign");
+    assert!(matches!(error, SendError::ForeignAccount(_)), "{error:?}");
+    // Signed by ours: a nonce that is used, then a good one.
+    let mut handle = node.service.send(SendRequest::call(pay(1, 1))).await.expect("accepted");
+    until(&mut handle, is(State::InBlock)).await;
+    let chain = anvil.chain();
+    let ours = EthereumSigner::from_hex(KEY, 31_337, chain.fees()).expect("a key");
+    let low = ours.sign(Unsigned { tip: 3_000_000_000, ..unsigned.clone() }).await.expect("signs");
+    let below = async {
+        loop {
+            let error = send(Payload::Signed(low.raw.clone())).await.expect_err("used");
+            // Until the head is read again the entry itself is in the way.
+            match error {
+                SendError::Nonce(ReserveError::BelowChain { nonce: 0, .. }) => return,
+                SendError::Nonce(ReserveError::Taken(0)) => tokio::task::yield_now().await,
+                other => panic!("{other:?}"),
+            }
+        }
+    };
+    timeout(Duration::from_secs(20), below).await.expect("below the chain");
+    let good = Unsigned { nonce: 1, tip: 3_000_000_000, ..unsigned };
+    let good = ours.sign(good).await.expect("signs");
+    let mut handle = send(Payload::Signed(good.raw)).await.expect("accepted");
+    until(&mut handle, is(State::InBlock)).await;
+    assert_eq!(anvil.nonce().await, 2);
+    let id = "x".repeat(201);
+    let error = node.service.send(SendRequest::call(pay(1, 1)).with_id(id)).await;
+    assert!(matches!(error, Err(SendError::BadRequestId)), "{error:?}");
+}
+
+#[tokio::test]
+async fn standalone_sends_without_a_table_and_a_group_never_does() {
+    let anvil = Anvil::start(&[]).await;
+    let chain = anvil.chain();
+    let signer = Arc::new(signer(&chain).await);
+    let leadership = tenure_tx::leadership::Leadership::standalone("alone").expect("a name");
+    let parts = Parts {
+        leadership,
+        store: None,
+        chain: Arc::new(chain.clone()),
+        signer: signer.clone(),
+        follower_sync: None,
+    };
+    let service = TransactionService::start(parts, impatient()).await.expect("starts");
+    assert_eq!(service.role(), NodeRole::Standalone);
+    let mut handle = service.send(SendRequest::call(pay(1, 1))).await.expect("accepted");
+    until(&mut handle, is(State::InBlock)).await;
+    let parts = Parts {
+        leadership: Throne::new("a").leadership.clone(),
+        store: None,
+        chain: Arc::new(chain),
+        signer,
+        follower_sync: None,
+    };
+    let refused = TransactionService::start(parts, impatient()).await;
+    assert!(refused.is_err(), "a group without a table must not start");
+}
