@@ -62,7 +62,8 @@ create index role_holder on tenure.role (holder);
 create index role_orders on tenure.role (holder) where paused or order_id is not null;
 
 create table tenure.candidate (
-    role     text not null references tenure.role (name) on delete cascade,
+    -- No foreign key: its check would take the row lock that a claim must not wait for.
+    role     text not null,
     member   text not null,
     priority integer not null default 0,
     ready    boolean not null default true,

@@ -223,7 +223,11 @@ begin
     insert into tenure.term (role, epoch, member, acting_at)
         values (r.name, won, m.identity, case when paid then clock_timestamp() end);
     if r.holder is not null and r.holder <> m.identity then
-        update tenure.member set revoked = revoked + 1 where identity = r.holder;
+        -- Tells a holder that still beats, which none should. Two members that take each other's
+        -- roles must not wait for each other's row.
+        update tenure.member set revoked = revoked + 1 where identity = (
+            select identity from tenure.member where identity = r.holder
+            for no key update skip locked);
     end if;
     if not paid then
         select * into d from tenure.member where identity = r.debtor;

@@ -13,8 +13,10 @@
 //! - **Measured from before the request.** A gate's deadline is the time a *successful* round trip
 //!   was handed out, plus the lease. Every round trip is a beat: the database counts it as one.
 //! - **An unknown outcome drops the seat.** Nothing here assumes that a failed claim left no lock.
-//! - **Sightings belong to an incarnation.** A crash of the database may have lost beats that were
-//!   acknowledged, so what was seen before it proves nothing after it.
+//! - **Sightings belong to one session.** A crash of the database may have lost beats that were
+//!   acknowledged, so what was seen before it proves nothing after it. A crash ends every session,
+//!   and nothing else tells of every crash (the postmaster, and with it the incarnation, survives the
+//!   crash of a backend): so what was seen is forgotten with the session that saw it.
 
 mod answer;
 mod choice;
@@ -130,8 +132,8 @@ pub(crate) struct Engine {
     roles: BTreeMap<RoleName, Role>,
     up: Option<Up>,
     in_flight: Option<InFlight>,
-    /// When this member first heard of the incarnation it is connected to.
-    contact: Option<(String, Tick)>,
+    /// When this seat was taken: the first contact with the server as it now is.
+    contact: Tick,
     peers: BTreeMap<String, Peer>,
     /// Every open gate's deadline: the last successful round trip's sending plus the lease.
     lease_until: Tick,
@@ -161,7 +163,7 @@ impl Engine {
             roles: BTreeMap::new(),
             up: None,
             in_flight: None,
-            contact: None,
+            contact: Tick::ZERO,
             peers: BTreeMap::new(),
             lease_until: Tick::ZERO,
             late: false,
@@ -261,10 +263,8 @@ impl Engine {
     // --- inputs: the session ---
 
     pub(crate) fn seat_taken(&mut self, seated: Seated, now: Tick) {
-        if self.contact.as_ref().is_none_or(|(known, _)| *known != seated.incarnation) {
-            self.contact = Some((seated.incarnation, now));
-            self.peers.clear();
-        }
+        self.contact = now;
+        self.peers.clear();
         self.up = Some(Up {
             backend_pid: seated.backend_pid,
             revoked: seated.revoked,

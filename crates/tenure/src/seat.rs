@@ -177,7 +177,6 @@ pub(crate) struct Beaten {
 /// What a member learns when it takes its seat.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct Seated {
-    pub(crate) incarnation: String,
     pub(crate) backend_pid: i32,
     #[serde(default)]
     pub(crate) revoked: i64,
@@ -206,9 +205,7 @@ impl Seat {
         line.ask(&format!("listen {}", identifier(&sitter.channel)), deadline).await?;
         let join = if sitter.lock_only {
             format!(
-                "select jsonb_build_object('backend_pid', pg_backend_pid(), 'incarnation', \
-                 (select system_identifier from pg_control_system()) || '/' || \
-                 extract(epoch from pg_postmaster_start_time()), \
+                "select jsonb_build_object('backend_pid', pg_backend_pid(), \
                  'seat', set_config('tenure.seat', {}, false))",
                 literal(seat_token)
             )

@@ -196,7 +196,7 @@ impl Engine {
             // Without tables nothing is known of whoever led before.
             return Some(self.lease.takeover_at(now, now, lease));
         }
-        let contact = self.contact.as_ref().map_or(now, |(_, at)| *at);
+        let contact = self.contact;
         let saw = match (&row.debtor, row.debtor_beat) {
             // Nobody is named; what a failover lost cannot have beaten since we met this server.
             (None, _) => contact,

@@ -22,10 +22,9 @@ impl Engine {
             return None;
         }
         let peer = self.peers.get(role.holder.as_deref()?)?;
-        let contact = self.contact.as_ref().map_or(now, |(_, at)| *at);
         let until = (peer.first_seen + peer.grace).min(self.lease.takeover_at(
             peer.first_seen,
-            contact,
+            self.contact,
             self.lease.lease(),
         ));
         (peer.grace > Duration::ZERO && until > now).then_some(until)

@@ -405,7 +405,7 @@ async fn callbacks_come_in_order_and_a_panicking_one_crashes_nothing() {
             assert!(error.contains("on purpose"));
             errors();
         })
-        .on_stopped(move || stopped());
+        .on_stopped(stopped);
     lock.start().await.unwrap();
     leads(&lock).await;
     lock.shutdown(Some(PATIENCE)).await.unwrap();
