@@ -41,8 +41,9 @@ const MAX_SIGHTINGS: usize = 1_024;
 /// What to do when the sampled votes name as many leaders as there are votes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TieBreak {
-    /// The highest (term, hash of the name) among the sampled and the current leader: everybody
-    /// breaks the tie the same way, so it is broken once.
+    /// The highest (term, reign, hash of the name) among the sampled and the current leader: everybody
+    /// orders candidates the same way, so the order spreads like a rumour, and one who has led for
+    /// long is not displaced by a newcomer.
     #[default]
     Ranked,
     /// One of the sampled at random, as the specification documents. It flaps.
@@ -64,9 +65,10 @@ pub struct ElectionConfig {
     pub delta_r: Duration,
     /// How ties are broken.
     pub tie: TieBreak,
-    /// Option A: a confirmed leader that is still seen is kept at least this long (3 s; none: off).
+    /// Option A: an established leader that is still seen is kept at least this long (3 s; none: off).
     pub sticky: Option<Duration>,
-    /// Option B: by how many votes of the sample a challenger must beat the current leader (1).
+    /// Option B: by how many votes of the sample a challenger of a higher rank must beat an
+    /// established leader (0: rank alone decides; 1 to 3: calmer, and slower to agree after a partition).
     pub hysteresis: u32,
 }
 
@@ -80,7 +82,7 @@ impl Default for ElectionConfig {
             delta_r: Duration::from_millis(300),
             tie: TieBreak::Ranked,
             sticky: Some(Duration::from_secs(3)),
-            hysteresis: 1,
+            hysteresis: 0,
         }
     }
 }
@@ -88,7 +90,7 @@ impl Default for ElectionConfig {
 impl ElectionConfig {
     /// The specification's election as documented: random ties, no stickiness, no hysteresis.
     pub fn documented() -> Self {
-        Self { tie: TieBreak::Random, sticky: None, hysteresis: 1, ..Self::default() }
+        Self { tie: TieBreak::Random, sticky: None, hysteresis: 0, ..Self::default() }
     }
 
     /// `Δc + M·Δr`: how long a beacon counts.
@@ -127,6 +129,8 @@ pub struct Beacon {
     pub leader: PeerId,
     /// The commit engine's term it leads, or 0.
     pub term: u64,
+    /// For how many validity times it has believed in itself without a break.
+    pub reign: u32,
     /// Strictly increasing with every beacon of this leader, also across restarts.
     pub stamp: u64,
     /// The leader's signature over all of the above and the namespace.
@@ -144,6 +148,8 @@ pub struct Vote {
     pub beacon: Beacon,
     /// Milliseconds since the beacon was made, as far as the voter knows.
     pub age: u32,
+    /// The voter heard of too few others lately, and would like a vote in return.
+    pub hungry: bool,
     /// The voter's signature over all of the above and the namespace.
     pub signature: Signature,
 }
@@ -175,6 +181,7 @@ struct Neighbour {
     leader: PeerId,
     seq: u64,
     heard: Time,
+    hungry: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -209,7 +216,8 @@ pub struct Election {
     sightings: BTreeMap<PeerId, Sighting>,
     current: PeerId,
     since: Time,
-    unanimous: u32,
+    /// Whether the current leader was seen to be established.
+    confirmed: bool,
     stable_until: Time,
     round_at: Time,
     send_at: Time,
@@ -240,7 +248,7 @@ impl Election {
             sightings: BTreeMap::new(),
             current: me,
             since: now,
-            unanimous: 0,
+            confirmed: false,
             stable_until: Time::ZERO,
             round_at: first,
             send_at: Time::NEVER,
@@ -274,6 +282,13 @@ impl Election {
         }
     }
 
+    /// Those whose vote came within the last two rounds, and whether they want one in return.
+    pub fn recent_voters(&self, now: Time) -> impl Iterator<Item = (PeerId, bool)> {
+        let span = self.config.delta_r * 2;
+        let recent = self.neighbours.iter().filter(move |(_, n)| now.since(n.heard) <= span);
+        recent.map(|(p, n)| (*p, n.hungry))
+    }
+
     /// How many votes were thrown away, and why.
     pub fn rejected(&self) -> &BTreeMap<Rejected, u64> {
         &self.rejected
@@ -305,10 +320,10 @@ impl Election {
             *self.rejected.entry(why).or_default() += 1;
             return checked;
         }
-        let Vote { voter, seq, beacon, age, .. } = vote;
+        let Vote { voter, seq, beacon, age, hungry, .. } = vote;
         let leader = beacon.leader;
         self.sight(beacon, now - Duration::from_millis(age.into()));
-        self.neighbours.insert(voter, Neighbour { leader, seq, heard: now });
+        self.neighbours.insert(voter, Neighbour { leader, seq, heard: now, hungry });
         if self.neighbours.len() > MAX_NEIGHBOURS {
             let oldest = self.neighbours.iter().min_by_key(|(_, n)| n.heard).map(|(p, _)| *p);
             oldest.map(|p| self.neighbours.remove(&p));
@@ -414,7 +429,14 @@ impl Election {
             self.sightings.retain(|_, s| now.since(s.made) <= validity * 2);
         }
         let votes: Vec<PeerId> = {
-            let all: Vec<_> = self.neighbours.values().collect();
+            // A vote of ten rounds ago is valid, but its voter has thought on since: those that
+            // spoke lately are asked first. (The documented mode asks any valid one.)
+            let lately = self.config.delta_r * 5 / 4;
+            let mut all: Vec<_> =
+                self.neighbours.values().filter(|n| now.since(n.heard) <= lately).collect();
+            if all.len() < SAMPLE || self.config.tie == TieBreak::Random {
+                all = self.neighbours.values().collect();
+            }
             index::sample(rng, all.len(), SAMPLE.min(all.len()))
                 .iter()
                 .map(|i| all[i].leader)
@@ -422,12 +444,9 @@ impl Election {
         };
         let next = self.decide(now, &votes, rng);
 
-        let unanimous = !votes.is_empty() && votes.iter().all(|l| *l == next);
-        self.unanimous = if unanimous && next == self.current { self.unanimous + 1 } else { 0 };
-        if self.unanimous == 3
-            && let Some(sticky) = self.config.sticky
-        {
-            self.stable_until = now + sticky;
+        if next == self.current && !self.confirmed && self.established(&next, now) {
+            self.confirmed = true;
+            self.stable_until = self.config.sticky.map_or(Time::ZERO, |s| now + s);
         }
         if next == self.current {
             return None;
@@ -436,6 +455,7 @@ impl Election {
             LeaderChange { from: self.current, to: next, tenure: now.since(self.since) };
         self.current = next;
         self.since = now;
+        self.confirmed = false;
         self.stable_until = Time::ZERO;
         Some(change)
     }
@@ -444,54 +464,54 @@ impl Election {
         let seen = self.alive(&self.current, now) || self.bugs.has(Bug::StaleNeighbours);
         let current = if seen { self.current } else { self.me };
         let count = |who: &PeerId| votes.iter().filter(|l| *l == who).count();
-        let most = votes.iter().copied().max_by_key(|l| (count(l), l.rank()));
-        let Some(most) = most.or((self.my_term > 0).then_some(current)) else {
-            return current;
-        };
-
         match self.config.tie {
             TieBreak::Ranked if !self.bugs.has(Bug::RandomTie) => {
-                // A leader of a later engine term is the better-informed choice, whatever the count.
-                let term_of = |who: &PeerId| match self.sightings.get(who) {
-                    Some(s) => s.beacon.term,
-                    None if *who == self.me => self.my_term,
-                    None => 0,
+                let rank = |who: &PeerId| match self.sightings.get(who) {
+                    Some(s) => (s.beacon.term, s.beacon.reign, who.rank()),
+                    None if *who == self.me => (self.my_term, self.my_reign(now), who.rank()),
+                    None => (0, 0, who.rank()),
                 };
-                let rank = |who: &PeerId| (term_of(who), who.rank());
                 // One that leads the engine stands by itself, or nobody would ever hear of its term.
                 let me = (self.my_term > 0).then_some(self.me);
-                let best = votes
-                    .iter()
-                    .copied()
-                    .chain([current])
-                    .chain(me)
-                    .max_by_key(|l| rank(l))
-                    .unwrap_or(current);
-                if term_of(&best) > term_of(&most).max(term_of(&current)) {
+                let best = votes.iter().copied().chain(me).max_by_key(rank).unwrap_or(current);
+                if best == current || rank(&best) <= rank(&current) {
+                    return current;
+                }
+                if rank(&best).0 > rank(&current).0 {
                     return best;
                 }
-                if term_of(&current) > term_of(&most) || (seen && now < self.stable_until) {
-                    return current;
-                }
-                if most == current {
-                    return current;
-                }
-                if count(&most) >= 2 {
-                    let lead = count(&most) - count(&current).min(count(&most));
-                    return if lead as u32 >= self.config.hysteresis { most } else { current };
-                }
-                best
+                let lead = count(&best) as i64 - count(&current) as i64;
+                let calm = now < self.stable_until
+                    || (self.confirmed && lead < i64::from(self.config.hysteresis));
+                if seen && calm { current } else { best }
             }
             TieBreak::Ranked | TieBreak::Random => {
                 if seen && current != self.me && now < self.stable_until {
                     return current;
                 }
-                if count(&most) >= 2 {
-                    return most;
+                if let Some(most) = votes.iter().find(|l| count(l) >= 2) {
+                    return *most;
                 }
                 votes.choose(rng).copied().unwrap_or(current)
             }
         }
+    }
+
+    /// One that leads the engine, or has led the gossip for a validity time: before, a leader is a
+    /// candidate that happens to be ahead, and nobody should stick to it.
+    fn established(&self, leader: &PeerId, now: Time) -> bool {
+        if *leader == self.me {
+            return self.my_term > 0 || self.my_reign(now) > 0;
+        }
+        self.sightings.get(leader).is_some_and(|s| s.beacon.term > 0 || s.beacon.reign > 0)
+    }
+
+    /// Counted in validity times: whoever is younger than one is as good as anybody.
+    fn my_reign(&self, now: Time) -> u32 {
+        if self.current != self.me {
+            return 0;
+        }
+        (now.since(self.since).as_micros() / self.config.validity().as_micros()) as u32
     }
 
     fn stamp_now(&self, now: Time) -> u64 {
@@ -513,6 +533,7 @@ impl Election {
                 let mut beacon = Beacon {
                     leader: self.me,
                     term: self.my_term,
+                    reign: self.my_reign(now),
                     stamp: fresh,
                     signature: Signature([0; 32], [0; 32]),
                 };
@@ -525,6 +546,7 @@ impl Election {
             seq: fresh,
             beacon,
             age,
+            hungry: self.recent_voters(now).take(SAMPLE).count() < SAMPLE,
             signature: Signature([0; 32], [0; 32]),
         };
         vote.signature = keys.sign(vote_text(&self.namespace, &vote).bytes());
@@ -562,6 +584,7 @@ fn beacon_text(namespace: &str, b: &Beacon) -> Text {
     let mut text = Text::new("tenure beacon 1", namespace);
     text.put(&b.leader.0);
     text.put(&b.term.to_le_bytes());
+    text.put(&b.reign.to_le_bytes());
     text.put(&b.stamp.to_le_bytes());
     text
 }
@@ -571,6 +594,7 @@ fn vote_text(namespace: &str, v: &Vote) -> Text {
     text.put(&v.voter.0);
     text.put(&v.seq.to_le_bytes());
     text.put(&v.age.to_le_bytes());
+    text.put(&[u8::from(v.hungry)]);
     text.put(&v.beacon.leader.0);
     text.put(&v.beacon.term.to_le_bytes());
     text.put(&v.beacon.stamp.to_le_bytes());

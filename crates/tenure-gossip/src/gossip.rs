@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use rand::rngs::SmallRng;
+use rand::{rngs::SmallRng, seq::SliceRandom};
 
 use crate::{
     election::{Election, ElectionConfig, LeaderChange, Rejected, Vote},
@@ -11,6 +11,11 @@ use crate::{
     spray::{Spray, SprayConfig, SprayMessage},
     time::Time,
 };
+
+/// How many of those that voted here, and are not in the view, get a vote in return each round:
+/// so many at least, and those that hear of too few others up to a bound.
+const ANSWERED: usize = 3;
+const MAX_ANSWERED: usize = 32;
 
 /// What gossip wants done.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -101,7 +106,6 @@ impl Gossip {
 
     /// Up to `count` distinct peers, drawn from the view, or from memory if the view is too small.
     pub fn sample(&mut self, count: usize) -> Vec<PeerId> {
-        use rand::seq::SliceRandom;
         let mut peers = self.spray.neighbours();
         peers.shuffle(&mut self.rng);
         if peers.len() < count {
@@ -138,7 +142,17 @@ impl Gossip {
             let (change, vote) = self.election.handle_timeout(now, &*self.keys, &mut self.rng);
             self.out.extend(change.map(GossipOutput::Leader));
             if let Some(vote) = vote {
-                for peer in self.spray.neighbours() {
+                // Arcs have a direction, and a node to which none leads would hear nothing: it says
+                // so to those it speaks to, and is answered.
+                let mut to = self.spray.neighbours();
+                let mut back: Vec<_> =
+                    self.election.recent_voters(now).filter(|(p, _)| !to.contains(p)).collect();
+                back.shuffle(&mut self.rng);
+                back.sort_by_key(|(_, hungry)| !hungry);
+                let hungry = back.iter().filter(|(_, hungry)| *hungry).count();
+                back.truncate(hungry.clamp(ANSWERED, MAX_ANSWERED));
+                to.extend(back.into_iter().map(|(p, _)| p));
+                for peer in to {
                     self.out.push_back(GossipOutput::Send(peer, Message::Vote(vote.clone())));
                 }
             }

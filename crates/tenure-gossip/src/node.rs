@@ -402,7 +402,7 @@ impl<M: StateMachine, C: Commit> Node<M, C> {
     /// committed, and a majority of the voters has promised to elect nobody else for so long.
     pub fn acting(&self, now: Time) -> Option<Acting> {
         let status = self.commit.status(now);
-        if self.bugs.has(Bug::GateOnHint) && self.gossip.election().leader() == self.me {
+        if self.bugs.has(Bug::GateOnHint) && status.term > 0 && self.gossip.election().leader() == self.me {
             return Some(Acting { term: status.term, until: now + self.config.commit.lease });
         }
         let until = status.acting_until.filter(|_| self.halted.is_none())?;

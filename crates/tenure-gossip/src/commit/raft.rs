@@ -143,17 +143,19 @@ impl Raft {
         self.echoes.acting_until(self.me, &self.members(), self.config.lease, now)
     }
 
+    /// Before this instant no vote is given and none is asked for.
+    fn still_until(&self) -> Time {
+        if self.bugs.has(Bug::VoteWithinLease) { Time::ZERO } else { self.still_until }
+    }
+
     /// Whether this node must not vote: it leads within its lease, or promised another one to keep still.
     fn must_refuse(&self, now: Time) -> bool {
-        if self.bugs.has(Bug::VoteWithinLease) {
-            return false;
-        }
         let leading = self.leads()
             && self
                 .echoes
                 .acting_until(self.me, &self.members(), self.config.lease, now)
                 .is_some_and(|until| now < until);
-        leading || now < self.still_until
+        leading || now < self.still_until()
     }
 
     fn keep(&mut self, entries: Vec<Entry>) {
@@ -282,7 +284,7 @@ impl Raft {
             self.timer = now + self.config.heartbeat;
             return;
         }
-        let base = now.max(self.still_until).max(now + self.config.heartbeat);
+        let base = now.max(self.still_until()).max(now + self.config.heartbeat);
         self.timer = base + self.election_delay();
     }
 
@@ -303,7 +305,7 @@ impl Raft {
             self.timer = Time::NEVER;
             return;
         }
-        if now < self.still_until {
+        if now < self.still_until() {
             self.timer = self.still_until + self.election_delay();
             return;
         }
@@ -325,7 +327,7 @@ impl Raft {
         };
         // A leader that was heard in between is not to be disturbed.
         let current =
-            *term == self.node.current_term().get() + 1 && now >= self.still_until && !self.leads();
+            *term == self.node.current_term().get() + 1 && now >= self.still_until() && !self.leads();
         if current && enough(&members.voters) && enough(&members.next) {
             self.prevotes = None;
             self.echoes.clear();

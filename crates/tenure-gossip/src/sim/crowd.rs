@@ -1,1 +1,316 @@
-//! Gossip alone, for thousands of nodes.
+//! Gossip alone, for thousands of nodes: how fast they agree on a leader, and how long it lasts.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
+
+use rand::{Rng, SeedableRng, rngs::SmallRng};
+
+use super::{
+    network::{Faults, Network},
+    queue::Queue,
+};
+use crate::{
+    bug::Bugs,
+    election::ElectionConfig,
+    gossip::{Gossip, GossipOutput},
+    identity::{Ed25519Keys, Keys, PeerId, StandInKeys},
+    message::Message,
+    spray::SprayConfig,
+    time::Time,
+};
+
+/// How a crowd is made.
+#[derive(Debug, Clone)]
+pub struct CrowdConfig {
+    /// Everything random comes from it.
+    pub seed: u64,
+    /// How many nodes.
+    pub nodes: usize,
+    /// The election they run.
+    pub election: ElectionConfig,
+    /// The network.
+    pub faults: Faults,
+    /// Nodes replaced by new ones every minute, of a thousand.
+    pub churn: u32,
+    /// Real signatures instead of stand-ins.
+    pub real_keys: bool,
+    /// Bugs put back in on purpose.
+    pub bugs: Bugs,
+}
+
+impl CrowdConfig {
+    /// `nodes` nodes on a good network, the default election.
+    pub fn calm(seed: u64, nodes: usize) -> Self {
+        Self {
+            seed,
+            nodes,
+            election: ElectionConfig::default(),
+            faults: Faults::default(),
+            churn: 0,
+            real_keys: false,
+            bugs: Bugs::default(),
+        }
+    }
+}
+
+enum Happening {
+    Timer { node: u32, life: u32 },
+    Arrival { from: u32, to: u32, message: Box<Message> },
+    Churn,
+}
+
+struct Member {
+    id: PeerId,
+    gossip: Option<Gossip>,
+    life: u32,
+    timer: u64,
+}
+
+/// The crowd.
+pub struct Crowd {
+    config: CrowdConfig,
+    now: u64,
+    queue: Queue<Happening>,
+    network: Network,
+    members: Vec<Member>,
+    index_of: BTreeMap<PeerId, u32>,
+    rng: SmallRng,
+    /// Votes and view messages sent.
+    pub sent: u64,
+    /// Changes of mind on any node.
+    pub changes: u64,
+}
+
+impl Crowd {
+    /// A crowd that has joined, one after the other, and starts to vote now.
+    pub fn new(config: CrowdConfig) -> Self {
+        let mut rng = SmallRng::seed_from_u64(config.seed);
+        let members: Vec<_> = (0..config.nodes)
+            .map(|i| {
+                let id = keys_of(i, config.real_keys).id();
+                Member { id, gossip: None, life: 0, timer: u64::MAX }
+            })
+            .collect();
+        let index_of = members.iter().enumerate().map(|(i, m)| (m.id, i as u32)).collect();
+        let first_churn = rng.random_range(1..1_000_000);
+        let mut crowd = Self {
+            now: 1_000_000,
+            queue: Queue::new(),
+            network: Network::new(config.faults),
+            members,
+            index_of,
+            rng,
+            sent: 0,
+            changes: 0,
+            config,
+        };
+        for i in 0..crowd.config.nodes {
+            crowd.join(i, i);
+        }
+        crowd.sent = 0;
+        if crowd.config.churn > 0 {
+            crowd.queue.push(crowd.now + first_churn, Happening::Churn);
+        }
+        crowd
+    }
+
+    /// One round of the election.
+    pub fn round(&self) -> Duration {
+        self.config.election.delta_r
+    }
+
+    /// Milliseconds since the start.
+    pub fn now_ms(&self) -> u64 {
+        (self.now - 1_000_000) / 1_000
+    }
+
+    /// The most named leader that runs, and how many of the running nodes name it.
+    pub fn plurality(&self) -> Option<(usize, usize)> {
+        let mut count: BTreeMap<u32, usize> = BTreeMap::new();
+        for gossip in self.members.iter().filter_map(|m| m.gossip.as_ref()) {
+            let leader = self.index_of[&gossip.election().leader()];
+            if self.members[leader as usize].gossip.is_some() {
+                *count.entry(leader).or_default() += 1;
+            }
+        }
+        count.into_iter().max_by_key(|(_, n)| *n).map(|(i, n)| (i as usize, n))
+    }
+
+    /// The leader that every running node names, if they do.
+    pub fn agreed(&self) -> Option<usize> {
+        self.plurality().filter(|(_, n)| *n == self.running()).map(|(i, _)| i)
+    }
+
+    /// How many nodes run.
+    pub fn running(&self) -> usize {
+        self.members.iter().filter(|m| m.gossip.is_some()).count()
+    }
+
+    /// The mean number of arcs in a view.
+    pub fn mean_view(&self) -> f64 {
+        let arcs: usize =
+            self.members.iter().filter_map(|m| m.gossip.as_ref()).map(|g| g.spray().arcs()).sum();
+        arcs as f64 / self.running().max(1) as f64
+    }
+
+    /// Node `i` is gone without a word.
+    pub fn kill(&mut self, i: usize) {
+        self.members[i].gossip = None;
+        self.members[i].life += 1;
+    }
+
+    /// Cuts the first `n` nodes off from the others, or heals the network (0).
+    pub fn split(&mut self, n: usize) {
+        self.network.heal();
+        if n > 0 {
+            self.network.split(&(0..n).collect(), self.members.len());
+        }
+    }
+
+    /// Lets time pass.
+    pub fn run(&mut self, time: Duration) {
+        let end = self.now + time.as_micros() as u64;
+        while self.queue.next_at().is_some_and(|at| at <= end) {
+            self.step();
+        }
+        self.now = end;
+    }
+
+    /// Rounds until every running node names the same running leader; `None`: not within `limit`.
+    pub fn rounds_to_agreement(&mut self, limit: u32) -> Option<u32> {
+        for rounds in 0..=limit {
+            if self.agreed().is_some() {
+                return Some(rounds);
+            }
+            self.run(self.round());
+        }
+        None
+    }
+
+    fn join(&mut self, i: usize, among: usize) {
+        let seed = self.rng.random();
+        let spray = SprayConfig { memory: 32, ..SprayConfig::default() };
+        let life = self.members[i].life + 1;
+        let mut gossip = Gossip::new(
+            keys_of(i, self.config.real_keys),
+            "sim",
+            self.config.election.clone(),
+            spray,
+            life.into(),
+            Time::from_micros(self.now),
+            SmallRng::seed_from_u64(seed),
+        );
+        #[cfg(any(test, feature = "bugs"))]
+        gossip.inject(self.config.bugs);
+        let start = if among > 0 { self.rng.random_range(0..among) } else { 0 };
+        let contact = (0..among).map(|k| (start + k) % among).find(|c| *c != i && self.members[*c].gossip.is_some());
+        if let Some(contact) = contact {
+            gossip.join(self.members[contact].id);
+        }
+        self.members[i].gossip = Some(gossip);
+        self.members[i].life = life;
+        self.members[i].timer = u64::MAX;
+        // The messages of a join are delivered at once: what is measured is the election.
+        let mut queue = VecDeque::from([i]);
+        while let Some(at) = queue.pop_front() {
+            while let Some(output) = self.members[at].gossip.as_mut().and_then(Gossip::poll_output) {
+                if let GossipOutput::Send(to, Message::Spray(m)) = output {
+                    let from = self.members[at].id;
+                    let to = self.index_of[&to] as usize;
+                    if let Some(gossip) = self.members[to].gossip.as_mut() {
+                        gossip.handle_spray(from, m);
+                        queue.push_back(to);
+                    }
+                }
+            }
+        }
+        self.schedule(i);
+    }
+
+    fn step(&mut self) {
+        let Some((at, happening)) = self.queue.pop() else { return };
+        self.now = at;
+        let now = Time::from_micros(at);
+        match happening {
+            Happening::Timer { node, life } => {
+                let m = &mut self.members[node as usize];
+                if m.life != life || m.timer != at {
+                    return;
+                }
+                m.timer = u64::MAX;
+                if let Some(gossip) = &mut m.gossip {
+                    gossip.handle_timeout(now);
+                }
+                self.after(node as usize);
+            }
+            Happening::Arrival { from, to, message } => {
+                let id = self.members[from as usize].id;
+                let Some(gossip) = self.members[to as usize].gossip.as_mut() else { return };
+                match *message {
+                    Message::Vote(vote) => {
+                        // A vote causes nothing until the next round: no outputs, no timer.
+                        let _ = gossip.handle_vote(now, id, vote);
+                    }
+                    Message::Spray(m) => {
+                        gossip.handle_spray(id, m);
+                        self.after(to as usize);
+                    }
+                    other => debug_assert!(false, "gossip alone sends no {}", other.kind()),
+                }
+            }
+            Happening::Churn => {
+                let victim = self.rng.random_range(0..self.members.len());
+                self.kill(victim);
+                self.join(victim, self.members.len());
+                let per_minute = u64::from(self.config.churn) * self.members.len() as u64;
+                let gap = 60_000_000 * 1_000 / per_minute.max(1);
+                let jitter = self.rng.random_range(0..=gap);
+                self.queue.push(self.now + gap / 2 + jitter, Happening::Churn);
+            }
+        }
+    }
+
+    fn after(&mut self, i: usize) {
+        while let Some(output) = self.members[i].gossip.as_mut().and_then(Gossip::poll_output) {
+            match output {
+                GossipOutput::Send(to, message) => {
+                    self.sent += 1;
+                    let to = self.index_of[&to];
+                    let arrivals = self.network.deliveries(i, to as usize, &mut self.rng);
+                    let mut message = Some(Box::new(message));
+                    let mut arrivals = arrivals.peekable();
+                    while let Some(delay) = arrivals.next() {
+                        let copy = if arrivals.peek().is_some() { message.clone() } else { message.take() };
+                        if let Some(message) = copy {
+                            let arrival = Happening::Arrival { from: i as u32, to, message };
+                            self.queue.push(self.now + delay, arrival);
+                        }
+                    }
+                }
+                GossipOutput::Leader(_) => self.changes += 1,
+            }
+        }
+        self.schedule(i);
+    }
+
+    fn schedule(&mut self, i: usize) {
+        let m = &mut self.members[i];
+        let Some(gossip) = m.gossip.as_ref() else { return };
+        let at = gossip.poll_timeout().as_micros().max(self.now + 1);
+        if at < m.timer {
+            m.timer = at;
+            self.queue.push(at, Happening::Timer { node: i as u32, life: m.life });
+        }
+    }
+}
+
+fn keys_of(i: usize, real: bool) -> Box<dyn Keys> {
+    let secret = *blake3::hash(&(i as u64).to_le_bytes()).as_bytes();
+    if real { Box::new(Ed25519Keys::from_secret(&secret)) } else { Box::new(StandInKeys(PeerId(secret))) }
+}
+
+#[cfg(test)]
+#[path = "crowd_tests.rs"]
+mod tests;

@@ -16,7 +16,7 @@ use crate::{
     bug::{Bug, Bugs},
     commit::{Commit as _, CommitError, MemberChange},
     history::{Hash, Record, TxId},
-    identity::{Keys as _, Ed25519Keys, Keys, PeerId, StandInKeys},
+    identity::{Ed25519Keys, Keys, PeerId, StandInKeys},
     kv::{Kv, KvGoal},
     machine::StateMachine as _,
     message::Message,

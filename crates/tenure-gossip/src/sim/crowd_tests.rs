@@ -1,0 +1,93 @@
+use super::*;
+use crate::{bug::Bug, election::TieBreak};
+
+fn crowd(seed: u64, nodes: usize, change: impl FnOnce(&mut CrowdConfig)) -> Crowd {
+    let mut config = CrowdConfig::calm(seed, nodes);
+    change(&mut config);
+    Crowd::new(config)
+}
+
+/// Rounds until everybody agrees again after the leader is gone.
+fn after_death(crowd: &mut Crowd, limit: u32) -> Option<u32> {
+    crowd.rounds_to_agreement(60)?;
+    crowd.run(Duration::from_secs(5));
+    crowd.kill(crowd.agreed()?);
+    crowd.rounds_to_agreement(limit)
+}
+
+#[test]
+fn a_cold_start_agrees_within_twelve_rounds_up_to_a_thousand_nodes() {
+    for nodes in [1, 2, 3, 5, 7, 10, 30, 100, 300, 1_000] {
+        for seed in 0..3 {
+            let rounds = crowd(seed, nodes, |_| ()).rounds_to_agreement(60);
+            assert!(rounds.is_some_and(|r| r <= 12), "{nodes} nodes, seed {seed}: {rounds:?}");
+        }
+    }
+}
+
+#[test]
+fn a_dead_leader_is_replaced_by_all_within_thirty_rounds() {
+    for nodes in [3, 5, 30, 300] {
+        for seed in 0..3 {
+            let rounds = after_death(&mut crowd(seed, nodes, |_| ()), 60);
+            assert!(rounds.is_some_and(|r| r <= 30), "{nodes} nodes, seed {seed}: {rounds:?}");
+        }
+    }
+}
+
+#[test]
+fn an_hour_at_ten_percent_loss_sees_no_change_of_leader() {
+    for nodes in [3, 7, 30] {
+        let mut c = crowd(1, nodes, |c| c.faults.loss = 100);
+        c.rounds_to_agreement(60).expect("agreement");
+        c.run(Duration::from_secs(5));
+        let before = c.changes;
+        c.run(Duration::from_secs(3_600));
+        assert_eq!(c.changes - before, 0, "{nodes} nodes");
+    }
+}
+
+#[test]
+fn two_halves_agree_again_after_a_partition() {
+    for nodes in [4, 20, 100] {
+        let mut c = crowd(3, nodes, |_| ());
+        c.rounds_to_agreement(60).expect("agreement");
+        c.split(nodes / 2);
+        c.run(Duration::from_secs(30));
+        assert!(c.agreed().is_none(), "{nodes} nodes: two halves have two leaders");
+        c.split(0);
+        let rounds = c.rounds_to_agreement(400);
+        assert!(rounds.is_some(), "{nodes} nodes never agree again");
+    }
+}
+
+#[test]
+fn real_signatures_change_nothing() {
+    let rounds = crowd(5, 40, |c| c.real_keys = true).rounds_to_agreement(60);
+    assert!(rounds.is_some_and(|r| r <= 12), "{rounds:?}");
+}
+
+#[test]
+fn a_random_tie_is_caught_by_the_time_to_agreement() {
+    let mut slow = crowd(1, 1_000, |c| c.bugs = Bugs::only(Bug::RandomTie));
+    assert!(slow.rounds_to_agreement(12).is_none(), "random ties agreed as fast as ranked ones");
+}
+
+#[test]
+fn relayed_time_stamps_are_caught_by_a_leader_that_does_not_die() {
+    let mut c = crowd(1, 30, |c| c.bugs = Bugs::only(Bug::RelayedStamps));
+    assert_eq!(after_death(&mut c, 60), None, "the dead leader was forgotten");
+}
+
+#[test]
+fn votes_of_stale_neighbours_are_caught_by_a_leader_that_does_not_die() {
+    let mut c = crowd(1, 30, |c| c.bugs = Bugs::only(Bug::StaleNeighbours));
+    assert_eq!(after_death(&mut c, 60), None, "the dead leader was forgotten");
+}
+
+#[test]
+fn the_documented_mode_agrees_in_a_small_group() {
+    let mut c = crowd(2, 5, |c| c.election = ElectionConfig::documented());
+    assert_eq!(c.config.election.tie, TieBreak::Random);
+    assert!(c.rounds_to_agreement(200).is_some());
+}
