@@ -1,4 +1,74 @@
 //! Exactly one acting leader per role, on the PostgreSQL you already run.
+//!
+//! ```no_run
+//! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+//! use std::time::Duration;
+//! use tenure::Leadership;
+//!
+//! let (member, lock) = tenure::lead("postgresql://localhost/app", "scheduler").await?;
+//! lock.wait_for_leadership(None).await;
+//! let act = lock.begin_act(Duration::from_secs(1))?; // refused unless the lease covers it
+//! // … what only the leader may do, with act.epoch() as its fencing token …
+//! act.finish()?;                                     // or: the effect is uncertain
+//! member.shutdown(None).await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What it guarantees
+//!
+//! 1. **Exclusive.** For one role there are never two open gates at the same instant: not after a
+//!    crash, freeze, partition, half-open TCP, terminated session, database restart, crash or
+//!    failover, in any order.
+//! 2. **Fenced.** Epochs of a role strictly increase, also across a failover that lost commits. A
+//!    write fenced with an old epoch cannot commit after a newer one was issued ([`fence`]).
+//! 3. **Prompt.** A new leader acts within the bounds below.
+//! 4. **Fail closed.** Any doubt shuts the gate first and asks afterwards.
+//! 5. **No leak.** A lock is held once or not at all; every way out releases.
+//! 6. **Quiet.** Two sessions and a few short statements per heartbeat, whatever the number of roles.
+//! 7. **Honest.** A setup on which this cannot hold is refused at start ([`preflight`]).
+//!
+//! It assumes that clock *rates* differ by less than the margin (10 % + 250 ms of 3 s), that the clock
+//! runs on while a virtual machine is paused, and that the database has one primary at a time, or
+//! that every standby that may be promoted must acknowledge commits.
+//!
+//! # What it does not guarantee
+//!
+//! A process may be paused between the gate's yes and its effect. No check inside the process can
+//! prevent that; the fence in the database can, and an [`Act`] tells afterwards that its effect is
+//! *uncertain*.
+//!
+//! # Who is authoritative
+//!
+//! The database decides who holds a role: a session advisory lock, and a row that carries the epoch.
+//! A clock of ours only ever *shortens* trust: the gate's deadline is the time a successful heartbeat
+//! was **sent**, plus the lease. No wall clock takes part in any decision about safety.
+//!
+//! ```text
+//!             seat: role locks, member lock, heartbeat, LISTEN
+//!  member A ───────────────────────────────────────────────────►  PostgreSQL
+//!             sentinel: waits for member B's death                 idle_session_timeout
+//!                                                                  = lease + margin
+//!
+//!  gate of A open    |======beat====beat====beat====|             deadline = last sent + lease
+//!  A frozen                            ^ last beat sent            |
+//!  server ends A's seat                |--- lease + margin --->|   |
+//!  B saw that beat                      ^ ≤ 1.2 heartbeats later
+//!  gate of B opens                        |---- lease + margin --->|=====
+//! ```
+//!
+//! | fault | `exclusive` | `fenced` |
+//! |---|---|---|
+//! | step-down, shutdown | one notification (ms) | ms |
+//! | crash, terminated session | ≤ lease + margin (+ 1.2 heartbeats) | ms |
+//! | freeze, partition, host loss | ≤ lease + 2 margins + 1.2 heartbeats | ≤ lease + margin |
+//! | database restart, crash, failover | reconnect + lease + margin | reconnect |
+//!
+//! # Where things are
+//!
+//! [`Member`] is one process, [`LeaderLock`] one role of it, [`LeaderGate`] the choke point every
+//! act passes. Inside: `engine` decides (pure), `actor` carries out, `seat` and `sentinel` speak to
+//! the database over a `line`, and the SQL functions in `sql/` are the other half of the protocol.
 
 mod actor;
 pub mod config;
