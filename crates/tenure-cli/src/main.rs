@@ -1,3 +1,69 @@
-//! The `tenure` program.
+//! The `tenure` program: run a program only while it leads.
+//!
+//! A thin face on the library. Each command has a file; arguments as typed ([`args`]) become a
+//! setting as meant ([`setting`]); everything ends in one of six exit codes ([`exit`]).
+//!
+//! # What it guarantees
+//!
+//! - A child runs only while this process leads, and all its descendants are gone before the lease
+//!   ends: see [`guardian`], which is a process of its own.
+//! - Events and exit codes are contract: see [`events`] and [`exit`].
+//! - It prints no password, and no debug dump.
+//!
+//! # Who is authoritative
+//!
+//! The database about who leads, the library's gate about whether this process does, the guardian
+//! about when a child must end. Nothing here decides any of that.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "it is a command-line program")]
 
-fn main() {}
+mod acquire;
+mod args;
+mod child;
+mod events;
+mod exit;
+mod guardian;
+mod hooks;
+mod run;
+mod setting;
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use args::{Cli, Command};
+use exit::{Exit, Failure};
+
+fn main() -> ExitCode {
+    let mut args = std::env::args_os();
+    let called = args.next().unwrap_or_default();
+    if Path::new(&called).file_name() == Some(guardian::NAME.as_ref()) {
+        // Before anything else: the guardian stays small.
+        return guardian::main(args.collect::<Vec<OsString>>());
+    }
+    let cli = Cli::parse();
+    if let Ok(filter) = std::env::var("TENURE_LOG") {
+        let filter = tracing_subscriber::EnvFilter::new(filter);
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    }
+    match dispatch(cli.command) {
+        Ok(exit) => exit.into(),
+        Err(failure) => {
+            eprintln!("tenure: {failure}");
+            failure.exit.into()
+        }
+    }
+}
+
+fn dispatch(command: Command) -> Result<Exit, Failure> {
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    runtime.block_on(async {
+        match command {
+            Command::Run(args) => run::run(args).await,
+            Command::Acquire(args) => acquire::acquire(args).await,
+            _ => Err(Failure::usage("not yet")),
+        }
+    })
+}

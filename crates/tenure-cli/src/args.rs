@@ -1,0 +1,411 @@
+//! The command line as typed. [`crate::setting`] makes of it what is meant.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+use tenure::{LockKey, TakeoverPolicy};
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  clean
+  1  not the leader, not acquired, or an order or audit that failed
+  2  wrong usage or configuration
+  3  refused by the preflight: `tenure check` says why
+  4  leadership lost, and not to be acquired again
+  5  database unreachable
+  A child's own code is passed on (128+n for signal n, 126 not executable, 127 not found).
+
+The database: --dsn, else $TENURE_DSN, $PG_DSN, $PG_CONN_STRING, else libpq's own variables,
+else a private PostgreSQL on this machine (one leader per MACHINE; see `tenure embedded`).
+$TENURE_LOG=info writes the library's log to standard error.";
+
+const RUN_NOTES: &str = "\
+With CMD: it starts once the gate is open, with TENURE_ROLE, TENURE_EPOCH and TENURE_MEMBER in its
+environment. All its descendants are gone before the lease ends, also when tenure itself is frozen
+or killed: a process called tenure-guardian sees to that. It cannot cover a pause of the whole
+machine or container, processes under another user (set-uid), nor work that CMD handed to a daemon
+(docker run, systemd-run). Under --policy fenced the next leader starts at once, so the old child
+overlaps it by its --grace: every effect must carry the epoch.
+
+CMD's exit ends the tenure and its code is tenure's; --restart starts it again instead. SIGTERM and
+SIGINT drain, release and exit 0; a second one kills the child at once. Events go to standard output,
+or to standard error when there is a CMD.";
+
+/// One acting leader among many processes, on PostgreSQL
+#[derive(Debug, Parser)]
+#[command(name = "tenure", version, about, after_help = EXIT_CODES, max_term_width = 100)]
+#[command(
+    disable_help_subcommand = true,
+    subcommand_required = true,
+    arg_required_else_help = true
+)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Take part in the election of a role, and run a program only while it leads
+    Run(Run),
+    /// Try once to lead: exit 0 if won, 1 if not
+    Acquire(Acquire),
+    /// Show who leads, who waits, and who else holds the locks
+    Status(Status),
+    /// Ask a role's leader, wherever it runs, to drain and hand over
+    StepDown(StepDown),
+    /// List the latest terms of a role
+    History(History),
+    /// Check the durable record: epochs increase, no two terms of a role overlap
+    Audit(Audit),
+    /// Look the server over, line by line, with remedies
+    Check(Check),
+    /// Let nobody lead a role; its leader drains
+    Pause(Order),
+    /// End a pause
+    Resume(Order),
+    /// Free a role's lock by force: the last resort
+    Release(Release),
+    /// Write a support bundle without secrets
+    Doctor(Doctor),
+    /// Create the schema, or bring it up to date
+    Migrate(Migrate),
+    /// Show a role's lock key, and the SQL that computes it
+    Key(Key),
+    /// The private PostgreSQL of this machine
+    Embedded(EmbeddedArgs),
+    /// Watch three members survive kill, freeze, partition, handover and a database restart
+    Demo(Demo),
+    /// Print a completion script for a shell
+    Completions(Completions),
+    /// Write the manual pages
+    Man(Man),
+}
+
+/// Which database.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Database")]
+pub(crate) struct Database {
+    /// Connection string, as libpq takes it [default: $TENURE_DSN, $PG_DSN, $PG_CONN_STRING]
+    #[arg(long, value_name = "DSN", hide_env_values = true)]
+    pub(crate) dsn: Option<String>,
+    /// Configuration file (TOML) [default: $TENURE_CONFIG]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+}
+
+/// Which role: by name, by key, or both.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct RoleArgs {
+    /// The role's name (optional when a key is given)
+    #[arg(long, value_name = "NAME")]
+    pub(crate) role: Option<String>,
+    /// Its advisory lock key: 42, 0x2a, or 1,100 [default: from the name]
+    #[arg(long, value_name = "KEY", allow_hyphen_values = true, conflicts_with_all = ["key1", "key2"])]
+    pub(crate) key: Option<LockKey>,
+    /// First half of a key of two 32-bit integers
+    #[arg(long, value_name = "INT", allow_hyphen_values = true, requires = "key2")]
+    pub(crate) key1: Option<i32>,
+    /// Second half
+    #[arg(long, value_name = "INT", allow_hyphen_values = true, requires = "key1")]
+    pub(crate) key2: Option<i32>,
+}
+
+/// How to take part.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Election")]
+pub(crate) struct Taking {
+    /// exclusive: never two at once; fenced: at once, for effects that carry the epoch
+    #[arg(long, value_name = "POLICY", value_parser = policy)]
+    pub(crate) policy: Option<TakeoverPolicy>,
+    /// Interval between heartbeats [default: 1s]
+    #[arg(long, alias = "health-interval", value_name = "TIME", value_parser = period)]
+    pub(crate) heartbeat: Option<Duration>,
+    /// How long a leader may act after its last heartbeat [default: 3 heartbeats]
+    #[arg(long, value_name = "TIME", value_parser = period)]
+    pub(crate) lease: Option<Duration>,
+    /// From SIGTERM to SIGKILL, within the lease [default: a sixth of it]
+    #[arg(long, value_name = "TIME", value_parser = period)]
+    pub(crate) grace: Option<Duration>,
+    /// How long to try to win a lost session's role back before it counts as lost
+    #[arg(long, value_name = "TIME", value_parser = period)]
+    pub(crate) reconnect_grace: Option<Duration>,
+    /// First pause between attempts on a failing database [default: 200ms]
+    #[arg(long, value_name = "TIME", value_parser = period)]
+    pub(crate) retry_base: Option<Duration>,
+    /// Longest pause between attempts [default: 5s]
+    #[arg(long, value_name = "TIME", value_parser = period)]
+    pub(crate) retry_max: Option<Duration>,
+    /// A higher one gets a head start when the role is free [default: 0]
+    #[arg(long, value_name = "INT", allow_hyphen_values = true)]
+    pub(crate) priority: Option<i32>,
+    /// Use the lock alone, no tables: no epochs, no fence, no remote orders
+    #[arg(long)]
+    pub(crate) lock_only: bool,
+    /// What stands for the host's name in this member's identity
+    #[arg(long, value_name = "NAME")]
+    pub(crate) instance: Option<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = RUN_NOTES)]
+pub(crate) struct Run {
+    #[command(flatten)]
+    pub(crate) role: RoleArgs,
+    #[command(flatten)]
+    pub(crate) database: Database,
+    #[command(flatten)]
+    pub(crate) taking: Taking,
+    /// Stop after the first term instead of campaigning again (a lost one: exit 4)
+    #[arg(long)]
+    pub(crate) no_auto_reacquire: bool,
+    /// Start CMD again when it exits
+    #[arg(long, requires = "command")]
+    pub(crate) restart: bool,
+    /// How events are written
+    #[arg(long, value_enum, default_value_t, value_name = "FORM")]
+    pub(crate) output: Output,
+    #[command(flatten)]
+    pub(crate) hooks: Hooks,
+    /// The program to run while leading
+    #[arg(last = true, value_name = "CMD")]
+    pub(crate) command: Vec<OsString>,
+}
+
+/// What else to run; each by `sh -c`, with TENURE_EVENT beside the child's variables.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Hooks")]
+pub(crate) struct Hooks {
+    /// Run when a term begins
+    #[arg(long, value_name = "CMD")]
+    pub(crate) on_acquired: Option<String>,
+    /// Run when a term ended against the leader's will
+    #[arg(long, value_name = "CMD")]
+    pub(crate) on_lost: Option<String>,
+    /// Run when a term ended as asked for
+    #[arg(long, value_name = "CMD")]
+    pub(crate) on_released: Option<String>,
+    /// An application check: failing --health-failures times it steps down
+    #[arg(long, value_name = "CMD")]
+    pub(crate) health: Option<String>,
+    /// Pause between checks
+    #[arg(long, value_name = "TIME", value_parser = period, default_value = "5s")]
+    pub(crate) health_every: Duration,
+    /// A check that takes longer has failed
+    #[arg(long, value_name = "TIME", value_parser = period, default_value = "5s")]
+    pub(crate) health_timeout: Duration,
+    /// How many checks in a row must fail
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) health_failures: u32,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Acquire {
+    #[command(flatten)]
+    pub(crate) role: RoleArgs,
+    #[command(flatten)]
+    pub(crate) database: Database,
+    #[command(flatten)]
+    pub(crate) taking: Taking,
+    /// How long to wait for the role [default: one attempt]
+    #[arg(long, value_name = "TIME", value_parser = period)]
+    pub(crate) wait: Option<Duration>,
+    /// The program to run once under the lock; its code is tenure's
+    #[arg(last = true, value_name = "CMD")]
+    pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Status {
+    #[command(flatten)]
+    pub(crate) role: RoleArgs,
+    #[command(flatten)]
+    pub(crate) database: Database,
+    /// As JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Again every second until interrupted
+    #[arg(long)]
+    pub(crate) watch: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct StepDown {
+    #[command(flatten)]
+    pub(crate) order: Order,
+    /// Who should lead next: a member's identity, or a part of it that only one has
+    #[arg(long, value_name = "MEMBER")]
+    pub(crate) to: Option<String>,
+    /// How long to wait for the successor
+    #[arg(long, value_name = "TIME", value_parser = period, default_value = "30s")]
+    pub(crate) timeout: Duration,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Order {
+    #[command(flatten)]
+    pub(crate) role: RoleArgs,
+    #[command(flatten)]
+    pub(crate) database: Database,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct History {
+    #[command(flatten)]
+    pub(crate) order: Order,
+    /// How many terms, the latest first
+    #[arg(long, default_value_t = 20, value_name = "N")]
+    pub(crate) limit: u32,
+    /// As JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Audit {
+    #[command(flatten)]
+    pub(crate) order: Order,
+    /// As JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Check {
+    #[command(flatten)]
+    pub(crate) database: Database,
+    #[command(flatten)]
+    pub(crate) taking: Taking,
+    /// As JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Release {
+    #[command(flatten)]
+    pub(crate) order: Order,
+    /// Yes, end the session that holds the lock, whoever's it is; it is recorded
+    #[arg(long)]
+    pub(crate) force: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Doctor {
+    #[command(flatten)]
+    pub(crate) database: Database,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Migrate {
+    #[command(flatten)]
+    pub(crate) database: Database,
+    /// Print the SQL instead of running it
+    #[arg(long)]
+    pub(crate) print: bool,
+    /// Print the grants that a login role needs to take part
+    #[arg(long, value_name = "ROLE", conflicts_with = "print")]
+    pub(crate) print_grants: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Key {
+    /// The role's name
+    pub(crate) name: String,
+    /// As JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct EmbeddedArgs {
+    #[command(subcommand)]
+    pub(crate) action: EmbeddedAction,
+}
+
+#[derive(Debug, Clone, Copy, Subcommand)]
+pub(crate) enum EmbeddedAction {
+    /// Whether it runs, and how to connect
+    Status,
+    /// Stop it for everybody; the data stays
+    Stop,
+    /// The folder that holds it
+    Path,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Demo {
+    /// Go on for so long; it always ends with a whole round of faults
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) seconds: u64,
+    /// Fixes the order of the faults [default: kill, freeze, partition, handover, restart]
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
+    /// Plain lines, also on a terminal
+    #[arg(long)]
+    pub(crate) plain: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Completions {
+    /// Which shell
+    pub(crate) shell: Shell,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Man {
+    /// The folder to write one page per command to [default: one page to standard output]
+    pub(crate) folder: Option<PathBuf>,
+}
+
+/// How events are written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Output {
+    /// For people
+    #[default]
+    Text,
+    /// One object per line
+    Json,
+    /// Nothing at all
+    #[value(skip)]
+    Quiet,
+}
+
+/// `3s`, `250ms`, `1m 30s`, or a plain number of seconds.
+fn period(text: &str) -> Result<Duration, String> {
+    let text = text.trim();
+    let parsed = match text.parse::<f64>() {
+        Ok(seconds) => Duration::try_from_secs_f64(seconds).ok(),
+        Err(_) => humantime::parse_duration(text).ok(),
+    };
+    parsed.ok_or_else(|| "write 3s, 250ms, or a number of seconds".to_owned())
+}
+
+fn policy(text: &str) -> Result<TakeoverPolicy, String> {
+    text.parse().map_err(|_| "write exclusive or fenced".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_time_is_what_people_write() {
+        assert_eq!(period("3s"), Ok(Duration::from_secs(3)));
+        assert_eq!(period("250ms"), Ok(Duration::from_millis(250)));
+        assert_eq!(period("0.5"), Ok(Duration::from_millis(500)));
+        assert_eq!(period("5"), Ok(Duration::from_secs(5)));
+        for bad in ["", "-1", "soon", "inf", "NaN", "1e400"] {
+            assert!(period(bad).is_err(), "{bad}");
+        }
+    }
+}

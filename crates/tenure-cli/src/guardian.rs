@@ -1,0 +1,266 @@
+//! The guardian: the process that sees to it that a child does not outlive the lease.
+//!
+//! ```text
+//!   tenure ──── socket: deadlines, stop ───► tenure-guardian ── fork ──► CMD ──► its children …
+//!          ◄─── started, gone ─────────────  (subreaper, own session)
+//! ```
+//!
+//! It is a process of its own because `tenure` may be frozen or killed at any instant; and it is
+//! the parent of the child because then the kernel does the book-keeping: whoever is orphaned below
+//! a subreaper becomes its child, whatever session or group it fled to. So "nobody is left" is one
+//! fact, not a search: `wait` says that there is no child.
+//!
+//! # What it guarantees
+//!
+//! - No descendant of CMD lives on when the gate's deadline has come: SIGTERM to all of them at
+//!   `deadline − grace`, SIGKILL from `deadline − reserve` on until none is left.
+//! - The same, without grace, at once, when `tenure` is gone (the socket says so, whatever killed it).
+//! - It has no deadline of its own: it only hears of later ones. No news ends the child.
+//!
+//! # What it does not
+//!
+//! A pause of the whole machine or container stops the guardian too; so does a SIGSTOP sent to it.
+//! A process under another user (set-uid), or in uninterruptible sleep, cannot be killed by it.
+//! What the child asked a daemon to do (`docker run`, `systemd-run`, `at`) is no descendant.
+//!
+//! | what happens | what it does |
+//! |---|---|
+//! | `tenure` killed | end of the socket: SIGKILL to all, at once |
+//! | `tenure` frozen, or its database unreachable | no later deadline comes: SIGTERM, SIGKILL |
+//! | the child exits, its children do not | SIGTERM to them, grace, SIGKILL |
+//! | the guardian is killed | the kernel kills CMD; its orphans fall to `tenure`, which kills them |
+//! | SIGTERM to everybody (a service manager) | blocked: the guardian is the last to leave |
+
+pub(crate) mod kin;
+mod watch;
+pub(crate) mod wire;
+
+use std::ffi::OsString;
+use std::io::{IoSliceMut, Stdin};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Command, ExitCode, ExitStatus, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use nix::sys::signal::SigSet;
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recv, recvmsg, send,
+};
+use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
+};
+use tenure::{BootClock, Clock, Tick};
+
+use watch::{Order, Watch, Why};
+use wire::{Frame, Report, Word};
+
+/// The name by which it is started, and seen in `ps`.
+pub(crate) const NAME: &str = "tenure-guardian";
+
+/// How often the killed are counted.
+const SWEEP: Duration = Duration::from_millis(2);
+
+/// Runs the guardian; `args` are the grace and the reserve in nanoseconds, then CMD.
+pub(crate) fn main(args: Vec<OsString>) -> ExitCode {
+    match guard(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        // Nobody reads this but a person who started it by hand: `tenure` sees the socket end.
+        Err(error) => {
+            eprintln!("{NAME}: {error:#}; it is started by `tenure run`, not by hand");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn guard(args: Vec<OsString>) -> anyhow::Result<()> {
+    let mut args = args.into_iter();
+    let mut nanos = || -> anyhow::Result<Duration> {
+        let text = args.next().context("it lacks its timings")?;
+        Ok(Duration::from_nanos(text.to_string_lossy().parse().context("a timing is no number")?))
+    };
+    let (grace, reserve) = (nanos()?, nanos()?);
+    let program = args.next().context("it lacks a command")?;
+    let socket = std::io::stdin();
+    let (deadline, stdin) = hello(&socket)?;
+
+    rustix::thread::set_name(c"tenure-guardian")?;
+    // Its own session: what is sent to the terminal's or the starter's group does not reach it.
+    rustix::process::setsid()?;
+    rustix::process::set_child_subreaper(Some(getpid()))?;
+    // All signals wait, so that a service manager's SIGTERM to everybody leaves it at its post.
+    // The standard library gives the child an empty mask again.
+    let all = SigSet::all();
+    all.thread_block()?;
+    let signals = SignalFd::with_flags(&all, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
+    let timer = timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC)?;
+
+    let mut watch = Watch::new(deadline, grace, reserve);
+    if watch.timeout(BootClock.now()) != Order::Nothing {
+        return tell(&socket, Report::Gone { status: 0, why: Why::LeaseEnded });
+    }
+    let mut command = Command::new(program);
+    command.args(args).stdin(Stdio::from(stdin)).process_group(0);
+    die_with_the_guardian(&mut command);
+    let child = match command.spawn() {
+        Ok(child) => Pid::from_child(&child),
+        Err(error) => {
+            let errno = error.raw_os_error().unwrap_or(0);
+            return tell(&socket, Report::NotStarted { errno });
+        }
+    };
+    drop(command);
+    tell(&socket, Report::Started { pid: child.as_raw_pid() })?;
+
+    let mut frame = Frame::default();
+    let mut status = None;
+    let mut connected = true;
+    loop {
+        // Whoever ended is counted before anything is decided.
+        let mut order = watch.timeout(BootClock.now());
+        while let Some((pid, ended)) = reap()? {
+            if pid == child {
+                status = Some(ended);
+                order = order.max(watch.child_exited(BootClock.now()));
+            }
+        }
+        carry_out(order);
+        if is_childless() {
+            let status = status.unwrap_or_default();
+            return tell(&socket, Report::Gone { status, why: watch.why() });
+        }
+        let killing = watch.is_killing();
+        if killing {
+            carry_out(Order::Kill);
+        } else {
+            arm(&timer, watch.next())?;
+        }
+        let wait = Timespec::try_from(SWEEP)?;
+        let mut fds =
+            vec![PollFd::new(&timer, PollFlags::IN), PollFd::new(&signals, PollFlags::IN)];
+        if connected {
+            fds.push(PollFd::new(&socket, PollFlags::IN));
+        }
+        match poll(&mut fds, killing.then_some(&wait)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        while let Ok(Some(_)) = signals.read_signal() {}
+        while connected {
+            match recv(&socket, frame.rest(), RecvFlags::DONTWAIT) {
+                Ok((_, 0)) => {
+                    connected = false;
+                    watch.orphaned();
+                }
+                Ok((_, read)) => match frame.filled(read).and_then(Word::read) {
+                    Some(Word::Deadline(deadline)) => watch.extend(deadline),
+                    Some(Word::Stop(grace)) => carry_out(watch.stop(grace, BootClock.now())),
+                    None => {}
+                },
+                Err(Errno::AGAIN | Errno::INTR) => break,
+                Err(_) => {
+                    connected = false;
+                    watch.orphaned();
+                }
+            }
+        }
+    }
+}
+
+/// The first deadline, and what is to be the child's standard input: the guardian's own is the
+/// socket.
+fn hello(socket: &Stdin) -> anyhow::Result<(Tick, OwnedFd)> {
+    let mut frame = Frame::default();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut parts = [IoSliceMut::new(frame.rest())];
+    let got = recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)
+        .context("its standard input is no socket")?;
+    let stdin = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+        _ => None,
+    });
+    match (frame.filled(got.bytes).and_then(Word::read), stdin) {
+        (Some(Word::Deadline(deadline)), Some(stdin)) => Ok((deadline, stdin)),
+        _ => bail!("it was not told its deadline"),
+    }
+}
+
+/// The last net: if the guardian itself is killed, the kernel kills the child.
+#[allow(unsafe_code, reason = "the standard library has no safe way to set a parent-death signal")]
+fn die_with_the_guardian(command: &mut Command) {
+    // SAFETY: between fork and exec only async-signal-safe calls are allowed; this is one bare
+    // system call that touches no memory of ours.
+    unsafe {
+        command.pre_exec(|| {
+            rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+            Ok(())
+        });
+    }
+}
+
+fn tell(socket: &Stdin, report: Report) -> anyhow::Result<()> {
+    // A starter that is gone does not need to know.
+    match send(socket.as_fd(), &report.write(), SendFlags::NOSIGNAL) {
+        Ok(_) | Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn carry_out(order: Order) {
+    match order {
+        Order::Nothing => {}
+        Order::Terminate => {
+            for pid in kin::descendants() {
+                let _ = kill_process(pid, Signal::TERM);
+                // One that is stopped would not hear it.
+                let _ = kill_process(pid, Signal::CONT);
+            }
+        }
+        Order::Kill => {
+            for pid in kin::descendants() {
+                let _ = kill_process(pid, Signal::KILL);
+            }
+        }
+    }
+}
+
+/// One descendant that ended, and how.
+fn reap() -> anyhow::Result<Option<(Pid, i32)>> {
+    match rustix::process::wait(WaitOptions::NOHANG) {
+        Ok(Some((pid, status))) => Ok(Some((pid, status.as_raw()))),
+        Ok(None) | Err(Errno::CHILD | Errno::INTR) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Orphans below a subreaper become its children: without a child there is no descendant.
+fn is_childless() -> bool {
+    use rustix::process::{WaitId, WaitIdOptions, waitid};
+    let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    matches!(waitid(WaitId::All, look), Err(Errno::CHILD))
+}
+
+fn arm(timer: &OwnedFd, at: Tick) -> anyhow::Result<()> {
+    let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+    // A zero would disarm it.
+    let at = Duration::from_nanos(at.as_nanos().max(1));
+    let spec = Itimerspec { it_interval: zero, it_value: Timespec::try_from(at)? };
+    timerfd_settime(timer, TimerfdTimerFlags::ABSTIME, &spec)?;
+    Ok(())
+}
+
+/// The exit code that stands for a wait status, as shells have it.
+pub(crate) fn exit_code(status: i32) -> u8 {
+    let status = ExitStatus::from_raw(status);
+    let code = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1);
+    u8::try_from(code).unwrap_or(1)
+}
+
+pub(crate) use watch::Why as EndedBy;

@@ -1,0 +1,146 @@
+//! What else `run` runs: hooks on events, and the application's health check.
+//!
+//! Hooks are short words to the outside, run one after another in the order of events. They are not
+//! guarded: what must not outlive the lease belongs into CMD.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use tenure::{Epoch, LeaderLock, Leadership, Notice};
+use tokio::process::Command;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use crate::args::Hooks;
+use crate::events::Events;
+
+/// A hook that takes longer is killed.
+pub(crate) const HOOK_LIMIT: Duration = Duration::from_secs(10);
+
+/// Runs hooks beside the election.
+#[derive(Debug)]
+pub(crate) struct HookRunner {
+    hooks: Hooks,
+    queue: mpsc::UnboundedSender<(String, &'static str, Epoch)>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl HookRunner {
+    pub(crate) fn start(hooks: &Hooks, events: &Events, role: &str, member: &str) -> Self {
+        let (queue, mut inbox) = mpsc::unbounded_channel::<(String, &'static str, Epoch)>();
+        let (events, role, member) = (events.clone(), role.to_owned(), member.to_owned());
+        let task = tokio::spawn(async move {
+            while let Some((command, event, epoch)) = inbox.recv().await {
+                let env = variables(&role, &member, Some(epoch));
+                if let Err(why) = shell(&command, &env, event, HOOK_LIMIT).await {
+                    events.tell("error", Some(epoch), format!("the hook of `{event}` {why}"));
+                }
+            }
+        });
+        HookRunner { hooks: hooks.clone(), queue, task }
+    }
+
+    pub(crate) fn notice(&self, notice: &Notice) {
+        let (hook, event, epoch) = match notice {
+            Notice::Acquired { epoch } => (&self.hooks.on_acquired, "acquired", *epoch),
+            Notice::Lost { epoch, .. } => (&self.hooks.on_lost, "lost", *epoch),
+            Notice::Released { epoch } => (&self.hooks.on_released, "released", *epoch),
+            Notice::StateChange { .. }
+            | Notice::AcquireFailed { .. }
+            | Notice::Error(_)
+            | Notice::Stopped
+            | Notice::Late { .. }
+            | Notice::Well { .. }
+            | Notice::Recovered { .. } => return,
+        };
+        if let Some(hook) = hook {
+            let _ = self.queue.send((hook.clone(), event, epoch));
+        }
+    }
+
+    /// Runs what is still queued.
+    pub(crate) async fn finish(self) {
+        drop(self.queue);
+        let _ = timeout(HOOK_LIMIT, self.task).await;
+    }
+}
+
+/// Asks the application again and again. While it is ill this member is not ready to lead, and a
+/// leader steps down.
+pub(crate) async fn watch_health(hooks: Hooks, lock: LeaderLock, events: Events, member: String) {
+    let Some(command) = hooks.health else { return std::future::pending().await };
+    let mut failures = 0;
+    loop {
+        let epoch = lock.gate().epoch();
+        let env = variables(lock.role().as_str(), &member, epoch);
+        match shell(&command, &env, "health", hooks.health_timeout).await {
+            Ok(()) => {
+                if failures >= hooks.health_failures {
+                    let _ = lock.set_ready(true);
+                    events.tell("healthy", epoch, "the health check passes again");
+                }
+                failures = 0;
+            }
+            Err(why) => {
+                failures += 1;
+                let limit = hooks.health_failures;
+                events.tell(
+                    "unhealthy",
+                    epoch,
+                    format!("the health check {why} ({failures} of {limit})"),
+                );
+                if failures == limit {
+                    let _ = lock.set_ready(false);
+                }
+                // Also later: it may have won since because nobody else was there.
+                if failures >= limit && lock.is_leader() {
+                    events.tell("error", epoch, "stepping down: the health check keeps failing");
+                    let _ = lock.step_down(None).await;
+                }
+            }
+        }
+        tokio::time::sleep(hooks.health_every).await;
+    }
+}
+
+/// What every program we start is told.
+pub(crate) fn variables(
+    role: &str,
+    member: &str,
+    epoch: Option<Epoch>,
+) -> Vec<(&'static str, String)> {
+    let mut env = vec![("TENURE_ROLE", role.to_owned()), ("TENURE_MEMBER", member.to_owned())];
+    if let Some(epoch) = epoch {
+        env.push(("TENURE_EPOCH", epoch.get().to_string()));
+    }
+    env
+}
+
+/// Runs a shell command to its end; its output goes to standard error, so that it never mixes with
+/// events or with a child's output.
+async fn shell(
+    command: &str,
+    env: &[(&'static str, String)],
+    event: &str,
+    within: Duration,
+) -> Result<(), String> {
+    let stderr = rustix::io::dup(rustix::stdio::stderr()).map_err(|e| format!("failed: {e}"))?;
+    let mut child = Command::new("/bin/sh")
+        .args(["-c", command])
+        .envs(env.iter().map(|(name, value)| (name, value)))
+        .env("TENURE_EVENT", event)
+        .stdin(Stdio::null())
+        .stdout(Stdio::from(stderr))
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(|error| format!("could not be started: {error}"))?;
+    match timeout(within, child.wait()).await {
+        Ok(Ok(status)) if status.success() => Ok(()),
+        Ok(Ok(status)) => Err(format!("failed ({status})")),
+        Ok(Err(error)) => Err(format!("failed: {error}")),
+        Err(_) => {
+            let _ = child.kill().await;
+            Err(format!("took longer than {within:?}"))
+        }
+    }
+}
