@@ -12,6 +12,13 @@ create table tenure.origin (
     lineage  text not null
 );
 
+create unlogged table tenure.boot (
+    -- Empty after every crash: also after one that the postmaster survives (a killed backend), in
+    -- which acknowledged beats are lost although pg_postmaster_start_time() stays what it was.
+    only_row boolean primary key default true check (only_row),
+    mark     text not null
+);
+
 create table tenure.member (
     identity      text primary key check (length(identity) between 1 and 255),
     host          text not null,

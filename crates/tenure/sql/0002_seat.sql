@@ -12,8 +12,12 @@ create function tenure.lineage() returns text language sql volatile as $$
            ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::integer
 $$;
 
+-- What no acknowledged write was lost in: it ends with every restart, crash and promotion.
 create function tenure.incarnation() returns text language sql volatile as $$
+    insert into tenure.boot (mark) select gen_random_uuid()
+        where not exists (select from tenure.boot) on conflict do nothing;
     select tenure.lineage() || '/' || extract(epoch from pg_postmaster_start_time())
+           || '/' || (select mark from tenure.boot)
 $$;
 
 -- A seat's lineage cannot change under it: a server leaves recovery only by a restart or by a

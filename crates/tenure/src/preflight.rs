@@ -450,7 +450,8 @@ impl Look<'_> {
                     ('tenure.role', 'select'), ('tenure.role', 'insert'), \
                     ('tenure.role', 'update'), ('tenure.term', 'select'), \
                     ('tenure.term', 'insert'), ('tenure.term', 'update'), \
-                    ('tenure.event', 'insert'), ('tenure.origin', 'select')) v(t, p) \
+                    ('tenure.event', 'insert'), ('tenure.origin', 'select'), \
+                    ('tenure.boot', 'select'), ('tenure.boot', 'insert')) v(t, p) \
                 where has_schema_privilege('tenure', 'usage') \
                   and not has_table_privilege(t, p)) s), '[]'))";
         let text = self.ask(line, sql).await?;
