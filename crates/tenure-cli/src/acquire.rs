@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::args::{Acquire, Hooks, Output};
 use crate::exit::{Exit, Failure};
-use crate::run::{Campaign, Ended, Signals, warn_of_embedded};
+use crate::run::{Campaign, EMBEDDED, Ended, Signals};
 use crate::setting::Setting;
 
 pub(crate) async fn acquire(args: Acquire) -> Result<Exit, Failure> {
@@ -15,7 +15,7 @@ pub(crate) async fn acquire(args: Acquire) -> Result<Exit, Failure> {
     let setting = Setting::new(&args.database, &args.role, &args.taking, false)?;
     let role = setting.only_role(&args.role)?;
     if setting.embedded {
-        warn_of_embedded();
+        eprintln!("tenure: {EMBEDDED}");
     }
     let hooks = Hooks::default();
     let mut campaign = tokio::select! {

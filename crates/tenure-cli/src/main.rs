@@ -18,13 +18,19 @@
 
 mod acquire;
 mod args;
+mod check;
 mod child;
+mod embedded;
 mod events;
 mod exit;
 mod guardian;
 mod hooks;
+mod manual;
+mod order;
 mod run;
 mod setting;
+mod status;
+mod table;
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -63,7 +69,21 @@ fn dispatch(command: Command) -> Result<Exit, Failure> {
         match command {
             Command::Run(args) => run::run(args).await,
             Command::Acquire(args) => acquire::acquire(args).await,
-            _ => Err(Failure::usage("not yet")),
+            Command::Status(args) => status::status(args).await,
+            Command::StepDown(args) => order::step_down(args).await,
+            Command::History(args) => status::history(args).await,
+            Command::Audit(args) => check::audit(args).await,
+            Command::Check(args) => check::check(args).await,
+            Command::Pause(args) => order::pause(args).await,
+            Command::Resume(args) => order::resume(args).await,
+            Command::Release(args) => order::release(args).await,
+            Command::Doctor(args) => check::doctor(args).await,
+            Command::Migrate(args) => check::migrate(args).await,
+            Command::Key(args) => manual::key(&args),
+            Command::Embedded(args) => embedded::embedded(args.action),
+            Command::Demo(_) => Err(Failure::usage("not yet")),
+            Command::Completions(args) => manual::completions(&args),
+            Command::Man(args) => manual::man(&args),
         }
     })
 }

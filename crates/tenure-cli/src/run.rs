@@ -67,15 +67,19 @@ pub(crate) async fn run(args: Run) -> Result<Exit, Failure> {
     let mut signals = Signals::listen()?;
     let setting = Setting::new(&args.database, &args.role, &args.taking, !args.no_auto_reacquire)?;
     let role = setting.only_role(&args.role)?;
-    if setting.embedded {
-        warn_of_embedded();
-    }
     let with_child = !args.command.is_empty();
+    // Standard error is for objects only when both of these are so.
+    if setting.embedded && !(with_child && args.output == Output::Json) {
+        eprintln!("tenure: {EMBEDDED}");
+    }
     let mut campaign = tokio::select! {
         campaign = Campaign::join(&setting, &role, &args.hooks, args.output, with_child) => campaign?,
         // Nothing is held yet.
         () = signals.next() => return Ok(Exit::Clean),
     };
+    if setting.embedded && with_child && args.output == Output::Json {
+        campaign.events.tell("warning", None, EMBEDDED);
+    }
     let health = hooks::watch_health(
         args.hooks.clone(),
         campaign.lock.clone(),
@@ -91,12 +95,8 @@ pub(crate) async fn run(args: Run) -> Result<Exit, Failure> {
 }
 
 /// Whoever forgot the DSN must not believe to be safe.
-pub(crate) fn warn_of_embedded() {
-    eprintln!(
-        "tenure: NO DATABASE CONFIGURED: using the private PostgreSQL of this machine, so there is \
-         one leader per MACHINE, not per cluster; set TENURE_DSN for more"
-    );
-}
+pub(crate) const EMBEDDED: &str = "NO DATABASE CONFIGURED: using the private PostgreSQL of this \
+    machine, so there is one leader per MACHINE, not per cluster; set TENURE_DSN for more";
 
 /// One role of one member, as a program takes part in it.
 pub(crate) struct Campaign {

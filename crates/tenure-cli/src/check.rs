@@ -1,0 +1,178 @@
+//! `tenure check`, `tenure audit`, `tenure migrate` and `tenure doctor`: is all as it should be?
+
+use serde::Serialize;
+use tenure::operate::Operator;
+use tenure::preflight::{self, Report, Verdict};
+use tenure::schema;
+
+use crate::args::{Audit, Check, Doctor, Migrate, RoleArgs};
+use crate::exit::{Exit, Failure};
+use crate::setting::Setting;
+use crate::table::{print, print_json, table};
+
+#[derive(Serialize)]
+struct Finding<'a> {
+    what: &'a str,
+    verdict: &'a str,
+    text: &'a str,
+}
+
+fn findings(report: &Report) -> Vec<Finding<'_>> {
+    let told = report.findings.iter().map(|finding| Finding {
+        what: finding.what,
+        verdict: match finding.verdict {
+            Verdict::Good => "good",
+            Verdict::Warning => "warning",
+            Verdict::Refused => "refused",
+            _ => "unknown",
+        },
+        text: &finding.text,
+    });
+    told.collect()
+}
+
+pub(crate) async fn check(args: Check) -> Result<Exit, Failure> {
+    let setting = Setting::new(&args.database, &RoleArgs::default(), &args.taking, true)?;
+    let report = preflight::check(&setting.config).await?;
+    if args.json {
+        print_json(&findings(&report))?;
+    } else {
+        if let Some(dsn) = setting.config.dsn() {
+            let which = if setting.embedded { "the private server, " } else { "" };
+            println!("{which}{dsn}");
+        }
+        for Finding { what, verdict, text } in findings(&report) {
+            println!("{verdict:<8} {what:<10} {text}");
+        }
+    }
+    Ok(if report.refusal().is_some() { Exit::Refused } else { Exit::Clean })
+}
+
+pub(crate) async fn audit(args: Audit) -> Result<Exit, Failure> {
+    let role = args.order.role.name()?;
+    let setting = Setting::of(&args.order.database)?;
+    let operator = Operator::connect(&setting.config).await?;
+    let audit = operator.audit(role.as_ref()).await?;
+    operator.close().await;
+    if args.json {
+        print_json(&audit)?;
+    } else if audit.violations.is_empty() {
+        println!(
+            "{} terms of {} roles: epochs strictly increase, no two terms overlap",
+            audit.terms, audit.roles
+        );
+    } else {
+        println!("{} of {} terms break a promise:", audit.violations.len(), audit.terms);
+        print(&table(
+            &["role", "epoch", "member", "next epoch", "what is wrong"],
+            audit.violations.iter().map(|bad| {
+                vec![
+                    bad.role.clone(),
+                    bad.epoch.to_string(),
+                    bad.member.clone(),
+                    bad.next_epoch.map_or_else(|| "-".to_owned(), |epoch| epoch.to_string()),
+                    bad.why.clone(),
+                ]
+            }),
+        ));
+    }
+    Ok(if audit.violations.is_empty() { Exit::Clean } else { Exit::NotLeader })
+}
+
+pub(crate) async fn migrate(args: Migrate) -> Result<Exit, Failure> {
+    if let Some(role) = &args.print_grants {
+        print!("{}", schema::privileges_sql(role));
+        return Ok(Exit::Clean);
+    }
+    if args.print {
+        print!("{}", schema::script());
+        return Ok(Exit::Clean);
+    }
+    let setting = Setting::of(&args.database)?;
+    let operator = Operator::connect(&setting.config).await?;
+    let have = operator.schema_version().await?;
+    if have > schema::VERSION {
+        return Err(Failure::new(
+            Exit::Refused,
+            format!(
+                "the schema is at version {have}, newer than this program knows ({}); upgrade \
+                 this program",
+                schema::VERSION
+            ),
+        ));
+    }
+    let applied = operator.migrate().await?;
+    operator.close().await;
+    if applied.is_empty() {
+        println!("the schema is up to date (version {have})");
+    } else {
+        println!("the schema went from version {have} to {}", schema::VERSION);
+    }
+    Ok(Exit::Clean)
+}
+
+/// Everything a supporter asks first. Whatever fails is a line of the bundle, not its end.
+pub(crate) async fn doctor(args: Doctor) -> Result<Exit, Failure> {
+    println!("tenure {} ({})", env!("CARGO_PKG_VERSION"), std::env::consts::ARCH);
+    let system = rustix::system::uname();
+    println!("{} {}", system.sysname().to_string_lossy(), system.release().to_string_lossy());
+    let setting = match Setting::of(&args.database) {
+        Ok(setting) => setting,
+        Err(failure) => {
+            println!("configuration: {failure}");
+            return Err(failure);
+        }
+    };
+    let config = &setting.config;
+    let lease = config.lease();
+    // The DSN's own Display stars the password out.
+    println!(
+        "database: {}{}",
+        config.dsn().map(ToString::to_string).unwrap_or_default(),
+        if setting.embedded { " (the private server)" } else { "" }
+    );
+    println!(
+        "timings: heartbeat {:?}, lease {:?}, margin {:?}, statement deadline {:?}, kill grace {:?}",
+        lease.heartbeat(),
+        lease.lease(),
+        lease.margin(),
+        lease.statement_deadline(),
+        lease.kill_grace()
+    );
+    for role in config.roles() {
+        println!("role: {} key {} policy {}", role.name(), role.key(), role.policy());
+    }
+    println!("\nchecks:");
+    let mut exit = Exit::Clean;
+    match preflight::check(config).await {
+        Ok(report) => {
+            for Finding { what, verdict, text } in findings(&report) {
+                println!("  {verdict:<8} {what:<10} {text}");
+            }
+            if report.refusal().is_some() {
+                exit = Exit::Refused;
+            }
+        }
+        Err(error) => {
+            let failure = Failure::from(error);
+            println!("  {failure}");
+            return Ok(failure.exit);
+        }
+    }
+    let operator = Operator::connect(config).await?;
+    println!("\nschema: version {} (known: {})", operator.schema_version().await?, schema::VERSION);
+    match operator.status(None).await {
+        Ok(roles) => print_json(&roles)?,
+        Err(error) => println!("status: {error}"),
+    }
+    match operator.history(None, 20).await {
+        Ok(terms) => print_json(&terms)?,
+        Err(error) => println!("history: {error}"),
+    }
+    match operator.audit(None).await {
+        Ok(audit) => print_json(&audit)?,
+        Err(error) => println!("audit: {error}"),
+    }
+    operator.close().await;
+    Ok(exit)
+}

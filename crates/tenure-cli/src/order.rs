@@ -1,0 +1,117 @@
+//! What an operator orders: step-down, pause, resume, and release by force.
+
+use std::time::Instant;
+
+use tenure::RoleName;
+use tenure::operate::Operator;
+
+use crate::args::{Order, Release, StepDown};
+use crate::exit::{Exit, Failure};
+use crate::setting::Setting;
+
+async fn connect(order: &Order) -> Result<(Operator, RoleName), Failure> {
+    let role = order.role.required()?;
+    let setting = Setting::of(&order.database)?;
+    Ok((Operator::connect(&setting.config).await?, role))
+}
+
+pub(crate) async fn step_down(args: StepDown) -> Result<Exit, Failure> {
+    let (mut operator, role) = connect(&args.order).await?;
+    let to = match &args.to {
+        Some(part) => Some(member_called(&operator, &role, part).await?),
+        None => None,
+    };
+    let begun = Instant::now();
+    let ordered = operator.step_down(&role, to.as_deref()).await?;
+    let before = ordered.holder.unwrap_or_default();
+    let successor = operator.await_successor(&role, ordered.epoch, args.timeout).await?;
+    let took = begun.elapsed();
+    operator.close().await;
+    match successor {
+        Some(now) => {
+            let holder = now.holder.unwrap_or_default();
+            println!(
+                "{role}: {holder} took over from {before} after {:.3} s (epoch {} -> {})",
+                took.as_secs_f64(),
+                ordered.epoch,
+                now.epoch
+            );
+            Ok(Exit::Clean)
+        }
+        None => Err(Failure::new(
+            Exit::NotLeader,
+            format!(
+                "{before} was asked to step down from {role}, but nobody leads it after {:?}; \
+                 `tenure status` shows who waits",
+                args.timeout
+            ),
+        )),
+    }
+}
+
+/// The identity that `part` stands for among the role's candidates.
+async fn member_called(
+    operator: &Operator,
+    role: &RoleName,
+    part: &str,
+) -> Result<String, Failure> {
+    let roles = operator.status(Some(role)).await?;
+    let waiting = roles.iter().flat_map(|role| role.waiting.iter().map(|w| w.member.as_str()));
+    let known: Vec<&str> =
+        waiting.chain(roles.iter().filter_map(|role| role.holder.as_deref())).collect();
+    if known.contains(&part) || roles.is_empty() {
+        // An unknown role is told of by the order itself.
+        return Ok(part.to_owned());
+    }
+    let alike: Vec<&&str> = known.iter().filter(|member| member.contains(part)).collect();
+    match alike[..] {
+        [only] => Ok((*only).to_owned()),
+        [] => Err(Failure::new(
+            Exit::NotLeader,
+            format!("no member of role {role} is called {part}; `tenure status` lists them"),
+        )),
+        [..] => Err(Failure::new(
+            Exit::NotLeader,
+            format!("{part} is part of {} members' names; write more of it", alike.len()),
+        )),
+    }
+}
+
+pub(crate) async fn pause(order: Order) -> Result<Exit, Failure> {
+    let (operator, role) = connect(&order).await?;
+    let ordered = operator.pause(&role).await?;
+    operator.close().await;
+    match ordered.holder {
+        Some(holder) => println!("{role} is paused; {holder} drains it"),
+        None => println!("{role} is paused; nobody leads it"),
+    }
+    Ok(Exit::Clean)
+}
+
+pub(crate) async fn resume(order: Order) -> Result<Exit, Failure> {
+    let (operator, role) = connect(&order).await?;
+    operator.resume(&role).await?;
+    operator.close().await;
+    println!("{role} is open again");
+    Ok(Exit::Clean)
+}
+
+pub(crate) async fn release(args: Release) -> Result<Exit, Failure> {
+    if !args.force {
+        return Err(Failure::usage(
+            "release ends the session that holds the lock, whoever's it is; add --force if \
+             `tenure step-down` does not help",
+        ));
+    }
+    let (operator, role) = connect(&args.order).await?;
+    let ordered = operator.force_release(&role).await?;
+    operator.close().await;
+    let ended = ordered.sessions_ended.unwrap_or(0);
+    let holder = ordered.holder.unwrap_or_else(|| "nobody".to_owned());
+    println!(
+        "{role}: {ended} session(s) ended, held by {holder} under epoch {}; under exclusive the \
+         next leader still waits out the lease",
+        ordered.epoch
+    );
+    Ok(if ended > 0 { Exit::Clean } else { Exit::NotLeader })
+}

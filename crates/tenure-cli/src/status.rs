@@ -1,0 +1,177 @@
+//! `tenure status` and `tenure history`: what the database knows.
+
+use std::time::Duration;
+
+use tenure::operate::{LockHolder, Operator, RoleStatus, Waiting};
+
+use crate::args::{History, Status};
+use crate::exit::{Exit, Failure};
+use crate::run::Signals;
+use crate::setting::Setting;
+use crate::table::{ago, moment, print, print_json, table};
+
+pub(crate) async fn status(args: Status) -> Result<Exit, Failure> {
+    let setting = Setting::of(&args.database)?;
+    let operator = Operator::connect(&setting.config).await?;
+    if !args.watch {
+        let exit = show(&operator, &args).await;
+        operator.close().await;
+        return exit;
+    }
+    let mut signals = Signals::listen()?;
+    loop {
+        if !args.json {
+            // Home and clear, as `watch` does.
+            print!("\x1b[H\x1b[2J");
+        }
+        show(&operator, &args).await?;
+        tokio::select! {
+            () = signals.next() => return Ok(Exit::Clean),
+            () = tokio::time::sleep(Duration::from_secs(1)) => {}
+        }
+    }
+}
+
+async fn show(operator: &Operator, args: &Status) -> Result<Exit, Failure> {
+    let name = args.role.name()?;
+    // A bare key needs no schema: it may be another program's lock altogether.
+    if let (None, Some(key)) = (&args.role.role, args.role.lock_key()) {
+        let holders = operator.lock_holders(key).await?;
+        if args.json {
+            print_json(&holders)?;
+        } else if holders.is_empty() {
+            println!("nobody holds lock {key}");
+        } else {
+            let rows = holders.iter().map(|holder| {
+                let user = holder.user.clone().unwrap_or_default();
+                vec![holder.pid.to_string(), program(holder), user, yes(holder.tenure)]
+            });
+            print(&table(&["pid", "program", "user", "tenure"], rows));
+        }
+        return Ok(if holders.is_empty() { Exit::NotLeader } else { Exit::Clean });
+    }
+    let roles = operator.status(name.as_ref()).await?;
+    if args.json {
+        print_json(&roles)?;
+    } else if roles.is_empty() && name.is_none() {
+        println!("no role is known here yet; `tenure run --role NAME` makes one");
+    } else {
+        print(&table(
+            &["role", "epoch", "leader", "heartbeat", "since", "policy", "waiting", "state"],
+            roles.iter().map(|role| {
+                vec![
+                    role.role.clone(),
+                    role.epoch.to_string(),
+                    role.holder.clone().unwrap_or_else(|| "-".to_owned()),
+                    role.heartbeat_age_ms.map_or_else(|| "-".to_owned(), ago),
+                    moment(role.since.as_deref()),
+                    role.policy.clone(),
+                    waiting(&role.waiting),
+                    state(role),
+                ]
+            }),
+        ));
+        for (role, holder) in strangers(&roles) {
+            println!(
+                "note: the lock of {role} is held by a program that is not Tenure: {} (pid {})",
+                program(holder),
+                holder.pid
+            );
+        }
+    }
+    match name {
+        Some(name) if roles.is_empty() => Err(Failure::new(
+            Exit::NotLeader,
+            format!("there is no role {name}; `tenure status` lists them"),
+        )),
+        _ => Ok(Exit::Clean),
+    }
+}
+
+fn state(role: &RoleStatus) -> String {
+    let state = match (&role.holder, role.acting) {
+        (None, _) => "vacant",
+        (Some(_), true) => "led",
+        (Some(_), false) => "waiting out the last lease",
+    };
+    let mut state = state.to_owned();
+    if role.paused {
+        state.push_str(", paused");
+    }
+    if role.step_down_ordered {
+        state.push_str(", stepping down");
+    }
+    state
+}
+
+fn waiting(members: &[Waiting]) -> String {
+    if members.is_empty() {
+        return "-".to_owned();
+    }
+    let told = members.iter().map(|member| {
+        let mut text = member.member.clone();
+        if member.observer {
+            text.push_str(" (observer)");
+        } else if !member.ready {
+            text.push_str(" (not ready)");
+        } else if member.priority != 0 {
+            text.push_str(&format!(" (priority {})", member.priority));
+        }
+        text
+    });
+    told.collect::<Vec<_>>().join("\n")
+}
+
+fn strangers(roles: &[RoleStatus]) -> impl Iterator<Item = (&str, &LockHolder)> {
+    roles.iter().flat_map(|role| {
+        let holders = role.lock_held_by.as_deref().unwrap_or_default();
+        let others = holders.iter().filter(|holder| holder.tenure != Some(true));
+        others.map(|holder| (role.role.as_str(), holder))
+    })
+}
+
+fn program(holder: &LockHolder) -> String {
+    match holder.program.as_deref() {
+        None | Some("") => "(no name)".to_owned(),
+        Some(name) => name.to_owned(),
+    }
+}
+
+fn yes(is: Option<bool>) -> String {
+    if is == Some(true) { "yes" } else { "no" }.to_owned()
+}
+
+pub(crate) async fn history(args: History) -> Result<Exit, Failure> {
+    let name = args.order.role.name()?;
+    let setting = Setting::of(&args.order.database)?;
+    let operator = Operator::connect(&setting.config).await?;
+    if let Some(name) = &name
+        && operator.status(Some(name)).await?.is_empty()
+    {
+        return Err(Failure::new(
+            Exit::NotLeader,
+            format!("there is no role {name}; `tenure status` lists them"),
+        ));
+    }
+    let terms = operator.history(name.as_ref(), args.limit).await?;
+    operator.close().await;
+    if args.json {
+        print_json(&terms)?;
+        return Ok(Exit::Clean);
+    }
+    print(&table(
+        &["role", "epoch", "member", "claimed", "led from", "until", "how it ended"],
+        terms.iter().map(|term| {
+            vec![
+                term.role.clone(),
+                term.epoch.to_string(),
+                term.member.clone(),
+                moment(Some(&term.claimed_at)),
+                moment(term.acting_at.as_deref()),
+                moment(term.ended_at.as_deref()),
+                term.how.clone().unwrap_or_else(|| "-".to_owned()),
+            ]
+        }),
+    ));
+    Ok(Exit::Clean)
+}
