@@ -1,12 +1,13 @@
 //! Several nodes on one database, and what must be true of what they did together.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 
 use serde_json::Value;
 use tenure_core::lease::{Fault, Lease};
 use tenure_testkit::{
-    Child, Cluster, Signal,
+    Child, Cluster, Database, Signal,
     history::{self, Event, Instant, now_ns},
+    shared_cluster,
 };
 use tokio::{
     io::AsyncWriteExt,
@@ -159,7 +160,8 @@ impl Node {
 
     /// SIGKILL, and waits for its end.
     pub(crate) async fn kill(&mut self) {
-        self.child.kill().await.expect("it can be killed");
+        self.child.signal_group(Signal::KILL);
+        self.child.wait(PATIENCE).await.expect("it can be killed");
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
@@ -340,9 +342,17 @@ pub(crate) async fn seat_pid(client: &tokio_postgres::Client, node: &mut Node) -
     client.query_one(sql, &[&node.identity()]).await.expect("a member").get(0)
 }
 
-/// A server of its own, for a test that breaks it.
-pub(crate) async fn own_server() -> Cluster {
-    Cluster::start().await.expect("a server")
+/// A server of its own, for a test that breaks it, with a database.
+pub(crate) async fn own_server() -> (Cluster, Database) {
+    let cluster = Cluster::start().await.expect("a server");
+    let database = cluster.create_database("app").await.expect("a database");
+    (cluster, database)
+}
+
+/// A database on the server that most tests share, and its address.
+pub(crate) async fn shared_server() -> (Database, SocketAddr) {
+    let cluster = shared_cluster().await;
+    (cluster.database().await.expect("a database"), cluster.addr())
 }
 
 #[allow(clippy::print_stdout, reason = "figures and logs belong to the test's output")]

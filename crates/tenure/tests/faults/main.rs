@@ -10,6 +10,12 @@
 //! Timing-sensitive: run with `--test-threads=1`. Needs the feature `negative-control`, with which
 //! one node's gate is broken on purpose to see that the checker catches it.
 
+mod claimants;
+mod database;
 mod group;
+mod network;
 mod node;
 mod process;
+mod replicas;
+mod seat_states;
+mod wire;

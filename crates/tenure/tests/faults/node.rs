@@ -41,6 +41,7 @@ pub(crate) struct Setup {
     pub(crate) heartbeat: Duration,
     pub(crate) lease: Duration,
     pub(crate) statement_deadline: Duration,
+    pub(crate) margin: Option<Duration>,
     pub(crate) grace: Option<Duration>,
     pub(crate) cool_down: Duration,
     pub(crate) drain_limit: Duration,
@@ -63,6 +64,7 @@ impl Setup {
             heartbeat: Duration::from_millis(250),
             lease: Duration::from_millis(1500),
             statement_deadline: Duration::from_millis(400),
+            margin: None,
             grace: None,
             cool_down: Duration::from_secs(30),
             drain_limit: Duration::from_secs(5),
@@ -85,6 +87,9 @@ impl Setup {
             .lease(self.lease)
             .statement_deadline(self.statement_deadline)
             .kill_grace(Duration::from_millis(100));
+        if let Some(margin) = self.margin {
+            builder = builder.margin(margin);
+        }
         if let Some(grace) = self.grace {
             builder = builder.reconnect_grace(grace);
         }

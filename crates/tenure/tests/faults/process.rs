@@ -6,17 +6,16 @@ use tenure_core::lease::Fault;
 use tenure_testkit::{
     Signal,
     history::{self, Violation, now_ns},
-    shared_cluster,
 };
 use tokio::time::sleep;
 
 use crate::{
-    group::{Group, Node, connect, seat_pid},
+    group::{Group, Node, connect, seat_pid, shared_server},
     node::Setup,
 };
 
 async fn setup(fenced: bool) -> Setup {
-    let database = shared_cluster().await.database().await.expect("a database");
+    let (database, _) = shared_server().await;
     Setup { fenced, ..Setup::new("", &database.dsn()) }
 }
 

@@ -1,0 +1,67 @@
+//! A claimant that goes away while it waits out another's lease leaves the debt as it was.
+
+use tenure_core::lease::Fault;
+use tenure_testkit::history::now_ns;
+
+use crate::{
+    group::{Group, connect, number, seat_pid, shared_server, until},
+    node::Setup,
+};
+
+/// The first leader stalls with its gate open, its session is ended, and one of the others has won
+/// the lock and waits. Returns the group, the epoch of the waiting claim, and who waits.
+async fn with_a_waiting_claimant() -> (Group, i64, usize) {
+    let (database, _) = shared_server().await;
+    let client = connect(&database.dsn()).await;
+    let mut group = Group::start(&["a", "b", "c"], &Setup::new("", &database.dsn())).await;
+    let old = group.leader(0).await;
+    let pid = seat_pid(&client, &mut group.nodes[0]).await;
+    group.nodes[0].order("stall 8000").await;
+    group.nodes[0].wait_said("the stall", |said| said["say"] == "stalled").await;
+    client.execute("select pg_terminate_backend($1)", &[&pid]).await.expect("terminated");
+    let epoch = "select epoch from tenure.role";
+    until("a claim", || async { number(&client, epoch).await > old.epoch.cast_signed() }).await;
+    let row = client.query_one("select epoch, holder from tenure.role", &[]).await.expect("a row");
+    let holder: String = row.get(1);
+    let waits = if holder == group.nodes[1].identity() { 1 } else { 2 };
+    assert_eq!(holder, group.nodes[waits].identity());
+    (group, row.get(0), waits)
+}
+
+async fn claimant_goes(crash: bool) {
+    let (mut group, epoch, waits) = with_a_waiting_claimant().await;
+    let fault = now_ns();
+    if crash {
+        group.nodes[waits].kill().await;
+    } else {
+        group.nodes[waits].do_now("shutdown").await.expect("it shuts down");
+    }
+    let what = if crash { "claimant SIGKILL" } else { "claimant shutdown" };
+    // The first leader's gate says yes until its own deadline: the checker sees any haste.
+    let new = group.fail_over(what, Fault::Crash, fault, epoch.cast_unsigned()).await;
+    assert_eq!(new.node, 3 - waits);
+    let waited =
+        group.nodes[waits].events().iter().any(|e| e.instant().epoch >= epoch.cast_unsigned());
+    assert!(!waited, "the claimant's gate opened before it went");
+}
+
+#[tokio::test]
+async fn a_claimant_that_crashes_while_it_waits_leaves_the_debt() {
+    claimant_goes(true).await;
+}
+
+#[tokio::test]
+async fn a_claimant_that_shuts_down_while_it_waits_leaves_the_debt() {
+    claimant_goes(false).await;
+}
+
+/// A claimant that lost its session while it waited claims again, and still owes the wait.
+#[tokio::test]
+async fn a_claimant_that_loses_its_session_while_it_waits_leaves_the_debt() {
+    let (mut group, epoch, waits) = with_a_waiting_claimant().await;
+    let client = connect(&group.nodes[0].setup.dsn).await;
+    let pid = seat_pid(&client, &mut group.nodes[waits]).await;
+    let fault = now_ns();
+    client.execute("select pg_terminate_backend($1)", &[&pid]).await.expect("terminated");
+    group.fail_over("claimant terminated", Fault::Crash, fault, epoch.cast_unsigned()).await;
+}

@@ -1,0 +1,190 @@
+//! Failover of the database itself: what was lost, and a primary that does not know it is none.
+
+use std::time::Duration;
+
+use tenure_core::lease::Fault;
+use tenure_testkit::{Cluster, Direction, Proxy, ReplicaOptions, history::now_ns};
+
+use crate::{
+    group::{Group, Node, connect, number, own_server, seat_pid, until},
+    node::Setup,
+};
+
+/// Finds the primary among the servers, in this order.
+fn dsn_of(servers: &[&Cluster]) -> String {
+    let ports: Vec<String> = servers.iter().map(|server| server.port().to_string()).collect();
+    let hosts = vec!["127.0.0.1"; servers.len()].join(",");
+    format!(
+        "host={hosts} port={} dbname=app user=postgres target_session_attrs=read-write",
+        ports.join(",")
+    )
+}
+
+async fn with_replica(sync: bool) -> (Cluster, Cluster) {
+    let (primary, _) = own_server().await;
+    let options = ReplicaOptions { sync, ..ReplicaOptions::default() };
+    let replica = primary.replica(options).await.expect("a replica");
+    (primary, replica)
+}
+
+/// With a link between them that can be cut: what the primary writes from then on, it alone has.
+async fn with_cuttable_replica() -> (Cluster, Proxy, Cluster) {
+    let (primary, _) = own_server().await;
+    let link = Proxy::start(primary.addr()).await.expect("a proxy");
+    let options = ReplicaOptions { via: Some(link.addr()), ..ReplicaOptions::default() };
+    let replica = primary.replica(options).await.expect("a replica");
+    (primary, link, replica)
+}
+
+async fn promoted(fenced: bool) {
+    let (primary, replica) = with_replica(false).await;
+    let setup = Setup { fenced, ..Setup::new("", &dsn_of(&[&primary, &replica])) };
+    let mut group = Group::start(&["a", "b", "c"], &setup).await;
+    let old = group.leader(0).await;
+    replica.wait_caught_up(&primary).await.expect("caught up");
+    primary.crash().await.expect("crashed");
+    replica.promote().await.expect("promoted");
+    let back = now_ns();
+    let new = group.fail_over("promotion", Fault::DatabaseRestart, back, old.epoch).await;
+    assert_eq!(new.epoch >> 40, (old.epoch >> 40) + 1, "a new generation of epochs");
+    group.watch_for(Duration::from_millis(500)).await;
+}
+
+#[tokio::test]
+async fn after_a_promotion_one_member_leads_within_the_bound() {
+    promoted(false).await;
+}
+
+#[tokio::test]
+async fn after_a_promotion_one_member_leads_within_the_bound_when_fenced() {
+    promoted(true).await;
+}
+
+/// The replica missed the last bumps, and nobody who saw them is left.
+#[tokio::test]
+async fn epochs_stay_above_those_that_a_failover_lost() {
+    let (primary, link, replica) = with_cuttable_replica().await;
+    let setup = Setup {
+        cool_down: Duration::from_millis(50),
+        ..Setup::new("", &dsn_of(&[&primary, &replica]))
+    };
+    let mut group = Group::start(&["a", "b"], &setup).await;
+    let mut lead = group.leader(0).await;
+    replica.wait_caught_up(&primary).await.expect("caught up");
+    link.blackhole(Direction::Both);
+    let known = lead.epoch;
+    for _ in 0..5 {
+        group.nodes[lead.node].do_now("step_down").await.expect("stepped down");
+        lead = group.leader(lead.epoch).await;
+    }
+    assert!(lead.epoch >= known + 5);
+    for node in &mut group.nodes {
+        node.kill().await;
+    }
+    primary.crash().await.expect("crashed");
+    replica.promote().await.expect("promoted");
+    let client = replica.client("app").await.expect("a session");
+    let survived = number(&client, "select epoch from tenure.role").await.cast_unsigned();
+    assert!(survived < lead.epoch, "the replica missed nothing");
+    let back = now_ns();
+    group.nodes.push(Node::start(Setup { name: "c".into(), ..setup }).await);
+    let new =
+        group.fail_over("promotion, bumps lost", Fault::DatabaseRestart, back, lead.epoch).await;
+    assert!(new.epoch > lead.epoch, "{} was issued after {}", new.epoch, lead.epoch);
+}
+
+/// The replica has the clean release, but not the claim that followed it: "nobody owes anything"
+/// is not true any more.
+#[tokio::test]
+async fn a_failover_that_lost_the_claim_after_a_clean_release_makes_the_next_one_wait() {
+    let (primary, link, replica) = with_cuttable_replica().await;
+    let setup = Setup::new("", &dsn_of(&[&primary, &replica]));
+    let mut group = Group::start(&["a", "b"], &setup).await;
+    group.nodes[1].freeze();
+    group.nodes[0].do_now("shutdown").await.expect("released");
+    replica.wait_caught_up(&primary).await.expect("caught up");
+    link.blackhole(Direction::Both);
+    group.nodes[1].thaw();
+    let first = group.leader(0).await;
+    let lost = group.leader(first.epoch).await;
+    assert_eq!(lost.node, 1);
+    group.nodes[1].order("stall 9000").await;
+    group.nodes[1].wait_said("the stall", |said| said["say"] == "stalled").await;
+    primary.crash().await.expect("crashed");
+    replica.promote().await.expect("promoted");
+    let client = replica.client("app").await.expect("a session");
+    let row = "select count(*) from tenure.role where holder is null and debtor is null";
+    assert_eq!(number(&client, row).await, 1, "the replica knows of the claim");
+    let back = now_ns();
+    group.nodes.push(Node::start(Setup { name: "c".into(), ..setup.clone() }).await);
+    let new =
+        group.fail_over("promotion, claim lost", Fault::DatabaseRestart, back, lost.epoch).await;
+    let waited = Duration::from_nanos(new.at_ns - back);
+    assert!(waited >= setup.lease, "it waited only {waited:?}");
+}
+
+/// Cancelled while it waits for a standby, a commit reports success with a warning. It is none.
+#[tokio::test]
+async fn a_beat_cancelled_while_it_waits_for_a_standby_has_failed() {
+    let (primary, replica) = with_replica(true).await;
+    let mut group = Group::start(&["a", "b"], &Setup::new("", &dsn_of(&[&primary]))).await;
+    let old = group.leader(0).await;
+    let client = primary.client("app").await.expect("a session");
+    let pid = seat_pid(&client, &mut group.nodes[0]).await;
+    replica.pause_receiving().await.expect("paused");
+    let sql = format!(
+        "select count(pg_cancel_backend(pid)) from pg_stat_activity \
+         where pid = {pid} and wait_event = 'SyncRep'"
+    );
+    until("a beat that waits", || async { number(&client, &sql).await == 1 }).await;
+    group.nodes[0].wait_notice("canceling wait for synchronous replication").await;
+    let events = group.nodes[0].events();
+    let after = events.iter().filter(|event| event.instant().epoch > old.epoch).count();
+    assert_eq!(after, 0, "it won a term although no standby acknowledged it");
+    replica.resume_receiving().await.expect("resumed");
+    let back = now_ns();
+    group.fail_over("standby back", Fault::DatabaseRestart, back, old.epoch).await;
+}
+
+/// The standby was promoted while the old primary runs on with a leader on it, which cannot see
+/// the new one.
+#[tokio::test]
+async fn a_deposed_primary_that_still_runs_cannot_keep_a_leader() {
+    let (primary, replica) = with_replica(true).await;
+    let mut group = Group::default();
+    let setup = Setup::new("a", &dsn_of(&[&primary]));
+    group.add(setup.clone()).await;
+    // The others look for the new primary first.
+    let dsn = dsn_of(&[&replica, &primary]);
+    group.add(Setup { name: "b".into(), dsn, ..setup }).await;
+    group.settle(2).await;
+    let old = group.leader(0).await;
+    replica.promote().await.expect("promoted");
+    let back = now_ns();
+    // The other has to notice first that the old primary does not answer any more: one beat.
+    let new = group.fail_over("deposed primary", Fault::Freeze, back, old.epoch).await;
+    assert_eq!(new.node, 1);
+    group.watch_for(Duration::from_secs(3)).await;
+    assert!(group.nodes[0].last_yes() < Some(new.at_ns), "the deposed leader came back");
+}
+
+/// A claim that no standby acknowledged is not led under, however often it is tried.
+#[tokio::test]
+async fn without_its_standby_a_synchronous_primary_gets_no_leader() {
+    let (primary, replica) = with_replica(true).await;
+    let mut group = Group::start(&["a", "b"], &Setup::new("", &dsn_of(&[&primary]))).await;
+    let old = group.leader(0).await;
+    replica.pause_receiving().await.expect("paused");
+    group.nodes[0].wait_notice("Lost").await;
+    group.watch_for(Duration::from_secs(4)).await;
+    assert!(group.events().iter().all(|event| event.instant().epoch == old.epoch));
+    replica.resume_receiving().await.expect("resumed");
+    let back = now_ns();
+    group.fail_over("standby back", Fault::DatabaseRestart, back, old.epoch).await;
+    let client = connect(&primary.dsn_for("app", "postgres")).await;
+    let locks = "select count(*) from pg_locks l join tenure.role r \
+                 on l.locktype = 'advisory' and l.granted \
+                 and l.classid = ((r.key >> 32) & 4294967295)::oid \
+                 and l.objid = (r.key & 4294967295)::oid";
+    assert_eq!(number(&client, locks).await, 1, "one lock, one holder");
+}
