@@ -91,6 +91,10 @@ impl Hub {
     }
 
     pub(crate) fn set_leading(&self, epoch: Option<Epoch>) {
+        if epoch.is_some() {
+            // Before anybody hears of the open gate: who then asks to step down must find a leader.
+            self.view.send_replace(View { state: LockState::Leader });
+        }
         self.leading.send_if_modified(|now| {
             let next =
                 LeaderStateChanged { is_leader: epoch.is_some(), epoch: epoch.or(now.epoch) };

@@ -79,6 +79,25 @@ async fn who_stepped_down_stays_out_for_the_cool_down() {
 }
 
 #[tokio::test]
+async fn a_step_down_in_the_moment_of_winning_is_not_lost() {
+    let database = database().await;
+    let spec = || RoleSpec::named("r").cool_down(Duration::from_millis(50));
+    let (a, first) = candidate(&database, spec()).await;
+    let (b, second) = candidate(&database, spec()).await;
+    for _ in 0..20 {
+        let won = tokio::select! {
+            _ = first.wait_for_leadership(None) => &first,
+            _ = second.wait_for_leadership(None) => &second,
+        };
+        let epoch = won.gate().epoch();
+        won.step_down(Some(PATIENCE)).await.unwrap();
+        assert!(won.gate().epoch() != epoch || epoch.is_none(), "it still leads");
+    }
+    gone(a).await;
+    gone(b).await;
+}
+
+#[tokio::test]
 async fn a_named_successor_comes_before_the_others() {
     let database = database().await;
     let (a, first) = leader(&database, "r").await;
