@@ -75,13 +75,16 @@ impl From<TenureError> for Failure {
     fn from(error: TenureError) -> Self {
         let exit = match &error {
             TenureError::Config(_) | TenureError::Tls(_) | TenureError::NoDatabase => Exit::Usage,
-            TenureError::Refused(_) | TenureError::Registration { .. } => Exit::Refused,
+            TenureError::Refused(_)
+            | TenureError::Registration { .. }
+            | TenureError::Statement(_) => Exit::Refused,
             TenureError::Connect(_) | TenureError::Session(_) => Exit::Unreachable,
             // `TenureError` may grow; whatever it says, the order was not carried out.
             _ => Exit::NotLeader,
         };
         let remedy = match &error {
             TenureError::Session(_) => "; try again",
+            TenureError::Statement(_) => "; `tenure check` may say why",
             TenureError::Timeout { .. } => "; try again with more time",
             _ => "",
         };

@@ -20,6 +20,7 @@ mod acquire;
 mod args;
 mod check;
 mod child;
+mod demo;
 mod embedded;
 mod events;
 mod exit;
@@ -81,7 +82,7 @@ fn dispatch(command: Command) -> Result<Exit, Failure> {
             Command::Migrate(args) => check::migrate(args).await,
             Command::Key(args) => manual::key(&args),
             Command::Embedded(args) => embedded::embedded(args.action),
-            Command::Demo(_) => Err(Failure::usage("not yet")),
+            Command::Demo(args) => demo::demo(args).await,
             Command::Completions(args) => manual::completions(&args),
             Command::Man(args) => manual::man(&args),
         }

@@ -55,7 +55,7 @@ async fn show(operator: &Operator, args: &Status) -> Result<Exit, Failure> {
         print_json(&roles)?;
     } else if roles.is_empty() && name.is_none() {
         println!("no role is known here yet; `tenure run --role NAME` makes one");
-    } else {
+    } else if !roles.is_empty() {
         print(&table(
             &["role", "epoch", "leader", "heartbeat", "since", "policy", "waiting", "state"],
             roles.iter().map(|role| {

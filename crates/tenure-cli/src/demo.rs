@@ -1,0 +1,334 @@
+//! `tenure demo`: three members as separate processes, a database of their own, and five faults.
+//!
+//! ```text
+//!  north ── link ──┐
+//!  east  ── link ──┼──► a private PostgreSQL in a temporary folder
+//!  west  ── link ──┘
+//! ```
+//!
+//! Each fault hits the leader (or the database); the demo then waits for the next `acquired` of any
+//! member, heals, and waits until all three take part again. It passes if after every fault somebody
+//! led under a higher epoch, and the audit of the durable record found no overlap.
+
+mod link;
+mod node;
+mod view;
+
+use std::time::Duration;
+
+use anyhow::Context;
+use rand::seq::SliceRandom;
+use rand::{Rng, SeedableRng, rngs::StdRng};
+use tenure::RoleName;
+use tenure::config::Config;
+use tenure::operate::Operator;
+use tenure_embedded::Embedded;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout_at};
+
+use crate::args::Demo;
+use crate::exit::{Exit, Failure};
+use crate::run::Signals;
+use crate::table::{print, table};
+
+use link::Link;
+use node::{Node, Said};
+use view::View;
+
+const ROLE: &str = "demo";
+const NAMES: [&str; 3] = ["north", "east", "west"];
+const HEARTBEAT: Duration = Duration::from_millis(400);
+const LEASE: Duration = Duration::from_millis(1500);
+/// Far beyond every bound: whoever is later has failed.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// So that a person can see who leads before the next fault.
+const PAUSE: Duration = Duration::from_millis(700);
+
+/// What is done to the leader, or to the database.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    Kill,
+    Freeze,
+    Partition,
+    Handover,
+    Restart,
+}
+
+impl Fault {
+    const ALL: [Fault; 5] =
+        [Fault::Kill, Fault::Freeze, Fault::Partition, Fault::Handover, Fault::Restart];
+
+    fn name(self) -> &'static str {
+        match self {
+            Fault::Kill => "kill -9",
+            Fault::Freeze => "freeze",
+            Fault::Partition => "partition",
+            Fault::Handover => "handover",
+            Fault::Restart => "database restart",
+        }
+    }
+}
+
+/// Who leads, as the members themselves say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Term {
+    node: usize,
+    epoch: i64,
+    /// On the monotonic clock that all processes of a machine share.
+    since_ns: u64,
+}
+
+/// One fault and what came of it.
+#[derive(Debug, Clone)]
+struct Outcome {
+    fault: Fault,
+    before: Term,
+    after: Term,
+    vacancy: Duration,
+}
+
+pub(crate) async fn demo(args: Demo) -> Result<Exit, Failure> {
+    let mut signals = Signals::listen()?;
+    // Dropped on every way out: members are killed, the server is stopped, the folder removed.
+    let mut stage = tokio::select! {
+        stage = Stage::set(&args) => stage.map_err(failed)?,
+        () = signals.next() => return Ok(Exit::NotLeader),
+    };
+    let played = tokio::select! {
+        played = stage.play(&args) => played.map_err(failed),
+        () = signals.next() => Err(Failure::new(Exit::NotLeader, "the demo was interrupted")),
+    };
+    stage.view.close();
+    let outcomes = played?;
+    print(&table(
+        &["fault", "led before", "epoch", "led after", "epoch", "without a leader"],
+        outcomes.iter().map(|outcome| {
+            vec![
+                outcome.fault.name().to_owned(),
+                NAMES[outcome.before.node].to_owned(),
+                outcome.before.epoch.to_string(),
+                NAMES[outcome.after.node].to_owned(),
+                outcome.after.epoch.to_string(),
+                format!("{:.3} s", outcome.vacancy.as_secs_f64()),
+            ]
+        }),
+    ));
+    let audit = stage.audit().await.map_err(failed)?;
+    if !audit.violations.is_empty() {
+        let found = audit.violations.len();
+        return Err(Failure::new(Exit::NotLeader, format!("the audit found {found} violations")));
+    }
+    println!(
+        "audit: {} terms, epochs strictly increase, no two overlap (lease {LEASE:?})",
+        audit.terms
+    );
+    Ok(Exit::Clean)
+}
+
+fn failed(error: anyhow::Error) -> Failure {
+    Failure::new(Exit::NotLeader, format!("the demo failed: {error:#}"))
+}
+
+/// Everything the demo runs.
+struct Stage {
+    view: View,
+    nodes: Vec<Node>,
+    links: Vec<Link>,
+    said: mpsc::UnboundedReceiver<(usize, Said)>,
+    /// The latest term anybody announced, and when each member's last one ended.
+    leader: Option<Term>,
+    ended_ns: [u64; 3],
+    config: Config,
+    server: Server,
+}
+
+/// The server in its folder; both go when this is dropped.
+struct Server {
+    embedded: Embedded,
+    _folder: tempfile::TempDir,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.embedded.stop();
+    }
+}
+
+impl Stage {
+    async fn set(args: &Demo) -> anyhow::Result<Self> {
+        use std::os::unix::fs::PermissionsExt;
+        let view = View::open(args.plain, &NAMES)?;
+        // The server's account must be able to pass through.
+        let passable = std::fs::Permissions::from_mode(0o711);
+        let folder =
+            tempfile::Builder::new().prefix("tenure-demo-").permissions(passable).tempdir()?;
+        let data = folder.path().join("pg");
+        view.note("starting a private PostgreSQL");
+        let embedded =
+            tokio::task::spawn_blocking(|| Embedded::start_or_attach(Some(data))).await??;
+        let server = Server { embedded, _folder: folder };
+        let config = Config::builder().dsn(server.embedded.dsn()?).build()?;
+        let (tell, said) = mpsc::unbounded_channel();
+        let mut links = Vec::new();
+        let mut nodes = Vec::new();
+        let upstream = server.embedded.path().join("run").join(link::SOCKET);
+        for (index, name) in NAMES.iter().enumerate() {
+            let place = server._folder.path().join(name);
+            std::fs::create_dir(&place)?;
+            links.push(Link::open(&place, &upstream)?);
+            let dsn = format!("host='{}' user=tenure dbname=postgres", place.display());
+            nodes.push(Node::start(index, name, &dsn, tell.clone())?);
+        }
+        Ok(Stage { view, nodes, links, said, leader: None, ended_ns: [0; 3], config, server })
+    }
+
+    async fn play(&mut self, args: &Demo) -> anyhow::Result<Vec<Outcome>> {
+        let seed = args.seed.unwrap_or_else(|| rand::rng().random());
+        let mut random = StdRng::seed_from_u64(seed);
+        let until = Instant::now() + Duration::from_secs(args.seconds);
+        let mut outcomes = Vec::new();
+        self.led_above(0).await.context("nobody led at first")?;
+        loop {
+            let mut faults = Fault::ALL;
+            if args.seed.is_some() || !outcomes.is_empty() {
+                faults.shuffle(&mut random);
+            }
+            for fault in faults {
+                self.settle().await?;
+                let outcome = self.suffer(fault).await.with_context(|| fault.name().to_owned())?;
+                self.view.outcome(&format!(
+                    "{}: {} (epoch {}) -> {} (epoch {}), {:.3} s without a leader",
+                    fault.name(),
+                    NAMES[outcome.before.node],
+                    outcome.before.epoch,
+                    NAMES[outcome.after.node],
+                    outcome.after.epoch,
+                    outcome.vacancy.as_secs_f64()
+                ));
+                outcomes.push(outcome);
+            }
+            if Instant::now() >= until {
+                return Ok(outcomes);
+            }
+        }
+    }
+
+    async fn suffer(&mut self, fault: Fault) -> anyhow::Result<Outcome> {
+        let before = self.leader.context("nobody leads")?;
+        let began_ns = now_ns();
+        let victim = NAMES[before.node];
+        match fault {
+            Fault::Kill => {
+                self.view.fault(&format!("{victim}: kill -9"));
+                self.nodes[before.node].kill().await;
+            }
+            Fault::Freeze => {
+                self.view.fault(&format!("{victim}: frozen (SIGSTOP)"));
+                self.nodes[before.node].freeze();
+            }
+            Fault::Partition => {
+                self.view.fault(&format!("{victim}: cut off from the database"));
+                self.links[before.node].hold();
+            }
+            Fault::Handover => {
+                self.view.fault(&format!("{victim}: asked to hand over"));
+                let operator = Operator::connect(&self.config).await?;
+                operator.step_down(&RoleName::new(ROLE)?, None).await?;
+                operator.close().await;
+            }
+            Fault::Restart => {
+                self.view.fault("database: restarted");
+                let server = self.server.embedded.clone();
+                let folder = server.path().to_owned();
+                tokio::task::spawn_blocking(move || {
+                    server.stop()?;
+                    Embedded::start_or_attach(Some(folder))
+                })
+                .await??;
+            }
+        }
+        let after = self.led_above(before.epoch).await?;
+        // Without a word of its own the old leader could act until it was hit.
+        let ended = self.ended_ns[before.node];
+        let ended = if (began_ns..after.since_ns).contains(&ended) { ended } else { began_ns };
+        let vacancy = Duration::from_nanos(after.since_ns.saturating_sub(ended));
+        match fault {
+            Fault::Kill => self.nodes[before.node].start_again()?,
+            Fault::Freeze => self.nodes[before.node].thaw(),
+            Fault::Partition => self.links[before.node].heal(),
+            Fault::Handover | Fault::Restart => {}
+        }
+        self.view.note("healed");
+        Ok(Outcome { fault, before, after, vacancy })
+    }
+
+    /// Until all three take part, and for a moment to look at.
+    async fn settle(&mut self) -> anyhow::Result<()> {
+        let until = Instant::now() + PATIENCE;
+        let role = RoleName::new(ROLE)?;
+        let operator = Operator::connect(&self.config).await?;
+        loop {
+            let roles = operator.status(Some(&role)).await?;
+            let known = roles.first().filter(|role| role.acting).map(|role| {
+                (role.epoch, role.waiting.len(), self.leader.map(|leader| leader.epoch))
+            });
+            if let Some((epoch, 2, Some(told))) = known
+                && epoch == told
+            {
+                break;
+            }
+            anyhow::ensure!(Instant::now() < until, "the members did not come together again");
+            self.listen(Duration::from_millis(50)).await;
+        }
+        operator.close().await;
+        self.listen(PAUSE).await;
+        Ok(())
+    }
+
+    async fn led_above(&mut self, epoch: i64) -> anyhow::Result<Term> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            if let Some(term) = self.leader.filter(|term| term.epoch > epoch) {
+                return Ok(term);
+            }
+            anyhow::ensure!(Instant::now() < until, "nobody took over within {PATIENCE:?}");
+            self.listen(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Takes in what the members say for a while.
+    async fn listen(&mut self, time: Duration) {
+        let until = Instant::now() + time;
+        while let Ok(Some((node, said))) = timeout_at(until, self.said.recv()).await {
+            self.heard(node, said);
+        }
+        self.view.draw();
+    }
+
+    fn heard(&mut self, node: usize, said: Said) {
+        match said.event.as_str() {
+            "acquired" => {
+                let epoch = said.epoch.unwrap_or(0);
+                if self.leader.is_none_or(|leader| epoch > leader.epoch) {
+                    self.leader = Some(Term { node, epoch, since_ns: said.mono_ns });
+                }
+            }
+            "released" | "lost" | "late" => self.ended_ns[node] = said.mono_ns,
+            _ => {}
+        }
+        self.view.said(node, &said);
+    }
+
+    async fn audit(&self) -> anyhow::Result<tenure::operate::Audit> {
+        let operator = Operator::connect(&self.config).await?;
+        let audit = operator.audit(Some(&RoleName::new(ROLE)?)).await?;
+        operator.close().await;
+        Ok(audit)
+    }
+}
+
+fn now_ns() -> u64 {
+    use rustix::time::{ClockId, clock_gettime};
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
+}
