@@ -146,6 +146,23 @@ begin
     return out;
 end $$;
 
+-- Whether somebody else should have a role first, and why. A matter of manners, never of safety:
+-- clocks may be wrong here.
+create function tenure.better_candidate(m tenure.member, r tenure.role) returns text
+language sql volatile as $$
+    select case when c.member = r.successor then 'successor'
+                when c.ready and not mine.ready then 'ready' else 'priority' end
+    from tenure.candidate c
+        join tenure.member o on o.identity = c.member and o.left_at is null
+        join tenure.candidate mine on mine.role = c.role and mine.member = m.identity
+    where c.role = r.name and c.member <> m.identity and not c.observer
+      and o.seen_at > clock_timestamp() - make_interval(secs => o.lease_ms / 1000.0)
+      and (c.member = r.successor and r.successor_until > clock_timestamp()
+           or (c.ready, c.priority) > (mine.ready, mine.priority)
+              and r.successor is distinct from m.identity)
+    order by 1 desc limit 1
+$$;
+
 -- One role of a claim. The caller holds nothing; on return the lock is held exactly if the
 -- outcome is `won` or `kept`.
 create function tenure.claim_one(m tenure.member, q jsonb) returns jsonb
@@ -163,9 +180,17 @@ declare
     why   text;
     ans   jsonb := jsonb_build_object('role', q->>'role');
 begin
+    select * into r from tenure.role where name = q->>'role';
+    if r.holder is null and keep is null and not coalesce((q->>'insist')::boolean, false) then
+        -- Before the lock, so that who stands back is not in the way of who should have it. After
+        -- the lock it is asked again: what is read here is stale.
+        why := tenure.better_candidate(m, r);
+        if why is not null then
+            return ans || jsonb_build_object('out', 'yield', 'to', why, 'epoch', r.epoch);
+        end if;
+    end if;
     got := tenure.try_lock(k, two);
     if not got then
-        select * into r from tenure.role where name = q->>'role';
         return ans || jsonb_build_object('out', 'held', 'holder', r.holder, 'epoch', r.epoch,
                                          'held_by_us', r.holder = m.identity);
     end if;
@@ -190,19 +215,8 @@ begin
         return ans || jsonb_build_object('out', 'moved');
     end if;
     if not coalesce((q->>'insist')::boolean, false) then
-        -- Somebody else should have it first. A matter of manners: clocks may be wrong here.
-        select case when c.member = r.successor then 'successor'
-                    when c.ready and not mine.ready then 'ready' else 'priority' end into why
-        from tenure.candidate c
-            join tenure.member o on o.identity = c.member and o.left_at is null
-            join tenure.candidate mine on mine.role = c.role and mine.member = m.identity
-        where c.role = r.name and c.member <> m.identity and not c.observer
-          and o.seen_at > clock_timestamp() - make_interval(secs => o.lease_ms / 1000.0)
-          and (c.member = r.successor and r.successor_until > clock_timestamp()
-               or (c.ready, c.priority) > (mine.ready, mine.priority)
-                  and r.successor is distinct from m.identity)
-        order by 1 desc limit 1;
-        if found then
+        why := tenure.better_candidate(m, r);
+        if why is not null then
             perform tenure.unlock(k, two);
             return ans || jsonb_build_object('out', 'yield', 'to', why);
         end if;

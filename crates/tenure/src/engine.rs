@@ -100,6 +100,8 @@ struct Role {
     release: Option<(Epoch, Option<String>)>,
     preempted_at: Option<Tick>,
     stale: bool,
+    /// A hint came while a claim was under way: what the claim found may be stale.
+    nudged: bool,
 }
 
 #[derive(Debug)]
@@ -223,6 +225,7 @@ impl Engine {
             release: None,
             preempted_at: None,
             stale: false,
+            nudged: false,
             spec,
         };
         self.roles.insert(role.spec.name.clone(), role);
@@ -334,6 +337,7 @@ impl Engine {
                     self.wake(&name, now);
                 }
                 LockState::Leader | LockState::Acquiring => {
+                    role.nudged = role.life.wants_claim();
                     // Perhaps an order; beats bring those.
                     if let Some(up) = &mut self.up {
                         up.next_beat = now;
@@ -350,6 +354,9 @@ impl Engine {
             role.life.state() == LockState::Follower
                 && role.holder.as_deref().is_none_or(|holder| holder == identity)
         };
+        for role in self.roles.values_mut() {
+            role.nudged |= role.life.wants_claim();
+        }
         for name in self.names(free) {
             self.wake(&name, now);
         }

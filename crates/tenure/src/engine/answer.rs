@@ -114,6 +114,7 @@ impl Engine {
             "won" => {
                 role.keep = None;
                 role.insist_at = None;
+                role.nudged = false;
                 if row.holder.is_some() {
                     self.outputs.push_back(Output::TookOver(name.clone()));
                 }
@@ -141,6 +142,9 @@ impl Engine {
             "held" => {
                 // Somebody took it; the next race begins with manners again.
                 role.insist_at = None;
+                if std::mem::take(&mut role.nudged) {
+                    role.try_at = Some(now);
+                }
                 Input::AcquireFailed { why: NotAcquired::Held }
             }
             "blocked" => {

@@ -1,0 +1,585 @@
+//! The database as the election sees it: a pure model of the tables, the sessions, the advisory
+//! locks and the functions of `sql/0002_seat.sql`.
+//!
+//! It answers each [`Op`] as the SQL function of the same name does; the conformance suite runs on
+//! both. It knows no time but what it is given, and that only for manners (head starts), as in SQL.
+//! Under test it also remembers what it was, so that a crash or a failover can take back commits.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tenure_core::clock::Tick;
+use tenure_core::epoch::{Epoch, next_epoch};
+
+use crate::seat::{
+    Beaten, ClaimRow, Claimed, Done, Key, Op, Order, Other, RegisterRow, Registered, ReleaseRow,
+    Seated, TermRow, millis,
+};
+
+#[cfg(test)]
+pub(super) mod past;
+
+/// A backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct SessionId(u64);
+
+/// Who takes a seat.
+#[derive(Debug, Clone)]
+pub(crate) struct Joiner {
+    pub(crate) identity: String,
+    pub(crate) lease_ms: u64,
+    pub(crate) grace_ms: u64,
+}
+
+/// What the tables hold. Everything a crash may take back is in here, and nothing else.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Tables {
+    members: BTreeMap<String, MemberRow>,
+    roles: BTreeMap<String, RoleRow>,
+    candidates: BTreeMap<(String, String), Candidate>,
+}
+
+#[derive(Debug, Clone)]
+struct MemberRow {
+    session: SessionId,
+    beat: i64,
+    revoked: i64,
+    lease_ms: u64,
+    grace_ms: u64,
+    incarnation: String,
+    seen_at: Tick,
+    left: bool,
+}
+
+#[derive(Debug, Clone)]
+struct RoleRow {
+    key: Key,
+    policy: &'static str,
+    lease_ms: u64,
+    epoch: i64,
+    /// Where the epoch was last raised; none: never.
+    timeline: Option<u64>,
+    holder: Option<String>,
+    held_in: Option<String>,
+    debtor: Option<String>,
+    debtor_lease_ms: Option<u64>,
+    acted_in: Option<String>,
+    paid_in: Option<String>,
+    successor: Option<(String, Tick)>,
+    paused: bool,
+    order: Option<(i64, Option<String>)>,
+}
+
+#[derive(Debug, Clone)]
+struct Candidate {
+    priority: i32,
+    ready: bool,
+    observer: bool,
+}
+
+/// Which line of history the server is on, and which stretch of it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Boot {
+    timeline: u64,
+    start: u64,
+    /// Changes with every crash, also with one that the postmaster survives.
+    mark: u64,
+}
+
+/// Somebody who listens is told of a role.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Told {
+    pub(crate) session: SessionId,
+    pub(crate) role: String,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Model {
+    tables: Tables,
+    boot: Boot,
+    /// Live sessions, by the member that sits there.
+    sessions: BTreeMap<SessionId, String>,
+    /// Who holds a role's advisory lock.
+    locks: BTreeMap<(bool, i64), SessionId>,
+    told: Vec<Told>,
+    last_id: u64,
+    #[cfg(test)]
+    pub(super) past: past::Past,
+}
+
+impl Model {
+    // --- getters ---
+
+    pub(crate) fn is_alive(&self, session: SessionId) -> bool {
+        self.sessions.contains_key(&session)
+    }
+
+    /// What was said to listeners since the last call.
+    pub(crate) fn take_told(&mut self) -> Vec<Told> {
+        std::mem::take(&mut self.told)
+    }
+
+    fn incarnation(&self) -> String {
+        let Boot { timeline, start, mark } = self.boot;
+        #[cfg(test)]
+        let start = if self.past.bug == past::Bug::OneIncarnation { 0 } else { start };
+        #[cfg(test)]
+        let mark = match self.past.bug {
+            past::Bug::OneIncarnation | past::Bug::StartTimeIsTheBoot => 0,
+            _ => mark,
+        };
+        #[cfg(test)]
+        let timeline = if self.past.bug == past::Bug::OneIncarnation { 0 } else { timeline };
+        format!("{timeline}/{start}/{mark}")
+    }
+
+    // --- sessions ---
+
+    /// `join_as`: a member takes its seat, and ends its own old session first.
+    pub(crate) fn join(&mut self, joiner: &Joiner, now: Tick) -> (SessionId, Seated) {
+        let old = self.sessions.iter().find(|(_, who)| **who == joiner.identity).map(|(id, _)| *id);
+        if let Some(old) = old {
+            self.end(old);
+        }
+        self.last_id += 1;
+        let session = SessionId(self.last_id);
+        self.sessions.insert(session, joiner.identity.clone());
+        let incarnation = self.incarnation();
+        let row = self.tables.members.entry(joiner.identity.clone()).or_insert(MemberRow {
+            session,
+            beat: -1,
+            revoked: 0,
+            lease_ms: joiner.lease_ms,
+            grace_ms: joiner.grace_ms,
+            incarnation: incarnation.clone(),
+            seen_at: now,
+            left: false,
+        });
+        row.session = session;
+        row.beat += 1;
+        row.incarnation.clone_from(&incarnation);
+        row.seen_at = now;
+        row.left = false;
+        let seated = Seated { incarnation, backend_pid: 0, revoked: row.revoked };
+        self.commit(true, now);
+        (session, seated)
+    }
+
+    /// A session ends, and its locks with it. Returns whose it was.
+    pub(crate) fn end(&mut self, session: SessionId) -> Option<String> {
+        self.locks.retain(|_, holder| *holder != session);
+        self.sessions.remove(&session)
+    }
+
+    /// `bury`: records a death, if it is still one. Returns whether it did.
+    pub(crate) fn bury(&mut self, identity: &str, now: Tick) -> bool {
+        if self.sessions.values().any(|who| who == identity) {
+            return false;
+        }
+        let Some(member) = self.tables.members.get_mut(identity).filter(|row| !row.left) else {
+            return false;
+        };
+        member.left = true;
+        self.tables.candidates.retain(|(_, member), _| member != identity);
+        self.commit(true, now);
+        true
+    }
+
+    // --- what a seat says ---
+
+    /// One round trip. An error is what the server would raise; the caller drops the seat.
+    pub(crate) fn run(&mut self, session: SessionId, op: &Op, now: Tick) -> Result<Done, String> {
+        if let Op::Release(rows) = op {
+            self.release(session, rows, now)?;
+            return self.let_go(session, rows);
+        }
+        let me = self.prove(session, now, op)?;
+        let mut durable = true;
+        let done = match op {
+            Op::Register(rows) => {
+                Done::Registered(rows.iter().map(|row| self.register(&me, row)).collect())
+            }
+            Op::Claim { rows, .. } => {
+                let mut rows: Vec<&ClaimRow> = rows.iter().collect();
+                rows.sort_by_key(|row| (row.key.pair, row.key.key));
+                Done::Claimed(
+                    rows.into_iter().map(|row| self.claim(session, &me, row, now)).collect(),
+                )
+            }
+            Op::Act(rows) => Done::Acting(
+                rows.iter().filter(|row| self.act(&me, row)).map(|row| row.role.clone()).collect(),
+            ),
+            Op::Beat => {
+                durable = false;
+                Done::Beaten(self.beat(&me))
+            }
+            Op::Inspect(rows) => Done::Inspected(self.inspect(session, &me, rows)),
+            Op::Release(_) => unreachable!("carried out above, in two halves"),
+            Op::Leave => {
+                self.tables.candidates.retain(|(_, member), _| *member != me);
+                self.member(&me).left = true;
+                Done::Left
+            }
+        };
+        self.commit(durable, now);
+        Ok(done)
+    }
+
+    /// `prove`: that this runs on the seat of record; it also advances the beat.
+    fn prove(&mut self, session: SessionId, now: Tick, op: &Op) -> Result<String, String> {
+        let me = self.sessions.get(&session).cloned().ok_or("the session has ended")?;
+        #[cfg(test)]
+        let quiet = self.past.bug == past::Bug::QuietAct && matches!(op, Op::Act(_));
+        #[cfg(not(test))]
+        let quiet = {
+            let _ = op;
+            false
+        };
+        match self.tables.members.get_mut(&me) {
+            Some(row) if row.session == session && !row.left => {
+                row.beat += i64::from(!quiet);
+                row.seen_at = now;
+                Ok(me)
+            }
+            _ => Err(format!("this session is not the seat of member {me}")),
+        }
+    }
+
+    fn register(&mut self, me: &str, q: &RegisterRow) -> Registered {
+        let refuse = |why: String| Registered { role: q.role.clone(), refused: Some(why) };
+        let (lease_ms, incarnation) = {
+            let member = self.member(me);
+            (member.lease_ms, member.incarnation.clone())
+        };
+        let taken = self.tables.roles.iter().find(|(name, row)| row.key == q.key && **name != q.role);
+        if let Some((other, _)) = taken
+            && !self.tables.roles.contains_key(&q.role)
+        {
+            return refuse(format!("collision:{other}"));
+        }
+        // New on the line of history on which the schema was born: nobody ever led it.
+        let fresh = (self.boot.timeline == 0).then_some(incarnation);
+        let row = self.tables.roles.entry(q.role.clone()).or_insert_with(|| RoleRow {
+            key: q.key,
+            policy: q.policy,
+            lease_ms,
+            epoch: 0,
+            timeline: None,
+            holder: None,
+            held_in: None,
+            debtor: None,
+            debtor_lease_ms: None,
+            acted_in: None,
+            paid_in: fresh,
+            successor: None,
+            paused: false,
+            order: None,
+        });
+        row.lease_ms = row.lease_ms.max(lease_ms);
+        if row.key != q.key {
+            return refuse(format!("key:{}", row.key.key));
+        }
+        if row.policy != q.policy {
+            return refuse(format!("policy:{}", row.policy));
+        }
+        let candidate =
+            Candidate { priority: q.priority, ready: q.ready, observer: q.observer };
+        self.tables.candidates.insert((q.role.clone(), me.to_owned()), candidate);
+        Registered { role: q.role.clone(), refused: None }
+    }
+
+    fn claim(&mut self, session: SessionId, me: &str, q: &ClaimRow, now: Tick) -> Claimed {
+        let answer = |out: &str| Claimed {
+            role: q.role.clone(),
+            out: out.to_owned(),
+            ..Claimed::default()
+        };
+        let lock = (q.key.pair, q.key.key);
+        let Some(r) = self.tables.roles.get(&q.role).cloned().filter(|r| r.key == q.key) else {
+            return answer("unknown");
+        };
+        let known = |claimed: Claimed| Claimed {
+            epoch: Some(r.epoch),
+            holder: r.holder.clone(),
+            ..claimed
+        };
+        if let Some(holder) = self.locks.get(&lock) {
+            assert_ne!(*holder, session, "a role that is held is never claimed");
+            let held_by_us = Some(r.holder.as_deref() == Some(me));
+            return Claimed { held_by_us, ..known(answer("held")) };
+        }
+        if r.paused {
+            return known(answer("paused"));
+        }
+        let incarnation = self.member(me).incarnation.clone();
+        let here = Some(&incarnation);
+        let mine = r.debtor.as_deref() == Some(me);
+        #[cfg(test)]
+        let lax = self.past.bug == past::Bug::KeepInAnyIncarnation;
+        #[cfg(not(test))]
+        let lax = false;
+        if let Some(keep) = q.keep {
+            let still = r.holder.as_deref() == Some(me)
+                && r.epoch == keep
+                && (r.held_in.as_ref() == here || lax)
+                && mine;
+            if still {
+                self.locks.insert(lock, session);
+            }
+            return known(answer(if still { "kept" } else { "moved" }));
+        }
+        if !q.insist
+            && let Some(why) = self.better_candidate(me, &q.role, &r, now)
+        {
+            return Claimed { to: Some(why.to_owned()), ..known(answer("yield")) };
+        }
+        let paid = r.policy == "fenced"
+            || r.debtor.is_none() && r.paid_in.as_ref() == here
+            || mine && r.acted_in.as_ref() == here;
+        #[cfg(test)]
+        let paid = paid || self.past.bug == past::Bug::IgnoreTheDebt;
+        let moved = r.timeline.unwrap_or(0) != self.boot.timeline;
+        #[cfg(test)]
+        let moved = moved && self.past.bug != past::Bug::OneGeneration;
+        let won = next_epoch(Epoch(r.epoch), Epoch(q.seen), moved).get();
+        #[cfg(test)]
+        let indebted = paid || self.past.bug == past::Bug::DebtMovesWithTheClaim;
+        #[cfg(not(test))]
+        let indebted = paid;
+        let lease_ms = self.member(me).lease_ms;
+        let timeline = self.boot.timeline;
+        let row = self.role(&q.role);
+        row.epoch = won;
+        row.timeline = Some(timeline);
+        row.holder = Some(me.to_owned());
+        row.held_in = Some(incarnation.clone());
+        row.successor = None;
+        row.order = None;
+        if indebted {
+            row.debtor = Some(me.to_owned());
+            row.debtor_lease_ms = Some(lease_ms);
+            row.acted_in = Some(incarnation);
+            row.paid_in = None;
+        }
+        self.locks.insert(lock, session);
+        if let Some(old) = r.holder.as_ref().filter(|old| *old != me)
+            && let Some(old) = self.tables.members.get_mut(old)
+        {
+            old.revoked += 1;
+        }
+        let debtor = r.debtor.as_ref().and_then(|debtor| self.tables.members.get(debtor));
+        let debtor_lease_ms = [r.debtor_lease_ms, Some(r.lease_ms), debtor.map(|d| d.lease_ms)];
+        Claimed {
+            epoch: Some(won),
+            holder: r.holder.clone(),
+            acting: paid,
+            debtor_beat: debtor.filter(|_| !paid).map(|d| d.beat),
+            debtor: r.debtor.filter(|_| !paid),
+            debtor_lease_ms: debtor_lease_ms.into_iter().flatten().max().filter(|_| !paid),
+            ..answer("won")
+        }
+    }
+
+    /// Why somebody else should have the role first, if somebody should.
+    fn better_candidate(
+        &self,
+        me: &str,
+        role: &str,
+        row: &RoleRow,
+        now: Tick,
+    ) -> Option<&'static str> {
+        let mine = self.tables.candidates.get(&(role.to_owned(), me.to_owned()))?;
+        let successor = row.successor.as_ref();
+        self.tables
+            .candidates
+            .iter()
+            .filter(|((of, member), c)| of == role && member != me && !c.observer)
+            .filter(|((_, member), _)| {
+                self.tables.members.get(member).is_some_and(|other| {
+                    let lease = std::time::Duration::from_millis(other.lease_ms);
+                    !other.left && now.saturating_since(other.seen_at) < lease
+                })
+            })
+            .filter_map(|((_, member), c)| {
+                if successor.is_some_and(|(to, until)| to == member && now < *until) {
+                    return Some((2, "successor"));
+                }
+                let better = (c.ready, c.priority) > (mine.ready, mine.priority);
+                let chosen = successor.is_some_and(|(to, _)| to == me);
+                match better && !chosen {
+                    true if c.ready && !mine.ready => Some((1, "ready")),
+                    true => Some((0, "priority")),
+                    false => None,
+                }
+            })
+            .max()
+            .map(|(_, why)| why)
+    }
+
+    /// `act`: from here on this member is the debtor.
+    fn act(&mut self, me: &str, q: &TermRow) -> bool {
+        let (lease_ms, incarnation) = {
+            let member = self.member(me);
+            (member.lease_ms, member.incarnation.clone())
+        };
+        let Some(row) = self.tables.roles.get_mut(&q.role) else { return false };
+        if row.epoch != q.epoch || row.holder.as_deref() != Some(me) {
+            return false;
+        }
+        row.debtor = Some(me.to_owned());
+        row.debtor_lease_ms = Some(lease_ms);
+        row.acted_in = Some(incarnation);
+        row.paid_in = None;
+        true
+    }
+
+    fn beat(&mut self, me: &str) -> Beaten {
+        let others = self.tables.members.iter().filter(|(name, row)| *name != me && !row.left);
+        let orders = self.tables.roles.iter().filter(|(_, row)| {
+            row.holder.as_deref() == Some(me) && (row.paused || row.order.is_some())
+        });
+        Beaten {
+            revoked: self.tables.members[me].revoked,
+            others: Some(
+                others.map(|(name, row)| Other(name.clone(), row.beat, row.grace_ms)).collect(),
+            ),
+            orders: Some(
+                orders
+                    .map(|(name, row)| Order {
+                        role: name.clone(),
+                        paused: row.paused,
+                        id: row.order.as_ref().map(|(id, _)| *id),
+                        to: row.order.as_ref().and_then(|(_, to)| to.clone()),
+                    })
+                    .collect(),
+            ),
+        }
+    }
+
+    fn inspect(&self, session: SessionId, me: &str, rows: &[TermRow]) -> Vec<String> {
+        let ours = |q: &TermRow| {
+            let row = self.tables.roles.get(&q.role);
+            row.is_some_and(|row| row.epoch == q.epoch && row.holder.as_deref() == Some(me))
+                && self.locks.get(&(q.key.pair, q.key.key)) == Some(&session)
+        };
+        rows.iter().filter(|q| !ours(q)).map(|q| q.role.clone()).collect()
+    }
+
+    /// The first half of a release: the row, guarded by holder and epoch.
+    pub(crate) fn release(
+        &mut self,
+        session: SessionId,
+        rows: &[ReleaseRow],
+        now: Tick,
+    ) -> Result<(), String> {
+        let me = self.prove(session, now, &Op::Beat)?;
+        let (lease_ms, incarnation) = {
+            let member = self.member(&me);
+            (member.lease_ms, member.incarnation.clone())
+        };
+        #[cfg(test)]
+        let unguarded = self.past.bug == past::Bug::UnguardedRelease;
+        #[cfg(not(test))]
+        let unguarded = false;
+        for ReleaseRow { term, clean, to } in rows {
+            let Some(row) = self.tables.roles.get_mut(&term.role) else { continue };
+            let ours = row.epoch == term.epoch && row.holder.as_deref() == Some(&me);
+            if !ours && !unguarded {
+                continue;
+            }
+            row.holder = None;
+            row.held_in = None;
+            row.order = None;
+            let lease = std::time::Duration::from_millis(lease_ms);
+            row.successor = to.clone().map(|to| (to, now + lease));
+            if *clean && (row.debtor.as_ref() == Some(&me) || unguarded) {
+                row.debtor = None;
+                row.debtor_lease_ms = None;
+                row.paid_in = Some(incarnation.clone());
+            }
+        }
+        self.commit(false, now);
+        Ok(())
+    }
+
+    /// The second half: unlock and tell. It writes nothing.
+    pub(crate) fn let_go(
+        &mut self,
+        session: SessionId,
+        rows: &[ReleaseRow],
+    ) -> Result<Done, String> {
+        if !self.is_alive(session) {
+            return Err("the session has ended".to_owned());
+        }
+        let mut not_held = BTreeSet::new();
+        for ReleaseRow { term, .. } in rows {
+            let lock = (term.key.pair, term.key.key);
+            if self.locks.get(&lock) == Some(&session) {
+                self.locks.remove(&lock);
+            } else {
+                not_held.insert(term.role.clone());
+            }
+            self.tell(&term.role);
+        }
+        if let Some(role) = not_held.first() {
+            return Err(format!("the lock of {role} was not held when it was released"));
+        }
+        Ok(Done::Released)
+    }
+
+    // --- what an operator says ---
+
+    pub(crate) fn set_paused(&mut self, role: &str, paused: bool, now: Tick) -> bool {
+        let Some(row) = self.tables.roles.get_mut(role) else { return false };
+        row.paused = paused;
+        self.commit(true, now);
+        self.tell(role);
+        true
+    }
+
+    /// A step-down that `to` asks for, if it stands above the holder.
+    pub(crate) fn preempt(&mut self, role: &str, to: &str, now: Tick) {
+        let priority = |member: &str| {
+            let key = (role.to_owned(), member.to_owned());
+            self.tables.candidates.get(&key).map(|candidate| candidate.priority)
+        };
+        let holder = self.tables.roles.get(role).and_then(|row| row.holder.clone());
+        let (Some(holder), Some(mine)) = (holder, priority(to)) else { return };
+        if priority(&holder).is_none_or(|theirs| theirs >= mine) {
+            return;
+        }
+        self.last_id += 1;
+        let id = self.last_id as i64;
+        self.role(role).order = Some((id, Some(to.to_owned())));
+        self.commit(true, now);
+        self.tell(role);
+    }
+
+    fn tell(&mut self, role: &str) {
+        let everybody = self.sessions.keys();
+        self.told.extend(everybody.map(|id| Told { session: *id, role: role.to_owned() }));
+    }
+
+    fn member(&mut self, me: &str) -> &mut MemberRow {
+        self.tables.members.get_mut(me).expect("who was proved has a row")
+    }
+
+    fn role(&mut self, name: &str) -> &mut RoleRow {
+        self.tables.roles.get_mut(name).expect("a role that was read in this transaction")
+    }
+
+    fn commit(&mut self, durable: bool, now: Tick) {
+        #[cfg(test)]
+        self.past.commit(&self.tables, durable, now);
+        #[cfg(not(test))]
+        let _ = (durable, now);
+    }
+}
+
+/// For [`Joiner`].
+pub(crate) fn joiner(identity: &str, lease: &tenure_core::lease::Lease) -> Joiner {
+    Joiner {
+        identity: identity.to_owned(),
+        lease_ms: millis(lease.lease()),
+        grace_ms: millis(lease.reconnect_grace().unwrap_or_default()),
+    }
+}
