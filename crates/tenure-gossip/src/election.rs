@@ -113,7 +113,10 @@ impl ElectionConfig {
             ));
         }
         if self.delta_c > self.validity() / 2 {
-            return Err("delta_c: must be small against 2 · diameter · delta_r, or dead leaders live on".into());
+            return Err(
+                "delta_c: must be small against 2 · diameter · delta_r, or dead leaders live on"
+                    .into(),
+            );
         }
         if self.hysteresis as usize > SAMPLE {
             return Err(format!("hysteresis: at most {SAMPLE}, the size of the sample"));
@@ -236,7 +239,8 @@ impl Election {
         now: Time,
         rng: &mut SmallRng,
     ) -> Self {
-        let first = now + Duration::from_micros(rng.random_range(0..config.delta_r.as_micros() as u64));
+        let first =
+            now + Duration::from_micros(rng.random_range(0..config.delta_r.as_micros() as u64));
         Self {
             namespace: namespace.to_owned(),
             me,
@@ -451,8 +455,7 @@ impl Election {
         if next == self.current {
             return None;
         }
-        let change =
-            LeaderChange { from: self.current, to: next, tenure: now.since(self.since) };
+        let change = LeaderChange { from: self.current, to: next, tenure: now.since(self.since) };
         self.current = next;
         self.since = now;
         self.confirmed = false;

@@ -136,7 +136,9 @@ pub enum ChainError {
     #[error("transaction {0} is in the history already")]
     Twice(TxId),
     /// The state machine did not take the diff.
-    #[error("the state machine refused the diff of record {0}: {1}; it must accept what it produced")]
+    #[error(
+        "the state machine refused the diff of record {0}: {1}; it must accept what it produced"
+    )]
     Refused(u64, String),
 }
 
@@ -246,7 +248,12 @@ impl<M: StateMachine> Chain<M> {
 
     /// A copy that runs ahead: it shares the state and forgets the recent hashes.
     pub(crate) fn ahead(&self) -> Self {
-        Self { recent: VecDeque::new(), machine: self.machine.clone(), transactions: self.transactions.clone(), ..*self }
+        Self {
+            recent: VecDeque::new(),
+            machine: self.machine.clone(),
+            transactions: self.transactions.clone(),
+            ..*self
+        }
     }
 
     /// Everything as bytes.

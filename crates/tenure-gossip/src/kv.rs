@@ -236,10 +236,12 @@ mod tests {
     #[test]
     fn all_or_none() {
         let mut kv = Kv::initial();
-        let failing = json!({"all": [{"put": {"key": "a", "value": 1}}, {"cas": {"key": "a", "value": 2}}]});
+        let failing =
+            json!({"all": [{"put": {"key": "a", "value": 1}}, {"cas": {"key": "a", "value": 2}}]});
         assert!(run(&mut kv, failing).is_err());
         assert!(kv.is_empty());
-        run(&mut kv, json!({"all": [{"increment": {"key": "a"}}, {"increment": {"key": "a"}}]})).unwrap();
+        run(&mut kv, json!({"all": [{"increment": {"key": "a"}}, {"increment": {"key": "a"}}]}))
+            .unwrap();
         assert_eq!(kv.get("a"), Some(&json!(2)));
     }
 

@@ -25,7 +25,10 @@ use std::{
 use rand::{SeedableRng, rngs::SmallRng};
 use serde::{Deserialize, Serialize};
 
-use self::{goals::Pending, sync::{Fetch, Held}};
+use self::{
+    goals::Pending,
+    sync::{Fetch, Held},
+};
 use crate::{
     bug::{Bug, Bugs},
     commit::{
@@ -103,7 +106,9 @@ impl NodeConfig {
             return Err("max_voters, max_pending, max_in_flight: at least 1".into());
         }
         if self.snapshot_every < 16 {
-            return Err("snapshot_every: at least 16 records, or the node only writes snapshots".into());
+            return Err(
+                "snapshot_every: at least 16 records, or the node only writes snapshots".into()
+            );
         }
         Ok(())
     }
@@ -127,6 +132,8 @@ pub enum Write {
     Commit(CommitWrite),
     /// A record that was applied.
     History(Record),
+    /// Drop the history up to this index: a snapshot took its place, and what is served must have no hole.
+    Forget(u64),
     /// A snapshot; the log up to its point may be dropped, and all of it if `reset`.
     Snapshot(Arc<Snapshot>, Reset),
 }
@@ -146,7 +153,7 @@ impl Write {
     pub fn is_durable(&self) -> bool {
         match self {
             Self::Commit(_) | Self::Snapshot(..) => true,
-            Self::History(_) => false,
+            Self::History(_) | Self::Forget(_) => false,
         }
     }
 }
@@ -212,7 +219,9 @@ pub enum Event {
 #[non_exhaustive]
 pub enum SubmitError {
     /// Too many goals are waiting here.
-    #[error("too many goals are waiting on this node; slow down and try again with the same transaction id")]
+    #[error(
+        "too many goals are waiting on this node; slow down and try again with the same transaction id"
+    )]
     Busy,
     /// The goal is too large.
     #[error("the goal has more than {} bytes; split it", crate::message::MAX_GOAL)]
@@ -294,8 +303,9 @@ impl<M: StateMachine> Node<M, Raft> {
         let mut restored = found.commit;
         restored.snapshot = found.snapshot.as_ref().and_then(|s| s.point.clone());
         let applied_log = restored.snapshot.as_ref().map_or(0, |p| p.position.index);
-        let commit = Raft::restore(me, config.commit.clone(), raft_rng, now, restored)
-            .ok_or("the engine's log on disk has a hole; give this node a fresh store and identity")?;
+        let commit = Raft::restore(me, config.commit.clone(), raft_rng, now, restored).ok_or(
+            "the engine's log on disk has a hole; give this node a fresh store and identity",
+        )?;
         let mut chain = match &found.snapshot {
             Some(s) => Chain::thaw(&s.chain)?,
             None => Chain::default(),
@@ -402,7 +412,10 @@ impl<M: StateMachine, C: Commit> Node<M, C> {
     /// committed, and a majority of the voters has promised to elect nobody else for so long.
     pub fn acting(&self, now: Time) -> Option<Acting> {
         let status = self.commit.status(now);
-        if self.bugs.has(Bug::GateOnHint) && status.term > 0 && self.gossip.election().leader() == self.me {
+        if self.bugs.has(Bug::GateOnHint)
+            && status.term > 0
+            && self.gossip.election().leader() == self.me
+        {
             return Some(Acting { term: status.term, until: now + self.config.commit.lease });
         }
         let until = status.acting_until.filter(|_| self.halted.is_none())?;
@@ -633,7 +646,11 @@ impl<M: StateMachine, C: Commit> Node<M, C> {
             self.leader = leader;
             self.term = if attached { status.term } else { self.gossip.election().leader_term() };
             let waiting = self.pending.len();
-            self.out.push_back(Output::Event(Event::LeaderChanged { leader, term: self.term, waiting }));
+            self.out.push_back(Output::Event(Event::LeaderChanged {
+                leader,
+                term: self.term,
+                waiting,
+            }));
             if leader.is_some() {
                 self.reroute_all(now);
             }

@@ -398,8 +398,11 @@ mod tests {
 
     impl Group {
         fn of(n: u32, seed: u64) -> Self {
-            let mut g =
-                Self { nodes: BTreeMap::new(), rng: SmallRng::seed_from_u64(seed), now: Time::ZERO };
+            let mut g = Self {
+                nodes: BTreeMap::new(),
+                rng: SmallRng::seed_from_u64(seed),
+                now: Time::ZERO,
+            };
             let config = SprayConfig { memory: 32, floor: 1, ..SprayConfig::default() };
             for i in 0..n {
                 let mut node = Spray::new(id(i), config.clone(), g.now, &mut g.rng);
@@ -458,7 +461,11 @@ mod tests {
             let mut g = Group::of(n, 7);
             g.run(10);
             let mean = g.nodes.values().map(|s| s.arcs()).sum::<usize>() as f64 / f64::from(n);
-            assert!((low..high).contains(&mean), "{n} nodes: {mean} arcs, ln is {}", f64::from(n).ln());
+            assert!(
+                (low..high).contains(&mean),
+                "{n} nodes: {mean} arcs, ln is {}",
+                f64::from(n).ln()
+            );
             assert_eq!(g.reachable(), n as usize, "the group is connected");
         }
     }

@@ -40,11 +40,8 @@ impl Echoes {
         now: Time,
     ) -> Option<Time> {
         let old = self.majority(me, &members.voters, now)?;
-        let new = if members.next.is_empty() {
-            old
-        } else {
-            self.majority(me, &members.next, now)?
-        };
+        let new =
+            if members.next.is_empty() { old } else { self.majority(me, &members.next, now)? };
         Some(old.min(new) + lease)
     }
 
@@ -107,8 +104,7 @@ mod tests {
 
     #[test]
     fn during_a_change_both_majorities_are_needed() {
-        let members =
-            Members { voters: voters(1..=3), next: voters(3..=7), ..Members::default() };
+        let members = Members { voters: voters(1..=3), next: voters(3..=7), ..Members::default() };
         let mut e = Echoes::default();
         e.record(id(2), at(10).as_micros(), at(20));
         assert_eq!(e.acting_until(id(1), &members, LEASE, at(20)), None);

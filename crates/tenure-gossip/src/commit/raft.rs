@@ -178,11 +178,12 @@ impl Raft {
                     EntryKind::Command(self.commands.get(&position.index.get())?.clone())
                 }
             };
-            size += 32 + match &kind {
-                EntryKind::Term => 0,
-                EntryKind::Members(m) => 32 * m.all().len(),
-                EntryKind::Command(c) => c.len(),
-            };
+            size += 32
+                + match &kind {
+                    EntryKind::Term => 0,
+                    EntryKind::Members(m) => 32 * m.all().len(),
+                    EntryKind::Command(c) => c.len(),
+                };
             if size > limit && !out.is_empty() {
                 break;
             }
@@ -236,7 +237,8 @@ impl Raft {
                     let entries = self
                         .entries_out(&entries, usize::MAX)
                         .expect("the bytes of a command are kept before noraft hears of it");
-                    self.out.push_back(CommitOutput::Persist(CommitWrite::Append { after, entries }));
+                    self.out
+                        .push_back(CommitOutput::Persist(CommitWrite::Append { after, entries }));
                 }
                 Action::BroadcastMessage(message) => {
                     let peers: Vec<_> = self.node.peers().collect();
@@ -326,8 +328,9 @@ impl Raft {
             set.is_empty() || set.iter().filter(|v| yes.contains(v)).count() > set.len() / 2
         };
         // A leader that was heard in between is not to be disturbed.
-        let current =
-            *term == self.node.current_term().get() + 1 && now >= self.still_until() && !self.leads();
+        let current = *term == self.node.current_term().get() + 1
+            && now >= self.still_until()
+            && !self.leads();
         if current && enough(&members.voters) && enough(&members.next) {
             self.prevotes = None;
             self.echoes.clear();
@@ -364,12 +367,10 @@ impl Raft {
     /// The configuration entries after the commit index: a change that is under way.
     fn changing(&self) -> bool {
         let entries = self.node.log().entries();
-        let from = self.node.commit_index().get().saturating_sub(entries.prev_position().index.get());
+        let from =
+            self.node.commit_index().get().saturating_sub(entries.prev_position().index.get());
         self.node.config().is_joint_consensus()
-            || entries
-                .iter()
-                .skip(from as usize)
-                .any(|e| matches!(e, LogEntry::ClusterConfig(_)))
+            || entries.iter().skip(from as usize).any(|e| matches!(e, LogEntry::ClusterConfig(_)))
     }
 }
 
@@ -400,8 +401,9 @@ impl Commit for Raft {
                         self.hard.lease = lease;
                         self.save_hard();
                     }
-                    self.still_until =
-                        self.still_until.max(now + self.config.promise(lease.max(self.config.lease)));
+                    self.still_until = self
+                        .still_until
+                        .max(now + self.config.promise(lease.max(self.config.lease)));
                 }
                 // Those already held at the same position are the same; the rest is only kept if
                 // noraft takes them.
@@ -459,7 +461,8 @@ impl Commit for Raft {
                     && !self.must_refuse(now)
                     && self.node.log().last_position() <= last.into();
                 let term = if granted { term } else { mine };
-                self.out.push_back(CommitOutput::Send(from, EngineMessage::PreVoted { term, granted }));
+                self.out
+                    .push_back(CommitOutput::Send(from, EngineMessage::PreVoted { term, granted }));
             }
             EngineMessage::PreVoted { term, granted } => {
                 if term > MAX_NUMBER {
@@ -494,8 +497,11 @@ impl Commit for Raft {
                     return;
                 }
                 let led = self.node.role().is_leader();
-                let reply =
-                    Message::RequestVoteReply { from: number, term: Term::new(term), vote_granted: granted };
+                let reply = Message::RequestVoteReply {
+                    from: number,
+                    term: Term::new(term),
+                    vote_granted: granted,
+                };
                 self.feed(now, &reply, None);
                 if !led && self.node.role().is_leader() {
                     self.echoes.clear();
@@ -505,7 +511,8 @@ impl Commit for Raft {
                 if term == self.node.current_term().get() && self.node.voted_for() == Some(number) {
                     self.still_until = Time::ZERO;
                     self.heard = None;
-                    self.timer = if successor == Some(self.me) { now } else { now + self.election_delay() };
+                    self.timer =
+                        if successor == Some(self.me) { now } else { now + self.election_delay() };
                 }
             }
         }

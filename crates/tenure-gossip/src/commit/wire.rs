@@ -9,7 +9,9 @@ use super::Members;
 use crate::{identity::PeerId, time::Time};
 
 /// A place in the log.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
+)]
 pub struct Position {
     /// The term of the entry.
     pub term: u64,
@@ -127,8 +129,7 @@ impl Names {
     }
 
     pub(super) fn members(&self, config: &ClusterConfig) -> Members {
-        let peers =
-            |set: &BTreeSet<NodeId>| set.iter().filter_map(|id| self.peer(*id)).collect();
+        let peers = |set: &BTreeSet<NodeId>| set.iter().filter_map(|id| self.peer(*id)).collect();
         Members {
             voters: peers(&config.voters),
             next: peers(&config.new_voters),

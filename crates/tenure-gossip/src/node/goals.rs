@@ -44,7 +44,14 @@ impl<M: StateMachine, C: Commit> Node<M, C> {
         Ok(())
     }
 
-    pub(super) fn goal_arrived(&mut self, now: Time, from: PeerId, tx: TxId, goal: Vec<u8>, hops: u8) {
+    pub(super) fn goal_arrived(
+        &mut self,
+        now: Time,
+        from: PeerId,
+        tx: TxId,
+        goal: Vec<u8>,
+        hops: u8,
+    ) {
         if let Some(index) = self.chain.find(&tx) {
             // The one who asks has not heard yet: tell it.
             self.out.push_back(Output::ReadHistory { to: from, from: index, upto: index });

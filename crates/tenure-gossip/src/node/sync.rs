@@ -69,7 +69,13 @@ impl<M: StateMachine, C: Commit> Node<M, C> {
         }
     }
 
-    pub(super) fn history_arrived(&mut self, now: Time, from: PeerId, records: Vec<Record>, last: u64) {
+    pub(super) fn history_arrived(
+        &mut self,
+        now: Time,
+        from: PeerId,
+        records: Vec<Record>,
+        last: u64,
+    ) {
         let before = self.chain.index();
         for record in records {
             if !self.apply(now, record) {
@@ -138,7 +144,8 @@ impl<M: StateMachine, C: Commit> Node<M, C> {
         if let Some(point) = &snapshot.point {
             self.commit.snapshot_done(point);
         }
-        self.out.push_back(Output::Event(Event::Snapshot { index: snapshot.index, installed: false }));
+        self.out
+            .push_back(Output::Event(Event::Snapshot { index: snapshot.index, installed: false }));
         self.hold(&snapshot);
     }
 
@@ -181,8 +188,17 @@ impl<M: StateMachine, C: Commit> Node<M, C> {
         self.out.push_back(Output::Send(to, Message::SnapshotPiece { hash, offset, bytes }));
     }
 
-    pub(super) fn snapshot_piece(&mut self, now: Time, from: PeerId, hash: Hash, offset: u64, bytes: Vec<u8>) {
-        let Some(fetch) = self.fetch.as_mut().filter(|f| f.from == from && f.hash == hash) else { return };
+    pub(super) fn snapshot_piece(
+        &mut self,
+        now: Time,
+        from: PeerId,
+        hash: Hash,
+        offset: u64,
+        bytes: Vec<u8>,
+    ) {
+        let Some(fetch) = self.fetch.as_mut().filter(|f| f.from == from && f.hash == hash) else {
+            return;
+        };
         if offset != fetch.bytes.len() as u64 || bytes.is_empty() {
             return;
         }
@@ -227,6 +243,7 @@ impl<M: StateMachine, C: Commit> Node<M, C> {
         }
         let snapshot = if ahead {
             self.oldest = chain.index() + 1;
+            self.out.push_back(Output::Persist(Write::Forget(chain.index())));
             let decided: Vec<_> =
                 self.pending.keys().filter_map(|t| chain.find(t).map(|i| (*t, i))).collect();
             for (tx, index) in decided {
@@ -236,11 +253,16 @@ impl<M: StateMachine, C: Commit> Node<M, C> {
             self.chain = chain;
             Arc::new(snapshot)
         } else {
-            Arc::new(Snapshot { index: self.chain.index(), point: snapshot.point, chain: self.chain.freeze() })
+            Arc::new(Snapshot {
+                index: self.chain.index(),
+                point: snapshot.point,
+                chain: self.chain.freeze(),
+            })
         };
         self.lead = None;
         self.out.push_back(Output::Persist(Write::Snapshot(snapshot.clone(), reset)));
-        self.out.push_back(Output::Event(Event::Snapshot { index: snapshot.index, installed: true }));
+        self.out
+            .push_back(Output::Event(Event::Snapshot { index: snapshot.index, installed: true }));
         self.hold(&snapshot);
     }
 }

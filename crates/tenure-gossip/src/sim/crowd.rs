@@ -205,7 +205,9 @@ impl Crowd {
         #[cfg(any(test, feature = "bugs"))]
         gossip.inject(self.config.bugs);
         let start = if among > 0 { self.rng.random_range(0..among) } else { 0 };
-        let contact = (0..among).map(|k| (start + k) % among).find(|c| *c != i && self.members[*c].gossip.is_some());
+        let contact = (0..among)
+            .map(|k| (start + k) % among)
+            .find(|c| *c != i && self.members[*c].gossip.is_some());
         if let Some(contact) = contact {
             gossip.join(self.members[contact].id);
         }
@@ -215,7 +217,8 @@ impl Crowd {
         // The messages of a join are delivered at once: what is measured is the election.
         let mut queue = VecDeque::from([i]);
         while let Some(at) = queue.pop_front() {
-            while let Some(output) = self.members[at].gossip.as_mut().and_then(Gossip::poll_output) {
+            while let Some(output) = self.members[at].gossip.as_mut().and_then(Gossip::poll_output)
+            {
                 if let GossipOutput::Send(to, Message::Spray(m)) = output {
                     let from = self.members[at].id;
                     let to = self.index_of[&to] as usize;
@@ -282,7 +285,11 @@ impl Crowd {
                     let mut message = Some(Box::new(message));
                     let mut arrivals = arrivals.peekable();
                     while let Some(delay) = arrivals.next() {
-                        let copy = if arrivals.peek().is_some() { message.clone() } else { message.take() };
+                        let copy = if arrivals.peek().is_some() {
+                            message.clone()
+                        } else {
+                            message.take()
+                        };
                         if let Some(message) = copy {
                             let arrival = Happening::Arrival { from: i as u32, to, message };
                             self.queue.push(self.now + delay, arrival);
@@ -308,7 +315,11 @@ impl Crowd {
 
 fn keys_of(i: usize, real: bool) -> Box<dyn Keys> {
     let secret = *blake3::hash(&(i as u64).to_le_bytes()).as_bytes();
-    if real { Box::new(Ed25519Keys::from_secret(&secret)) } else { Box::new(StandInKeys(PeerId(secret))) }
+    if real {
+        Box::new(Ed25519Keys::from_secret(&secret))
+    } else {
+        Box::new(StandInKeys(PeerId(secret)))
+    }
 }
 
 #[cfg(test)]

@@ -29,6 +29,7 @@ impl Platter {
             Write::History(record) => {
                 self.history.insert(record.index, record.clone());
             }
+            Write::Forget(upto) => self.history = self.history.split_off(&(upto + 1)),
             Write::Snapshot(snapshot, reset) => {
                 if let Some(point) = &snapshot.point {
                     self.log = self.log.split_off(&(point.position.index + 1));

@@ -80,7 +80,10 @@ pub fn storm(seed: u64, bugs: Bugs) -> Result<Verdict, Violation> {
     // And it works: a goal commits, on every node.
     let tx = load.work_on(&mut world, 0);
     if !world.run_until(15_000, |w| w.committed(&tx).is_some() && is_well(w, &load))? {
-        return Err(Violation { at_ms: world.now_ms(), what: "a goal after healing does not commit".into() });
+        return Err(Violation {
+            at_ms: world.now_ms(),
+            what: "a goal after healing does not commit".into(),
+        });
     }
     Ok(Verdict { figures: world.figures.clone(), trace: world.trace(), recovery_ms })
 }
@@ -160,7 +163,11 @@ impl Load {
         let goal = match self.next % 5 {
             0 => KvGoal::Put { key, value: json!(self.next) },
             1 => KvGoal::Delete { key },
-            2 => KvGoal::Cas { key, expect: Some(json!(self.next.wrapping_sub(7))), value: json!(self.next) },
+            2 => KvGoal::Cas {
+                key,
+                expect: Some(json!(self.next.wrapping_sub(7))),
+                value: json!(self.next),
+            },
             _ => KvGoal::Increment { key: "sum".into(), by: self.next as i64 },
         };
         if world.submit(i, tx, &goal) && world.node(i).is_some() {
@@ -200,7 +207,12 @@ fn what_is_wrong(world: &World, load: &Load) -> String {
             )
         })
         .collect();
-    format!("not well {} s after healing: acting {:?}; {}", RECOVERY / 1_000, world.acting(), nodes.join("; "))
+    format!(
+        "not well {} s after healing: acting {:?}; {}",
+        RECOVERY / 1_000,
+        world.acting(),
+        nodes.join("; ")
+    )
 }
 
 #[cfg(test)]

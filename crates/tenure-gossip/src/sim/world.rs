@@ -54,7 +54,11 @@ impl WorldConfig {
             voters: nodes,
             faults: Faults::default(),
             drift: 20,
-            node: NodeConfig { goal_timeout: Duration::from_secs(5), snapshot_every: 32, ..NodeConfig::default() },
+            node: NodeConfig {
+                goal_timeout: Duration::from_secs(5),
+                snapshot_every: 32,
+                ..NodeConfig::default()
+            },
             bugs: Bugs::default(),
             real_keys: false,
         }
@@ -179,7 +183,8 @@ impl World {
         for i in 0..world.config.voters {
             world.start(i);
         }
-        let voters: BTreeSet<_> = world.members[..world.config.voters].iter().map(|m| m.id).collect();
+        let voters: BTreeSet<_> =
+            world.members[..world.config.voters].iter().map(|m| m.id).collect();
         world.with(0, |node, now| {
             node.bootstrap(now, &voters).expect("a fresh node takes a bootstrap");
         });
@@ -337,7 +342,11 @@ impl World {
     ///
     /// # Errors
     /// The first invariant that broke.
-    pub fn run_until(&mut self, millis: u64, goal: impl Fn(&Self) -> bool) -> Result<bool, Violation> {
+    pub fn run_until(
+        &mut self,
+        millis: u64,
+        goal: impl Fn(&Self) -> bool,
+    ) -> Result<bool, Violation> {
         let end = self.now + millis * 1_000;
         while self.now < end {
             if goal(self) {
@@ -458,8 +467,7 @@ impl World {
             Output::Persist(write) => self.members[i].disk.write(write),
             Output::Send(to, message) => {
                 let Some(to) = self.index_of.get(&to).copied() else { return };
-                let arrivals: Vec<_> =
-                    self.network.deliveries(i, to, &mut self.rng).collect();
+                let arrivals: Vec<_> = self.network.deliveries(i, to, &mut self.rng).collect();
                 for delay in arrivals {
                     let message = Box::new(message.clone());
                     self.queue.push(self.now + delay, Happening::Arrival { from: i, to, message });
@@ -468,7 +476,9 @@ impl World {
             Output::Processed(record) => self.applied(i, &record),
             Output::Known(tx, index) => {
                 if self.index_of_tx.get(&tx).is_some_and(|at| *at != index) {
-                    self.fail(format!("node {i} finds transaction {tx} at {index}, not where it was committed"));
+                    self.fail(format!(
+                        "node {i} finds transaction {tx} at {index}, not where it was committed"
+                    ));
                 }
             }
             Output::ReadHistory { to, from, upto } => {
@@ -510,11 +520,13 @@ impl World {
             hash
         });
         if first != hash {
-            return self.fail(format!("node {i} applies another record {} than others did", record.index));
+            return self
+                .fail(format!("node {i} applies another record {} than others did", record.index));
         }
         let at = *self.index_of_tx.entry(record.tx).or_insert(record.index);
         if at != record.index {
-            return self.fail(format!("transaction {} is at {at} and at {}", record.tx, record.index));
+            return self
+                .fail(format!("transaction {} is at {at} and at {}", record.tx, record.index));
         }
         if let Some(state) = state
             && *self.state_at.entry(record.index).or_insert(state) != state
@@ -532,7 +544,9 @@ impl World {
         }
         self.members[i].seen_index = index;
         if index > 0 && self.hash_at.get(&index) != Some(&head) {
-            self.fail(format!("node {i} stands at index {index} without having applied record {index}"));
+            self.fail(format!(
+                "node {i} stands at index {index} without having applied record {index}"
+            ));
         }
     }
 
@@ -542,18 +556,25 @@ impl World {
             self.members[i].gate = None;
             return;
         }
-        let other = self.members.iter().enumerate().find(|(j, m)| {
-            *j != i && m.gate.is_some_and(|(_, until)| until > self.now)
-        });
+        let other = self
+            .members
+            .iter()
+            .enumerate()
+            .find(|(j, m)| *j != i && m.gate.is_some_and(|(_, until)| until > self.now));
         if let Some((j, m)) = other {
             let theirs = m.gate.map_or(0, |(e, _)| e);
-            return self.fail(format!("gates of {i} (epoch {epoch}) and {j} (epoch {theirs}) are open at once"));
+            return self.fail(format!(
+                "gates of {i} (epoch {epoch}) and {j} (epoch {theirs}) are open at once"
+            ));
         }
         let opening = self.members[i].gate.is_none();
         if opening {
             let again = self.leader_of_term.get(&epoch) == Some(&i) && epoch == self.highest_epoch;
             if epoch < self.highest_epoch || (epoch == self.highest_epoch && !again) {
-                return self.fail(format!("the gate of {i} opens with epoch {epoch} after {}", self.highest_epoch));
+                return self.fail(format!(
+                    "the gate of {i} opens with epoch {epoch} after {}",
+                    self.highest_epoch
+                ));
             }
             if epoch > self.highest_epoch {
                 self.figures.terms_acted += 1;

@@ -1,0 +1,28 @@
+//! The gossip commands on their own.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use tenure_gossip::cli::{GossipCommand, run};
+
+/// Groups of nodes without a database.
+#[derive(Parser)]
+#[command(version, about)]
+struct Arguments {
+    #[command(subcommand)]
+    command: GossipCommand,
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    match run(Arguments::parse().command).await {
+        Ok(code) => code,
+        Err(e) => {
+            tracing::error!("{e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

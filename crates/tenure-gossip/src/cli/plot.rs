@@ -1,0 +1,1 @@
+//! Small charts as SVG: lines over a logarithmic axis of group sizes, or bars.

@@ -1,0 +1,25 @@
+//! Real nodes: TCP between processes, a store on disk, a gate for the application.
+//!
+//! ```text
+//!  socket ─► reader task ─► bounded queue ─► core thread: Node per namespace
+//!                                             │ shut gates → store (sync) → open gates → send → answer
+//!  socket ◄─ writer task ◄─ bounded queue ◄───┘
+//! ```
+//!
+//! Every frame is signed by its sender over the session and a counter, with or without TLS below.
+//! A peer that sends anything wrong (garbage, too much, too fast, a bad signature, a message twice)
+//! loses its connection, and nothing else happens.
+
+pub mod client;
+mod core;
+mod host;
+mod link;
+mod session;
+mod tls;
+pub mod wire;
+
+pub use self::{
+    host::{Host, HostConfig, HostError, Start},
+    session::{Admission, SessionError},
+    tls::TlsFiles,
+};

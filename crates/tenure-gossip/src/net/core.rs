@@ -1,0 +1,705 @@
+//! The thread that owns the nodes, the store and the gates.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use rand::{Rng, SeedableRng, rngs::SmallRng, seq::IteratorRandom};
+use serde::Serialize;
+use tenure_core::{BootClock, Clock as _, Epoch, GateKeeper, Tick};
+use tokio::sync::{broadcast, mpsc, oneshot};
+
+use super::{
+    link::{FromLink, Shared, answer, call},
+    wire::{Answer, Ask, Contact, Envelope, MAX_NAMESPACE},
+};
+use crate::{
+    commit::{Commit as _, CommitError, MemberChange},
+    history::{Record, TxId},
+    identity::{Keys as _, PeerId},
+    machine::StateMachine,
+    message::{MAX_HISTORY_BYTES, MAX_HISTORY_RECORDS, Message},
+    metrics as names,
+    node::{Event, Node, Output, SubmitError, Write},
+    storage::{Store, StoreError},
+    time::Time,
+};
+
+/// Inputs taken in before their outputs are carried out, at most: one sync for all of them.
+const BATCH: usize = 256;
+/// Contacts remembered.
+const MAX_CONTACTS: usize = 1_024;
+/// Clients waiting for records, at most.
+const MAX_WAITING: usize = 4_096;
+
+/// What the application asks of the core.
+pub(super) enum FromHost<M> {
+    Submit {
+        namespace: String,
+        tx: TxId,
+        goal: Vec<u8>,
+        done: oneshot::Sender<Result<Record, String>>,
+    },
+    Status(oneshot::Sender<Status>),
+    Machine(String, oneshot::Sender<Option<M>>),
+    Subscribe(String, oneshot::Sender<Option<broadcast::Receiver<Record>>>),
+    Members(String, MemberChange, oneshot::Sender<Result<(), CommitError>>),
+    StepDown(String, oneshot::Sender<()>),
+    History(String, u64, u64, oneshot::Sender<Vec<Record>>),
+    Stop(oneshot::Sender<()>),
+}
+
+/// How a node stands.
+#[derive(Debug, Clone, Serialize)]
+pub struct Status {
+    /// The node.
+    pub id: String,
+    /// Where others reach it.
+    pub address: String,
+    /// Nodes connected to it.
+    pub connected: Vec<String>,
+    /// Every namespace.
+    pub namespaces: Vec<NamespaceStatus>,
+}
+
+/// How a namespace stands on a node.
+#[derive(Debug, Clone, Serialize)]
+pub struct NamespaceStatus {
+    /// Its name.
+    pub namespace: String,
+    /// Whom gossip names: a hint.
+    pub hint: String,
+    /// For how many milliseconds.
+    pub hint_ms: u64,
+    /// The committed leader, as far as this node knows.
+    pub leader: Option<String>,
+    /// The engine's term.
+    pub term: u64,
+    /// Whether this node's gate is open.
+    pub acting: bool,
+    /// Those whose majority decides.
+    pub voters: Vec<String>,
+    /// Those that receive the log without voting.
+    pub learners: Vec<String>,
+    /// The last record applied.
+    pub index: u64,
+    /// Its hash.
+    pub head: String,
+    /// The engine's last committed entry.
+    pub commit_index: u64,
+    /// Goals waiting here.
+    pub pending: usize,
+    /// Distinct neighbours in the view.
+    pub neighbours: usize,
+    /// Changes of the hint since the start.
+    pub leader_changes: u64,
+    /// Goals that timed out here since the start.
+    pub goal_result_timeouts: u64,
+    /// Histories asked for since the start.
+    pub history_requests: u64,
+    /// Votes thrown away since the start, by reason.
+    pub votes_rejected: BTreeMap<&'static str, u64>,
+    /// Why the node has stopped applying, if it has.
+    pub halted: Option<String>,
+}
+
+enum Waiter {
+    Local(oneshot::Sender<Result<Record, String>>),
+    Client(mpsc::Sender<Envelope>),
+}
+
+impl Waiter {
+    fn tell(self, result: Result<Record, String>) {
+        match (self, result) {
+            // Whoever no longer waits does not need to be told.
+            (Self::Local(done), result) => drop(done.send(result)),
+            (Self::Client(out), Ok(record)) => drop(answer(&out, Answer::Record(record))),
+            (Self::Client(out), Err(why)) => drop(answer(&out, Answer::Refused(why))),
+        }
+    }
+}
+
+struct Namespace<M: StateMachine> {
+    node: Node<M>,
+    keeper: GateKeeper,
+    waiting: BTreeMap<TxId, Vec<Waiter>>,
+    watchers: Vec<mpsc::Sender<Envelope>>,
+    events: broadcast::Sender<Record>,
+    joined: bool,
+    changes: u64,
+    timeouts: u64,
+    requests: u64,
+}
+
+struct Linked {
+    link: u64,
+    out: mpsc::Sender<Envelope>,
+}
+
+/// Calls that are under way or must wait.
+#[derive(Default)]
+struct Calls {
+    open: BTreeSet<String>,
+    not_before: BTreeMap<String, (Time, Duration)>,
+}
+
+pub(super) struct Core<M: StateMachine> {
+    pub(super) me: PeerId,
+    pub(super) address: String,
+    pub(super) store: Store,
+    pub(super) shared: Arc<Shared>,
+    pub(super) seeds: Vec<String>,
+    pub(super) from_links: mpsc::Receiver<FromLink>,
+    pub(super) from_host: mpsc::Receiver<FromHost<M>>,
+    pub(super) runtime: tokio::runtime::Handle,
+    namespaces: BTreeMap<String, Namespace<M>>,
+    links: BTreeMap<PeerId, Linked>,
+    contacts: BTreeMap<PeerId, Contact>,
+    calls: Calls,
+    rng: SmallRng,
+    next_round: Time,
+    stopping: Option<oneshot::Sender<()>>,
+}
+
+/// This machine's clock, as the protocol sees it.
+pub(super) fn now() -> Time {
+    Time::from_micros(BootClock.now().as_nanos() / 1_000)
+}
+
+impl<M: StateMachine> Core<M> {
+    #[allow(clippy::too_many_arguments, reason = "called once; these are all its parts")]
+    pub(super) fn new(
+        address: String,
+        store: Store,
+        shared: Arc<Shared>,
+        seeds: Vec<String>,
+        from_links: mpsc::Receiver<FromLink>,
+        from_host: mpsc::Receiver<FromHost<M>>,
+        runtime: tokio::runtime::Handle,
+        nodes: BTreeMap<String, (Node<M>, GateKeeper)>,
+        contacts: Vec<Contact>,
+    ) -> Self {
+        let namespaces = nodes
+            .into_iter()
+            .map(|(name, (node, keeper))| {
+                let (events, _) = broadcast::channel(1_024);
+                let ns = Namespace {
+                    node,
+                    keeper,
+                    waiting: BTreeMap::new(),
+                    watchers: Vec::new(),
+                    events,
+                    joined: false,
+                    changes: 0,
+                    timeouts: 0,
+                    requests: 0,
+                };
+                (name, ns)
+            })
+            .collect();
+        let me = shared.keys.id();
+        let mut core = Self {
+            me,
+            address,
+            store,
+            shared,
+            seeds,
+            from_links,
+            from_host,
+            runtime,
+            namespaces,
+            links: BTreeMap::new(),
+            contacts: BTreeMap::new(),
+            calls: Calls::default(),
+            rng: SmallRng::from_os_rng(),
+            next_round: Time::ZERO,
+            stopping: None,
+        };
+        contacts.into_iter().for_each(|c| core.learn(c));
+        core
+    }
+
+    /// Runs until it is told to stop or the store fails. Gates are shut when it returns, whatever happened.
+    pub(super) fn run(mut self) -> Result<(), StoreError> {
+        loop {
+            let due = self.namespaces.values().map(|n| n.node.poll_timeout()).min();
+            let due = due.unwrap_or(Time::NEVER).min(self.next_round);
+            let wait = due.since(now()).min(Duration::from_secs(1));
+            let runtime = self.runtime.clone();
+            // `recv` is cancel-safe: what is not taken now is taken next time.
+            let (link, host) = runtime.block_on(async {
+                tokio::select! {
+                    l = self.from_links.recv() => (l, None),
+                    h = self.from_host.recv() => (None, Some(h)),
+                    () = tokio::time::sleep(wait) => (None, None),
+                }
+            });
+            match host {
+                Some(None) => self.stopping = Some(oneshot::channel().0),
+                Some(Some(input)) => self.from_host(input)?,
+                None => {}
+            }
+            if let Some(event) = link {
+                self.from_link(event)?;
+            }
+            for _ in 0..BATCH {
+                let Ok(event) = self.from_links.try_recv() else { break };
+                self.from_link(event)?;
+            }
+            for _ in 0..BATCH {
+                let Ok(input) = self.from_host.try_recv() else { break };
+                self.from_host(input)?;
+            }
+            let at = now();
+            for ns in self.namespaces.values_mut() {
+                if ns.node.poll_timeout() <= at {
+                    ns.node.handle_timeout(at);
+                }
+            }
+            if self.next_round <= at {
+                self.look_around(at)?;
+            }
+            if self.stopping.is_some() {
+                self.namespaces.values_mut().for_each(|ns| ns.node.leave(at));
+            }
+            self.carry_out()?;
+            if let Some(stopped) = self.stopping.take() {
+                // The farewells are in the writers' queues; they have a moment to leave.
+                runtime.block_on(tokio::time::sleep(Duration::from_millis(100)));
+                let _ = stopped.send(());
+                return Ok(());
+            }
+        }
+    }
+
+    /// Shut gates, store, open gates, send, answer: in this order.
+    fn carry_out(&mut self) -> Result<(), StoreError> {
+        let at = now();
+        let mut writes: Vec<(String, Write)> = Vec::new();
+        let mut later: Vec<(String, Output)> = Vec::new();
+        let mut acting = Vec::new();
+        for (name, ns) in &mut self.namespaces {
+            let may = ns.node.acting(at);
+            let open = ns.keeper.gate().epoch().map(|e| e.0 as u64);
+            if may.is_none() || open.is_some_and(|e| may.is_some_and(|a| a.term != e)) {
+                ns.keeper.shut();
+            }
+            while let Some(output) = ns.node.poll_output() {
+                match output {
+                    Output::Persist(write) => writes.push((name.clone(), write)),
+                    other => later.push((name.clone(), other)),
+                }
+            }
+            acting.extend(may.map(|a| (name.clone(), a)));
+        }
+        self.store.commit(&writes)?;
+        for (name, a) in acting {
+            if let Some(ns) = self.namespaces.get_mut(&name) {
+                let epoch = Epoch(a.term as i64);
+                let until = Tick::from_nanos(a.until.as_micros() * 1_000);
+                if !ns.keeper.extend(epoch, until) && ns.keeper.gate().epoch() != Some(epoch) {
+                    ns.keeper.open(epoch, until);
+                }
+            }
+        }
+        for (name, output) in later {
+            self.output(&name, output)?;
+        }
+        Ok(())
+    }
+
+    fn output(&mut self, name: &str, output: Output) -> Result<(), StoreError> {
+        match output {
+            Output::Persist(_) => {}
+            Output::Send(to, message) => {
+                self.send(to, Envelope::Namespace(name.to_owned(), message))
+            }
+            Output::Processed(record) => self.processed(name, record),
+            Output::Known(tx, index) => {
+                let record = self.store.history(name, index, index, usize::MAX)?.pop();
+                let waiting = self.namespaces.get_mut(name).and_then(|ns| ns.waiting.remove(&tx));
+                for waiter in waiting.into_iter().flatten() {
+                    waiter.tell(record.clone().ok_or_else(|| {
+                        format!("decided before, as record {index}, which this node has only as part of a snapshot")
+                    }));
+                }
+            }
+            Output::ReadHistory { to, from, upto } => {
+                let records = self.store.history(name, from, upto, MAX_HISTORY_BYTES)?;
+                let last = self.namespaces.get(name).map_or(0, |ns| ns.node.chain().index());
+                self.send(
+                    to,
+                    Envelope::Namespace(name.to_owned(), Message::History { records, last }),
+                );
+            }
+            Output::Event(event) => self.event(name, &event),
+        }
+        Ok(())
+    }
+
+    fn processed(&mut self, name: &str, record: Record) {
+        let Some(ns) = self.namespaces.get_mut(name) else { return };
+        for waiter in ns.waiting.remove(&record.tx).into_iter().flatten() {
+            waiter.tell(Ok(record.clone()));
+        }
+        // A watcher that does not read loses its subscription, not this node its memory.
+        ns.watchers.retain(|out| answer(out, Answer::Record(record.clone())));
+        let _ = ns.events.send(record);
+    }
+
+    fn event(&mut self, name: &str, event: &Event) {
+        let Some(ns) = self.namespaces.get_mut(name) else { return };
+        let label = name.to_owned();
+        match event {
+            Event::HintChanged(change) => {
+                ns.changes += 1;
+                metrics::counter!(names::LEADER_CHANGES, "namespace" => label).increment(1);
+                tracing::info!(namespace = name, from = %change.from, to = %change.to, "gossip names another leader");
+            }
+            Event::LeaderChanged { leader, term, waiting } => {
+                tracing::info!(namespace = name, leader = ?leader, term, waiting, "the committed leader changed");
+            }
+            Event::GoalTimedOut(tx) => {
+                ns.timeouts += 1;
+                metrics::counter!(names::GOAL_TIMEOUTS, "namespace" => label).increment(1);
+                tracing::warn!(namespace = name, %tx, "no result for a goal yet; asking for history");
+            }
+            Event::HistoryRequested(..) => {
+                ns.requests += 1;
+                metrics::counter!(names::HISTORY_REQUESTS, "namespace" => label).increment(1);
+            }
+            Event::VoteRejected(_, why) => {
+                metrics::counter!(names::VOTES_REJECTED, "namespace" => label, "reason" => why.name()).increment(1);
+            }
+            Event::Snapshot { index, installed } => {
+                tracing::info!(namespace = name, index, installed, "snapshot");
+            }
+            Event::Halted(why) => {
+                ns.keeper.shut();
+                tracing::error!(namespace = name, why, "halted");
+            }
+        }
+    }
+
+    fn send(&mut self, to: PeerId, envelope: Envelope) {
+        match self.links.get(&to) {
+            Some(linked) => {
+                if linked.out.try_send(envelope).is_err() {
+                    // Losing a message is what every part of the protocol expects.
+                    metrics::counter!(names::DROPPED).increment(1);
+                }
+            }
+            None => self.call(to),
+        }
+    }
+
+    fn call(&mut self, to: PeerId) {
+        if let Some(contact) = self.contacts.get(&to) {
+            let address = contact.address.clone();
+            self.call_address(address, Some(to));
+        }
+    }
+
+    fn call_address(&mut self, address: String, expected: Option<PeerId>) {
+        let soon = self.calls.not_before.get(&address).is_some_and(|(t, _)| now() < *t);
+        if !soon && self.calls.open.insert(address.clone()) {
+            let _enter = self.runtime.enter();
+            call(address, expected, self.shared.clone());
+        }
+    }
+
+    fn from_link(&mut self, event: FromLink) -> Result<(), StoreError> {
+        match event {
+            FromLink::Up { peer, link, cluster, called, out } => {
+                self.up(peer, link, cluster, called, out)?
+            }
+            FromLink::Down { peer, link } => {
+                if self.links.get(&peer).is_some_and(|l| l.link == link) {
+                    self.links.remove(&peer);
+                }
+            }
+            FromLink::Failed { address, error } => {
+                tracing::debug!(address, %error, "call failed");
+                self.calls.open.remove(&address);
+                let before =
+                    self.calls.not_before.get(&address).map_or(Duration::ZERO, |(_, d)| *d);
+                let wait = (before * 2).clamp(Duration::from_millis(100), Duration::from_secs(5));
+                let wait = wait.mul_f64(self.rng.random_range(0.8..1.2));
+                self.calls.not_before.insert(address, (now() + wait, wait));
+            }
+            FromLink::Message { from, namespace, message } => {
+                if let Some(ns) = self.namespaces.get_mut(&namespace) {
+                    ns.node.handle_message(now(), from, *message);
+                }
+            }
+            FromLink::Contacts(contacts) => {
+                for contact in contacts {
+                    let known =
+                        self.contacts.get(&contact.id).is_some_and(|c| c.stamp >= contact.stamp);
+                    if !known && contact.id != self.me && contact.is_genuine(&*self.shared.keys) {
+                        self.learn(contact);
+                    }
+                }
+            }
+            FromLink::Ask { ask, out } => self.ask(ask, out)?,
+            FromLink::Misconduct(reason) => {
+                metrics::counter!(names::MISCONDUCT, "reason" => reason).increment(1);
+            }
+        }
+        Ok(())
+    }
+
+    fn up(
+        &mut self,
+        peer: PeerId,
+        link: u64,
+        cluster: Option<[u8; 16]>,
+        called: Option<String>,
+        out: mpsc::Sender<Envelope>,
+    ) -> Result<(), StoreError> {
+        if let Some(address) = &called {
+            self.calls.open.remove(address);
+            self.calls.not_before.remove(address);
+        }
+        {
+            let mut mine = self.shared.cluster.lock().expect("nothing panics while it is held");
+            match (*mine, cluster) {
+                (None, Some(theirs)) if called.as_ref().is_some_and(|a| self.seeds.contains(a)) => {
+                    // This node joins the cluster of the seed it called; from now on no other.
+                    self.store.put("cluster", &theirs)?;
+                    *mine = Some(theirs);
+                }
+                // Two that called each other before either had a cluster may now belong to two.
+                (Some(a), Some(b)) if a != b => return Ok(()),
+                (None | Some(_), None | Some(_)) => {}
+            }
+        }
+        let own = Contact::new(
+            &*self.shared.keys,
+            self.address.clone(),
+            now().as_micros().max(1) + (self.start_stamp() << 44),
+        );
+        let others = self.contacts.values().choose_multiple(&mut self.rng, 64);
+        let contacts = others.into_iter().cloned().chain([own]).collect();
+        let _ = out.try_send(Envelope::Contacts(contacts));
+        self.links.insert(peer, Linked { link, out });
+        let seed = called.is_some_and(|a| self.seeds.contains(&a));
+        for ns in self.namespaces.values_mut() {
+            if seed && !ns.joined {
+                ns.joined = true;
+                ns.node.join(peer);
+            } else {
+                ns.node.learn(peer);
+            }
+        }
+        Ok(())
+    }
+
+    /// Grows with every start: a contact of a later start replaces those of earlier ones.
+    fn start_stamp(&self) -> u64 {
+        self.store.get::<u64>("starts").ok().flatten().unwrap_or(0)
+    }
+
+    fn learn(&mut self, contact: Contact) {
+        if self.contacts.len() >= MAX_CONTACTS && !self.contacts.contains_key(&contact.id) {
+            let victim = self.contacts.keys().choose(&mut self.rng).copied();
+            victim.map(|v| self.contacts.remove(&v));
+        }
+        let id = contact.id;
+        self.contacts.insert(id, contact);
+        self.namespaces.values_mut().for_each(|ns| ns.node.learn(id));
+    }
+
+    /// Every second: seeds while alone, contacts for a neighbour, gauges, contacts to disk.
+    fn look_around(&mut self, at: Time) -> Result<(), StoreError> {
+        self.next_round = at + Duration::from_secs(1);
+        if self.links.is_empty() || self.namespaces.values().any(|ns| !ns.joined) {
+            for seed in self.seeds.clone() {
+                self.call_address(seed, None);
+            }
+        }
+        // A member of the engine without a link is called, whether or not there is anything to say.
+        let members: BTreeSet<_> = self
+            .namespaces
+            .values()
+            .flat_map(|ns| ns.node.commit().status(at).members.all())
+            .collect();
+        for peer in members {
+            if peer != self.me && !self.links.contains_key(&peer) {
+                self.call(peer);
+            }
+        }
+        if let Some(linked) = self.links.values().choose(&mut self.rng) {
+            let some = self.contacts.values().choose_multiple(&mut self.rng, 32);
+            let _ = linked.out.try_send(Envelope::Contacts(some.into_iter().cloned().collect()));
+        }
+        for (name, ns) in &self.namespaces {
+            let label = || name.clone();
+            let status = ns.node.commit().status(at);
+            let acting = if ns.keeper.gate().is_leader() { 1.0 } else { 0.0 };
+            let tenure = at.since(ns.node.gossip().election().since());
+            metrics::gauge!(names::LEADER_TENURE, "namespace" => label()).set(tenure.as_secs_f64());
+            metrics::gauge!(names::PENDING, "namespace" => label()).set(ns.node.pending() as f64);
+            metrics::gauge!(names::INDEX, "namespace" => label())
+                .set(ns.node.chain().index() as f64);
+            metrics::gauge!(names::TERM, "namespace" => label()).set(status.term as f64);
+            metrics::gauge!(names::ACTING, "namespace" => label()).set(acting);
+        }
+        let contacts: Vec<_> = self.contacts.values().cloned().collect();
+        if self.store.get::<Vec<Contact>>("contacts")?.is_none_or(|old| old != contacts) {
+            self.store.put("contacts", &contacts)?;
+        }
+        Ok(())
+    }
+
+    fn from_host(&mut self, input: FromHost<M>) -> Result<(), StoreError> {
+        // An answer nobody waits for any more is not needed.
+        match input {
+            FromHost::Submit { namespace, tx, goal, done } => {
+                self.submit(&namespace, tx, goal, Waiter::Local(done));
+            }
+            FromHost::Status(done) => drop(done.send(self.status())),
+            FromHost::Machine(name, done) => {
+                let machine =
+                    self.namespaces.get(&name).map(|ns| ns.node.chain().machine().clone());
+                drop(done.send(machine));
+            }
+            FromHost::Subscribe(name, done) => {
+                drop(done.send(self.namespaces.get(&name).map(|ns| ns.events.subscribe())));
+            }
+            FromHost::Members(name, change, done) => {
+                drop(done.send(self.change_members(&name, change)))
+            }
+            FromHost::StepDown(name, done) => {
+                self.step_down(&name);
+                let _ = done.send(());
+            }
+            FromHost::History(name, from, upto, done) => {
+                drop(done.send(self.store.history(&name, from, upto, MAX_HISTORY_BYTES)?));
+            }
+            FromHost::Stop(done) => self.stopping = Some(done),
+        }
+        Ok(())
+    }
+
+    fn ask(&mut self, ask: Ask, out: mpsc::Sender<Envelope>) -> Result<(), StoreError> {
+        let unknown = |name: &str| {
+            let shown: String = name.chars().take(MAX_NAMESPACE).collect();
+            Answer::Refused(format!("this node carries no namespace {shown:?}"))
+        };
+        let reply = match ask {
+            Ask::Submit { namespace, tx, goal } => {
+                self.submit(&namespace, tx, goal, Waiter::Client(out));
+                return Ok(());
+            }
+            Ask::Status => {
+                Answer::Status(serde_json::to_string(&self.status()).unwrap_or_default())
+            }
+            Ask::History { namespace, from, upto } => {
+                let upto = upto.min(from.saturating_add(MAX_HISTORY_RECORDS as u64 - 1));
+                match self.namespaces.contains_key(&namespace) {
+                    true => Answer::Records(self.store.history(
+                        &namespace,
+                        from,
+                        upto,
+                        MAX_HISTORY_BYTES,
+                    )?),
+                    false => unknown(&namespace),
+                }
+            }
+            Ask::Watch { namespace } => match self.namespaces.get_mut(&namespace) {
+                Some(ns) if ns.watchers.len() < MAX_WAITING => {
+                    ns.watchers.push(out);
+                    return Ok(());
+                }
+                Some(_) => Answer::Refused("too many watch already".to_owned()),
+                None => unknown(&namespace),
+            },
+            Ask::State { namespace } => match self.namespaces.get(&namespace) {
+                Some(ns) => {
+                    let chain = ns.node.chain();
+                    Answer::State { index: chain.index(), bytes: chain.machine().snapshot() }
+                }
+                None => unknown(&namespace),
+            },
+            Ask::Members { namespace, change } => match self.change_members(&namespace, change) {
+                Ok(()) => Answer::Done,
+                Err(e) => Answer::Refused(e.to_string()),
+            },
+            Ask::StepDown { namespace } => {
+                self.step_down(&namespace);
+                Answer::Done
+            }
+        };
+        answer(&out, reply);
+        Ok(())
+    }
+
+    fn submit(&mut self, name: &str, tx: TxId, goal: Vec<u8>, waiter: Waiter) {
+        let Some(ns) = self.namespaces.get_mut(name) else {
+            return waiter.tell(Err(format!("this node carries no namespace {name:?}")));
+        };
+        if ns.waiting.len() >= MAX_WAITING {
+            return waiter.tell(Err(SubmitError::Busy.to_string()));
+        }
+        match ns.node.submit(now(), tx, goal) {
+            Ok(()) => ns.waiting.entry(tx).or_default().push(waiter),
+            Err(e) => waiter.tell(Err(e.to_string())),
+        }
+    }
+
+    fn change_members(&mut self, name: &str, change: MemberChange) -> Result<(), CommitError> {
+        let ns = self.namespaces.get_mut(name).ok_or(CommitError::NotLeader)?;
+        ns.node.change_members(now(), change)
+    }
+
+    fn step_down(&mut self, name: &str) {
+        if let Some(ns) = self.namespaces.get_mut(name) {
+            ns.keeper.shut();
+            ns.node.release(now());
+        }
+    }
+
+    fn status(&self) -> Status {
+        let at = now();
+        let namespaces = self.namespaces.iter().map(|(name, ns)| {
+            let node = &ns.node;
+            let s = node.commit().status(at);
+            let election = node.gossip().election();
+            NamespaceStatus {
+                namespace: name.clone(),
+                hint: election.leader().to_hex(),
+                hint_ms: at.since(election.since()).as_millis() as u64,
+                leader: node.leader().map(|l| l.to_hex()),
+                term: s.term,
+                acting: ns.keeper.gate().is_leader(),
+                voters: s
+                    .members
+                    .voters
+                    .iter()
+                    .chain(&s.members.next)
+                    .map(PeerId::to_hex)
+                    .collect(),
+                learners: s.members.learners.iter().map(PeerId::to_hex).collect(),
+                index: node.chain().index(),
+                head: node.chain().head().to_hex(),
+                commit_index: s.commit_index,
+                pending: node.pending(),
+                neighbours: node.gossip().spray().neighbours().len(),
+                leader_changes: ns.changes,
+                goal_result_timeouts: ns.timeouts,
+                history_requests: ns.requests,
+                votes_rejected: election.rejected().iter().map(|(r, n)| (r.name(), *n)).collect(),
+                halted: node.halted().map(ToOwned::to_owned),
+            }
+        });
+        Status {
+            id: self.me.to_hex(),
+            address: self.address.clone(),
+            connected: self.links.keys().map(PeerId::to_hex).collect(),
+            namespaces: namespaces.collect(),
+        }
+    }
+}

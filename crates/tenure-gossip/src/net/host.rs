@@ -1,0 +1,415 @@
+//! A node as the application holds it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, atomic::AtomicU64},
+    time::Duration,
+};
+
+use tenure_core::{BootClock, Identity, LeaderGate};
+use tokio::{
+    net::TcpListener,
+    sync::{broadcast, mpsc, oneshot},
+    task::JoinHandle,
+};
+
+use super::{
+    core::{Core, FromHost, Status, now},
+    link::{Shared, listen},
+    session::Admission,
+    tls::{Tls, TlsFiles},
+    wire::{Contact, MAX_NAMESPACE},
+};
+use crate::{
+    commit::{CommitError, MemberChange},
+    history::{Record, TxId},
+    identity::{Ed25519Keys, Keys as _, PeerId, decode_hex},
+    machine::StateMachine,
+    node::{Node, NodeConfig},
+    storage::{Store, StoreError},
+};
+
+/// Inputs waiting for the core; whoever brings more waits.
+const QUEUE: usize = 4_096;
+
+/// How a node that has no state yet comes to a cluster. One that has goes on with what it has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Start {
+    /// It founds one: once, on one node.
+    Bootstrap,
+    /// It joins one through these addresses.
+    Join(Vec<String>),
+    /// It has been part of one before; without state it refuses to start.
+    Resume,
+}
+
+/// How a node is run.
+#[derive(Debug, Clone)]
+pub struct HostConfig {
+    /// Where its identity and its store are.
+    pub folder: PathBuf,
+    /// Where it listens.
+    pub listen: SocketAddr,
+    /// Where others reach it (default: where it listens).
+    pub advertise: Option<String>,
+    /// How it comes to a cluster.
+    pub start: Start,
+    /// The namespaces it carries (default: `main`).
+    pub namespaces: Vec<String>,
+    /// Who may talk to it.
+    pub admission: Admission,
+    /// Mutual TLS.
+    pub tls: Option<TlsFiles>,
+    /// The protocol.
+    pub node: NodeConfig,
+}
+
+impl HostConfig {
+    /// A node in `folder` that listens on `listen`.
+    pub fn new(folder: impl Into<PathBuf>, listen: SocketAddr, start: Start) -> Self {
+        Self {
+            folder: folder.into(),
+            listen,
+            advertise: None,
+            start,
+            namespaces: vec!["main".to_owned()],
+            admission: Admission::default(),
+            tls: None,
+            node: NodeConfig::default(),
+        }
+    }
+}
+
+/// A node could not be started, or has stopped.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HostError {
+    /// A value that cannot be.
+    #[error("configuration: {0}")]
+    Config(String),
+    /// Neither founded nor joined.
+    #[error(
+        "this node has no state: start it with --bootstrap (once, on one node) or with --join ADDRESS; it never founds a cluster by itself"
+    )]
+    NoState,
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A file or the port.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried.
+        what: String,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// The node has stopped.
+    #[error("the node has stopped; see its log")]
+    Stopped,
+    /// A goal was refused, or the namespace is not carried.
+    #[error("{0}")]
+    Refused(String),
+    /// The engine refused.
+    #[error(transparent)]
+    Commit(#[from] CommitError),
+}
+
+/// A running node. Dropping it stops the node without a farewell; [`Host::stop`] says one.
+pub struct Host<M: StateMachine> {
+    id: PeerId,
+    address: String,
+    core: mpsc::Sender<FromHost<M>>,
+    gates: BTreeMap<String, LeaderGate>,
+    listener: JoinHandle<()>,
+    thread: Option<std::thread::JoinHandle<Result<(), StoreError>>>,
+}
+
+impl<M: StateMachine> Host<M> {
+    /// Starts a node. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// See [`HostError`]; nothing runs then.
+    pub async fn start(config: HostConfig) -> Result<Self, HostError> {
+        config.node.validate().map_err(HostError::Config)?;
+        if config.namespaces.is_empty() {
+            return Err(HostError::Config("namespaces: at least one".to_owned()));
+        }
+        if let Some(bad) =
+            config.namespaces.iter().find(|n| n.is_empty() || n.len() > MAX_NAMESPACE)
+        {
+            return Err(HostError::Config(format!(
+                "namespaces: {bad:?} must have 1 to {MAX_NAMESPACE} bytes"
+            )));
+        }
+        std::fs::create_dir_all(&config.folder).map_err(|source| HostError::Io {
+            what: config.folder.display().to_string(),
+            source,
+        })?;
+        let keys = Arc::new(load_identity(&config.folder)?);
+        let store = Store::open(&config.folder.join("node.redb"))?;
+        let listener = TcpListener::bind(config.listen).await.map_err(|source| HostError::Io {
+            what: format!("listen on {}", config.listen),
+            source,
+        })?;
+        let local = listener
+            .local_addr()
+            .map_err(|source| HostError::Io { what: "listen".to_owned(), source })?;
+        let address = config.advertise.clone().unwrap_or_else(|| local.to_string());
+
+        let mut cluster: Option<[u8; 16]> = store.get("cluster")?;
+        let with_state = store.namespaces()?;
+        let seeds = match &config.start {
+            Start::Join(seeds) => seeds.clone(),
+            Start::Bootstrap | Start::Resume => Vec::new(),
+        };
+        if config.start == Start::Resume && cluster.is_none() {
+            return Err(HostError::NoState);
+        }
+        if config.start == Start::Bootstrap && cluster.is_none() {
+            let fresh: [u8; 16] = rand::random();
+            store.put("cluster", &fresh)?;
+            cluster = Some(fresh);
+        }
+        let starts = store.get::<u64>("starts")?.unwrap_or(0) + 1;
+        store.put("starts", &starts)?;
+
+        let mut nodes = BTreeMap::new();
+        let mut gates = BTreeMap::new();
+        for name in &config.namespaces {
+            let found = store.found(name)?;
+            let mut node = Node::<M>::open(
+                Box::new((*keys).clone()),
+                name,
+                config.node.clone(),
+                found,
+                now(),
+                rand::random(),
+            )
+            .map_err(|e| HostError::Store(StoreError::Damaged(e)))?;
+            if config.start == Start::Bootstrap && !with_state.contains(name) {
+                node.bootstrap(now(), &BTreeSet::from([keys.id()]))?;
+            }
+            let identity = Identity::generate(&format!("gossip:{name}"))
+                .map_err(|e| HostError::Config(format!("namespaces: {e}")))?;
+            let (keeper, gate) = LeaderGate::pair(Arc::new(BootClock), identity);
+            gates.insert(name.clone(), gate);
+            nodes.insert(name.clone(), (node, keeper));
+        }
+        let contacts = store.get::<Vec<Contact>>("contacts")?.unwrap_or_default();
+        let tls = config.tls.as_ref().map(Tls::load).transpose().map_err(HostError::Config)?;
+
+        let (to_core, from_links) = mpsc::channel(QUEUE);
+        let (core, from_host) = mpsc::channel(QUEUE);
+        let shared = Arc::new(Shared {
+            keys: keys.clone(),
+            admission: config.admission,
+            tls,
+            cluster: Mutex::new(cluster),
+            core: to_core,
+            links: AtomicU64::new(0),
+        });
+        let runtime = tokio::runtime::Handle::current();
+        let engine = Core::new(
+            address.clone(),
+            store,
+            shared.clone(),
+            seeds,
+            from_links,
+            from_host,
+            runtime,
+            nodes,
+            contacts,
+        );
+        let listener = listen(listener, shared);
+        let thread = std::thread::Builder::new()
+            .name("tenure-gossip".to_owned())
+            .spawn(move || engine.run())
+            .map_err(|source| HostError::Io { what: "thread".to_owned(), source })?;
+        Ok(Self { id: keys.id(), address, core, gates, listener, thread: Some(thread) })
+    }
+
+    /// The node's name.
+    pub fn id(&self) -> PeerId {
+        self.id
+    }
+
+    /// Where others reach it.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// The gate of a namespace. It opens only while this node is the engine's leader, that leader's
+    /// first entry is committed, and a majority of voters has promised to elect nobody else: the same
+    /// guarantee as on PostgreSQL, *exclusive*. The gossip hint alone never opens it. Its epoch is the
+    /// engine's term.
+    pub fn gate(&self, namespace: &str) -> Option<LeaderGate> {
+        self.gates.get(namespace).cloned()
+    }
+
+    /// Submits a goal and waits for its record. Cancel-safe in this sense: the goal may be decided
+    /// although nobody waits; submit it again under the same `tx` to learn how.
+    ///
+    /// # Errors
+    /// [`HostError::Refused`] if it was not taken, [`HostError::Stopped`].
+    pub async fn submit(
+        &self,
+        namespace: &str,
+        tx: TxId,
+        goal: Vec<u8>,
+    ) -> Result<Record, HostError> {
+        let namespace = namespace.to_owned();
+        self.ask(|done| FromHost::Submit { namespace, tx, goal, done })
+            .await?
+            .map_err(HostError::Refused)
+    }
+
+    /// How the node stands.
+    ///
+    /// # Errors
+    /// [`HostError::Stopped`].
+    pub async fn status(&self) -> Result<Status, HostError> {
+        self.ask(FromHost::Status).await
+    }
+
+    /// The state as this node has applied it: it may lag behind the leader's.
+    ///
+    /// # Errors
+    /// [`HostError::Refused`] if the namespace is not carried, [`HostError::Stopped`].
+    pub async fn machine(&self, namespace: &str) -> Result<M, HostError> {
+        let name = namespace.to_owned();
+        let machine = self.ask(|done| FromHost::Machine(name, done)).await?;
+        machine.ok_or_else(|| HostError::Refused(format!("no namespace {namespace:?} here")))
+    }
+
+    /// `transaction_processed`: every record from now on. A receiver more than 1,024 records behind
+    /// is told how many it missed; the history has them.
+    ///
+    /// # Errors
+    /// [`HostError::Refused`] if the namespace is not carried, [`HostError::Stopped`].
+    pub async fn subscribe(
+        &self,
+        namespace: &str,
+    ) -> Result<broadcast::Receiver<Record>, HostError> {
+        let name = namespace.to_owned();
+        let receiver = self.ask(|done| FromHost::Subscribe(name, done)).await?;
+        receiver.ok_or_else(|| HostError::Refused(format!("no namespace {namespace:?} here")))
+    }
+
+    /// Records `from..=upto`, as many as fit into one answer.
+    ///
+    /// # Errors
+    /// [`HostError::Stopped`].
+    pub async fn history(
+        &self,
+        namespace: &str,
+        from: u64,
+        upto: u64,
+    ) -> Result<Vec<Record>, HostError> {
+        let name = namespace.to_owned();
+        self.ask(|done| FromHost::History(name, from, upto, done)).await
+    }
+
+    /// Adds or removes a voter, if this node leads.
+    ///
+    /// # Errors
+    /// [`HostError::Commit`], [`HostError::Stopped`].
+    pub async fn change_members(
+        &self,
+        namespace: &str,
+        change: MemberChange,
+    ) -> Result<(), HostError> {
+        let name = namespace.to_owned();
+        Ok(self.ask(|done| FromHost::Members(name, change, done)).await??)
+    }
+
+    /// Shuts the gate and gives leadership up.
+    ///
+    /// # Errors
+    /// [`HostError::Stopped`].
+    pub async fn step_down(&self, namespace: &str) -> Result<(), HostError> {
+        let name = namespace.to_owned();
+        self.ask(|done| FromHost::StepDown(name, done)).await
+    }
+
+    /// Stops: shuts the gates, hands leadership on, says goodbye.
+    ///
+    /// # Errors
+    /// What the core died of, if it did.
+    pub async fn stop(mut self) -> Result<(), HostError> {
+        let _ = tokio::time::timeout(Duration::from_secs(5), self.ask(FromHost::Stop)).await;
+        self.listener.abort();
+        self.wait_for_core().await
+    }
+
+    /// Waits until the core stops by itself: the store failed.
+    ///
+    /// # Errors
+    /// What it died of.
+    pub async fn failed(&mut self) -> Result<(), HostError> {
+        self.core.closed().await;
+        self.wait_for_core().await
+    }
+
+    async fn wait_for_core(&mut self) -> Result<(), HostError> {
+        let Some(thread) = self.thread.take() else { return Ok(()) };
+        let joined = tokio::task::spawn_blocking(move || thread.join()).await;
+        match joined {
+            Ok(Ok(Ok(()))) => Ok(()),
+            Ok(Ok(Err(e))) => Err(e.into()),
+            Ok(Err(_)) | Err(_) => Err(HostError::Stopped),
+        }
+    }
+
+    async fn ask<T>(
+        &self,
+        input: impl FnOnce(oneshot::Sender<T>) -> FromHost<M>,
+    ) -> Result<T, HostError> {
+        let (done, answer) = oneshot::channel();
+        self.core.send(input(done)).await.map_err(|_| HostError::Stopped)?;
+        answer.await.map_err(|_| HostError::Stopped)
+    }
+}
+
+impl<M: StateMachine> Drop for Host<M> {
+    fn drop(&mut self) {
+        self.listener.abort();
+    }
+}
+
+/// The keys in `folder`, made at the first start, readable by their owner only.
+pub(crate) fn load_identity(folder: &Path) -> Result<Ed25519Keys, HostError> {
+    let path = folder.join("identity");
+    let fail = |source| HostError::Io { what: path.display().to_string(), source };
+    match std::fs::read_to_string(&path) {
+        Ok(text) => {
+            let secret = decode_hex(&text).ok_or_else(|| {
+                fail(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    "not a key of 64 hexadecimal digits",
+                ))
+            })?;
+            Ok(Ed25519Keys::from_secret(&secret))
+        }
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            use std::{io::Write as _, os::unix::fs::OpenOptionsExt as _};
+            let keys = Ed25519Keys::generate();
+            let text = PeerId(keys.secret()).to_hex();
+            // Written whole under another name first: half a key after a crash would be a new identity.
+            let draft = folder.join("identity.new");
+            let mut file = std::fs::OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .mode(0o600)
+                .open(&draft)
+                .map_err(fail)?;
+            file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(fail)?;
+            std::fs::rename(&draft, &path).map_err(fail)?;
+            Ok(keys)
+        }
+        Err(e) => Err(fail(e)),
+    }
+}

@@ -1,0 +1,174 @@
+//! What travels in a frame.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    commit::MemberChange,
+    history::{Record, TxId},
+    identity::{Keys, PeerId, Signature},
+    message::Message,
+};
+
+/// Largest frame in bytes, once both sides have proven who they are.
+pub const MAX_FRAME: usize = 4 << 20;
+/// Largest frame before that.
+pub const MAX_GREETING: usize = 1 << 10;
+/// Longest namespace in bytes.
+pub const MAX_NAMESPACE: usize = 64;
+
+/// The first word of either side.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// The version of all this: 1.
+    pub version: u16,
+    /// A node of the group, or somebody who asks one.
+    pub role: Role,
+    /// Who speaks.
+    pub id: PeerId,
+    /// Never used before.
+    pub nonce: [u8; 32],
+    /// The cluster it belongs to, if it does already.
+    pub cluster: Option<[u8; 16]>,
+}
+
+/// In which capacity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Role {
+    /// A node of the group.
+    Node,
+    /// A program that asks one.
+    Client,
+}
+
+/// The second word: proof of the first, over both sides' first words.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Proof {
+    /// Signature over the session.
+    pub signature: Signature,
+    /// Keyed hash over the session with the cluster's secret.
+    pub mac: [u8; 32],
+}
+
+/// Where a node can be reached, in its own words.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Contact {
+    /// Who.
+    pub id: PeerId,
+    /// `host:port`.
+    pub address: String,
+    /// Later ones replace earlier ones.
+    pub stamp: u64,
+    /// Its own signature.
+    pub signature: Signature,
+}
+
+impl Contact {
+    /// A contact in the words of `keys`.
+    pub fn new(keys: &dyn Keys, address: String, stamp: u64) -> Self {
+        let id = keys.id();
+        let signature = keys.sign(&Self::text(&id, &address, stamp));
+        Self { id, address, stamp, signature }
+    }
+
+    /// Whether it is in the words of whom it names.
+    pub fn is_genuine(&self, keys: &dyn Keys) -> bool {
+        self.address.len() <= 256
+            && keys.verify(
+                &self.id,
+                &Self::text(&self.id, &self.address, self.stamp),
+                &self.signature,
+            )
+    }
+
+    fn text(id: &PeerId, address: &str, stamp: u64) -> Vec<u8> {
+        let mut text = b"tenure contact 1".to_vec();
+        text.extend_from_slice(&id.0);
+        text.extend_from_slice(&stamp.to_le_bytes());
+        text.extend_from_slice(address.as_bytes());
+        text
+    }
+}
+
+/// The content of a frame.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Envelope {
+    /// Between nodes of a namespace.
+    Namespace(String, Message),
+    /// Where others can be reached.
+    Contacts(Vec<Contact>),
+    /// A client's question.
+    Ask(Ask),
+    /// A node's answer to a client.
+    Answer(Answer),
+    /// Nothing: the connection is alive.
+    Ping,
+}
+
+/// What a client asks of a node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Ask {
+    /// Decide this goal; answered by [`Answer::Record`] when it is.
+    Submit {
+        /// Where.
+        namespace: String,
+        /// The transaction's name.
+        tx: TxId,
+        /// What is wanted.
+        goal: Vec<u8>,
+    },
+    /// How are you?
+    Status,
+    /// Records of the history.
+    History {
+        /// Where.
+        namespace: String,
+        /// First index.
+        from: u64,
+        /// Last index.
+        upto: u64,
+    },
+    /// Every record from now on, as it is applied.
+    Watch {
+        /// Where.
+        namespace: String,
+    },
+    /// The state as this node has it, as the state machine's snapshot.
+    State {
+        /// Where.
+        namespace: String,
+    },
+    /// Change the members; only the leader can.
+    Members {
+        /// Where.
+        namespace: String,
+        /// How.
+        change: MemberChange,
+    },
+    /// Give leadership up, if you have it.
+    StepDown {
+        /// Where.
+        namespace: String,
+    },
+}
+
+/// What a node answers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Answer {
+    /// A record: the goal's, or the next one watched.
+    Record(Record),
+    /// Records of the history; fewer than asked for if they do not fit.
+    Records(Vec<Record>),
+    /// A status, as JSON.
+    Status(String),
+    /// A state.
+    State {
+        /// The last record in it.
+        index: u64,
+        /// The state machine's snapshot.
+        bytes: Vec<u8>,
+    },
+    /// It is done.
+    Done,
+    /// It cannot be done, and why.
+    Refused(String),
+}

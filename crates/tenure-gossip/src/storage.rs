@@ -1,0 +1,325 @@
+//! What a node finds again after `kill -9`: one redb file for all its namespaces.
+//!
+//! A batch that contains a durable write is synced before [`Store::commit`] returns; one of records
+//! alone is not (they are in the engine's log, or with the peers, and a later sync carries them).
+
+use std::{collections::BTreeSet, path::Path};
+
+use redb::{Database, Durability, ReadableDatabase as _, ReadableTable as _, TableDefinition};
+use serde::{Serialize, de::DeserializeOwned};
+
+use crate::{
+    commit::{CommitWrite, Entry, HardState, Restored},
+    history::Record,
+    node::{Found, Reset, Snapshot, Write},
+};
+
+const META: TableDefinition<'_, (&str, &str), &[u8]> = TableDefinition::new("meta");
+const LOG: TableDefinition<'_, (&str, u64), &[u8]> = TableDefinition::new("log");
+const HISTORY: TableDefinition<'_, (&str, u64), &[u8]> = TableDefinition::new("history");
+
+/// The store failed; the node stops rather than promise what it cannot keep.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// The file cannot be read or written.
+    #[error(
+        "the store cannot be used: {0}; check the disk, and that no other node runs in this folder"
+    )]
+    Io(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The file does not say what this program writes.
+    #[error(
+        "the store is damaged: {0}; give this node a fresh folder (and with it, a fresh identity)"
+    )]
+    Damaged(String),
+}
+
+fn io(e: impl Into<redb::Error>) -> StoreError {
+    StoreError::Io(Box::new(e.into()))
+}
+
+fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, StoreError> {
+    postcard::from_bytes(bytes).map_err(|e| StoreError::Damaged(e.to_string()))
+}
+
+fn encode<T: Serialize>(value: &T) -> Vec<u8> {
+    postcard::to_stdvec(value).expect("plain data can always be encoded")
+}
+
+/// The store.
+pub struct Store {
+    db: Database,
+}
+
+impl Store {
+    /// Opens or makes the file. One process at a time.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn open(path: &Path) -> Result<Self, StoreError> {
+        let db = Database::create(path).map_err(io)?;
+        let tx = db.begin_write().map_err(io)?;
+        {
+            tx.open_table(META).map_err(io)?;
+            tx.open_table(LOG).map_err(io)?;
+            tx.open_table(HISTORY).map_err(io)?;
+        }
+        tx.commit().map_err(io)?;
+        Ok(Self { db })
+    }
+
+    /// A value of the node itself.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub fn get<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>, StoreError> {
+        let tx = self.db.begin_read().map_err(io)?;
+        let meta = tx.open_table(META).map_err(io)?;
+        meta.get(("", key)).map_err(io)?.map(|v| decode(v.value())).transpose()
+    }
+
+    /// Stores a value of the node itself, durably.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub fn put<T: Serialize>(&self, key: &str, value: &T) -> Result<(), StoreError> {
+        let tx = self.db.begin_write().map_err(io)?;
+        tx.open_table(META).map_err(io)?.insert(("", key), encode(value).as_slice()).map_err(io)?;
+        tx.commit().map_err(io)
+    }
+
+    /// What is there of `namespace`, and a new, durable incarnation.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub fn found(&self, namespace: &str) -> Result<Found, StoreError> {
+        let tx = self.db.begin_write().map_err(io)?;
+        let found = {
+            let mut meta = tx.open_table(META).map_err(io)?;
+            let log = tx.open_table(LOG).map_err(io)?;
+            let history = tx.open_table(HISTORY).map_err(io)?;
+            let read = |key: &str| -> Result<Option<Vec<u8>>, StoreError> {
+                Ok(meta.get((namespace, key)).map_err(io)?.map(|v| v.value().to_vec()))
+            };
+            let incarnation = read("incarnation")?.map_or(Ok(0), |b| decode::<u64>(&b))? + 1;
+            let hard = read("hard")?.map_or(Ok(HardState::default()), |b| decode(&b))?;
+            let snapshot: Option<Snapshot> = read("snapshot")?.map(|b| decode(&b)).transpose()?;
+            let mut entries: Vec<Entry> = Vec::new();
+            for item in log.range((namespace, 0)..=(namespace, u64::MAX)).map_err(io)? {
+                entries.push(decode(item.map_err(io)?.1.value())?);
+            }
+            let mut records = Vec::new();
+            let from = snapshot.as_ref().map_or(0, |s| s.index);
+            let oldest = history.range((namespace, 0)..=(namespace, u64::MAX)).map_err(io)?.next();
+            if let Some(item) = oldest {
+                // The oldest tells from where on history can be served; it is applied already.
+                records.push(decode(item.map_err(io)?.1.value())?);
+            }
+            for item in history.range((namespace, from + 1)..=(namespace, u64::MAX)).map_err(io)? {
+                records.push(decode(item.map_err(io)?.1.value())?);
+            }
+            records.dedup_by_key(|r: &mut Record| r.index);
+            meta.insert((namespace, "incarnation"), encode(&incarnation).as_slice()).map_err(io)?;
+            Found {
+                incarnation,
+                commit: Restored { hard, snapshot: None, entries },
+                snapshot,
+                history: records,
+            }
+        };
+        tx.commit().map_err(io)?;
+        Ok(found)
+    }
+
+    /// Stores a batch, in order.
+    ///
+    /// # Errors
+    /// See [`StoreError`]; then nothing of the batch is stored.
+    pub fn commit(&self, batch: &[(String, Write)]) -> Result<(), StoreError> {
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let durable = batch.iter().any(|(_, w)| w.is_durable());
+        let mut tx = self.db.begin_write().map_err(io)?;
+        tx.set_durability(if durable { Durability::Immediate } else { Durability::None })
+            .map_err(|e| StoreError::Io(Box::new(e)))?;
+        {
+            let mut meta = tx.open_table(META).map_err(io)?;
+            let mut log = tx.open_table(LOG).map_err(io)?;
+            let mut history = tx.open_table(HISTORY).map_err(io)?;
+            for (namespace, write) in batch {
+                let ns = namespace.as_str();
+                match write {
+                    Write::Commit(CommitWrite::Hard(hard)) => {
+                        meta.insert((ns, "hard"), encode(hard).as_slice()).map_err(io)?;
+                    }
+                    Write::Commit(CommitWrite::Append { after, entries }) => {
+                        log.retain_in((ns, after.index + 1)..=(ns, u64::MAX), |_, _| false)
+                            .map_err(io)?;
+                        for e in entries {
+                            log.insert((ns, e.position.index), encode(e).as_slice()).map_err(io)?;
+                        }
+                    }
+                    Write::History(record) => {
+                        history
+                            .insert((ns, record.index), encode(record).as_slice())
+                            .map_err(io)?;
+                    }
+                    Write::Forget(upto) => {
+                        history.retain_in((ns, 0)..=(ns, *upto), |_, _| false).map_err(io)?;
+                    }
+                    Write::Snapshot(snapshot, reset) => {
+                        meta.insert((ns, "snapshot"), encode(&**snapshot).as_slice())
+                            .map_err(io)?;
+                        let upto = match (reset, &snapshot.point) {
+                            (Reset::All, _) => u64::MAX,
+                            (Reset::Keep, Some(point)) => point.position.index,
+                            (Reset::Keep, None) => 0,
+                        };
+                        log.retain_in((ns, 0)..=(ns, upto), |_, _| false).map_err(io)?;
+                    }
+                }
+            }
+        }
+        tx.commit().map_err(io)
+    }
+
+    /// Records `from..=upto` of a namespace, as many as fit into `bytes` (one at least).
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub fn history(
+        &self,
+        ns: &str,
+        from: u64,
+        upto: u64,
+        bytes: usize,
+    ) -> Result<Vec<Record>, StoreError> {
+        let tx = self.db.begin_read().map_err(io)?;
+        let table = tx.open_table(HISTORY).map_err(io)?;
+        let (mut out, mut size) = (Vec::<Record>::new(), 0);
+        for item in table.range((ns, from)..=(ns, upto)).map_err(io)? {
+            let record: Record = decode(item.map_err(io)?.1.value())?;
+            size += record.size();
+            if size > bytes && !out.is_empty() {
+                break;
+            }
+            // A hole ends it: what is served is always an unbroken run.
+            if out.last().is_some_and(|last| record.index != last.index + 1) {
+                break;
+            }
+            out.push(record);
+        }
+        Ok(out)
+    }
+
+    /// The namespaces that have a log or a history here.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub fn namespaces(&self) -> Result<BTreeSet<String>, StoreError> {
+        let tx = self.db.begin_read().map_err(io)?;
+        let meta = tx.open_table(META).map_err(io)?;
+        let mut out = BTreeSet::new();
+        for item in meta.iter().map_err(io)? {
+            let (key, _) = item.map_err(io)?;
+            let (ns, what) = key.value();
+            if !ns.is_empty() && what != "incarnation" {
+                out.insert(ns.to_owned());
+            }
+        }
+        Ok(out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{
+        commit::{EntryKind, Members, Position, SnapshotPoint},
+        history::{Chain, TxId},
+        identity::PeerId,
+        kv::{Kv, KvGoal},
+    };
+
+    fn entry(term: u64, index: u64) -> Entry {
+        Entry { position: Position { term, index }, kind: EntryKind::Command(vec![index as u8]) }
+    }
+
+    fn append(after: u64, entries: Vec<Entry>) -> Write {
+        let after = Position { term: 1, index: after };
+        Write::Commit(CommitWrite::Append { after, entries })
+    }
+
+    fn open() -> (tempfile::TempDir, Store) {
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        let store = Store::open(&dir.path().join("node.redb")).expect("a fresh store");
+        (dir, store)
+    }
+
+    #[test]
+    fn an_append_replaces_what_followed_its_anchor() {
+        let (_dir, store) = open();
+        let ns = |w| vec![("a".to_owned(), w)];
+        store.commit(&ns(append(0, (1..=5).map(|i| entry(1, i)).collect()))).unwrap();
+        store.commit(&ns(append(2, vec![entry(2, 3)]))).unwrap();
+        let found = store.found("a").unwrap();
+        let at: Vec<_> =
+            found.commit.entries.iter().map(|e| (e.position.term, e.position.index)).collect();
+        assert_eq!(at, [(1, 1), (1, 2), (2, 3)]);
+    }
+
+    #[test]
+    fn namespaces_do_not_see_each_other() {
+        let (_dir, store) = open();
+        store
+            .commit(&[("a".into(), append(0, vec![entry(1, 1)])), ("b".into(), append(0, vec![]))])
+            .unwrap();
+        assert_eq!(store.found("b").unwrap().commit.entries.len(), 0);
+        assert_eq!(store.found("a").unwrap().commit.entries.len(), 1);
+    }
+
+    #[test]
+    fn every_start_is_a_later_incarnation() {
+        let (dir, store) = open();
+        assert_eq!(store.found("a").unwrap().incarnation, 1);
+        drop(store);
+        let store = Store::open(&dir.path().join("node.redb")).unwrap();
+        assert_eq!(store.found("a").unwrap().incarnation, 2);
+    }
+
+    #[test]
+    fn a_snapshot_drops_the_log_before_its_point() {
+        let (_dir, store) = open();
+        store.commit(&[("a".into(), append(0, (1..=9).map(|i| entry(1, i)).collect()))]).unwrap();
+        let point =
+            SnapshotPoint { position: Position { term: 1, index: 6 }, members: Members::default() };
+        let snapshot =
+            Snapshot { index: 4, point: Some(point), chain: Chain::<Kv>::default().freeze() };
+        store
+            .commit(&[("a".into(), Write::Snapshot(Arc::new(snapshot.clone()), Reset::Keep))])
+            .unwrap();
+        let found = store.found("a").unwrap();
+        assert_eq!(found.commit.entries.first().map(|e| e.position.index), Some(7));
+        assert_eq!(found.snapshot, Some(snapshot));
+    }
+
+    #[test]
+    fn history_is_served_in_unbroken_runs_within_a_size() {
+        let (_dir, store) = open();
+        let mut chain = Chain::<Kv>::default();
+        for n in 1..=20u8 {
+            let goal = KvGoal::Put { key: "k".into(), value: n.into() }.to_bytes();
+            let r = chain.execute(1, PeerId([1; 32]), TxId([n; 16]), goal);
+            chain.apply(&r).unwrap();
+            if n != 15 {
+                store.commit(&[("a".into(), Write::History(r))]).unwrap();
+            }
+        }
+        assert_eq!(store.history("a", 3, 20, usize::MAX).unwrap().len(), 12);
+        assert_eq!(store.history("a", 3, 20, 1).unwrap().len(), 1);
+        assert_eq!(store.history("a", 15, 15, 1).unwrap().len(), 0);
+    }
+}
