@@ -95,7 +95,7 @@ pub(crate) enum Op {
     Register(Vec<RegisterRow>),
     Claim {
         rows: Vec<ClaimRow>,
-        /// How long one role may wait for its row.
+        /// How long the first role that is held up may wait for its row.
         row_wait: Duration,
     },
     Act(Vec<TermRow>),
@@ -240,7 +240,9 @@ impl Seat {
                     roles: Vec<Claimed>,
                 }
                 let wait = millis(*row_wait).max(1);
-                let sql = format!("tenure.claim({me}, {}, {wait})", json(rows));
+                // The rest of the deadline is for the way there and back, and the commit.
+                let all = millis(self.deadline / 2).max(1);
+                let sql = format!("tenure.claim({me}, {}, {wait}, {all})", json(rows));
                 Done::Claimed(self.ask::<Claims>(&sql).await?.roles)
             }
             Op::Act(rows) => {

@@ -18,7 +18,14 @@ impl Engine {
         self.renew(sent);
         match (done, op) {
             (Done::Registered(rows), _) => self.registered(rows, now),
-            (Done::Claimed(rows), _) => {
+            (Done::Claimed(rows), Op::Claim { rows: asked, .. }) => {
+                // A claim that ran out of time did not come to all of them: they are in the next.
+                let answered: BTreeSet<&str> = rows.iter().map(|row| row.role.as_str()).collect();
+                for row in asked.iter().filter(|row| !answered.contains(row.role.as_str())) {
+                    if let Some(name) = self.known(&row.role) {
+                        self.roles.get_mut(&name).expect("just found").claim = true;
+                    }
+                }
                 for row in rows {
                     self.claimed(row, now);
                 }
@@ -62,7 +69,7 @@ impl Engine {
             (Done::Left, _) => {
                 self.left = true;
             }
-            (Done::Acting(_) | Done::Released, _) => {
+            (Done::Claimed(_) | Done::Acting(_) | Done::Released, _) => {
                 unreachable!("an answer belongs to its question")
             }
         }
