@@ -3,6 +3,8 @@
 
 pub mod account;
 pub mod chain;
+#[cfg(feature = "cli")]
+pub mod cli;
 mod engine;
 pub mod events;
 pub mod feed;

@@ -1,0 +1,265 @@
+//! How a caller speaks to a node: one JSON object per line, over TCP.
+//!
+//! ```text
+//! → {"op":"send","call":{"to":"0x…","value":"0x1","gas":21000},"request_id":"invoice-7"}
+//! ← {"ok":{"nonce":12,"hash":"0x…","request_id":"invoice-7"}}
+//! ← {"error":{"code":"not_leader","message":"…"}}
+//! ```
+
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use bytes::Bytes;
+use clap::Args;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::say;
+use crate::service::{Payload, SendError, SendRequest, TransactionService};
+use crate::status::{Hash, unhex};
+
+/// What a caller asks.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "snake_case", deny_unknown_fields)]
+enum Question {
+    Send {
+        /// The call in the signer's encoding.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        call: Option<Value>,
+        /// Or signed bytes, in hex.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        signed: Option<String>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        request_id: Option<String>,
+    },
+    Cancel {
+        nonce: u64,
+    },
+    Status,
+}
+
+/// What a node answers.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Reply {
+    Ok(Value),
+    Error { code: String, message: String },
+}
+
+/// An accepted transaction.
+#[derive(Debug, Serialize, Deserialize)]
+struct Accepted {
+    nonce: u64,
+    hash: Hash,
+    request_id: String,
+}
+
+/// The longest line: a call of 4 MiB in hex, and some.
+const MAX_LINE: u64 = 16 << 20;
+
+/// Serves callers until the listener's task is dropped.
+pub(super) async fn serve(listener: TcpListener, service: std::sync::Arc<TransactionService>) {
+    loop {
+        let Ok((stream, _)) = listener.accept().await else {
+            // Out of descriptors, most likely: a pause lets some be closed.
+            sleep(Duration::from_millis(100)).await;
+            continue;
+        };
+        let service = std::sync::Arc::clone(&service);
+        tokio::spawn(async move {
+            if let Err(error) = converse(stream, &service).await {
+                tracing::debug!(%error, "a caller's connection ended");
+            }
+        });
+    }
+}
+
+async fn converse(stream: TcpStream, service: &TransactionService) -> anyhow::Result<()> {
+    use tokio::io::AsyncReadExt as _;
+    let (read, mut write) = stream.into_split();
+    let mut lines = BufReader::new(read);
+    loop {
+        let mut line = String::new();
+        if (&mut lines).take(MAX_LINE).read_line(&mut line).await? == 0 {
+            return Ok(());
+        }
+        let reply = match serde_json::from_str(&line) {
+            Ok(question) => answer(question, service).await,
+            Err(error) => Reply::Error { code: "malformed".into(), message: error.to_string() },
+        };
+        let mut text = serde_json::to_string(&reply)?;
+        text.push('\n');
+        write.write_all(text.as_bytes()).await?;
+    }
+}
+
+async fn answer(question: Question, service: &TransactionService) -> Reply {
+    match question {
+        Question::Send { call, signed, request_id } => {
+            let payload = match (call, signed.as_deref().map(unhex)) {
+                (Some(call), None) => Payload::Call(Bytes::from(call.to_string())),
+                (None, Some(Some(raw))) => Payload::Signed(raw.into()),
+                (None, None) | (Some(_), Some(_)) | (None, Some(None)) => {
+                    let message = "give either a call or signed bytes in hex".into();
+                    return Reply::Error { code: "malformed".into(), message };
+                }
+            };
+            let request = SendRequest { payload, request_id, tip: None };
+            match service.send(request).await {
+                Ok(handle) => {
+                    let hash = handle.state().hash;
+                    let (nonce, request_id) = (handle.nonce, handle.request_id);
+                    ok(&Accepted { nonce, hash, request_id })
+                }
+                Err(error) => refused(&error),
+            }
+        }
+        Question::Cancel { nonce } => match service.cancel(nonce).await {
+            Ok(()) => ok(&nonce),
+            Err(error) => refused(&error),
+        },
+        Question::Status => ok(&serde_json::json!({
+            "role": service.role(),
+            "epoch": service.leader_state().epoch.map(|e| e.get()),
+            "open": service.open().await,
+            "stale": service.is_stale(),
+        })),
+    }
+}
+
+fn ok(value: &impl Serialize) -> Reply {
+    Reply::Ok(serde_json::to_value(value).unwrap_or_default())
+}
+
+fn refused(error: &SendError) -> Reply {
+    let code = match error {
+        SendError::NotLeader => "not_leader",
+        SendError::Draining => "draining",
+        SendError::Stopped => "stopped",
+        SendError::Nonce(_) | SendError::Clash(_) => "nonce",
+        SendError::TooLarge { .. } => "too_large",
+        SendError::BadRequestId => "bad_request_id",
+        SendError::Sign(_) => "not_signed",
+        SendError::Chain(_) => "malformed",
+        SendError::ForeignAccount(_) => "foreign_account",
+        SendError::Uncertain { .. } => "uncertain",
+        SendError::Store(_) => "store",
+    };
+    Reply::Error { code: code.into(), message: error.to_string() }
+}
+
+/// Where the nodes are.
+#[derive(Debug, Clone, Args)]
+pub struct NodesArgs {
+    /// The nodes' addresses; all are asked in turn until one leads.
+    #[arg(long = "node", env = "TENURE_TX_NODES", value_delimiter = ',', required = true)]
+    pub nodes: Vec<SocketAddr>,
+    /// How long to look for a leader.
+    #[arg(long, default_value = "30s", value_parser = humantime::parse_duration)]
+    pub within: Duration,
+}
+
+/// `tenure tx send`
+#[derive(Debug, Args)]
+pub struct SendArgs {
+    /// The nodes.
+    #[command(flatten)]
+    pub nodes: NodesArgs,
+    /// The call, as JSON: {"to":"0x…","value":"0x1","data":"0x","gas":21000}.
+    #[arg(long, conflicts_with = "signed", required_unless_present = "signed")]
+    pub call: Option<String>,
+    /// Signed bytes, in hex, instead of a call.
+    #[arg(long)]
+    pub signed: Option<String>,
+    /// Your name for it: a retry with the same id never sends twice. Generated if absent.
+    #[arg(long)]
+    pub request_id: Option<String>,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `tenure tx drop`
+#[derive(Debug, Args)]
+pub struct DropArgs {
+    /// The nodes.
+    #[command(flatten)]
+    pub nodes: NodesArgs,
+    /// The nonce to fill with a no-op.
+    pub nonce: u64,
+}
+
+pub(super) async fn send(args: SendArgs) -> anyhow::Result<ExitCode> {
+    // Chosen here, so that asking the next node after a silence is the same request.
+    let id = args.request_id.unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
+    let call = match args.call {
+        Some(text) => Some(serde_json::from_str(&text).context("--call is not JSON")?),
+        None => None,
+    };
+    let question = Question::Send { call, signed: args.signed, request_id: Some(id) };
+    match ask(&args.nodes, &question).await? {
+        Reply::Ok(value) if args.json => say(value)?,
+        Reply::Ok(value) => {
+            let Accepted { nonce, hash, request_id } = serde_json::from_value(value)?;
+            say(format_args!("accepted as nonce {nonce}, {hash} (request {request_id})"))?;
+        }
+        Reply::Error { code, message } => return failed(&code, &message),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(super) async fn drop_nonce(args: DropArgs) -> anyhow::Result<ExitCode> {
+    match ask(&args.nodes, &Question::Cancel { nonce: args.nonce }).await? {
+        Reply::Ok(_) => say(format_args!("a no-op takes the place of nonce {}", args.nonce))?,
+        Reply::Error { code, message } => return failed(&code, &message),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn failed(code: &str, message: &str) -> anyhow::Result<ExitCode> {
+    if code == "not_leader" {
+        tracing::error!("no node leads: {message}");
+        return Ok(ExitCode::from(3));
+    }
+    bail!("{message}")
+}
+
+/// Asks all nodes in turn until one answers for good. Only what a leader may answer differently
+/// later is asked again; the request id makes that safe.
+async fn ask(nodes: &NodesArgs, question: &Question) -> anyhow::Result<Reply> {
+    let until = Instant::now() + nodes.within;
+    let mut line = serde_json::to_string(question)?;
+    line.push('\n');
+    let mut last = Reply::Error { code: "unreachable".into(), message: "no node answers".into() };
+    loop {
+        for address in &nodes.nodes {
+            match timeout(Duration::from_secs(10), ask_one(*address, &line)).await {
+                Ok(Ok(Reply::Error { code, message }))
+                    if ["not_leader", "draining", "stopped", "uncertain", "store"]
+                        .contains(&code.as_str()) =>
+                {
+                    last = Reply::Error { code, message };
+                }
+                Ok(Ok(reply)) => return Ok(reply),
+                Ok(Err(_)) | Err(_) => {}
+            }
+        }
+        if Instant::now() >= until {
+            return Ok(last);
+        }
+        sleep(Duration::from_millis(100)).await;
+    }
+}
+
+async fn ask_one(address: SocketAddr, line: &str) -> anyhow::Result<Reply> {
+    let mut stream = BufReader::new(TcpStream::connect(address).await?);
+    stream.write_all(line.as_bytes()).await?;
+    let mut answer = String::new();
+    stream.read_line(&mut answer).await?;
+    Ok(serde_json::from_str(&answer)?)
+}
