@@ -95,7 +95,6 @@ fn guard(args: Vec<OsString>) -> anyhow::Result<()> {
     rustix::process::setsid()?;
     rustix::process::set_child_subreaper(Some(getpid()))?;
     // All signals wait, so that a service manager's SIGTERM to everybody leaves it at its post.
-    // The standard library gives the child an empty mask again.
     let all = SigSet::all();
     all.thread_block()?;
     let signals = SignalFd::with_flags(&all, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
@@ -107,7 +106,7 @@ fn guard(args: Vec<OsString>) -> anyhow::Result<()> {
     }
     let mut command = Command::new(program);
     command.args(args).stdin(Stdio::from(stdin)).process_group(0);
-    die_with_the_guardian(&mut command);
+    prepare_child(&mut command);
     let child = match command.spawn() {
         Ok(child) => Pid::from_child(&child),
         Err(error) => {
@@ -192,13 +191,15 @@ fn hello(socket: &Stdin) -> anyhow::Result<(Tick, OwnedFd)> {
     }
 }
 
-/// The last net: if the guardian itself is killed, the kernel kills the child.
-#[allow(unsafe_code, reason = "the standard library has no safe way to set a parent-death signal")]
-fn die_with_the_guardian(command: &mut Command) {
-    // SAFETY: between fork and exec only async-signal-safe calls are allowed; this is one bare
-    // system call that touches no memory of ours.
+/// Gives the child back what the guardian took from itself, its signals; and spans the last net: if
+/// the guardian itself is killed, the kernel kills the child.
+#[allow(unsafe_code, reason = "the standard library sets neither a mask nor a parent-death signal")]
+fn prepare_child(command: &mut Command) {
+    // SAFETY: between fork and exec only async-signal-safe calls are allowed; these are bare system
+    // calls that touch no memory of ours.
     unsafe {
         command.pre_exec(|| {
+            SigSet::empty().thread_set_mask()?;
             rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
             Ok(())
         });

@@ -11,6 +11,7 @@ use crate::setting::Setting;
 use crate::table::{ago, moment, print, print_json, table};
 
 pub(crate) async fn status(args: Status) -> Result<Exit, Failure> {
+    args.role.name()?;
     let setting = Setting::of(&args.database)?;
     let operator = Operator::connect(&setting.config).await?;
     if !args.watch {

@@ -1,0 +1,211 @@
+//! A child does not outlive the lease: not when `tenure` is killed or frozen, not when its database
+//! is gone, whatever the child's own children do.
+//!
+//! A *worker* is this very binary, started again with a variable set. It ignores SIGTERM, starts
+//! workers below it (one of which flees into a session of its own), and every process writes the
+//! time into a file of its own every millisecond. So the last instant at which anybody of them was
+//! alive is known, and compared with the instant at which the next member's gate opened.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::process::{Pid, test_kill_process};
+use serde_json::Value;
+use tenure_testkit::{Child, Database, Direction, Proxy, Signal, shared_cluster};
+
+use crate::kit::{LEASE, SOON, command, database, event, member, until, waiting};
+
+const FOLDER: &str = "TENURE_TEST_WORKER";
+const KIND: &str = "TENURE_TEST_WORKER_KIND";
+
+/// Not a test: what the child runs. Does nothing unless it was started as one.
+#[test]
+fn worker() {
+    let Some(folder) = std::env::var_os(FOLDER).map(PathBuf::from) else { return };
+    let kind = std::env::var(KIND).unwrap_or_default();
+    match kind.as_str() {
+        "root" => {
+            for kind in ["child", "fugitive"] {
+                spawn_worker(kind);
+            }
+        }
+        "child" => spawn_worker("grandchild"),
+        "fugitive" => {
+            rustix::process::setsid().expect("a session of its own");
+            // Its parent lives on; this one is orphaned at once.
+            spawn_worker("orphan-maker");
+        }
+        "orphan-maker" => {
+            spawn_worker("orphan");
+            return;
+        }
+        _ => {}
+    }
+    let file = File::create(folder.join(format!("{}.{kind}", std::process::id()))).expect("made");
+    // Bounded, so that a test that fails leaves nobody behind for long.
+    for _ in 0..60_000 {
+        file.write_all_at(&now_ns().to_le_bytes(), 0).expect("written");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn spawn_worker(kind: &str) {
+    let program = std::env::current_exe().expect("a path");
+    // It is not waited for: that is the guardian's business.
+    let _ =
+        std::process::Command::new(program).args(WORKER).env(KIND, kind).spawn().expect("spawned");
+}
+
+const WORKER: [&str; 3] = ["--exact", "guard::worker", "--nocapture"];
+/// Signals that are ignored stay ignored across exec and fork: nobody below hears them.
+const DEAF: [&str; 3] = ["sh", "-c", "trap '' TERM INT HUP; exec \"$0\" \"$@\""];
+/// root, child, grandchild, fugitive, orphan.
+const CROWD: usize = 5;
+
+fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
+}
+
+/// Every process of a worker and the last instant it was alive.
+fn stamps(folder: &Path) -> Vec<(Pid, u64)> {
+    let entries = std::fs::read_dir(folder).expect("a folder").flatten();
+    entries
+        .filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            let pid = Pid::from_raw(name.split('.').next()?.parse().ok()?)?;
+            let bytes: [u8; 8] = std::fs::read(entry.path()).ok()?.try_into().ok()?;
+            Some((pid, u64::from_le_bytes(bytes)))
+        })
+        .collect()
+}
+
+fn alive(folder: &Path) -> usize {
+    stamps(folder).iter().filter(|(pid, _)| test_kill_process(*pid).is_ok()).count()
+}
+
+/// A leader with a worker that is up, and a member that waits.
+struct Scene {
+    leader: Child,
+    waiter: Child,
+    folder: tempfile::TempDir,
+}
+
+async fn scene(database: &Database, leader: &[&str]) -> Scene {
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = std::env::current_exe().expect("a path");
+    let mut start = command(&[&["--role", "r", "--policy", "exclusive"], leader, &["--"]].concat());
+    start.args(DEAF).arg(program).args(WORKER);
+    start.env(FOLDER, folder.path()).env(KIND, "root");
+    let leader = Child::spawn(start).expect("it runs");
+    until("the worker", async || stamps(folder.path()).len() == CROWD).await;
+    let waiter = member(&["--role", "r", "--dsn", &database.dsn(), "--instance", "waiter"]);
+    waiting(database, "r", 1).await;
+    Scene { leader, waiter, folder }
+}
+
+impl Scene {
+    /// The promise: when the next gate opened, nobody was alive any more.
+    async fn nobody_overlaps(&mut self) {
+        let acquired: Value = event(&mut self.waiter, "acquired").await;
+        let opened = acquired["mono_ns"].as_u64().expect("an instant");
+        assert_eq!(alive(self.folder.path()), 0, "somebody lives on");
+        let stamps = stamps(self.folder.path());
+        assert_eq!(stamps.len(), CROWD);
+        let last = stamps.iter().map(|(_, at)| *at).max().expect("stamps");
+        assert!(
+            last < opened,
+            "alive {} ms after the next gate opened",
+            (last - opened) / 1_000_000
+        );
+    }
+}
+
+#[tokio::test]
+async fn nobody_of_a_child_outlives_the_lease_when_tenure_is_killed() {
+    let database = database().await;
+    let mut scene = scene(&database, &["--dsn", &database.dsn()]).await;
+    scene.leader.signal(Signal::KILL);
+    // At once, not at the deadline.
+    let begun = std::time::Instant::now();
+    until("their end", async || alive(scene.folder.path()) == 0).await;
+    assert!(begun.elapsed() < LEASE / 2, "{:?}", begun.elapsed());
+    scene.nobody_overlaps().await;
+}
+
+#[tokio::test]
+async fn nobody_of_a_child_outlives_the_lease_when_tenure_is_frozen() {
+    let database = database().await;
+    let mut scene = scene(&database, &["--dsn", &database.dsn()]).await;
+    // The whole process group, as a terminal or a supervisor would.
+    scene.leader.freeze();
+    scene.nobody_overlaps().await;
+    scene.leader.thaw();
+    // It finds its child gone and goes on as a follower.
+    waiting(&database, "r", 1).await;
+}
+
+#[tokio::test]
+async fn nobody_of_a_child_outlives_the_lease_when_the_database_is_blackholed() {
+    let database = database().await;
+    let proxy = Proxy::start(shared_cluster().await.addr()).await.expect("a proxy");
+    let mut scene = scene(&database, &["--dsn", &proxy.dsn(database.name())]).await;
+    proxy.blackhole(Direction::Both);
+    scene.nobody_overlaps().await;
+}
+
+#[tokio::test]
+async fn nobody_of_a_child_outlives_the_lease_when_its_backend_is_terminated() {
+    let database = database().await;
+    let mut scene = scene(&database, &["--dsn", &database.dsn(), "--no-auto-reacquire"]).await;
+    let client = database.client().await.expect("a session");
+    let sql = "select pg_terminate_backend(m.backend_pid) from tenure.member m \
+               join tenure.role r on r.holder = m.identity";
+    client.execute(sql, &[]).await.expect("terminated");
+    scene.nobody_overlaps().await;
+    assert_eq!(scene.leader.wait(SOON).await.expect("it ends").code(), Some(4));
+}
+
+#[tokio::test]
+async fn a_killed_guardian_takes_its_child_along_and_the_role_moves_on() {
+    let database = database().await;
+    let mut scene = scene(&database, &["--dsn", &database.dsn()]).await;
+    let pid = scene.leader.pid();
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+    let guardian = children.expect("readable").split_whitespace().next().map(str::to_owned);
+    let guardian: i32 = guardian.expect("a guardian").parse().expect("a number");
+    let name = std::fs::read_to_string(format!("/proc/{guardian}/comm")).expect("a name");
+    assert_eq!(name.trim(), "tenure-guardian");
+    rustix::process::kill_process(Pid::from_raw(guardian).expect("a pid"), Signal::KILL)
+        .expect("killed");
+    scene.nobody_overlaps().await;
+}
+
+#[tokio::test]
+async fn a_stubborn_crowd_is_gone_before_the_release() {
+    let database = database().await;
+    let mut scene = scene(&database, &["--dsn", &database.dsn()]).await;
+    let begun = std::time::Instant::now();
+    scene.leader.signal(Signal::TERM);
+    assert_eq!(scene.leader.wait(SOON).await.expect("it ends").code(), Some(0));
+    assert_eq!(alive(scene.folder.path()), 0);
+    scene.nobody_overlaps().await;
+    // Released clean: nobody waited out the lease.
+    assert!(begun.elapsed() < LEASE, "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn what_a_child_leaves_behind_goes_with_it() {
+    let database = database().await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = std::env::current_exe().expect("a path");
+    let mut start = command(&["--role", "r", "--dsn", &database.dsn(), "--"]);
+    // The orphan maker exits at once; its orphan blocks SIGTERM.
+    start.args(DEAF).arg(program).args(WORKER);
+    start.env(FOLDER, folder.path()).env(KIND, "orphan-maker");
+    let mut leader = Child::spawn(start).expect("it runs");
+    assert_eq!(leader.wait(SOON).await.expect("it ends").code(), Some(0));
+    assert_eq!(alive(folder.path()), 0);
+}

@@ -1,0 +1,74 @@
+//! Help is contract: a change of it shows as a change of a file.
+
+use crate::kit::{code, ends, stdout};
+
+const COMMANDS: [&str; 17] = [
+    "run",
+    "acquire",
+    "status",
+    "step-down",
+    "history",
+    "audit",
+    "check",
+    "pause",
+    "resume",
+    "release",
+    "doctor",
+    "migrate",
+    "key",
+    "embedded",
+    "demo",
+    "completions",
+    "man",
+];
+
+#[tokio::test]
+async fn help_is_as_it_was() {
+    insta::assert_snapshot!("tenure", stdout(&ends(&["--help"]).await));
+    for command in COMMANDS {
+        insta::assert_snapshot!(command, stdout(&ends(&[command, "--help"]).await));
+    }
+}
+
+#[tokio::test]
+async fn help_tells_the_exit_codes_and_what_the_guardian_cannot_cover() {
+    let help = stdout(&ends(&["--help"]).await);
+    for line in ["0  clean", "3  refused by the preflight", "5  database unreachable"] {
+        assert!(help.contains(line), "{line}");
+    }
+    let run = stdout(&ends(&["run", "--help"]).await);
+    assert!(run.contains("It cannot cover a pause of the whole"), "{run}");
+    assert!(run.contains("overlaps it by its --grace"), "{run}");
+}
+
+#[tokio::test]
+async fn a_program_without_a_command_shows_its_help_and_is_wrong_usage() {
+    assert_eq!(code(&ends(&[]).await), 2);
+}
+
+#[tokio::test]
+async fn completions_and_manual_pages_cover_every_command() {
+    for shell in ["bash", "zsh", "fish"] {
+        let script = stdout(&ends(&["completions", shell]).await);
+        assert!(COMMANDS.iter().all(|command| script.contains(command)), "{shell}");
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().to_str().expect("text");
+    assert_eq!(code(&ends(&["man", path]).await), 0);
+    for command in COMMANDS {
+        assert!(folder.path().join(format!("tenure-{command}.1")).exists(), "{command}");
+    }
+    assert!(stdout(&ends(&["man"]).await).contains(".TH tenure 1"));
+}
+
+#[tokio::test]
+async fn a_key_is_the_one_of_the_published_vectors() {
+    let output = ends(&["key", "scheduler"]).await;
+    let said = stdout(&output);
+    let mut lines = said.lines();
+    assert_eq!(lines.next(), Some("-6905248152981328462"));
+    let sql = lines.next().expect("the SQL");
+    let client = crate::kit::database().await.client().await.expect("a session");
+    let key: i64 = client.query_one(sql, &[]).await.expect("it runs").get(0);
+    assert_eq!(key, -6905248152981328462);
+}

@@ -1,0 +1,136 @@
+//! Bad input: each is one sentence with a remedy and the right exit code.
+
+use crate::kit::{code, database, ends, refuses, stderr, stdout};
+
+#[tokio::test]
+async fn contradicting_keys_are_wrong_usage() {
+    for args in [
+        &["run", "--key", "1", "--key1", "1", "--key2", "2"][..],
+        &["run", "--key1", "1"],
+        &["run", "--key", "abc"],
+        &["run", "--key1", "99999999999", "--key2", "1"],
+        &["run", "--role", "r", "--policy", "loose"],
+        &["run", "--role", "r", "--lease", "soon"],
+        &["run", "--role", "r", "--restart"],
+        &["nonsense"],
+    ] {
+        assert_eq!(code(&ends(args).await), 2, "{args:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_run_needs_a_role_or_a_key() {
+    let database = database().await;
+    refuses(&ends(&["run", "--dsn", &database.dsn()]).await, 2, "give --role NAME or --key KEY");
+    refuses(&ends(&["pause", "--dsn", &database.dsn()]).await, 2, "give --role NAME or --key KEY");
+}
+
+#[tokio::test]
+async fn names_that_cannot_be_are_refused_with_the_bound() {
+    let long = "x".repeat(201);
+    let dsn = "postgresql://nobody@127.0.0.1:1/none";
+    refuses(&ends(&["run", "--dsn", dsn, "--role", &long]).await, 2, "shorten it to 200");
+    refuses(&ends(&["status", "--dsn", dsn, "--role", ""]).await, 2, "empty");
+    refuses(&ends(&["key", "a\nb"]).await, 2, "control character");
+    let long = "i".repeat(300);
+    refuses(&ends(&["run", "--dsn", dsn, "--role", "r", "--instance", &long]).await, 2, "[member]");
+}
+
+#[tokio::test]
+async fn timings_that_do_not_fit_name_the_field() {
+    let dsn = "postgresql://nobody@127.0.0.1:1/none";
+    let output =
+        ends(&["run", "--dsn", dsn, "--role", "r", "--lease", "1s", "--grace", "2s"]).await;
+    refuses(&output, 2, "kill_grace");
+    let output = ends(&["run", "--dsn", dsn, "--role", "r", "--retry-base", "0"]).await;
+    refuses(&output, 2, "--retry-base");
+}
+
+#[tokio::test]
+async fn a_bad_file_is_named_with_its_line() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("tenure.toml");
+    std::fs::write(&path, "[member]\nlese = \"3s\"\n").expect("written");
+    let path = path.to_str().expect("text");
+    let output = ends(&["run", "--config", path, "--role", "r"]).await;
+    refuses(&output, 2, "line 2");
+    refuses(&ends(&["run", "--config", "/nowhere", "--role", "r"]).await, 2, "/nowhere");
+}
+
+#[tokio::test]
+async fn an_unreachable_database_is_five_and_its_password_is_never_shown() {
+    let dsn = "postgresql://user:hunter2@127.0.0.1:1/none";
+    for args in [
+        &["acquire", "--role", "r", "--dsn", dsn][..],
+        &["status", "--dsn", dsn],
+        &["audit", "--dsn", dsn],
+        &["check", "--dsn", dsn],
+        &["migrate", "--dsn", dsn],
+        &["step-down", "--role", "r", "--dsn", dsn],
+        &["doctor", "--dsn", dsn],
+    ] {
+        let output = ends(args).await;
+        assert_eq!(code(&output), 5, "{args:?}: {}", stderr(&output));
+        let said = format!("{}{}", stdout(&output), stderr(&output));
+        assert!(!said.contains("hunter2"), "{said}");
+        assert!(said.contains("127.0.0.1:1"), "{said}");
+    }
+}
+
+#[tokio::test]
+async fn unknown_roles_and_members_and_a_vacant_role_are_one() {
+    let database = database().await;
+    let dsn = &database.dsn();
+    assert_eq!(code(&ends(&["acquire", "--role", "known", "--dsn", dsn]).await), 0);
+    for command in ["status", "history", "pause", "resume", "step-down"] {
+        refuses(
+            &ends(&[command, "--role", "nope", "--dsn", dsn]).await,
+            1,
+            "there is no role nope",
+        );
+    }
+    let output = ends(&["release", "--role", "nope", "--force", "--dsn", dsn]).await;
+    refuses(&output, 1, "there is no role nope");
+    let output = ends(&["step-down", "--role", "known", "--dsn", dsn]).await;
+    refuses(&output, 1, "has no leader now");
+    let output =
+        ends(&["step-down", "--role", "known", "--to", "nobody-at-all", "--dsn", dsn]).await;
+    refuses(&output, 1, "no member of role known");
+}
+
+#[tokio::test]
+async fn a_missing_schema_is_refused_with_the_command_that_makes_it() {
+    let database = database().await;
+    let dsn = &database.dsn();
+    for command in [&["status"][..], &["audit"], &["pause", "--role", "r"]] {
+        let output = ends(&[command, &["--dsn", dsn]].concat()).await;
+        refuses(&output, 3, "run `tenure migrate`");
+    }
+    let output = ends(&["check", "--dsn", dsn]).await;
+    assert_eq!(code(&output), 3);
+    assert!(stdout(&output).contains("run `tenure migrate`"), "{}", stdout(&output));
+}
+
+#[tokio::test]
+async fn a_newer_schema_is_refused_and_nothing_is_done() {
+    let database = database().await;
+    let dsn = &database.dsn();
+    assert_eq!(code(&ends(&["migrate", "--dsn", dsn]).await), 0);
+    let client = database.client().await.expect("a session");
+    let sql = "insert into tenure.migration (version, name) values (9999, 'future')";
+    client.execute(sql, &[]).await.expect("inserted");
+    for command in [&["run", "--role", "r"][..], &["acquire", "--role", "r"], &["migrate"]] {
+        let output = ends(&[command, &["--dsn", dsn]].concat()).await;
+        refuses(&output, 3, "upgrade this program");
+    }
+}
+
+#[tokio::test]
+async fn a_transaction_pooler_is_refused() {
+    use tenure_testkit::{PgBouncer, PoolMode, shared_cluster};
+    let cluster = shared_cluster().await;
+    let database = database().await;
+    let pooler = PgBouncer::start(cluster, PoolMode::Transaction, &[]).await.expect("PgBouncer");
+    let dsn = pooler.dsn(database.name());
+    refuses(&ends(&["run", "--role", "r", "--dsn", &dsn]).await, 3, "pooler");
+}

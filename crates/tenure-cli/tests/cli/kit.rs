@@ -1,0 +1,102 @@
+//! The program, a database of its own for each test, and members that are read line by line.
+
+use std::process::Output;
+use std::time::Duration;
+
+use serde_json::Value;
+use tenure_testkit::{Child, Database, shared_cluster};
+
+/// For what takes milliseconds; a busy machine may be late.
+pub(crate) const SOON: Duration = Duration::from_secs(20);
+
+/// Short enough for a test, long enough for a busy machine.
+pub(crate) const LEASE: Duration = Duration::from_millis(1500);
+pub(crate) const TIMINGS: [&str; 4] = ["--heartbeat", "400ms", "--lease", "1500ms"];
+
+pub(crate) fn program() -> std::path::PathBuf {
+    assert_cmd::cargo::cargo_bin!("tenure").to_owned()
+}
+
+/// The program with nothing of the caller's environment but the search path.
+pub(crate) fn tenure(args: &[&str]) -> assert_cmd::Command {
+    let mut command = assert_cmd::Command::new(program());
+    command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default()).args(args);
+    command.timeout(Duration::from_secs(60));
+    command
+}
+
+/// Runs the program to its end off the runtime's threads.
+pub(crate) async fn ends(args: &[&str]) -> Output {
+    let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
+    tokio::task::spawn_blocking(move || {
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        tenure(&args).output().expect("it runs")
+    })
+    .await
+    .expect("joined")
+}
+
+pub(crate) fn code(output: &Output) -> i32 {
+    output.status.code().unwrap_or_else(|| panic!("no code: {output:?}"))
+}
+
+pub(crate) fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+pub(crate) fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// An error is one line: a sentence and a remedy.
+#[track_caller]
+pub(crate) fn refuses(output: &Output, expected: i32, words: &str) {
+    let said = stderr(output);
+    assert_eq!(code(output), expected, "{said}");
+    assert!(said.contains(words), "{said}");
+    assert_eq!(said.trim_end().lines().count(), 1, "{said}");
+}
+
+pub(crate) async fn database() -> Database {
+    shared_cluster().await.database().await.expect("a database")
+}
+
+/// `tenure run` in a process of its own; its standard output is read.
+pub(crate) fn member(args: &[&str]) -> Child {
+    Child::spawn(command(args)).expect("it runs")
+}
+
+pub(crate) fn command(args: &[&str]) -> tokio::process::Command {
+    let mut command = tokio::process::Command::new(program());
+    command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
+    command.args(["run", "--output", "json"]).args(TIMINGS).args(args);
+    command
+}
+
+/// The next event of that name.
+pub(crate) async fn event(child: &mut Child, name: &str) -> Value {
+    let is =
+        |line: &str| serde_json::from_str::<Value>(line).is_ok_and(|value| value["event"] == name);
+    let line = child.wait_line(is, SOON).await.unwrap_or_else(|e| panic!("no {name}: {e}"));
+    serde_json::from_str(&line).expect("JSON")
+}
+
+/// Waits for a fact; tests never sleep in the hope that it has come true.
+pub(crate) async fn until(what: &str, mut is: impl AsyncFnMut() -> bool) {
+    let begun = std::time::Instant::now();
+    while !is().await {
+        assert!(begun.elapsed() < SOON, "{what} did not come");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Until that many members wait for the role.
+pub(crate) async fn waiting(database: &Database, role: &str, count: i64) {
+    let client = database.client().await.expect("a session");
+    until("the waiting members", async || {
+        let sql = "select count(*) from tenure.candidate c join tenure.role r on r.name = c.role \
+                   where c.role = $1 and c.member is distinct from r.holder";
+        client.query_one(sql, &[&role]).await.is_ok_and(|row| row.get::<_, i64>(0) == count)
+    })
+    .await;
+}

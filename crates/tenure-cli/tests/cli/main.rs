@@ -1,0 +1,12 @@
+//! The program from outside: every command, every exit code, and children that must not outlive
+//! the lease.
+
+mod acquire;
+mod demo;
+mod embedded;
+mod guard;
+mod help;
+mod input;
+mod kit;
+mod operator;
+mod run;

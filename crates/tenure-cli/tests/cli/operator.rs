@@ -1,0 +1,204 @@
+//! What an operator asks and orders.
+
+use serde_json::Value;
+use tenure_testkit::Signal;
+
+use crate::kit::{
+    SOON, code, database, ends, event, member, refuses, stderr, stdout, until, waiting,
+};
+
+async fn json(args: &[&str]) -> Value {
+    let output = ends(args).await;
+    serde_json::from_str(&stdout(&output)).unwrap_or_else(|e| panic!("{e}: {}", stderr(&output)))
+}
+
+#[tokio::test]
+async fn status_shows_leader_epoch_heartbeat_and_who_waits() {
+    let database = database().await;
+    let dsn = database.dsn();
+    let empty = ends(&["migrate", "--dsn", &dsn]).await;
+    assert_eq!(code(&empty), 0, "{}", stderr(&empty));
+    assert!(stdout(&ends(&["status", "--dsn", &dsn]).await).contains("no role is known"));
+    let mut one = member(&["--role", "r", "--dsn", &dsn, "--instance", "one"]);
+    event(&mut one, "acquired").await;
+    let _two = member(&["--role", "r", "--dsn", &dsn, "--instance", "two", "--priority", "5"]);
+    waiting(&database, "r", 1).await;
+    let table = stdout(&ends(&["status", "--dsn", &dsn]).await);
+    for word in ["ROLE", "EPOCH", "HEARTBEAT", "tenure-one-", "tenure-two-", "priority 5", "led"] {
+        assert!(table.contains(word), "{word} is missing in:\n{table}");
+    }
+    let value = json(&["status", "--json", "--role", "r", "--dsn", &dsn]).await;
+    assert_eq!((&value[0]["epoch"], &value[0]["acting"]), (&1.into(), &true.into()));
+    assert!(value[0]["heartbeat_age_ms"].as_i64().expect("an age") < 20_000, "{value}");
+}
+
+#[tokio::test]
+async fn status_tells_of_locks_held_by_other_programs() {
+    let database = database().await;
+    let dsn = database.dsn();
+    assert_eq!(code(&ends(&["acquire", "--role", "r", "--key", "77", "--dsn", &dsn]).await), 0);
+    let client = database.client().await.expect("a session");
+    let sql = "set application_name = 'cron of old'; select pg_advisory_lock(77)";
+    client.batch_execute(sql).await.expect("locked");
+    let table = stdout(&ends(&["status", "--dsn", &dsn]).await);
+    assert!(table.contains("not Tenure: cron of old"), "{table}");
+    let output = ends(&["status", "--key", "77", "--dsn", &dsn]).await;
+    assert!(stdout(&output).contains("cron of old"), "{}", stdout(&output));
+    assert_eq!(code(&ends(&["status", "--key", "78", "--dsn", &dsn]).await), 1);
+}
+
+#[tokio::test]
+async fn status_can_watch_until_interrupted() {
+    let database = database().await;
+    assert_eq!(code(&ends(&["migrate", "--dsn", &database.dsn()]).await), 0);
+    let mut command = tokio::process::Command::new(crate::kit::program());
+    command.env_clear().args(["status", "--watch", "--dsn", &database.dsn()]);
+    let mut watch = tenure_testkit::Child::spawn(command).expect("it runs");
+    for _ in 0..2 {
+        watch.wait_line(|line| line.contains("no role is known"), SOON).await.expect("a look");
+    }
+    watch.signal(Signal::INT);
+    assert_eq!(watch.wait(SOON).await.expect("it ends").code(), Some(0));
+}
+
+#[tokio::test]
+async fn step_down_hands_over_to_the_member_that_was_named() {
+    let database = database().await;
+    let dsn = database.dsn();
+    let mut one = member(&["--role", "r", "--dsn", &dsn, "--instance", "one"]);
+    event(&mut one, "acquired").await;
+    let _two = member(&["--role", "r", "--dsn", &dsn, "--instance", "two"]);
+    let mut three = member(&["--role", "r", "--dsn", &dsn, "--instance", "three"]);
+    waiting(&database, "r", 2).await;
+    let output = ends(&["step-down", "--role", "r", "--to", "tenure-three", "--dsn", &dsn]).await;
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    let said = stdout(&output);
+    assert!(said.contains("tenure-three-") && said.contains("epoch 1 -> 2"), "{said}");
+    event(&mut three, "acquired").await;
+    let output = ends(&["step-down", "--role", "r", "--to", "tenure-", "--dsn", &dsn]).await;
+    refuses(&output, 1, "write more of it");
+}
+
+#[tokio::test]
+async fn step_down_without_a_successor_says_so() {
+    let database = database().await;
+    let dsn = database.dsn();
+    let mut one = member(&["--role", "r", "--dsn", &dsn]);
+    event(&mut one, "acquired").await;
+    let output = ends(&["step-down", "--role", "r", "--timeout", "300ms", "--dsn", &dsn]).await;
+    refuses(&output, 1, "nobody leads it");
+}
+
+#[tokio::test]
+async fn a_paused_role_is_led_by_nobody_until_it_is_resumed() {
+    let database = database().await;
+    let dsn = database.dsn();
+    let mut one = member(&["--role", "r", "--dsn", &dsn]);
+    event(&mut one, "acquired").await;
+    assert_eq!(code(&ends(&["pause", "--role", "r", "--dsn", &dsn]).await), 0);
+    event(&mut one, "released").await;
+    refuses(
+        &ends(&["acquire", "--role", "r", "--lease", "1500ms", "--dsn", &dsn]).await,
+        1,
+        "not acquired",
+    );
+    assert!(stdout(&ends(&["status", "--dsn", &dsn]).await).contains("paused"));
+    assert_eq!(code(&ends(&["resume", "--role", "r", "--dsn", &dsn]).await), 0);
+    event(&mut one, "acquired").await;
+}
+
+#[tokio::test]
+async fn release_needs_force_and_is_recorded() {
+    let database = database().await;
+    let dsn = database.dsn();
+    let mut one = member(&["--role", "r", "--dsn", &dsn]);
+    event(&mut one, "acquired").await;
+    refuses(&ends(&["release", "--role", "r", "--dsn", &dsn]).await, 2, "add --force");
+    let output = ends(&["release", "--role", "r", "--force", "--dsn", &dsn]).await;
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    event(&mut one, "lost").await;
+    let client = database.client().await.expect("a session");
+    let sql = "select count(*) from tenure.event where kind = 'force_release' and detail like 'asked by operator%'";
+    assert_eq!(client.query_one(sql, &[]).await.expect("a row").get::<_, i64>(0), 1);
+}
+
+#[tokio::test]
+async fn history_lists_terms_and_audit_judges_them() {
+    let database = database().await;
+    let dsn = database.dsn();
+    for _ in 0..3 {
+        assert_eq!(code(&ends(&["acquire", "--role", "r", "--dsn", &dsn]).await), 0);
+    }
+    let terms = json(&["history", "--role", "r", "--limit", "2", "--json", "--dsn", &dsn]).await;
+    let epochs: Vec<i64> =
+        terms.as_array().expect("a list").iter().map(|t| t["epoch"].as_i64().unwrap()).collect();
+    assert_eq!(epochs, [3, 2]);
+    assert!(stdout(&ends(&["history", "--role", "r", "--dsn", &dsn]).await).contains("released"));
+    let good = ends(&["audit", "--dsn", &dsn]).await;
+    assert_eq!(code(&good), 0);
+    assert!(stdout(&good).contains("3 terms of 1 roles"), "{}", stdout(&good));
+    // An overlap, made by hand.
+    let client = database.client().await.expect("a session");
+    let sql =
+        "update tenure.term set ended_at = clock_timestamp() + interval '1 hour' where epoch = 1";
+    client.execute(sql, &[]).await.expect("updated");
+    let bad = ends(&["audit", "--role", "r", "--dsn", &dsn]).await;
+    assert_eq!(code(&bad), 1, "{}", stdout(&bad));
+    assert!(stdout(&bad).contains("break a promise"), "{}", stdout(&bad));
+}
+
+#[tokio::test]
+async fn check_goes_line_by_line() {
+    let database = database().await;
+    let dsn = database.dsn();
+    assert_eq!(code(&ends(&["migrate", "--dsn", &dsn]).await), 0);
+    let output = ends(&["check", "--dsn", &dsn]).await;
+    assert_eq!(code(&output), 0, "{}", stdout(&output));
+    for word in ["server", "pooler", "notify", "schema", "privileges", "fence", "clock"] {
+        assert!(stdout(&output).contains(word), "{word}");
+    }
+    let value = json(&["check", "--json", "--dsn", &dsn]).await;
+    assert!(value.as_array().expect("a list").iter().all(|line| line["verdict"] != "refused"));
+}
+
+#[tokio::test]
+async fn migrate_prints_what_it_would_run_and_the_printed_script_works() {
+    let database = database().await;
+    let dsn = database.dsn();
+    let script = stdout(&ends(&["migrate", "--print"]).await);
+    let client = database.client().await.expect("a session");
+    client.batch_execute(&script).await.expect("the script runs");
+    let output = ends(&["migrate", "--dsn", &dsn]).await;
+    assert!(stdout(&output).contains("up to date"), "{}", stdout(&output));
+    let grants = stdout(&ends(&["migrate", "--print-grants", "app"]).await);
+    assert!(grants.contains("to \"app\""), "{grants}");
+}
+
+#[tokio::test]
+async fn doctor_tells_everything_but_the_password() {
+    let database = database().await;
+    let dsn = format!("{} password=hunter2", database.dsn());
+    assert_eq!(code(&ends(&["acquire", "--role", "r", "--dsn", &dsn]).await), 0);
+    let output = ends(&["doctor", "--dsn", &dsn]).await;
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    let told = stdout(&output);
+    for word in ["tenure 0.", "timings:", "checks:", "schema: version", "\"role\": \"r\"", ":***@"]
+    {
+        assert!(told.contains(word), "{word} is missing in:\n{told}");
+    }
+    assert!(!told.contains("hunter2") && !stderr(&output).contains("hunter2"));
+}
+
+#[tokio::test]
+async fn a_priority_gets_a_head_start() {
+    let database = database().await;
+    let dsn = database.dsn();
+    let mut one = member(&["--role", "r", "--dsn", &dsn, "--instance", "one"]);
+    event(&mut one, "acquired").await;
+    let _low = member(&["--role", "r", "--dsn", &dsn, "--instance", "low", "--priority", "-1"]);
+    let mut high = member(&["--role", "r", "--dsn", &dsn, "--instance", "high", "--priority", "9"]);
+    waiting(&database, "r", 2).await;
+    one.signal(Signal::TERM);
+    event(&mut high, "acquired").await;
+    until("the end of the first", async || one.wait(SOON).await.is_ok()).await;
+}
