@@ -102,6 +102,8 @@ struct Role {
     stale: bool,
     /// A hint came while a claim was under way: what the claim found may be stale.
     nudged: bool,
+    /// Its holder died and may come back: until then its lock is left to it.
+    stand_back: Option<Tick>,
 }
 
 #[derive(Debug)]
@@ -226,6 +228,7 @@ impl Engine {
             preempted_at: None,
             stale: false,
             nudged: false,
+            stand_back: None,
             spec,
         };
         self.roles.insert(role.spec.name.clone(), role);
@@ -280,6 +283,7 @@ impl Engine {
             let role = self.roles.get_mut(&name).expect("just listed");
             role.registered = false;
             role.holder = None;
+            role.stand_back = None;
             if role.life.state() == LockState::Follower {
                 self.input(&name, Input::AcquireAttempt, now);
             }
@@ -332,8 +336,11 @@ impl Engine {
         for name in names {
             let role = self.roles.get_mut(&name).expect("just found");
             match role.life.state() {
+                // "Look again" is said after a death: whose it was may come back.
+                LockState::Follower if payload.is_empty() => self.wake_after_death(&name, now),
                 LockState::Follower => {
                     role.holder = None;
+                    role.stand_back = None;
                     self.wake(&name, now);
                 }
                 LockState::Leader | LockState::Acquiring => {
@@ -358,7 +365,7 @@ impl Engine {
             role.nudged |= role.life.wants_claim();
         }
         for name in self.names(free) {
-            self.wake(&name, now);
+            self.wake_after_death(&name, now);
         }
     }
 
@@ -379,7 +386,9 @@ impl Engine {
             .roles
             .values()
             .flat_map(|role| [role.life.next_timeout(), role.try_at].into_iter().flatten());
-        let seat = self.up.as_ref().map(|up| up.next_beat.min(self.poll_at));
+        // What is due on the seat waits for the round trip under way: no timer before its end.
+        let idle = self.up.as_ref().filter(|_| self.in_flight.is_none());
+        let seat = idle.map(|up| up.next_beat.min(self.poll_at));
         let late =
             (leads && self.lease_until > Tick::ZERO && !self.late).then_some(self.lease_until);
         roles.chain(seat).chain(late).min()

@@ -16,7 +16,15 @@ impl Engine {
     }
 
     /// Under `exclusive` a claimant has to wait out a dead holder's lease anyway: it leaves the lock
-    /// free for as long as the holder may come back for it, as far as that costs nothing.
+    /// free for as long as the holder may come back for it, as far as that costs nothing. Decided
+    /// once, at the news of a death: a holder that lives on keeps beating, and who waited for its
+    /// silence would wait for ever.
+    pub(super) fn wake_after_death(&mut self, name: &RoleName, now: Tick) {
+        let until = self.stand_back_until(&self.roles[name], now);
+        self.roles.get_mut(name).expect("just listed").stand_back = until;
+        self.wake(name, now);
+    }
+
     fn stand_back_until(&self, role: &Role, now: Tick) -> Option<Tick> {
         if role.spec.policy != TakeoverPolicy::Exclusive || role.keep.is_some() {
             return None;
@@ -45,14 +53,11 @@ impl Engine {
                     queue.extend(more);
                 }
                 Effect::TryAcquire => {
-                    let role = &self.roles[name];
-                    if let Some(until) = self.stand_back_until(role, now) {
+                    if let Some(until) = role.stand_back.filter(|until| *until > now) {
                         let why = NotAcquired::Held;
-                        let role = self.roles.get_mut(name).expect("it was there");
                         role.try_at = Some(until);
                         queue.extend(role.life.handle(Input::AcquireFailed { why }, now, 0.5));
                     } else {
-                        let role = self.roles.get_mut(name).expect("it was there");
                         role.claim = true;
                         role.keep = None;
                     }
