@@ -27,8 +27,6 @@ use tokio_postgres::NoTls;
 
 /// The variable that makes this binary a node.
 pub(crate) const VARIABLE: &str = "TENURE_FAULT_NODE";
-/// A gate that stays open says so at least this often.
-const SAY_EVERY: Duration = Duration::from_millis(20);
 
 /// What a node is told at its start.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -49,6 +47,8 @@ pub(crate) struct Setup {
     pub(crate) priority: i32,
     /// How often its gates are asked.
     pub(crate) ask_every: Duration,
+    /// A gate that stays open says so at least this often.
+    pub(crate) say_every: Duration,
     /// Where it listens for orders.
     pub(crate) control: u16,
 }
@@ -71,6 +71,7 @@ impl Setup {
             candidate: true,
             priority: 0,
             ask_every: Duration::from_millis(1),
+            say_every: Duration::from_millis(20),
             control: 0,
         }
     }
@@ -145,8 +146,8 @@ async fn run(setup: Setup) {
     let over = Arc::new(AtomicBool::new(false));
     let sampler = {
         let gates = member.locks().iter().map(|l| (l.role().to_string(), l.gate())).collect();
-        let (identity, over, every) = (identity.clone(), over.clone(), setup.ask_every);
-        std::thread::spawn(move || sample(gates, &identity, every, &over))
+        let (setup, identity, over) = (setup.clone(), identity.clone(), over.clone());
+        std::thread::spawn(move || sample(gates, &identity, &setup, &over))
     };
     for lock in member.locks() {
         tell(&lock);
@@ -184,6 +185,12 @@ async fn obey(setup: &Setup, member: Member, orders: TcpStream) {
         };
         let result = match words[0] {
             "step_down" => lock(1).step_down(None).await.map_err(|e| e.to_string()),
+            // The same, without waiting for it.
+            "resign" => {
+                let lock = lock(1);
+                tokio::spawn(async move { lock.step_down(None).await });
+                Ok(())
+            }
             "begin" => lock(1)
                 .begin_act(Duration::ZERO)
                 .map(|act| acts.push(act))
@@ -237,10 +244,9 @@ struct Seen {
     said: Tick,
 }
 
-/// Asks every gate over and over, and says when it said yes: the first time, at least every
-/// [`SAY_EVERY`], and the last time.
-fn sample(gates: BTreeMap<String, LeaderGate>, member: &str, every: Duration, over: &AtomicBool) {
-    let say_every = SAY_EVERY.max(every);
+/// Asks every gate over and over, and says when it said yes: the first time, every now and then,
+/// and the last time.
+fn sample(gates: BTreeMap<String, LeaderGate>, member: &str, setup: &Setup, over: &AtomicBool) {
     let mut open: BTreeMap<&str, Seen> = BTreeMap::new();
     let report = |event: &str, role: &str, epoch: Epoch, at: u64| {
         say(json!({
@@ -268,7 +274,7 @@ fn sample(gates: BTreeMap<String, LeaderGate>, member: &str, every: Duration, ov
             match open.get_mut(role.as_str()) {
                 Some(seen) if seen.epoch == epoch => {
                     seen.last = at;
-                    if at.saturating_since(seen.said) >= say_every {
+                    if at.saturating_since(seen.said) >= setup.say_every {
                         seen.said = at;
                         report("yes", role, epoch, at.as_nanos());
                     }
@@ -281,7 +287,7 @@ fn sample(gates: BTreeMap<String, LeaderGate>, member: &str, every: Duration, ov
                 }
             }
         }
-        std::thread::sleep(every);
+        std::thread::sleep(setup.ask_every);
     }
     for (role, seen) in &open {
         shut(role, seen);

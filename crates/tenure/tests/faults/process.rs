@@ -204,7 +204,7 @@ async fn a_leader_killed_while_it_drains_is_followed_as_after_a_crash() {
     let mut group = Group::start(&["a", "b"], &setup(false).await).await;
     let old = group.leader(0).await;
     group.nodes[0].do_now("begin").await.expect("it leads");
-    group.nodes[0].order("step_down").await;
+    group.nodes[0].do_now("resign").await.expect("asked");
     group.nodes[0].wait_notice("Releasing").await;
     let fault = now_ns();
     group.nodes[0].signal(Signal::KILL);
