@@ -3,6 +3,8 @@
 
 #[cfg(feature = "ethereum")]
 pub mod ethereum;
+#[cfg(feature = "substrate")]
+pub mod substrate;
 
 use async_trait::async_trait;
 use bytes::Bytes;

@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use crate::account::{SignError, Signed, Signer, Unsigned};
-use crate::chain::{Chain, Head, Located, Outcome, Submission};
+use crate::chain::{Chain, ChainError, Head, Located, Outcome, Submission};
 use crate::leadership::Leadership;
 use crate::manager::{Attempt, Effect, Input, TransactionManager};
 use crate::metrics;
@@ -540,7 +540,11 @@ impl Engine {
                 if let Some(account) = seen.account.filter(|a| a != self.signer.account()) {
                     return Err(SendError::ForeignAccount(account.to_string()));
                 }
-                let nonce = self.manager.reserve(seen.nonce, tip, false)?;
+                let Some(nonce) = seen.nonce else {
+                    let message = "these bytes do not tell their nonce; send the call instead";
+                    return Err(ChainError::Malformed(message.to_owned()).into());
+                };
+                let nonce = self.manager.reserve(Some(nonce), tip, false)?;
                 let signed = Signed { raw: raw.clone(), hash: seen.hash, valid_until: None };
                 Ok((nonce, tip, Some(signed)))
             }

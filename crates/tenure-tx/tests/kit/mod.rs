@@ -3,6 +3,8 @@
 
 #[cfg(feature = "ethereum")]
 pub(crate) mod anvil;
+#[cfg(feature = "substrate")]
+pub(crate) mod substrate_node;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

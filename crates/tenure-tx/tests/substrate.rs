@@ -1,0 +1,289 @@
+//! The Substrate adapter and the service on it, against a node that follows a script.
+#![cfg(feature = "substrate")]
+
+mod kit;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::StreamExt as _;
+use kit::substrate_node::{ScriptedNode, block_hash};
+use kit::{E1, Throne, database, impatient, store_of};
+use serde_json::json;
+use tenure_testkit::Database;
+use tenure_tx::account::{AccountId, SignError, Signed, Signer, Unsigned};
+use tenure_tx::chain::substrate::{SubstrateChain, extrinsic_hash};
+use tenure_tx::chain::{Chain as _, Located, Outcome};
+use tenure_tx::service::{
+    Parts, Payload, SendError, SendRequest, TransactionHandle, TransactionService,
+};
+use tenure_tx::status::{Hash, State, TransactionStatus};
+use tokio::time::timeout;
+
+fn account() -> AccountId {
+    AccountId::new([0xd4; 32]).expect("32 bytes")
+}
+
+/// Extrinsics of a runtime with one call: length, nonce, tip, a serial number, the call.
+struct ToySigner {
+    account: AccountId,
+    serial: AtomicU32,
+    mortal: Option<u64>,
+}
+
+#[async_trait]
+impl Signer for ToySigner {
+    fn account(&self) -> &AccountId {
+        &self.account
+    }
+
+    async fn sign(&self, unsigned: Unsigned<'_>) -> Result<Signed, SignError> {
+        let serial = self.serial.fetch_add(1, Ordering::Relaxed);
+        let mut body = vec![u8::try_from(unsigned.nonce).expect("few")];
+        body.extend_from_slice(&serial.to_be_bytes());
+        body.extend_from_slice(unsigned.call.unwrap_or(b"noop"));
+        let mut raw = vec![u8::try_from(body.len() << 2).expect("short")];
+        raw.extend(body);
+        let valid_until = self.mortal.map(|period| unsigned.head.best.number + period);
+        Ok(Signed { hash: extrinsic_hash(&raw), raw: raw.into(), valid_until })
+    }
+}
+
+fn chain(node: &ScriptedNode) -> SubstrateChain {
+    SubstrateChain::new(&node.url, Duration::from_secs(5)).expect("a URL")
+}
+
+async fn service(
+    db: &Database,
+    node: &ScriptedNode,
+    mortal: Option<u64>,
+) -> (Throne, TransactionService) {
+    let throne = Throne::new("a");
+    let signer = ToySigner { account: account(), serial: AtomicU32::new(0), mortal };
+    let parts = Parts {
+        leadership: throne.leadership.clone(),
+        store: Some(store_of(&db.dsn(), "a", account())),
+        chain: Arc::new(chain(node)),
+        signer: Arc::new(signer),
+        follower_sync: None,
+    };
+    let service = TransactionService::start(parts, impatient()).await.expect("starts");
+    throne.lead(E1);
+    service.recovered().await.expect("leads");
+    (throne, service)
+}
+
+async fn until(handle: &mut TransactionHandle, state: State) {
+    let wait = async {
+        while handle.state().status.state() != state {
+            assert!(handle.changed().await.is_some(), "demoted at {:?}", handle.state());
+        }
+    };
+    if timeout(Duration::from_secs(20), wait).await.is_err() {
+        panic!("wanted {state}, stuck at {:?}", handle.state());
+    }
+}
+
+#[tokio::test]
+async fn all_ten_statuses_are_understood() {
+    let mut node = ScriptedNode::start().await;
+    let chain = chain(&node);
+    let block = block_hash(1);
+    let script = [
+        (json!("future"), TransactionStatus::Future),
+        (json!("ready"), TransactionStatus::Ready),
+        (json!({"broadcast": ["p"]}), TransactionStatus::Broadcast(vec!["p".into()])),
+        (json!({"inBlock": block}), TransactionStatus::InBlock(block)),
+        (json!({"retracted": block}), TransactionStatus::Retracted(block)),
+        (json!({"finalityTimeout": block}), TransactionStatus::FinalityTimeout(block)),
+        (json!({"finalized": block}), TransactionStatus::Finalized(block)),
+        (json!({"usurped": block}), TransactionStatus::Usurped(Some(block))),
+        (json!("dropped"), TransactionStatus::Dropped),
+        (json!("invalid"), TransactionStatus::Invalid(None)),
+    ];
+    let submit =
+        tokio::spawn(async move { chain.submit(&account(), 0, Bytes::from_static(&[4, 1])).await });
+    let arrived = node.arrival().await;
+    arrived.accept();
+    for (status, _) in &script {
+        arrived.status(status.clone());
+    }
+    let submission = submit.await.expect("no panic");
+    assert_eq!(submission.outcome, Outcome::Accepted);
+    let watch = submission.watch.expect("watched");
+    let seen: Vec<_> = timeout(Duration::from_secs(10), watch.take(10).collect::<Vec<_>>())
+        .await
+        .expect("ten statuses");
+    assert_eq!(seen, script.map(|(_, status)| status));
+}
+
+#[tokio::test]
+async fn errors_of_the_pool_are_told_apart() {
+    let mut node = ScriptedNode::start().await;
+    let chain = Arc::new(chain(&node));
+    let raw = Bytes::from_static(&[4, 1]);
+    let cases = [
+        (1010, "Transaction is outdated", Outcome::Outdated),
+        (1010, "Transaction has an ancient birth block", Outcome::Expired),
+        (1010, "Transaction has a bad signature", Outcome::Refused(String::new())),
+        (1011, "unknown validity", Outcome::Busy(String::new())),
+        (1012, "temporarily banned", Outcome::Busy(String::new())),
+        (1013, "already imported", Outcome::AlreadyKnown),
+        (1014, "priority is too low", Outcome::Underpriced),
+        (1016, "immediately dropped", Outcome::Busy(String::new())),
+    ];
+    for (code, data, wanted) in cases {
+        let (line, raw) = (Arc::clone(&chain), raw.clone());
+        let submit = tokio::spawn(async move { line.submit(&account(), 0, raw).await });
+        node.arrival().await.refuse(code, "refused", data);
+        let outcome = submit.await.expect("no panic").outcome;
+        let same = std::mem::discriminant(&outcome) == std::mem::discriminant(&wanted);
+        assert!(same, "{code} {data}: {outcome:?}");
+    }
+    // Banned, but in the pool all the same.
+    node.ledger.lock().expect("unpoisoned").pending.push(raw.to_vec());
+    let line = Arc::clone(&chain);
+    let submit = tokio::spawn(async move { line.submit(&account(), 0, raw).await });
+    node.arrival().await.refuse(1012, "refused", "temporarily banned");
+    assert_eq!(submit.await.expect("no panic").outcome, Outcome::AlreadyKnown);
+}
+
+#[tokio::test]
+async fn a_used_nonce_is_traced_to_its_extrinsic() {
+    let node = ScriptedNode::start().await;
+    let chain = chain(&node);
+    let extrinsic = |n: u8| vec![8, n, n];
+    for n in 0..20u8 {
+        node.mine(&[]);
+        node.mine(&[&extrinsic(n)]);
+    }
+    node.finalize();
+    node.mine(&[&extrinsic(20)]);
+    let ours = [extrinsic_hash(&extrinsic(13))];
+    let found = chain.locate(&account(), 13, &ours, 0).await;
+    let block = block_hash(28);
+    assert_eq!(found, Located::InBlock { hash: ours[0], block, finalized: true });
+    assert_eq!(chain.locate(&account(), 12, &ours, 0).await, Located::Consumed);
+    let best = [extrinsic_hash(&extrinsic(20))];
+    let found = chain.locate(&account(), 20, &best, 0).await;
+    assert_eq!(found, Located::InBlock { hash: best[0], block: block_hash(41), finalized: false });
+    assert_eq!(chain.locate(&account(), 21, &best, 0).await, Located::Free);
+    let head = chain.head(&account()).await.expect("answers");
+    assert_eq!((head.best_nonce, head.finalized_nonce, head.pool_nonce), (21, 20, 21));
+}
+
+#[tokio::test]
+async fn an_extrinsic_goes_through_a_reorganisation_to_finality() {
+    let (db, mut node) = (database().await, ScriptedNode::start().await);
+    let (_throne, service) = service(&db, &node, None).await;
+    let mut handle =
+        service.send(SendRequest::call(Bytes::from_static(b"pay"))).await.expect("accepted");
+    let arrived = node.arrival().await;
+    let (first, second) = (Hash([1; 32]), Hash([2; 32]));
+    arrived.accept().status(json!("ready")).status(json!({"inBlock": first}));
+    until(&mut handle, State::InBlock).await;
+    arrived.status(json!({"retracted": first}));
+    until(&mut handle, State::Retracted).await;
+    arrived.status(json!({"inBlock": second})).status(json!({"finalized": second}));
+    until(&mut handle, State::Finalized).await;
+    assert_eq!(handle.state().status.block(), Some(second));
+    assert!(handle.state().ended);
+}
+
+#[tokio::test]
+async fn a_dropped_subscription_is_looked_up_and_not_taken_for_dropped() {
+    let (db, mut node) = (database().await, ScriptedNode::start().await);
+    let (_throne, service) = service(&db, &node, None).await;
+    let mut handle =
+        service.send(SendRequest::call(Bytes::from_static(b"pay"))).await.expect("accepted");
+    let arrived = node.arrival().await;
+    arrived.accept().status(json!("ready"));
+    until(&mut handle, State::Ready).await;
+    // The line breaks while it is in the pool; the node knows it when it is sent again.
+    node.ledger.lock().expect("unpoisoned").pending.push(arrived.raw.clone());
+    node.cut();
+    let again = node.arrival().await;
+    assert_eq!(again.raw, arrived.raw, "the same bytes");
+    again.refuse(1013, "Transaction Already Imported", "");
+    assert_eq!(handle.state().status, TransactionStatus::Ready);
+    // Nobody watches it any more: the account's nonce tells.
+    let block = node.mine(&[&arrived.raw]);
+    until(&mut handle, State::InBlock).await;
+    assert_eq!(handle.state().status.block(), Some(block));
+    node.finalize();
+    until(&mut handle, State::Finalized).await;
+}
+
+#[tokio::test]
+async fn an_expired_extrinsic_is_signed_anew_under_its_nonce() {
+    let (db, mut node) = (database().await, ScriptedNode::start().await);
+    let (_throne, service) = service(&db, &node, Some(2)).await;
+    let mut handle =
+        service.send(SendRequest::call(Bytes::from_static(b"pay"))).await.expect("accepted");
+    let first = node.arrival().await;
+    first.accept().status(json!("ready"));
+    until(&mut handle, State::Ready).await;
+    for _ in 0..4 {
+        node.mine(&[]);
+    }
+    node.finalize();
+    let second = node.arrival().await;
+    assert_ne!(second.raw, first.raw);
+    assert_eq!(second.raw[1], first.raw[1], "the same nonce");
+    second.refuse(1010, "Invalid Transaction", "Transaction has an ancient birth block");
+    let third = node.arrival().await;
+    assert_ne!(third.raw, second.raw);
+    third.accept().status(json!({"finalized": Hash([9; 32])}));
+    until(&mut handle, State::Finalized).await;
+}
+
+#[tokio::test]
+async fn a_foreign_extrinsic_that_takes_the_nonce_usurps_ours() {
+    let (db, mut node) = (database().await, ScriptedNode::start().await);
+    let (_throne, service) = service(&db, &node, None).await;
+    let mut handle =
+        service.send(SendRequest::call(Bytes::from_static(b"pay"))).await.expect("accepted");
+    let arrived = node.arrival().await;
+    arrived.accept().status(json!("ready")).status(json!({"usurped": Hash([7; 32])}));
+    until(&mut handle, State::Usurped).await;
+    assert!(!handle.state().ended, "a pool's word is not the chain's");
+    node.mine(&[&[8, 9, 9]]);
+    node.finalize();
+    let ended = timeout(Duration::from_secs(20), handle.ended()).await.expect("ends");
+    assert_eq!(ended.expect("leads").status.state(), State::Usurped);
+    // The next one takes the next nonce.
+    let next = service.send(SendRequest::call(Bytes::from_static(b"pay"))).await.expect("accepted");
+    assert_eq!(next.nonce, 1);
+}
+
+#[tokio::test]
+async fn a_refused_extrinsic_ends_and_frees_its_nonce() {
+    let (db, mut node) = (database().await, ScriptedNode::start().await);
+    let (_throne, service) = service(&db, &node, None).await;
+    let mut handle =
+        service.send(SendRequest::call(Bytes::from_static(b"bad"))).await.expect("accepted");
+    for _ in 0..3 {
+        node.arrival().await.refuse(
+            1010,
+            "Invalid Transaction",
+            "Transaction call is not expected",
+        );
+    }
+    let ended = timeout(Duration::from_secs(20), handle.ended()).await.expect("ends");
+    let ended = ended.expect("leads");
+    let TransactionStatus::Invalid(Some(reason)) = ended.status else { panic!("{ended:?}") };
+    assert!(reason.contains("not expected"), "{reason}");
+    let next =
+        service.send(SendRequest::call(Bytes::from_static(b"good"))).await.expect("accepted");
+    assert_eq!(next.nonce, 0, "the nonce is free again");
+    let signed = SendRequest {
+        payload: Payload::Signed(Bytes::from_static(&[4, 1])),
+        request_id: None,
+        tip: None,
+    };
+    let refused = service.send(signed).await;
+    assert!(matches!(refused, Err(SendError::Chain(_))), "{refused:?}");
+}
