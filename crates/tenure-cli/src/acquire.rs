@@ -23,7 +23,7 @@ pub(crate) async fn acquire(args: Acquire) -> Result<Exit, Failure> {
         () = signals.next() => return Ok(Exit::NotLeader),
     };
     let exit = attempt(&mut campaign, &args, &mut signals).await;
-    campaign.leave().await?;
+    campaign.leave().await;
     exit
 }
 

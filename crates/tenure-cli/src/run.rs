@@ -90,7 +90,7 @@ pub(crate) async fn run(args: Run) -> Result<Exit, Failure> {
     let exit = campaign.serve(&args.command, args.restart, &mut signals).await;
     health.abort();
     let _ = health.await;
-    campaign.leave().await?;
+    campaign.leave().await;
     exit
 }
 
@@ -334,8 +334,9 @@ impl Campaign {
         if *lost { Exit::Lost } else { Exit::Clean }
     }
 
-    /// Releases, says goodbye, and writes the last lines.
-    pub(crate) async fn leave(self) -> Result<(), Failure> {
+    /// Releases, says goodbye, and writes the last lines. A release that did not go through costs the
+    /// others a lease, and us no other exit code.
+    pub(crate) async fn leave(self) {
         let Campaign { member, lock, events, writer, teller, .. } = self;
         let within = member.config().lease().lease() * 2 + Duration::from_secs(15);
         let left = member.shutdown(Some(within)).await;
@@ -344,7 +345,9 @@ impl Campaign {
         let _ = tokio::time::timeout(hooks::HOOK_LIMIT + FLUSH, teller).await;
         drop(events);
         writer.finish(FLUSH);
-        Ok(left?)
+        if let Err(error) = left {
+            eprintln!("tenure: {error}; the server frees the role when its lease is over");
+        }
     }
 }
 

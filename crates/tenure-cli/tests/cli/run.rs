@@ -319,3 +319,17 @@ async fn without_a_database_it_follows_and_leads_when_one_comes() {
     event(&mut one, "acquired").await;
     assert_eq!(terminate(&mut one).await, 0);
 }
+
+#[tokio::test]
+async fn a_dead_database_does_not_hold_up_the_exit() {
+    let database = database().await;
+    let cluster = tenure_testkit::shared_cluster().await;
+    let proxy = tenure_testkit::Proxy::start(cluster.addr()).await.expect("a proxy");
+    let dsn = proxy.dsn(database.name());
+    let mut one = member(&["--role", "r", "--dsn", &dsn]);
+    event(&mut one, "acquired").await;
+    proxy.blackhole(tenure_testkit::Direction::Both);
+    let begun = std::time::Instant::now();
+    assert_eq!(terminate(&mut one).await, 0);
+    assert!(begun.elapsed() < LEASE * 2, "{:?}", begun.elapsed());
+}
