@@ -26,11 +26,13 @@ create function tenure.lineage_of(incarnation text) returns text language sql im
     select split_part(incarnation, '/', 1) || '/' || split_part(incarnation, '/', 2)
 $$;
 
--- Epochs strictly above `floor`. On another line of history than the last bump's, the next
--- generation of 2^40, so that bumps a failover lost are never issued again.
-create function tenure.next_epoch(above bigint, moved boolean) returns bigint
+-- Epochs strictly above `above`. On another line of history than the last bump's, a generation of
+-- 2^40 that no earlier timeline had, so that bumps which failovers lost are never issued again: not
+-- even if a second failover lost the first bump after the first.
+create function tenure.next_epoch(above bigint, moved_to integer) returns bigint
 language sql immutable as $$
-    select case when moved then ((above >> 40) + 1) << 40 else above + 1 end
+    select case when moved_to is null then above + 1
+                else greatest((above >> 40) + 1, moved_to) << 40 end
 $$;
 
 create function tenure.try_lock(k bigint, pair boolean) returns boolean language sql volatile as $$
@@ -224,8 +226,9 @@ begin
 
     line := tenure.lineage_of(m.incarnation);
     won := tenure.next_epoch(greatest(r.epoch, (q->>'seen')::bigint),
-        case when r.lineage = '' then (select lineage from tenure.origin) <> line
-             else r.lineage <> line end);
+        case when line <> case when r.lineage = '' then (select lineage from tenure.origin)
+                               else r.lineage end
+             then split_part(line, '/', 2)::integer end);
     update tenure.term set ended_at = clock_timestamp(), how = 'replaced'
         where role = r.name and epoch = r.epoch and ended_at is null;
     paid := paid or r.policy = 'fenced';
