@@ -90,7 +90,7 @@ pub(crate) enum Command {
 #[command(next_help_heading = "Database")]
 pub(crate) struct Database {
     /// Connection string, as libpq takes it [default: $TENURE_DSN, $PG_DSN, $PG_CONN_STRING]
-    #[arg(long, value_name = "DSN", hide_env_values = true)]
+    #[arg(long, value_name = "DSN")]
     pub(crate) dsn: Option<String>,
     /// Configuration file (TOML) [default: $TENURE_CONFIG]
     #[arg(long, value_name = "FILE")]

@@ -110,15 +110,17 @@ fn waiting(members: &[Waiting]) -> String {
         return "-".to_owned();
     }
     let told = members.iter().map(|member| {
-        let mut text = member.member.clone();
+        let mut notes = Vec::new();
         if member.observer {
-            text.push_str(" (observer)");
+            notes.push("observer".to_owned());
         } else if !member.ready {
-            text.push_str(" (not ready)");
-        } else if member.priority != 0 {
-            text.push_str(&format!(" (priority {})", member.priority));
+            notes.push("not ready".to_owned());
         }
-        text
+        if member.priority != 0 {
+            notes.push(format!("priority {}", member.priority));
+        }
+        notes.extend(member.heartbeat_age_ms.map(ago));
+        format!("{} ({})", member.member, notes.join(", "))
     });
     told.collect::<Vec<_>>().join("\n")
 }

@@ -51,9 +51,9 @@ fn worker() {
     }
 }
 
+#[allow(clippy::zombie_processes, reason = "reaping them is the guardian's business")]
 fn spawn_worker(kind: &str) {
     let program = std::env::current_exe().expect("a path");
-    // It is not waited for: that is the guardian's business.
     let _ =
         std::process::Command::new(program).args(WORKER).env(KIND, kind).spawn().expect("spawned");
 }
