@@ -46,7 +46,7 @@ async fn promoted(fenced: bool) {
     replica.promote().await.expect("promoted");
     let back = now_ns();
     let new = group.fail_over("promotion", Fault::DatabaseRestart, back, old.epoch).await;
-    assert_eq!(new.epoch >> 40, (old.epoch >> 40) + 1, "a new generation of epochs");
+    assert!(new.epoch >> 40 > old.epoch >> 40, "a new generation of epochs");
     group.watch_for(Duration::from_millis(500)).await;
 }
 
