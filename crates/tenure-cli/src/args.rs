@@ -79,6 +79,14 @@ pub(crate) enum Command {
     Embedded(EmbeddedArgs),
     /// Watch three members survive kill, freeze, partition, handover and a database restart
     Demo(Demo),
+    /// Groups of nodes without a database
+    #[cfg(feature = "gossip")]
+    #[command(subcommand)]
+    Gossip(tenure_gossip::cli::GossipCommand),
+    /// Nonce-ordered transactions of a leader and its followers
+    #[cfg(feature = "chain")]
+    #[command(subcommand)]
+    Tx(tenure_tx::cli::TxCommand),
     /// Print a completion script for a shell
     Completions(Completions),
     /// Write the manual pages

@@ -40,7 +40,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use args::{Cli, Command};
-use exit::{Exit, Failure};
+use exit::Failure;
 
 fn main() -> ExitCode {
     let mut args = std::env::args_os();
@@ -55,7 +55,7 @@ fn main() -> ExitCode {
         tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     }
     match dispatch(cli.command) {
-        Ok(exit) => exit.into(),
+        Ok(code) => code,
         Err(failure) => {
             eprintln!("tenure: {failure}");
             failure.exit.into()
@@ -63,10 +63,10 @@ fn main() -> ExitCode {
     }
 }
 
-fn dispatch(command: Command) -> Result<Exit, Failure> {
+fn dispatch(command: Command) -> Result<ExitCode, Failure> {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    runtime.block_on(async {
+    let exit = runtime.block_on(async {
         match command {
             Command::Run(args) => run::run(args).await,
             Command::Acquire(args) => acquire::acquire(args).await,
@@ -85,6 +85,20 @@ fn dispatch(command: Command) -> Result<Exit, Failure> {
             Command::Demo(args) => demo::demo(args).await,
             Command::Completions(args) => manual::completions(&args),
             Command::Man(args) => manual::man(&args),
+            // These have exit codes of their own.
+            #[cfg(feature = "gossip")]
+            Command::Gossip(command) => return elsewhere(tenure_gossip::cli::run(command).await),
+            #[cfg(feature = "chain")]
+            Command::Tx(command) => return elsewhere(tenure_tx::cli::run(command).await),
         }
-    })
+        .map(ExitCode::from)
+    });
+    // A task that still waits for a dead database must not hold up the exit.
+    runtime.shutdown_background();
+    exit
+}
+
+#[cfg(any(feature = "gossip", feature = "chain"))]
+fn elsewhere(ended: anyhow::Result<ExitCode>) -> Result<ExitCode, Failure> {
+    ended.map_err(|error| Failure::new(exit::Exit::NotLeader, format!("{error:#}")))
 }

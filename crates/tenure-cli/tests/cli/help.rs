@@ -24,7 +24,10 @@ const COMMANDS: [&str; 17] = [
 
 #[tokio::test]
 async fn help_is_as_it_was() {
-    insta::assert_snapshot!("tenure", stdout(&ends(&["--help"]).await));
+    // With more features there are more commands.
+    if !cfg!(any(feature = "gossip", feature = "chain")) {
+        insta::assert_snapshot!("tenure", stdout(&ends(&["--help"]).await));
+    }
     for command in COMMANDS {
         insta::assert_snapshot!(command, stdout(&ends(&[command, "--help"]).await));
     }
