@@ -160,10 +160,7 @@ async fn nobody_of_a_child_outlives_the_lease_when_the_database_is_blackholed() 
 async fn nobody_of_a_child_outlives_the_lease_when_its_backend_is_terminated() {
     let database = database().await;
     let mut scene = scene(&database, &["--dsn", &database.dsn(), "--no-auto-reacquire"]).await;
-    let client = database.client().await.expect("a session");
-    let sql = "select pg_terminate_backend(m.backend_pid) from tenure.member m \
-               join tenure.role r on r.holder = m.identity";
-    client.execute(sql, &[]).await.expect("terminated");
+    end_leaders(&database).await;
     scene.nobody_overlaps().await;
     assert_eq!(scene.leader.wait(SOON).await.expect("it ends").code(), Some(4));
 }
@@ -208,4 +205,61 @@ async fn what_a_child_leaves_behind_goes_with_it() {
     let mut leader = Child::spawn(start).expect("it runs");
     assert_eq!(leader.wait(SOON).await.expect("it ends").code(), Some(0));
     assert_eq!(alive(folder.path()), 0);
+}
+
+#[tokio::test]
+async fn under_fenced_the_old_child_overlaps_by_its_grace_at_most() {
+    let database = database().await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = std::env::current_exe().expect("a path");
+    let dsn = database.dsn();
+    let fenced = ["--role", "r", "--policy", "fenced", "--grace", "200ms", "--dsn", &dsn];
+    let mut start = command(&[&fenced[..], &["--no-auto-reacquire", "--"]].concat());
+    start.args(DEAF).arg(program).args(WORKER);
+    start.env(FOLDER, folder.path()).env(KIND, "root");
+    let mut leader = Child::spawn(start).expect("it runs");
+    until("the worker", async || stamps(folder.path()).len() == CROWD).await;
+    let mut waiter = member(&fenced);
+    waiting(&database, "r", 1).await;
+    end_leaders(&database).await;
+    let opened = event(&mut waiter, "acquired").await["mono_ns"].as_u64().expect("an instant");
+    assert_eq!(leader.wait(SOON).await.expect("it ends").code(), Some(4));
+    assert_eq!(alive(folder.path()), 0);
+    let last = stamps(folder.path()).iter().map(|(_, at)| *at).max().expect("stamps");
+    // The grace, and as much again for a busy machine: far from a lease.
+    assert!(last.saturating_sub(opened) < 400_000_000, "{} ns", last.saturating_sub(opened));
+}
+
+#[tokio::test]
+async fn a_session_that_is_won_back_keeps_its_child() {
+    let database = database().await;
+    let dsn = database.dsn();
+    let script = "echo up $TENURE_EPOCH; while :; do sleep 0.05; echo tick; done";
+    let mut one = member(&[
+        "--role",
+        "r",
+        "--reconnect-grace",
+        "1s",
+        "--dsn",
+        &dsn,
+        "--",
+        "sh",
+        "-c",
+        script,
+    ]);
+    one.wait_line(|line| line == "up 1", SOON).await.expect("the child is up");
+    end_leaders(&database).await;
+    // Well beyond the old deadline.
+    for _ in 0..60 {
+        one.wait_line(|line| line == "tick", SOON).await.expect("it goes on");
+    }
+    let ups = one.lines().iter().filter(|line| line.starts_with("up")).count();
+    assert_eq!(ups, 1, "the child was started again");
+}
+
+async fn end_leaders(database: &Database) {
+    let client = database.client().await.expect("a session");
+    let sql = "select pg_terminate_backend(m.backend_pid) from tenure.member m \
+               join tenure.role r on r.holder = m.identity";
+    assert_eq!(client.execute(sql, &[]).await.expect("terminated"), 1);
 }
