@@ -2,9 +2,12 @@
 //!
 //! A *line* is what the seat and the sentinel are made of. It never pools, never retries and never
 //! hides anything: an answer that came with a warning is a failure, because a statement that was
-//! cancelled while it waited for a standby returns success with a warning.
+//! cancelled while it waited for a standby returns success with a warning. The one exception is the
+//! first answer: what a server warns of at login (a collation version that changed with the operating
+//! system) arrives with it and says nothing about a statement. So a line's first statement pins
+//! settings or asks something harmless.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -60,6 +63,8 @@ pub(crate) struct Line {
     client: Option<tokio_postgres::Client>,
     reader: JoinHandle<()>,
     warnings: Arc<Warnings>,
+    /// The first answer is there, and with it whatever the login warned of.
+    greeted: AtomicBool,
 }
 
 impl Drop for Line {
@@ -75,7 +80,7 @@ impl Line {
     pub(crate) fn new(session: Session, heard: mpsc::UnboundedSender<Heard>) -> Self {
         let warnings = Arc::new(Warnings::default());
         let reader = tokio::spawn(read(session.connection, heard, warnings.clone()));
-        Line { client: Some(session.client), reader, warnings }
+        Line { client: Some(session.client), reader, warnings, greeted: AtomicBool::new(false) }
     }
 
     /// Sends one message and waits for its answer: the first column of the last row.
@@ -96,7 +101,8 @@ impl Line {
         };
         // The reader handles a notice before it hands on the messages behind it, so whatever the
         // statement warned of has been counted by now.
-        if self.warnings.count.load(Ordering::Acquire) != before {
+        let greeted = self.greeted.swap(true, Ordering::AcqRel);
+        if greeted && self.warnings.count.load(Ordering::Acquire) != before {
             return Err(LineError::Warned(
                 self.warnings
                     .last
