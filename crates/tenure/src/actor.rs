@@ -25,7 +25,7 @@ use crate::hub::Hub;
 use crate::line::{Heard, Line, LineError};
 use crate::metrics;
 use crate::preflight;
-use crate::seat::{Done, Key, Seat, Seated, Sitter, millis};
+use crate::seat::{Done, Key, Seat, Seated, Sitter, millis, settings};
 use crate::sentinel::{Sentinel, Word};
 use crate::sql::literal;
 
@@ -94,6 +94,9 @@ struct Hands {
     drains: FuturesUnordered<Boxed<RoleName>>,
     side: FuturesUnordered<Boxed<()>>,
     retry_at: Tick,
+    /// When the seat was taken.
+    seated_at: Tick,
+    /// Tries to connect, and seats that did not last, since the last one that did.
     failures: u32,
     trouble: Option<String>,
     led_since: BTreeMap<RoleName, Tick>,
@@ -129,6 +132,7 @@ impl Actor {
             drains: FuturesUnordered::new(),
             side: FuturesUnordered::new(),
             retry_at: Tick::ZERO,
+            seated_at: Tick::ZERO,
             failures: 0,
             trouble: None,
             led_since: BTreeMap::new(),
@@ -175,6 +179,15 @@ impl Actor {
             // only borrowed here.
             tokio::select! {
                 biased;
+                // Before the notifications: anybody may send those, and as many as to keep an
+                // answer waiting for longer than the lease.
+                done = poll_some(&mut hands.op) => {
+                    hands.op = None;
+                    match done {
+                        Ok(done) => self.engine.done(done, self.clock.now()),
+                        Err(error) => self.seat_lost(&mut hands, &error.to_string()),
+                    }
+                }
                 heard = hands.heard.recv(), if seated => match heard {
                     Some(Heard::Notification { channel, payload }) => {
                         if channel == self.sitter.channel {
@@ -187,19 +200,19 @@ impl Actor {
                     Some(Heard::Closed(error)) => self.seat_lost(&mut hands, &error),
                     None => self.seat_lost(&mut hands, "the reader of the session ended"),
                 },
-                done = poll_some(&mut hands.op) => {
-                    hands.op = None;
-                    match done {
-                        Ok(done) => self.engine.done(done, self.clock.now()),
-                        Err(error) => self.seat_lost(&mut hands, &error.to_string()),
-                    }
-                }
                 taken = poll_some(&mut hands.connecting) => {
                     hands.connecting = None;
                     self.connected(&mut hands, taken);
                 }
                 command = self.commands.recv(), if open => match command {
-                    Some(command) => self.command(&mut hands, command),
+                    Some(command) => {
+                        self.command(&mut hands, command);
+                        // Those that came together are carried out together: a turn of this loop
+                        // looks at every role, and ten thousand may be started at once.
+                        while let Ok(command) = self.commands.try_recv() {
+                            self.command(&mut hands, command);
+                        }
+                    }
                     None => {
                         // The last handle is gone: let everything go in good order.
                         open = false;
@@ -265,7 +278,7 @@ impl Actor {
         match taken {
             Ok(Taken { seat, seated, heard }) => {
                 self.prepare = false;
-                hands.failures = 0;
+                hands.seated_at = now;
                 hands.trouble = None;
                 hands.heard = heard;
                 hands.seat = Some(Arc::new(seat));
@@ -304,7 +317,16 @@ impl Actor {
         hands.seat = None;
         hands.heard = mpsc::unbounded_channel().1;
         hands.trouble = Some(error.to_owned());
-        hands.retry_at = self.clock.now();
+        let now = self.clock.now();
+        if now.saturating_since(hands.seated_at) >= self.sitter.lease.lease() {
+            hands.failures = 0;
+            hands.retry_at = now;
+        } else {
+            // Taken and lost at once, perhaps because the database refuses what a seat says:
+            // who comes back at once, and again, only adds to its trouble.
+            hands.failures = hands.failures.saturating_add(1);
+            hands.retry_at = now + self.pause_after(hands.failures);
+        }
         metrics::connected(false);
         tracing::warn!(member = %self.sitter.identity, "the seat is lost: {error}");
     }
@@ -317,6 +339,9 @@ impl Actor {
                     hands.hubs.insert(spec.name.clone(), hub);
                     self.engine.add(spec, *life, keeper);
                 }
+            }
+            Command::Start { answer, .. } if self.engine.is_leaving() => {
+                drop(answer.send(Err(TenureError::Stopped)));
             }
             Command::Start { role, answer } => {
                 match self.engine.state(&role) {
@@ -474,8 +499,15 @@ async fn aside(
     let name = format!("tenure aside {}", sitter.identity);
     let session = connector.connect(&name, sitter.lease.lease()).await?;
     let line = Line::new(session, mpsc::unbounded_channel().0);
-    let answer = line.ask(sql, within).await.map_err(TenureError::session);
-    line.hang_up(sitter.lease.statement_deadline()).await;
+    let deadline = sitter.lease.statement_deadline();
+    let pins = settings(sitter.lease.idle_session_timeout(), within, sitter.lease.heartbeat());
+    let answer = async {
+        line.ask(&pins, deadline).await?;
+        line.ask(sql, within).await
+    }
+    .await
+    .map_err(TenureError::session);
+    line.hang_up(deadline).await;
     answer
 }
 

@@ -84,8 +84,10 @@ struct Role {
     keeper: GateKeeper,
     /// It takes part: its registration and its claims are wanted.
     joined: bool,
-    /// The database knows it, on this seat.
+    /// The database was told of it, as it now is, on this seat.
     registered: bool,
+    /// The database knows this member as a candidate for it.
+    candidate: bool,
     /// In the next claim.
     claim: bool,
     /// With this epoch only, which was ours.
@@ -199,6 +201,11 @@ impl Engine {
         self.is_engaged()
     }
 
+    /// It was asked to let everything go: nothing is to be started any more.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.leaving
+    }
+
     /// Everything was let go and said: the member may close its session.
     pub(crate) fn has_left(&self) -> bool {
         self.left || self.leaving && self.up.is_none() && !self.is_engaged()
@@ -216,6 +223,7 @@ impl Engine {
             keeper,
             joined: false,
             registered: false,
+            candidate: false,
             claim: false,
             keep: None,
             insist_at: None,
@@ -415,7 +423,11 @@ impl Engine {
             let role = self.roles.get_mut(&name).expect("just listed");
             if role.try_at.is_some_and(|at| at <= now) {
                 role.try_at = None;
-                self.input(&name, Input::AcquireAttempt, now);
+                if role.life.state() == LockState::Reconnecting && role.keep.is_some() {
+                    role.claim = true;
+                } else {
+                    self.input(&name, Input::AcquireAttempt, now);
+                }
             }
         }
         if self.up.is_some() && now >= self.poll_at {

@@ -16,6 +16,14 @@ impl Engine {
     pub(crate) fn done(&mut self, done: Done, now: Tick) {
         let Some(InFlight { op, sent }) = self.in_flight.take() else { return };
         self.renew(sent);
+        if matches!(op, Op::Beat | Op::Inspect(_)) {
+            // Other round trips prove as much, but only these bring orders and others' beats. One
+            // that was called for meanwhile stays called for.
+            let next = self.lease.next_beat(sent, (self.random)());
+            if let Some(up) = &mut self.up {
+                up.next_beat = up.next_beat.min(next);
+            }
+        }
         match (done, op) {
             (Done::Registered(rows), _) => self.registered(rows, now),
             (Done::Claimed(rows), Op::Claim { rows: asked, .. }) => {
@@ -57,6 +65,10 @@ impl Engine {
                     for name in self.names(|role| role.life.state() == LockState::Leader) {
                         self.input(&name, Input::HealthOk, now);
                     }
+                } else if let Some(up) = &mut self.up {
+                    // This answer was late itself: look again.
+                    up.inspect = true;
+                    up.next_beat = now;
                 }
             }
             (Done::Released, Op::Release(rows)) => {
@@ -79,10 +91,6 @@ impl Engine {
     fn renew(&mut self, sent: Tick) {
         self.lease_until = self.lease.gate_deadline(sent);
         self.last_beat = Some(sent);
-        let next = self.lease.next_beat(sent, (self.random)());
-        if let Some(up) = &mut self.up {
-            up.next_beat = next;
-        }
         for name in self.names(|role| role.life.epoch().is_some()) {
             let role = self.roles.get_mut(&name).expect("just listed");
             if let Some(epoch) = role.life.epoch() {
@@ -95,10 +103,15 @@ impl Engine {
         for Registered { role, refused } in rows {
             let Some(name) = self.known(&role) else { continue };
             let entry = self.roles.get_mut(&name).expect("just found");
-            entry.registered = true;
             match refused {
-                None => self.outputs.push_back(Output::Registered(name, Ok(()))),
+                None => {
+                    // Unless it changed meanwhile: then the next registration answers.
+                    if entry.joined && entry.registered {
+                        self.outputs.push_back(Output::Registered(name, Ok(())));
+                    }
+                }
                 Some(why) => {
+                    entry.candidate = false;
                     entry.claim = false;
                     self.outputs.push_back(Output::Registered(name.clone(), Err(why)));
                     self.input(&name, Input::StopRequested, now);
@@ -137,9 +150,8 @@ impl Engine {
                 Input::ReacquireFailed
             }
             "held" if back && row.held_by_us == Some(true) => {
-                // Our own old session has not ended yet.
-                role.claim = true;
-                role.try_at = None;
+                // Our own old session has not ended yet, or a stranger was faster.
+                role.try_at = Some(now + self.lease.heartbeat() / 50);
                 return;
             }
             "held" if back => {
@@ -157,7 +169,6 @@ impl Engine {
             "blocked" => {
                 role.blocked_since.get_or_insert(now);
                 role.try_at = Some(now + self.lease.heartbeat() / 4);
-                role.claim = back;
                 if back {
                     return;
                 }
@@ -211,10 +222,12 @@ impl Engine {
         let saw = match (&row.debtor, row.debtor_beat) {
             // Nobody is named; what a failover lost cannot have beaten since we met this server.
             (None, _) => contact,
+            // Exactly the beat we saw: a lower one is that of a member whose row was forgotten and
+            // made anew, and what we saw of it is of another time.
             (Some(debtor), Some(beat)) => self
                 .peers
                 .get(debtor)
-                .filter(|peer| peer.beat >= beat)
+                .filter(|peer| peer.beat == beat)
                 .map_or(now, |peer| peer.first_seen),
             (Some(_), None) => now,
         };

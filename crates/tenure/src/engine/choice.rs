@@ -57,19 +57,25 @@ impl Engine {
         }
         let register: Vec<RegisterRow> = self
             .roles
-            .values()
-            .filter(|role| role.joined && !role.registered)
+            .values_mut()
+            .filter(|role| !role.registered && (role.joined || role.candidate))
             .take(REGISTER_BATCH)
-            .map(|role| RegisterRow {
-                role: role.spec.name.as_str().to_owned(),
-                key: role.spec.key.into(),
-                policy: match role.spec.policy {
-                    TakeoverPolicy::Exclusive => "exclusive",
-                    TakeoverPolicy::Fenced => "fenced",
-                },
-                priority: role.spec.priority,
-                ready: role.spec.ready,
-                observer: role.spec.observer,
+            .map(|role| {
+                // Now, and not when it is answered: what changes meanwhile must be told again.
+                role.registered = true;
+                role.candidate = role.joined;
+                RegisterRow {
+                    role: role.spec.name.as_str().to_owned(),
+                    key: role.spec.key.into(),
+                    policy: match role.spec.policy {
+                        TakeoverPolicy::Exclusive => "exclusive",
+                        TakeoverPolicy::Fenced => "fenced",
+                    },
+                    priority: role.spec.priority,
+                    ready: role.spec.ready,
+                    // A role that was stopped is no candidate any more: nobody stands back for it.
+                    observer: role.spec.observer || !role.joined,
+                }
             })
             .collect();
         if !register.is_empty() {

@@ -106,6 +106,7 @@ impl Engine {
                 }
                 Effect::Leave => {
                     role.joined = false;
+                    role.registered = false;
                     role.claim = false;
                     role.keep = None;
                     role.try_at = None;
