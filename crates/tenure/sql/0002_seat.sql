@@ -158,6 +158,8 @@ language sql volatile as $$
         join tenure.member o on o.identity = c.member and o.left_at is null
         join tenure.candidate mine on mine.role = c.role and mine.member = m.identity
     where c.role = r.name and c.member <> m.identity and not c.observer
+      -- Who has just let go does not want it back so soon.
+      and not (r.holder is null and c.member = r.last_holder)
       and o.seen_at > clock_timestamp() - make_interval(secs => o.lease_ms / 1000.0)
       and (c.member = r.successor and r.successor_until > clock_timestamp()
            or (c.ready, c.priority) > (mine.ready, mine.priority)
@@ -253,7 +255,10 @@ begin
     if not paid then
         select * into d from tenure.member where identity = r.debtor;
         ans := ans || jsonb_build_object('debtor', r.debtor, 'debtor_beat', d.beat,
-            'debtor_lease_ms', greatest(r.debtor_lease_ms, r.lease_ms, d.lease_ms));
+            -- In this incarnation no write was lost, so the debtor's own lease is known; otherwise
+            -- it may have been anybody's.
+            'debtor_lease_ms', case when r.debtor is not null and r.acted_in = m.incarnation
+                then r.debtor_lease_ms else greatest(r.debtor_lease_ms, r.lease_ms, d.lease_ms) end);
     end if;
     return ans || jsonb_build_object('out', 'won', 'epoch', won, 'acting', paid);
 exception
@@ -399,6 +404,16 @@ begin
     return jsonb_build_object('not_held', bad);
 end $$;
 
+-- Forgets members long gone to whom no role owes a wait: every beat reads the others' rows.
+create function tenure.forget() returns void language sql volatile as $$
+    delete from tenure.member where identity in (
+        select m.identity from tenure.member m
+        where m.left_at < clock_timestamp() - interval '1 hour'
+          and not exists (select from tenure.role r where r.debtor = m.identity)
+          and not exists (select from tenure.role r where r.holder = m.identity)
+        for update skip locked)
+$$;
+
 -- Leaves the group: no roles are held any more.
 create function tenure.leave(me text) returns jsonb language plpgsql volatile as $$
 declare
@@ -406,6 +421,7 @@ declare
 begin
     delete from tenure.candidate where member = me;
     update tenure.member set left_at = clock_timestamp() where identity = me;
+    perform tenure.forget();
     perform pg_advisory_unlock(m.key);
     return '{}';
 end $$;

@@ -34,9 +34,7 @@ begin
         return false;
     end if;
     delete from tenure.candidate where member = p_identity;
-    -- Rows of members long gone, to whom no role owes a wait.
-    delete from tenure.member m where m.left_at < clock_timestamp() - interval '1 hour'
-        and not exists (select from tenure.role r where r.debtor = m.identity or r.holder = m.identity);
+    perform tenure.forget();
     return true;
 end $$;
 
