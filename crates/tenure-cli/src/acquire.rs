@@ -9,13 +9,14 @@ use crate::args::{Acquire, Hooks, Output};
 use crate::exit::{Exit, Failure};
 use crate::run::{Campaign, EMBEDDED, Ended, Signals};
 use crate::setting::Setting;
+use crate::speech::{complain, say};
 
 pub(crate) async fn acquire(args: Acquire) -> Result<Exit, Failure> {
     let mut signals = Signals::listen()?;
     let setting = Setting::new(&args.database, &args.role, &args.taking, false)?;
     let role = setting.only_role(&args.role)?;
     if setting.embedded {
-        eprintln!("tenure: {EMBEDDED}");
+        complain!("{EMBEDDED}");
     }
     let hooks = Hooks::default();
     let mut campaign = tokio::select! {
@@ -45,11 +46,7 @@ async fn attempt(
     }
     if args.command.is_empty() {
         let epoch = campaign.lock.gate().epoch();
-        println!(
-            "acquired {} epoch {}",
-            campaign.lock.role(),
-            epoch.map_or(0, |epoch| epoch.get())
-        );
+        say!("acquired {} epoch {}", campaign.lock.role(), epoch.map_or(0, |epoch| epoch.get()));
         return Ok(Exit::Clean);
     }
     match campaign.child(&args.command, signals).await? {

@@ -8,6 +8,8 @@ use tenure::schema;
 use crate::args::{Audit, Check, Doctor, Migrate, RoleArgs};
 use crate::exit::{Exit, Failure};
 use crate::setting::Setting;
+use crate::speech::say;
+use crate::status::known;
 use crate::table::{print, print_json, table};
 
 #[derive(Serialize)]
@@ -39,10 +41,10 @@ pub(crate) async fn check(args: Check) -> Result<Exit, Failure> {
     } else {
         if let Some(dsn) = setting.config.dsn() {
             let which = if setting.embedded { "the private server, " } else { "" };
-            println!("{which}{dsn}");
+            say!("{which}{dsn}");
         }
         for Finding { what, verdict, text } in findings(&report) {
-            println!("{verdict:<8} {what:<10} {text}");
+            say!("{verdict:<8} {what:<10} {text}");
         }
     }
     Ok(if report.refusal().is_some() { Exit::Refused } else { Exit::Clean })
@@ -52,17 +54,21 @@ pub(crate) async fn audit(args: Audit) -> Result<Exit, Failure> {
     let role = args.order.role.name()?;
     let setting = Setting::of(&args.order.database)?;
     let operator = Operator::connect(&setting.config).await?;
+    if let Some(name) = &role {
+        known(&operator, name).await?;
+    }
     let audit = operator.audit(role.as_ref()).await?;
     operator.close().await;
     if args.json {
         print_json(&audit)?;
     } else if audit.violations.is_empty() {
-        println!(
+        say!(
             "{} terms of {} roles: epochs strictly increase, no two terms overlap",
-            audit.terms, audit.roles
+            audit.terms,
+            audit.roles
         );
     } else {
-        println!("{} of {} terms break a promise:", audit.violations.len(), audit.terms);
+        say!("{} of {} terms break a promise:", audit.violations.len(), audit.terms);
         print(&table(
             &["role", "epoch", "member", "next epoch", "what is wrong"],
             audit.violations.iter().map(|bad| {
@@ -81,11 +87,11 @@ pub(crate) async fn audit(args: Audit) -> Result<Exit, Failure> {
 
 pub(crate) async fn migrate(args: Migrate) -> Result<Exit, Failure> {
     if let Some(role) = &args.print_grants {
-        print!("{}", schema::privileges_sql(role));
+        say!("{}", schema::privileges_sql(role).trim_end());
         return Ok(Exit::Clean);
     }
     if args.print {
-        print!("{}", schema::script());
+        say!("{}", schema::script().trim_end());
         return Ok(Exit::Clean);
     }
     let setting = Setting::of(&args.database)?;
@@ -104,34 +110,34 @@ pub(crate) async fn migrate(args: Migrate) -> Result<Exit, Failure> {
     let applied = operator.migrate().await?;
     operator.close().await;
     if applied.is_empty() {
-        println!("the schema is up to date (version {have})");
+        say!("the schema is up to date (version {have})");
     } else {
-        println!("the schema went from version {have} to {}", schema::VERSION);
+        say!("the schema went from version {have} to {}", schema::VERSION);
     }
     Ok(Exit::Clean)
 }
 
 /// Everything a supporter asks first. Whatever fails is a line of the bundle, not its end.
 pub(crate) async fn doctor(args: Doctor) -> Result<Exit, Failure> {
-    println!("tenure {} ({})", env!("CARGO_PKG_VERSION"), std::env::consts::ARCH);
+    say!("tenure {} ({})", env!("CARGO_PKG_VERSION"), std::env::consts::ARCH);
     let system = rustix::system::uname();
-    println!("{} {}", system.sysname().to_string_lossy(), system.release().to_string_lossy());
+    say!("{} {}", system.sysname().to_string_lossy(), system.release().to_string_lossy());
     let setting = match Setting::of(&args.database) {
         Ok(setting) => setting,
         Err(failure) => {
-            println!("configuration: {failure}");
+            say!("configuration: {failure}");
             return Err(failure);
         }
     };
     let config = &setting.config;
     let lease = config.lease();
     // The DSN's own Display stars the password out.
-    println!(
+    say!(
         "database: {}{}",
         config.dsn().map(ToString::to_string).unwrap_or_default(),
         if setting.embedded { " (the private server)" } else { "" }
     );
-    println!(
+    say!(
         "timings: heartbeat {:?}, lease {:?}, margin {:?}, statement deadline {:?}, kill grace {:?}",
         lease.heartbeat(),
         lease.lease(),
@@ -140,14 +146,14 @@ pub(crate) async fn doctor(args: Doctor) -> Result<Exit, Failure> {
         lease.kill_grace()
     );
     for role in config.roles() {
-        println!("role: {} key {} policy {}", role.name(), role.key(), role.policy());
+        say!("role: {} key {} policy {}", role.name(), role.key(), role.policy());
     }
-    println!("\nchecks:");
+    say!("\nchecks:");
     let mut exit = Exit::Clean;
     match preflight::check(config).await {
         Ok(report) => {
             for Finding { what, verdict, text } in findings(&report) {
-                println!("  {verdict:<8} {what:<10} {text}");
+                say!("  {verdict:<8} {what:<10} {text}");
             }
             if report.refusal().is_some() {
                 exit = Exit::Refused;
@@ -155,23 +161,23 @@ pub(crate) async fn doctor(args: Doctor) -> Result<Exit, Failure> {
         }
         Err(error) => {
             let failure = Failure::from(error);
-            println!("  {failure}");
+            say!("  {failure}");
             return Ok(failure.exit);
         }
     }
     let operator = Operator::connect(config).await?;
-    println!("\nschema: version {} (known: {})", operator.schema_version().await?, schema::VERSION);
+    say!("\nschema: version {} (known: {})", operator.schema_version().await?, schema::VERSION);
     match operator.status(None).await {
         Ok(roles) => print_json(&roles)?,
-        Err(error) => println!("status: {error}"),
+        Err(error) => say!("status: {error}"),
     }
     match operator.history(None, 20).await {
         Ok(terms) => print_json(&terms)?,
-        Err(error) => println!("history: {error}"),
+        Err(error) => say!("history: {error}"),
     }
     match operator.audit(None).await {
         Ok(audit) => print_json(&audit)?,
-        Err(error) => println!("audit: {error}"),
+        Err(error) => say!("audit: {error}"),
     }
     operator.close().await;
     Ok(exit)

@@ -29,6 +29,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::args::Demo;
 use crate::exit::{Exit, Failure};
 use crate::run::Signals;
+use crate::speech::say;
 use crate::table::{print, table};
 
 use link::Link;
@@ -118,7 +119,7 @@ pub(crate) async fn demo(args: Demo) -> Result<Exit, Failure> {
         let found = audit.violations.len();
         return Err(Failure::new(Exit::NotLeader, format!("the audit found {found} violations")));
     }
-    println!(
+    say!(
         "audit: {} terms, epochs strictly increase, no two overlap (lease {LEASE:?})",
         audit.terms
     );

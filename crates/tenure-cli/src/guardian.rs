@@ -58,6 +58,7 @@ use rustix::time::{
 };
 use tenure::{BootClock, Clock, Tick};
 
+use crate::speech::complain;
 use watch::{Order, Watch, Why};
 use wire::{Frame, Report, Word};
 
@@ -73,7 +74,7 @@ pub(crate) fn main(args: Vec<OsString>) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         // Nobody reads this but a person who started it by hand: `tenure` sees the socket end.
         Err(error) => {
-            eprintln!("{NAME}: {error:#}; it is started by `tenure run`, not by hand");
+            complain!("the guardian: {error:#}; it is started by `tenure run`, not by hand");
             ExitCode::from(2)
         }
     }

@@ -10,11 +10,15 @@
 //! - Events and exit codes are contract: see [`events`] and [`exit`].
 //! - It prints no password, and no debug dump.
 //!
+//! # What it does not guarantee
+//!
+//! What no process of this machine can see: a pause of the whole machine or container. What is under
+//! another user, or was handed to a daemon. The failure table is in [`guardian`].
+//!
 //! # Who is authoritative
 //!
 //! The database about who leads, the library's gate about whether this process does, the guardian
 //! about when a child must end. Nothing here decides any of that.
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "it is a command-line program")]
 
 mod acquire;
 mod args;
@@ -30,6 +34,7 @@ mod manual;
 mod order;
 mod run;
 mod setting;
+mod speech;
 mod status;
 mod table;
 
@@ -39,6 +44,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
+use crate::speech::complain;
 use args::{Cli, Command};
 use exit::Failure;
 
@@ -57,7 +63,7 @@ fn main() -> ExitCode {
     match dispatch(cli.command) {
         Ok(code) => code,
         Err(failure) => {
-            eprintln!("tenure: {failure}");
+            complain!("{failure}");
             failure.exit.into()
         }
     }

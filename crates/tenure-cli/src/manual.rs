@@ -7,6 +7,7 @@ use tenure::{LockKey, RoleName};
 
 use crate::args::{Cli, Completions, Key, Man};
 use crate::exit::{Exit, Failure};
+use crate::speech::say;
 use crate::table::print_json;
 
 pub(crate) fn key(args: &Key) -> Result<Exit, Failure> {
@@ -16,7 +17,7 @@ pub(crate) fn key(args: &Key) -> Result<Exit, Failure> {
         let key = name.key().to_string();
         print_json(&json!({ "role": name.as_str(), "key": key, "sql": sql }))?;
     } else {
-        println!("{}\n{sql};", name.key());
+        say!("{}\n{sql};", name.key());
     }
     Ok(Exit::Clean)
 }
@@ -24,7 +25,8 @@ pub(crate) fn key(args: &Key) -> Result<Exit, Failure> {
 pub(crate) fn completions(args: &Completions) -> Result<Exit, Failure> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "tenure", &mut script);
-    write_out(&script)
+    say!("{}", String::from_utf8_lossy(&script).trim_end());
+    Ok(Exit::Clean)
 }
 
 pub(crate) fn man(args: &Man) -> Result<Exit, Failure> {
@@ -32,7 +34,8 @@ pub(crate) fn man(args: &Man) -> Result<Exit, Failure> {
     let Some(folder) = &args.folder else {
         let mut page = Vec::new();
         Page::new(command).render(&mut page)?;
-        return write_out(&page);
+        say!("{}", String::from_utf8_lossy(&page).trim_end());
+        return Ok(Exit::Clean);
     };
     std::fs::create_dir_all(folder)
         .and_then(|()| clap_mangen::generate_to(command, folder))
@@ -41,14 +44,4 @@ pub(crate) fn man(args: &Man) -> Result<Exit, Failure> {
             Failure::usage(format!("cannot write to {place}: {error}; choose another folder"))
         })?;
     Ok(Exit::Clean)
-}
-
-/// A reader that has read enough (`| head`) is no error.
-fn write_out(bytes: &[u8]) -> Result<Exit, Failure> {
-    use std::io::{ErrorKind, Write};
-    match std::io::stdout().lock().write_all(bytes) {
-        Ok(()) => Ok(Exit::Clean),
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(Exit::Clean),
-        Err(error) => Err(error.into()),
-    }
 }

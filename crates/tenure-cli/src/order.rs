@@ -8,6 +8,7 @@ use tenure::operate::Operator;
 use crate::args::{Order, Release, StepDown};
 use crate::exit::{Exit, Failure};
 use crate::setting::Setting;
+use crate::speech::say;
 
 async fn connect(order: &Order) -> Result<(Operator, RoleName), Failure> {
     let role = order.role.required()?;
@@ -30,7 +31,7 @@ pub(crate) async fn step_down(args: StepDown) -> Result<Exit, Failure> {
     match successor {
         Some(now) => {
             let holder = now.holder.unwrap_or_default();
-            println!(
+            say!(
                 "{role}: {holder} took over from {before} after {:.3} s (epoch {} -> {})",
                 took.as_secs_f64(),
                 ordered.epoch,
@@ -82,8 +83,8 @@ pub(crate) async fn pause(order: Order) -> Result<Exit, Failure> {
     let ordered = operator.pause(&role).await?;
     operator.close().await;
     match ordered.holder {
-        Some(holder) => println!("{role} is paused; {holder} drains it"),
-        None => println!("{role} is paused; nobody leads it"),
+        Some(holder) => say!("{role} is paused; {holder} drains it"),
+        None => say!("{role} is paused; nobody leads it"),
     }
     Ok(Exit::Clean)
 }
@@ -92,7 +93,7 @@ pub(crate) async fn resume(order: Order) -> Result<Exit, Failure> {
     let (operator, role) = connect(&order).await?;
     operator.resume(&role).await?;
     operator.close().await;
-    println!("{role} is open again");
+    say!("{role} is open again");
     Ok(Exit::Clean)
 }
 
@@ -108,7 +109,7 @@ pub(crate) async fn release(args: Release) -> Result<Exit, Failure> {
     operator.close().await;
     let ended = ordered.sessions_ended.unwrap_or(0);
     let holder = ordered.holder.unwrap_or_else(|| "nobody".to_owned());
-    println!(
+    say!(
         "{role}: {ended} session(s) ended, held by {holder} under epoch {}; under exclusive the \
          next leader still waits out the lease",
         ordered.epoch

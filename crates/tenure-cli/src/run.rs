@@ -30,6 +30,7 @@ use crate::exit::{Exit, Failure};
 use crate::guardian::{self, EndedBy, wire::Report};
 use crate::hooks::{self, HookRunner};
 use crate::setting::Setting;
+use crate::speech::complain;
 
 /// How long the last lines may take.
 const FLUSH: Duration = Duration::from_secs(1);
@@ -70,7 +71,7 @@ pub(crate) async fn run(args: Run) -> Result<Exit, Failure> {
     let with_child = !args.command.is_empty();
     // Standard error is for objects only when both of these are so.
     if setting.embedded && !(with_child && args.output == Output::Json) {
-        eprintln!("tenure: {EMBEDDED}");
+        complain!("{EMBEDDED}");
     }
     let mut campaign = tokio::select! {
         campaign = Campaign::join(&setting, &role, &args.hooks, args.output, with_child) => campaign?,
@@ -275,7 +276,7 @@ impl Campaign {
         let why = std::io::Error::from_raw_os_error(errno);
         let program = command.first().map(|name| name.to_string_lossy()).unwrap_or_default();
         self.events.tell("error", Some(epoch), format!("`{program}` cannot be run: {why}"));
-        eprintln!("tenure: `{program}` cannot be run: {why}; check its name and permissions");
+        complain!("`{program}` cannot be run: {why}; check its name and permissions");
         let missing = why.kind() == std::io::ErrorKind::NotFound;
         Ended::NotStarted(if missing { 127 } else { 126 })
     }
@@ -346,7 +347,7 @@ impl Campaign {
         drop(events);
         writer.finish(FLUSH);
         if let Err(error) = left {
-            eprintln!("tenure: {error}; the server frees the role when its lease is over");
+            complain!("{error}; the server frees the role when its lease is over");
         }
     }
 }

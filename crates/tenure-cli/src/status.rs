@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
+use tenure::RoleName;
 use tenure::operate::{LockHolder, Operator, RoleStatus, Waiting};
 
 use crate::args::{History, Status};
 use crate::exit::{Exit, Failure};
 use crate::run::Signals;
 use crate::setting::Setting;
+use crate::speech::{self, say};
 use crate::table::{ago, moment, print, print_json, table};
 
 pub(crate) async fn status(args: Status) -> Result<Exit, Failure> {
@@ -23,9 +25,12 @@ pub(crate) async fn status(args: Status) -> Result<Exit, Failure> {
     loop {
         if !args.json {
             // Home and clear, as `watch` does.
-            print!("\x1b[H\x1b[2J");
+            say!("\x1b[H\x1b[2J");
         }
         show(&operator, &args).await?;
+        if speech::is_unheard() {
+            return Ok(Exit::Clean);
+        }
         tokio::select! {
             () = signals.next() => return Ok(Exit::Clean),
             () = tokio::time::sleep(Duration::from_secs(1)) => {}
@@ -41,7 +46,7 @@ async fn show(operator: &Operator, args: &Status) -> Result<Exit, Failure> {
         if args.json {
             print_json(&holders)?;
         } else if holders.is_empty() {
-            println!("nobody holds lock {key}");
+            say!("nobody holds lock {key}");
         } else {
             let rows = holders.iter().map(|holder| {
                 let user = holder.user.clone().unwrap_or_default();
@@ -55,7 +60,7 @@ async fn show(operator: &Operator, args: &Status) -> Result<Exit, Failure> {
     if args.json {
         print_json(&roles)?;
     } else if roles.is_empty() && name.is_none() {
-        println!("no role is known here yet; `tenure run --role NAME` makes one");
+        say!("no role is known here yet; `tenure run --role NAME` makes one");
     } else if !roles.is_empty() {
         print(&table(
             &["role", "epoch", "leader", "heartbeat", "since", "policy", "waiting", "state"],
@@ -73,7 +78,7 @@ async fn show(operator: &Operator, args: &Status) -> Result<Exit, Failure> {
             }),
         ));
         for (role, holder) in strangers(&roles) {
-            println!(
+            say!(
                 "note: the lock of {role} is held by a program that is not Tenure: {} (pid {})",
                 program(holder),
                 holder.pid
@@ -81,12 +86,19 @@ async fn show(operator: &Operator, args: &Status) -> Result<Exit, Failure> {
         }
     }
     match name {
-        Some(name) if roles.is_empty() => Err(Failure::new(
-            Exit::NotLeader,
-            format!("there is no role {name}; `tenure status` lists them"),
-        )),
+        Some(name) if roles.is_empty() => Err(unknown(&name)),
         _ => Ok(Exit::Clean),
     }
+}
+
+/// A question about a role that nobody knows is a mistake, not an empty answer.
+pub(crate) async fn known(operator: &Operator, role: &RoleName) -> Result<(), Failure> {
+    if operator.status(Some(role)).await?.is_empty() { Err(unknown(role)) } else { Ok(()) }
+}
+
+fn unknown(role: &RoleName) -> Failure {
+    let message = format!("there is no role {role}; `tenure status` lists them");
+    Failure::new(Exit::NotLeader, message)
 }
 
 fn state(role: &RoleStatus) -> String {
@@ -148,13 +160,8 @@ pub(crate) async fn history(args: History) -> Result<Exit, Failure> {
     let name = args.order.role.name()?;
     let setting = Setting::of(&args.order.database)?;
     let operator = Operator::connect(&setting.config).await?;
-    if let Some(name) = &name
-        && operator.status(Some(name)).await?.is_empty()
-    {
-        return Err(Failure::new(
-            Exit::NotLeader,
-            format!("there is no role {name}; `tenure status` lists them"),
-        ));
+    if let Some(name) = &name {
+        known(&operator, name).await?;
     }
     let terms = operator.history(name.as_ref(), args.limit).await?;
     operator.close().await;

@@ -4,6 +4,7 @@ use comfy_table::{ContentArrangement, Table, presets};
 use serde::Serialize;
 
 use crate::exit::{Exit, Failure};
+use crate::speech::say;
 
 /// A table without borders, as wide as the terminal.
 pub(crate) fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> Table {
@@ -23,14 +24,14 @@ pub(crate) fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>
 
 /// Prints a table without the blanks that fill its lines up.
 pub(crate) fn print(table: &Table) {
-    println!("{}", table.trim_fmt());
+    say!("{}", table.trim_fmt());
 }
 
 pub(crate) fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     let text = serde_json::to_string_pretty(value).map_err(|error| {
         Failure::new(Exit::NotLeader, format!("no JSON could be made: {error}"))
     })?;
-    println!("{text}");
+    say!("{text}");
     Ok(())
 }
 

@@ -82,7 +82,7 @@ async fn unknown_roles_and_members_and_a_vacant_role_are_one() {
     let database = database().await;
     let dsn = &database.dsn();
     assert_eq!(code(&ends(&["acquire", "--role", "known", "--dsn", dsn]).await), 0);
-    for command in ["status", "history", "pause", "resume", "step-down"] {
+    for command in ["status", "history", "audit", "pause", "resume", "step-down"] {
         refuses(
             &ends(&[command, "--role", "nope", "--dsn", dsn]).await,
             1,

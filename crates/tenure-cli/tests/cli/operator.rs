@@ -202,3 +202,17 @@ async fn a_priority_gets_a_head_start() {
     event(&mut high, "acquired").await;
     until("the end of the first", async || one.wait(SOON).await.is_ok()).await;
 }
+
+#[tokio::test]
+async fn a_reader_that_has_read_enough_is_no_error() {
+    use tokio::io::{AsyncBufReadExt, BufReader};
+    let mut command = tokio::process::Command::new(crate::kit::program());
+    command.env_clear().args(["migrate", "--print"]);
+    command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+    let mut child = command.spawn().expect("it runs");
+    let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+    lines.next_line().await.expect("text").expect("a line");
+    drop(lines);
+    let output = child.wait_with_output().await.expect("it ends");
+    assert_eq!((code(&output), stderr(&output).as_str()), (0, ""));
+}
