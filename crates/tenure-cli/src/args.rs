@@ -31,12 +31,12 @@ machine or container, processes under another user (set-uid), nor work that CMD 
 overlaps it by its --grace: every effect must carry the epoch.
 
 CMD's exit ends the tenure and its code is tenure's; --restart starts it again instead. SIGTERM and
-SIGINT drain, release and exit 0; a second one kills the child at once. Events go to standard output,
-or to standard error when there is a CMD.";
+SIGINT drain, release and exit 0; a second one kills the child at once. Events go to standard
+output, or to standard error when there is a CMD.";
 
 /// One acting leader among many processes, on PostgreSQL
 #[derive(Debug, Parser)]
-#[command(name = "tenure", version, about, after_help = EXIT_CODES, max_term_width = 100)]
+#[command(name = "tenure", version, after_help = EXIT_CODES, max_term_width = 100)]
 #[command(
     disable_help_subcommand = true,
     subcommand_required = true,
@@ -95,13 +95,12 @@ pub(crate) enum Command {
 
 /// Which database.
 #[derive(Debug, Clone, Default, Args)]
-#[command(next_help_heading = "Database")]
 pub(crate) struct Database {
     /// Connection string, as libpq takes it [default: $TENURE_DSN, $PG_DSN, $PG_CONN_STRING]
-    #[arg(long, value_name = "DSN")]
+    #[arg(help_heading = "Database", long, value_name = "DSN")]
     pub(crate) dsn: Option<String>,
     /// Configuration file (TOML) [default: $TENURE_CONFIG]
-    #[arg(long, value_name = "FILE")]
+    #[arg(help_heading = "Database", long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 }
 
@@ -124,37 +123,37 @@ pub(crate) struct RoleArgs {
 
 /// How to take part.
 #[derive(Debug, Clone, Default, Args)]
-#[command(next_help_heading = "Election")]
 pub(crate) struct Taking {
-    /// exclusive: never two at once; fenced: at once, for effects that carry the epoch
-    #[arg(long, value_name = "POLICY", value_parser = policy)]
+    /// exclusive: never two at once; fenced: at once, for effects that carry the epoch [default:
+    /// exclusive]
+    #[arg(help_heading = "Election", long, value_name = "POLICY", value_parser = policy)]
     pub(crate) policy: Option<TakeoverPolicy>,
     /// Interval between heartbeats [default: 1s]
-    #[arg(long, alias = "health-interval", value_name = "TIME", value_parser = period)]
+    #[arg(help_heading = "Election", long, visible_alias = "health-interval", value_name = "TIME", value_parser = period)]
     pub(crate) heartbeat: Option<Duration>,
     /// How long a leader may act after its last heartbeat [default: 3 heartbeats]
-    #[arg(long, value_name = "TIME", value_parser = period)]
+    #[arg(help_heading = "Election", long, value_name = "TIME", value_parser = period)]
     pub(crate) lease: Option<Duration>,
     /// From SIGTERM to SIGKILL, within the lease [default: a sixth of it]
-    #[arg(long, value_name = "TIME", value_parser = period)]
+    #[arg(help_heading = "Election", long, value_name = "TIME", value_parser = period)]
     pub(crate) grace: Option<Duration>,
     /// How long to try to win a lost session's role back before it counts as lost
-    #[arg(long, value_name = "TIME", value_parser = period)]
+    #[arg(help_heading = "Election", long, value_name = "TIME", value_parser = period)]
     pub(crate) reconnect_grace: Option<Duration>,
     /// First pause between attempts on a failing database [default: 200ms]
-    #[arg(long, value_name = "TIME", value_parser = period)]
+    #[arg(help_heading = "Election", long, value_name = "TIME", value_parser = period)]
     pub(crate) retry_base: Option<Duration>,
     /// Longest pause between attempts [default: 5s]
-    #[arg(long, value_name = "TIME", value_parser = period)]
+    #[arg(help_heading = "Election", long, value_name = "TIME", value_parser = period)]
     pub(crate) retry_max: Option<Duration>,
     /// A higher one gets a head start when the role is free [default: 0]
-    #[arg(long, value_name = "INT", allow_hyphen_values = true)]
+    #[arg(help_heading = "Election", long, value_name = "INT", allow_hyphen_values = true)]
     pub(crate) priority: Option<i32>,
     /// Use the lock alone, no tables: no epochs, no fence, no remote orders
-    #[arg(long)]
+    #[arg(help_heading = "Election", long)]
     pub(crate) lock_only: bool,
     /// What stands for the host's name in this member's identity
-    #[arg(long, value_name = "NAME")]
+    #[arg(help_heading = "Election", long, value_name = "NAME")]
     pub(crate) instance: Option<String>,
 }
 
@@ -185,28 +184,27 @@ pub(crate) struct Run {
 
 /// What else to run; each by `sh -c`, with TENURE_EVENT beside the child's variables.
 #[derive(Debug, Clone, Default, Args)]
-#[command(next_help_heading = "Hooks")]
 pub(crate) struct Hooks {
     /// Run when a term begins
-    #[arg(long, value_name = "CMD")]
+    #[arg(help_heading = "Hooks", long, value_name = "CMD")]
     pub(crate) on_acquired: Option<String>,
     /// Run when a term ended against the leader's will
-    #[arg(long, value_name = "CMD")]
+    #[arg(help_heading = "Hooks", long, value_name = "CMD")]
     pub(crate) on_lost: Option<String>,
     /// Run when a term ended as asked for
-    #[arg(long, value_name = "CMD")]
+    #[arg(help_heading = "Hooks", long, value_name = "CMD")]
     pub(crate) on_released: Option<String>,
     /// An application check: failing --health-failures times it steps down
-    #[arg(long, value_name = "CMD")]
+    #[arg(help_heading = "Hooks", long, value_name = "CMD")]
     pub(crate) health: Option<String>,
     /// Pause between checks
-    #[arg(long, value_name = "TIME", value_parser = period, default_value = "5s")]
+    #[arg(help_heading = "Hooks", long, value_name = "TIME", value_parser = period, default_value = "5s")]
     pub(crate) health_every: Duration,
     /// A check that takes longer has failed
-    #[arg(long, value_name = "TIME", value_parser = period, default_value = "5s")]
+    #[arg(help_heading = "Hooks", long, value_name = "TIME", value_parser = period, default_value = "5s")]
     pub(crate) health_timeout: Duration,
     /// How many checks in a row must fail
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(help_heading = "Hooks", long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) health_failures: u32,
 }
 

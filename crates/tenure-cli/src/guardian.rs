@@ -22,6 +22,7 @@
 //! A pause of the whole machine or container stops the guardian too; so does a SIGSTOP sent to it.
 //! A process under another user (set-uid), or in uninterruptible sleep, cannot be killed by it.
 //! What the child asked a daemon to do (`docker run`, `systemd-run`, `at`) is no descendant.
+//! If `tenure` and the guardian are killed in the same instant, only the child itself dies with them.
 //!
 //! | what happens | what it does |
 //! |---|---|

@@ -333,3 +333,15 @@ async fn a_dead_database_does_not_hold_up_the_exit() {
     assert_eq!(terminate(&mut one).await, 0);
     assert!(begun.elapsed() < LEASE * 2, "{:?}", begun.elapsed());
 }
+
+#[tokio::test]
+async fn the_command_line_of_the_specification_works_as_it_is() {
+    let database = database().await;
+    let mut command = tokio::process::Command::new(crate::kit::program());
+    command.env_clear().env("PG_DSN", database.dsn());
+    command.args(["run", "--key1", "1234", "--key2", "5678", "--health-interval", "5.0"]);
+    command.args(["--retry-base", "1.0", "--retry-max", "30.0", "--reconnect-grace", "2"]);
+    let mut one = Child::spawn(command).expect("it runs");
+    one.wait_line(|line| line.contains("acquired"), SOON).await.expect("it leads");
+    assert_eq!(terminate(&mut one).await, 0);
+}
