@@ -1,6 +1,9 @@
 -- The leader's writes. Each is one statement from the client, fenced first.
 --
 -- Invariant: nothing here touches a row of a nonce that is used for good.
+--
+-- The updates also name the range of nonces: on a table that grew since it was last analysed the
+-- planner would otherwise read all open rows for a handful of them.
 
 -- New rows. A nonce is taken over only from a row that ended as invalid: no node ever took that
 -- one. Returns the nonces stored; a missing one belongs to another live transaction.
@@ -36,7 +39,11 @@ create function tenure_tx.replace(
     p_role text, p_epoch bigint, p_account bytea,
     p_nonces bigint[], p_hashes bytea[], p_raws bytea[], p_tips text[], p_noops boolean[],
     p_attempts text[]
-) returns setof bigint language plpgsql volatile as $$
+) returns setof bigint language plpgsql volatile
+set enable_seqscan = off as $$
+declare
+    low  bigint := (select min(u) from unnest(p_nonces) u);
+    high bigint := (select max(u) from unnest(p_nonces) u);
 begin
     perform tenure.fence(p_role, p_epoch);
     perform tenure_tx.lock_account(p_account);
@@ -47,7 +54,8 @@ begin
         epoch = p_epoch, updated_at = clock_timestamp(), change = nextval('tenure_tx.change')
         from unnest(p_nonces, p_hashes, p_raws, p_tips, p_noops, p_attempts)
              as n (nonce, hash, raw, tip, noop, attempts)
-        where t.account_id = p_account and t.nonce = n.nonce and t.ended_at is null
+        where t.account_id = p_account and t.nonce between low and high and t.nonce = n.nonce
+          and t.ended_at is null
     returning t.nonce;
 end $$;
 
@@ -57,31 +65,49 @@ create function tenure_tx.record(
     p_role text, p_epoch bigint, p_account bytea,
     p_nonces bigint[], p_hashes bytea[], p_states text[], p_blocks bytea[], p_metadata text[],
     p_ended boolean[]
-) returns setof bigint language plpgsql volatile as $$
+) returns setof bigint language plpgsql volatile
+set enable_seqscan = off as $$
+declare
+    low  bigint := (select min(u) from unnest(p_nonces) u);
+    high bigint := (select max(u) from unnest(p_nonces) u);
 begin
     perform tenure.fence(p_role, p_epoch);
     perform tenure_tx.lock_account(p_account);
     perform set_config('synchronous_commit', 'off', true);
     return query
     update tenure_tx.pending_transactions t set
-        hash = n.hash,
-        raw = case when t.hash = n.hash then t.raw end,
-        tip = case when t.hash = n.hash then t.tip else (n.won ->> 'tip')::numeric end,
-        noop = case when t.hash = n.hash then t.noop else coalesce((n.won ->> 'noop')::boolean, false) end,
         state = n.state, block_hash = n.block, status_metadata = n.metadata::jsonb,
         epoch = p_epoch, updated_at = clock_timestamp(),
         ended_at = case when n.ended then clock_timestamp() end,
         change = nextval('tenure_tx.change')
-        from (select s.*, (select a.value from tenure_tx.pending_transactions o,
-                                  jsonb_array_elements(o.attempts) a
-                            where o.account_id = p_account and o.nonce = s.nonce
-                              and a.value ->> 'hash' = '0x' || encode(s.hash, 'hex')
-                            limit 1) as won
-                from unnest(p_nonces, p_hashes, p_states, p_blocks, p_metadata, p_ended)
-                     as s (nonce, hash, state, block, metadata, ended)) n
-        where t.account_id = p_account and t.nonce = n.nonce and t.ended_at is null
-          and (t.hash = n.hash or (n.state = 'finalized' and n.won is not null))
+        from unnest(p_nonces, p_hashes, p_states, p_blocks, p_metadata, p_ended)
+             as n (nonce, hash, state, block, metadata, ended)
+        where t.account_id = p_account and t.nonce between low and high and t.nonce = n.nonce
+          and t.ended_at is null
+          and t.hash = n.hash
     returning t.nonce;
+    if 'finalized' = any (p_states) then
+        return query
+        update tenure_tx.pending_transactions t set
+            hash = n.hash, raw = null,
+            tip = (select (a ->> 'tip')::numeric from jsonb_array_elements(t.attempts) a
+                    where a ->> 'hash' = n.name limit 1),
+            noop = (select coalesce((a ->> 'noop')::boolean, false)
+                      from jsonb_array_elements(t.attempts) a where a ->> 'hash' = n.name limit 1),
+            state = 'finalized', block_hash = n.block, status_metadata = '{}',
+            epoch = p_epoch, updated_at = clock_timestamp(),
+            ended_at = case when n.ended then clock_timestamp() end,
+            change = nextval('tenure_tx.change')
+            from (select s.*, '0x' || encode(s.hash, 'hex') as name
+                    from unnest(p_nonces, p_hashes, p_states, p_blocks, p_ended)
+                         as s (nonce, hash, state, block, ended)
+                    where s.state = 'finalized') n
+            where t.account_id = p_account and t.nonce between low and high and t.nonce = n.nonce
+          and t.ended_at is null
+              and t.hash <> n.hash
+              and t.attempts @> jsonb_build_array(jsonb_build_object('hash', n.name))
+        returning t.nonce;
+    end if;
 end $$;
 
 -- Removes ended rows below the finalised nonce that are old enough; at most p_limit at once.

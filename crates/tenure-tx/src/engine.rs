@@ -103,6 +103,8 @@ enum Phase {
 pub(crate) struct Engine {
     leadership: Leadership,
     store: Option<Store>,
+    /// A session of its own, so that no reading waits behind the writes.
+    reader: Option<Store>,
     chain: Arc<dyn Chain>,
     signer: Arc<dyn Signer>,
     options: ServiceOptions,
@@ -144,6 +146,7 @@ impl Engine {
             manager: TransactionManager::new(options.manager.clone()),
             permits: Arc::new(Semaphore::new(options.in_flight.max(1))),
             leadership,
+            reader: store.as_ref().map(Store::on_another_session),
             store,
             chain,
             signer,
@@ -278,7 +281,7 @@ impl Engine {
         self.reset();
         self.phase = Phase::Recovering { since: Instant::now() };
         let (store, chain, account) =
-            (self.store.clone(), Arc::clone(&self.chain), self.signer.account().clone());
+            (self.reader.clone(), Arc::clone(&self.chain), self.signer.account().clone());
         let pause = self.options.manager.retry;
         self.spawn(async move |answers, generation| {
             loop {
@@ -425,6 +428,9 @@ impl Engine {
     }
 
     fn check_drained(&mut self) {
+        if self.draining.is_none() {
+            return;
+        }
         let busy = !self.lookups.is_empty()
             || !self.parked.is_empty()
             || self.manager.unsettled() > 0
@@ -467,7 +473,7 @@ impl Engine {
             asked.answer(Ok(handle));
         } else if let Some(waiting) = self.lookups.get_mut(&id) {
             waiting.replies.extend(asked.replies);
-        } else if let Some(store) = self.store.clone() {
+        } else if let Some(store) = self.reader.clone() {
             self.lookups.insert(id.clone(), asked);
             self.spawn(async move |answers, generation| {
                 let found = store.by_request(std::slice::from_ref(&id)).await;

@@ -1,5 +1,64 @@
 //! Nonce-ordered transactions for a leader/follower group.
-#![cfg_attr(not(test), warn(clippy::unwrap_used))]
+//!
+//! Several nodes share one signing account. One leads: it chooses nonces, signs, stores, sends,
+//! replaces what is stuck and fills gaps. The others watch the same table and take over from it
+//! at any moment. A transaction that was accepted from a caller executes once, whoever dies when.
+//!
+//! ```text
+//!   caller ──send──▶ service ──▶ manager (pure: which nonce, what next)
+//!                       │  intent first                │ effects
+//!                       ▼                              ▼
+//!        scribe ── INSERT, fenced ──▶ PostgreSQL     chain (Ethereum, Substrate)
+//!                                        │ NOTIFY + poll
+//!                       followers ◀──────┘
+//! ```
+//!
+//! # What it guarantees
+//!
+//! 1. **Stored before sent.** A row with the signed bytes is committed under the leader's epoch
+//!    before the bytes leave. What was accepted is finished by whoever leads next.
+//! 2. **One content per nonce, one nonce per request.** A nonce carries one caller's request, all of
+//!    its replacements carry the same one, and the only other content is a no-op. So a request
+//!    cannot execute twice, and no two nodes send different content under one nonce.
+//! 3. **No hole stays.** A nonce that nothing uses is given to the next request, or filled with a
+//!    no-op when none comes.
+//! 4. **A stale leader cannot write.** Every write passes `tenure.fence(role, epoch)` in its own
+//!    transaction; every send passes the gate.
+//! 5. **A follower never sends.** Its send is an error, a warning and a count. So is that of a node
+//!    whose database does not answer: there is no fallback to sending alone.
+//! 6. **Every end is seen.** A reader of the table that survives any cut sees the last status of
+//!    every transaction, for as long as rows are kept.
+//!
+//! # What it does not
+//!
+//! * It does not make a call succeed: a mined transaction may have failed on chain.
+//! * A request the node refuses on its merits, again and again, ends as *invalid*; it may be sent anew.
+//! * If somebody else uses the account, their transaction may take a nonce: ours ends as *usurped*.
+//! * With [`chain::ethereum`]'s `Confirmations`, final is what you say it is.
+//!
+//! # Who is authoritative
+//!
+//! The finalised chain on what happened; the table on what is owed; the gate on who may act; the
+//! memory on nothing: after a write of unknown outcome it is thrown away and the table is read.
+//!
+//! # When things fail
+//!
+//! | what fails | what happens |
+//! |---|---|
+//! | leader crashes before the row is stored | nothing was accepted; the caller asks again under the same id |
+//! | leader crashes after it | the next leader sends the stored bytes |
+//! | leader freezes and wakes up | its gate is shut, its epoch is old; at worst it repeats stored bytes |
+//! | database away | nothing new is accepted; what was sent goes on; the table is read again |
+//! | write of unknown outcome | the table decides; the request goes back into the queue under its id |
+//! | node of the chain away, pool lost | sent again when it answers |
+//! | dropped, invalid, retracted, finality timeout | pursued until the nonce is final |
+//! | stuck | same nonce, higher tip, bounded |
+//! | expired (mortal era) | same nonce, signed anew |
+//!
+//! Recovery of *n* open rows is one query and *n* submissions, [`service::ServiceOptions::in_flight`]
+//! at a time. A failed leader is replaced within the bound of its role's policy (`fenced`:
+//! milliseconds after a crash, lease + margin after a freeze): every effect here carries the epoch
+//! or a nonce, so `fenced` is the policy to choose.
 
 pub mod account;
 pub mod chain;

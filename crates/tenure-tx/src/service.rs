@@ -215,7 +215,7 @@ impl TransactionService {
                 }
             }
             let watching = watch_table(
-                store.clone(),
+                store.on_another_session(),
                 options.feed.clone(),
                 statuses.clone(),
                 stale_to,

@@ -172,6 +172,12 @@ impl Store {
         Store(Arc::new(Inner { connector, options, session: Mutex::new(None) }))
     }
 
+    /// The same table through a session of its own.
+    #[must_use]
+    pub fn on_another_session(&self) -> Self {
+        Store::new(self.0.connector.clone(), self.0.options.clone())
+    }
+
     /// The account it is for.
     #[must_use]
     pub fn account(&self) -> &AccountId {

@@ -18,7 +18,7 @@ use futures_util::stream;
 use serde_json::json;
 use tenure_core::clock::{BootClock, Tick};
 use tenure_core::epoch::Epoch;
-use tenure_core::gate::LeaderGate;
+use tenure_core::gate::{GateKeeper, LeaderGate};
 use tenure_core::identity::Identity;
 use tokio::sync::watch;
 
@@ -167,7 +167,7 @@ async fn service_rate(
     store: &Store,
     account: &AccountId,
 ) -> anyhow::Result<(f64, f64)> {
-    let (chain, service) = start(store, account, args.in_flight).await?;
+    let (_keeper, chain, service) = start(store, account, args.in_flight).await?;
     let service = Arc::new(service);
     service.recovered().await.context("the benchmark's node does not lead")?;
     let started = Instant::now();
@@ -216,7 +216,7 @@ async fn recovery(
             .collect();
         store.accept(Epoch(1), 0, &rows).await?;
     }
-    let (_, service) = start(store, account, args.in_flight).await?;
+    let (_keeper, _, service) = start(store, account, args.in_flight).await?;
     service.recovered().await.context("the benchmark's node does not lead")
 }
 
@@ -224,7 +224,7 @@ async fn start(
     store: &Store,
     account: &AccountId,
     in_flight: usize,
-) -> anyhow::Result<(Arc<NullChain>, TransactionService)> {
+) -> anyhow::Result<(GateKeeper, Arc<NullChain>, TransactionService)> {
     let (mut keeper, gate) = LeaderGate::pair(Arc::new(BootClock), Identity::generate("bench")?);
     keeper.open(Epoch(1), Tick::MAX);
     let (changes, seen) = watch::channel(Some(Epoch(1)));
@@ -239,7 +239,8 @@ async fn start(
     };
     let mut options = ServiceOptions { in_flight, ..ServiceOptions::default() };
     options.manager.max_open = usize::MAX;
-    Ok((chain, TransactionService::start(parts, options).await?))
+    // The gate shuts when its keeper goes.
+    Ok((keeper, chain, TransactionService::start(parts, options).await?))
 }
 
 fn hash_of(nonce: u64) -> Hash {

@@ -83,6 +83,14 @@ impl Term {
     pub(super) fn gaps(&self, limit: usize) -> Vec<u64> {
         let mut gaps = Vec::new();
         let mut next = self.floor();
+        // The common case, without a walk: the entries are one unbroken run that covers the floor.
+        if let (Some((first, _)), Some((last, _))) =
+            (self.entries.first_key_value(), self.entries.last_key_value())
+            && *first <= next
+            && usize::try_from(last - first).is_ok_and(|span| span + 1 == self.entries.len())
+        {
+            return gaps;
+        }
         for &nonce in self.entries.range(next..).map(|(n, _)| n) {
             while next < nonce && gaps.len() < limit {
                 gaps.push(next);

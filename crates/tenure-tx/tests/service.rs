@@ -1,0 +1,240 @@
+//! The service's own promises: faults of the database, drains, readiness, events, takeover time.
+#![cfg(feature = "ethereum")]
+
+mod kit;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use kit::anvil::{Anvil, pay, signer};
+use kit::{E1, Throne, bump, database, impatient, store_of};
+use tenure_core::epoch::Epoch;
+use tenure_testkit::{Proxy, shared_cluster};
+use tenure_tx::account::Signer as _;
+use tenure_tx::events::{EventBus, FollowerSync, Readiness};
+use tenure_tx::feed::FeedOptions;
+use tenure_tx::leadership::NodeRole;
+use tenure_tx::service::{Parts, SendError, SendRequest, ServiceOptions, TransactionService};
+use tenure_tx::store::StoreError;
+use tokio::time::timeout;
+
+async fn start(
+    throne: &Throne,
+    dsn: &str,
+    anvil: &Anvil,
+    hook: Option<Arc<dyn FollowerSync>>,
+    options: ServiceOptions,
+) -> TransactionService {
+    let chain = anvil.chain();
+    let signer = signer(&chain).await;
+    let store = store_of(dsn, "node", signer.account().clone());
+    let parts = Parts {
+        leadership: throne.leadership.clone(),
+        store: Some(store),
+        chain: Arc::new(chain),
+        signer: Arc::new(signer),
+        follower_sync: hook,
+    };
+    TransactionService::start(parts, options).await.expect("starts")
+}
+
+#[tokio::test]
+async fn a_write_of_unknown_outcome_is_settled_by_the_table() {
+    let (db, anvil) = (database().await, Anvil::start(&[]).await);
+    let proxy = Proxy::start(shared_cluster().await.addr()).await.expect("a proxy");
+    let throne = Throne::new("a");
+    let service = start(&throne, &proxy.dsn(db.name()), &anvil, None, impatient()).await;
+    throne.lead(E1);
+    service.recovered().await.expect("leads");
+    let service = Arc::new(service);
+    let mut senders = tokio::task::JoinSet::new();
+    for tag in 0..60 {
+        let service = Arc::clone(&service);
+        senders.spawn(async move {
+            let request = SendRequest::call(pay(tag, 1)).with_id(format!("r{tag}"));
+            // A caller that is told "unreachable" asks again under its id.
+            loop {
+                match service.send(request.clone()).await {
+                    Ok(handle) => return handle.nonce,
+                    Err(SendError::Store(error))
+                        if matches!(*error, StoreError::Unreachable(_) | StoreError::Lost(_)) => {}
+                    Err(other) => panic!("{other:?}"),
+                }
+            }
+        });
+        if tag % 10 == 5 {
+            proxy.reset();
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let mut nonces = BTreeSet::new();
+    let all = async {
+        while let Some(nonce) = senders.join_next().await {
+            assert!(nonces.insert(nonce.expect("no panic")), "one nonce for two requests");
+        }
+    };
+    timeout(Duration::from_secs(60), all).await.expect("all are accepted");
+    let mined = async {
+        while anvil.nonce().await < 60 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    timeout(Duration::from_secs(30), mined).await.expect("all are mined");
+    let receivers: BTreeSet<String> =
+        anvil.mined().await.iter().map(|tx| tx["to"].to_string()).collect();
+    assert_eq!(receivers.len(), 60, "each once");
+    assert_eq!(nonces.into_iter().collect::<Vec<_>>(), (0..60).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn one_request_id_is_one_transaction_however_often_it_is_sent() {
+    let (db, anvil) = (database().await, Anvil::start(&[]).await);
+    let throne = Throne::new("a");
+    let service = start(&throne, &db.dsn(), &anvil, None, impatient()).await;
+    // Sent before the table is read: they wait for it.
+    throne.lead(E1);
+    let request = SendRequest::call(pay(1, 1)).with_id("once");
+    let sends = (0..20).map(|_| service.send(request.clone()));
+    let handles = futures_util::future::join_all(sends).await;
+    for handle in handles {
+        assert_eq!(handle.expect("accepted").nonce, 0);
+    }
+    let other = service.send(SendRequest::call(pay(2, 1))).await.expect("accepted");
+    assert_eq!(other.nonce, 1);
+}
+
+#[tokio::test]
+async fn a_stale_leader_stops_at_its_first_write() {
+    let (db, anvil) = (database().await, Anvil::start(&[]).await);
+    let throne = Throne::new("a");
+    let service = start(&throne, &db.dsn(), &anvil, None, impatient()).await;
+    throne.lead(E1);
+    service.recovered().await.expect("leads");
+    // Another leader was elected and this node's gate has not noticed.
+    bump(&db).await;
+    let refused = service.send(SendRequest::call(pay(1, 1))).await;
+    assert!(
+        matches!(refused, Err(SendError::Uncertain { .. } | SendError::NotLeader)),
+        "{refused:?}"
+    );
+    assert_eq!(anvil.nonce().await, 0, "nothing left this node");
+}
+
+#[tokio::test]
+async fn a_drain_finishes_what_is_in_flight_and_refuses_what_is_new() {
+    let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
+    let throne = Throne::new("a");
+    let service = start(&throne, &db.dsn(), &anvil, None, impatient()).await;
+    throne.lead(E1);
+    service.recovered().await.expect("leads");
+    let sends = (0..20).map(|tag| service.send(SendRequest::call(pay(tag, 1))));
+    for sent in futures_util::future::join_all(sends).await {
+        sent.expect("accepted");
+    }
+    let drained = service.drain(Duration::from_secs(10)).await;
+    assert!(drained.complete);
+    assert_eq!(drained.handed_over, 20, "open, in the table, for the next leader");
+    anvil.pooled(20).await;
+    let refused = service.send(SendRequest::call(pay(99, 1))).await;
+    assert!(matches!(refused, Err(SendError::Draining)), "{refused:?}");
+}
+
+#[tokio::test]
+async fn tasks_are_the_leaders_and_news_are_everybodys() {
+    let (leader, follower) = (Throne::new("a"), Throne::new("b"));
+    leader.lead(E1);
+    let buses = [&leader, &follower].map(|t| EventBus::<&str>::new(&t.leadership, 8));
+    let mut tasks = buses.each_ref().map(EventBus::tasks);
+    let mut news = buses.each_ref().map(EventBus::news);
+    assert!(buses[0].trigger("submit a proof"));
+    assert!(!buses[1].trigger("submit a proof"));
+    for bus in &buses {
+        bus.inform("a new root");
+    }
+    assert_eq!(tasks[0].try_recv(), Ok("submit a proof"));
+    assert!(tasks[1].try_recv().is_err());
+    assert_eq!(news[0].try_recv(), Ok("a new root"));
+    assert_eq!(news[1].try_recv(), Ok("a new root"));
+    // Promoted and deposed: the class follows the gate.
+    leader.depose();
+    follower.lead(Epoch(2));
+    assert!(!buses[0].trigger("again"));
+    assert!(buses[1].trigger("again"));
+}
+
+struct Hook(AtomicBool);
+
+#[async_trait]
+impl FollowerSync for Hook {
+    async fn sync(&self) -> Readiness {
+        match self.0.load(Ordering::Relaxed) {
+            true => Readiness::Ready,
+            false => Readiness::Behind("3 roots missing".into()),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_follower_is_ready_when_its_own_data_is() {
+    let (db, anvil) = (database().await, Anvil::start(&[]).await);
+    let throne = Throne::new("b");
+    let hook = Arc::new(Hook(AtomicBool::new(false)));
+    let options = ServiceOptions { sync_every: Duration::from_millis(10), ..impatient() };
+    let service = start(&throne, &db.dsn(), &anvil, Some(hook.clone()), options).await;
+    let mut ready = throne.ready.clone();
+    let wait = async |ready: &mut tokio::sync::watch::Receiver<bool>, value| {
+        let done = ready.wait_for(|r| *r == value);
+        timeout(Duration::from_secs(10), done).await.expect("in time").expect("lives");
+    };
+    wait(&mut ready, false).await;
+    hook.0.store(true, Ordering::Relaxed);
+    wait(&mut ready, true).await;
+    assert_eq!(service.role(), NodeRole::Follower);
+}
+
+#[tokio::test]
+async fn a_follower_whose_database_is_away_says_so_and_is_not_ready() {
+    let (db, anvil) = (database().await, Anvil::start(&[]).await);
+    let proxy = Proxy::start(shared_cluster().await.addr()).await.expect("a proxy");
+    let throne = Throne::new("b");
+    let feed =
+        FeedOptions { poll: Duration::from_millis(50), stale_after: Duration::from_millis(200) };
+    let options = ServiceOptions { feed, ..impatient() };
+    let service = start(&throne, &proxy.dsn(db.name()), &anvil, None, options).await;
+    assert!(!service.is_stale());
+    proxy.refuse(true).await.expect("refuses");
+    proxy.reset();
+    let mut ready = throne.ready.clone();
+    let unready = ready.wait_for(|r| !*r);
+    timeout(Duration::from_secs(20), unready).await.expect("in time").expect("lives");
+    assert!(service.is_stale());
+    proxy.refuse(false).await.expect("accepts");
+    let ready = ready.wait_for(|r| *r);
+    timeout(Duration::from_secs(20), ready).await.expect("in time").expect("lives");
+    assert!(!service.is_stale());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ten_thousand_open_rows_are_taken_over_within_two_seconds() {
+    let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
+    let chain = anvil.chain();
+    let store = store_of(&db.dsn(), "old", signer(&chain).await.account().clone());
+    for chunk in 0..20u64 {
+        let rows: Vec<_> = (chunk * 500..(chunk + 1) * 500)
+            .map(|nonce| {
+                let mut row = kit::row(nonce, 1, &format!("r{nonce}"));
+                row.attempt.hash.0[..8].copy_from_slice(&nonce.to_be_bytes());
+                row
+            })
+            .collect();
+        assert_eq!(store.accept(E1, 0, &rows).await.expect("leads").len(), 500);
+    }
+    let throne = Throne::new("new");
+    let service = start(&throne, &db.dsn(), &anvil, None, impatient()).await;
+    throne.lead(E1);
+    let took = service.recovered().await.expect("leads");
+    assert!(took < Duration::from_secs(2), "{took:?}");
+}
