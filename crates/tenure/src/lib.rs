@@ -81,6 +81,7 @@ mod hub;
 mod line;
 mod lock;
 mod member;
+pub mod memory;
 pub mod metrics;
 pub mod operate;
 pub mod preflight;

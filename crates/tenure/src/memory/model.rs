@@ -57,7 +57,7 @@ struct RoleRow {
     lease_ms: u64,
     epoch: i64,
     /// Where the epoch was last raised; none: never.
-    timeline: Option<u64>,
+    timeline: Option<u32>,
     holder: Option<String>,
     held_in: Option<String>,
     debtor: Option<String>,
@@ -79,7 +79,8 @@ struct Candidate {
 /// Which line of history the server is on, and which stretch of it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Boot {
-    timeline: u64,
+    /// From zero; PostgreSQL counts from one.
+    timeline: u32,
     start: u64,
     /// Changes with every crash, also with one that the postmaster survives.
     mark: u64,
@@ -121,14 +122,9 @@ impl Model {
     fn incarnation(&self) -> String {
         let Boot { timeline, start, mark } = self.boot;
         #[cfg(test)]
-        let start = if self.past.bug == past::Bug::OneIncarnation { 0 } else { start };
-        #[cfg(test)]
-        let mark = match self.past.bug {
-            past::Bug::OneIncarnation | past::Bug::StartTimeIsTheBoot => 0,
-            _ => mark,
-        };
-        #[cfg(test)]
-        let timeline = if self.past.bug == past::Bug::OneIncarnation { 0 } else { timeline };
+        if self.past.bug == past::Bug::OneIncarnation {
+            return String::new();
+        }
         format!("{timeline}/{start}/{mark}")
     }
 
@@ -159,7 +155,7 @@ impl Model {
         row.incarnation.clone_from(&incarnation);
         row.seen_at = now;
         row.left = false;
-        let seated = Seated { incarnation, backend_pid: 0, revoked: row.revoked };
+        let seated = Seated { backend_pid: 0, revoked: row.revoked };
         self.commit(true, now);
         (session, seated)
     }
@@ -168,6 +164,18 @@ impl Model {
     pub(crate) fn end(&mut self, session: SessionId) -> Option<String> {
         self.locks.retain(|_, holder| *holder != session);
         self.sessions.remove(&session)
+    }
+
+    /// A restart in good order: nothing is lost but the sessions.
+    pub(crate) fn restart(&mut self) {
+        self.boot.start += 1;
+        self.end_all();
+    }
+
+    fn end_all(&mut self) {
+        self.sessions.clear();
+        self.locks.clear();
+        self.told.clear();
     }
 
     /// `bury`: records a death, if it is still one. Returns whether it did.
@@ -250,7 +258,8 @@ impl Model {
             let member = self.member(me);
             (member.lease_ms, member.incarnation.clone())
         };
-        let taken = self.tables.roles.iter().find(|(name, row)| row.key == q.key && **name != q.role);
+        let taken =
+            self.tables.roles.iter().find(|(name, row)| row.key == q.key && **name != q.role);
         if let Some((other, _)) = taken
             && !self.tables.roles.contains_key(&q.role)
         {
@@ -281,18 +290,14 @@ impl Model {
         if row.policy != q.policy {
             return refuse(format!("policy:{}", row.policy));
         }
-        let candidate =
-            Candidate { priority: q.priority, ready: q.ready, observer: q.observer };
+        let candidate = Candidate { priority: q.priority, ready: q.ready, observer: q.observer };
         self.tables.candidates.insert((q.role.clone(), me.to_owned()), candidate);
         Registered { role: q.role.clone(), refused: None }
     }
 
     fn claim(&mut self, session: SessionId, me: &str, q: &ClaimRow, now: Tick) -> Claimed {
-        let answer = |out: &str| Claimed {
-            role: q.role.clone(),
-            out: out.to_owned(),
-            ..Claimed::default()
-        };
+        let answer =
+            |out: &str| Claimed { role: q.role.clone(), out: out.to_owned(), ..Claimed::default() };
         let lock = (q.key.pair, q.key.key);
         let Some(r) = self.tables.roles.get(&q.role).cloned().filter(|r| r.key == q.key) else {
             return answer("unknown");
@@ -338,9 +343,13 @@ impl Model {
         #[cfg(test)]
         let paid = paid || self.past.bug == past::Bug::IgnoreTheDebt;
         let moved = r.timeline.unwrap_or(0) != self.boot.timeline;
+        let moved_to = moved.then_some(self.boot.timeline + 1);
         #[cfg(test)]
-        let moved = moved && self.past.bug != past::Bug::OneGeneration;
-        let won = next_epoch(Epoch(r.epoch), Epoch(q.seen), moved).get();
+        let moved_to = moved_to.filter(|_| self.past.bug != past::Bug::OneGeneration);
+        #[cfg(test)]
+        let moved_to =
+            moved_to.map(|to| if self.past.bug == past::Bug::NextGeneration { 1 } else { to });
+        let won = next_epoch(Epoch(r.epoch), Epoch(q.seen), moved_to).get();
         #[cfg(test)]
         let indebted = paid || self.past.bug == past::Bug::DebtMovesWithTheClaim;
         #[cfg(not(test))]
@@ -476,14 +485,9 @@ impl Model {
             let member = self.member(&me);
             (member.lease_ms, member.incarnation.clone())
         };
-        #[cfg(test)]
-        let unguarded = self.past.bug == past::Bug::UnguardedRelease;
-        #[cfg(not(test))]
-        let unguarded = false;
         for ReleaseRow { term, clean, to } in rows {
             let Some(row) = self.tables.roles.get_mut(&term.role) else { continue };
-            let ours = row.epoch == term.epoch && row.holder.as_deref() == Some(&me);
-            if !ours && !unguarded {
+            if row.epoch != term.epoch || row.holder.as_deref() != Some(&me) {
                 continue;
             }
             row.holder = None;
@@ -491,7 +495,7 @@ impl Model {
             row.order = None;
             let lease = std::time::Duration::from_millis(lease_ms);
             row.successor = to.clone().map(|to| (to, now + lease));
-            if *clean && (row.debtor.as_ref() == Some(&me) || unguarded) {
+            if *clean && row.debtor.as_ref() == Some(&me) {
                 row.debtor = None;
                 row.debtor_lease_ms = None;
                 row.paid_in = Some(incarnation.clone());

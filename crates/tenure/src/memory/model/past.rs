@@ -22,16 +22,16 @@ pub(in crate::memory) enum Bug {
     /// A claimant that only waits becomes the debtor: if it dies, the wait of its successor is for
     /// the wrong gate.
     DebtMovesWithTheClaim,
-    /// Restarts, crashes and failovers go unnoticed: sightings and first contact outlive them.
+    /// Restarts, crashes and failovers go unnoticed: clean releases outlive them.
     OneIncarnation,
-    /// A killed backend, which the postmaster survives, goes unnoticed.
-    StartTimeIsTheBoot,
+    /// A member remembers beats that it saw on an earlier session.
+    OldSightings,
     /// Epochs count on after a failover that lost some.
     OneGeneration,
+    /// A failover begins the next generation, whichever timeline it leads to.
+    NextGeneration,
     /// A term may be taken up again after a failover.
     KeepInAnyIncarnation,
-    /// A late release overwrites the successor's row.
-    UnguardedRelease,
     /// The `acting` write, which opens a gate, does not count as a beat.
     QuietAct,
 }
@@ -75,12 +75,6 @@ impl Past {
 }
 
 impl Model {
-    /// A clean restart: nothing is lost but the sessions.
-    pub(in crate::memory) fn restart(&mut self) {
-        self.boot.start += 1;
-        self.end_all();
-    }
-
     /// A crash, which loses up to `lose` commits that nobody waited for. With `postmaster` the
     /// server's start time is new; without it only a backend was killed.
     pub(in crate::memory) fn crash(&mut self, lose: usize, postmaster: bool, now: Tick) {
@@ -102,11 +96,5 @@ impl Model {
         let Boot { timeline, start, mark } = self.boot;
         self.boot = Boot { timeline: timeline + 1, start: start + 1, mark: mark + 1 };
         self.end_all();
-    }
-
-    fn end_all(&mut self) {
-        self.sessions.clear();
-        self.locks.clear();
-        self.told.clear();
     }
 }

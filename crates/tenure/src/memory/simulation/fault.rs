@@ -12,31 +12,52 @@ pub(super) enum Fault {
     /// A process stands still (SIGSTOP, swap, a VM that migrates).
     Pause(usize, Duration),
     /// Packets of one or both directions vanish.
-    Cut { node: usize, up: bool, down: bool, lasts: Duration },
+    Cut {
+        node: usize,
+        up: bool,
+        down: bool,
+        lasts: Duration,
+    },
     /// `pg_terminate_backend`.
     EndSession(usize),
     /// A process dies; whether its socket is closed, or its whole host is gone.
-    Die { node: usize, closes: bool, back_after: Duration },
+    Die {
+        node: usize,
+        closes: bool,
+        back_after: Duration,
+    },
     StepDown(usize),
     StopAndStart(usize, Duration),
     /// An act that takes its time.
     Act(usize, Duration),
-    Restart { down: Duration },
-    Crash { lose: usize, postmaster: bool, down: Duration },
-    FailOver { lose: usize, down: Duration },
+    Restart {
+        down: Duration,
+    },
+    Crash {
+        lose: usize,
+        postmaster: bool,
+        down: Duration,
+    },
+    FailOver {
+        lose: usize,
+        down: Duration,
+    },
     /// Every statement takes long.
-    Slow { by: Duration, lasts: Duration },
+    Slow {
+        by: Duration,
+        lasts: Duration,
+    },
 }
 
-pub(super) fn any(random: &mut impl Rng, nodes: usize) -> Fault {
-    let node = random.random_range(0..nodes);
-    let mut up_to =
-        |limit_ms: u64| Duration::from_millis(random.random_range(1..=limit_ms));
+/// Anything, to that member if it is a member's.
+pub(super) fn any(random: &mut impl Rng, node: usize) -> Fault {
+    let mut up_to = |limit_ms: u64| Duration::from_millis(random.random_range(1..=limit_ms));
     let (short, long, down) = (up_to(300), up_to(7000), up_to(1500));
     match random.random_range(0..17) {
         0 | 1 => Fault::Pause(node, long),
         2..=4 => {
-            let (up, down) = [(true, true), (true, false), (false, true)][random.random_range(0..3)];
+            let (up, down) =
+                [(true, true), (true, false), (false, true)][random.random_range(0..3)];
             Fault::Cut { node, up, down, lasts: long }
         }
         5 | 6 => Fault::EndSession(node),
@@ -52,6 +73,28 @@ pub(super) fn any(random: &mut impl Rng, nodes: usize) -> Fault {
         },
         15 => Fault::FailOver { lose: random.random_range(0..20), down },
         _ => Fault::Slow { by: short, lasts: long },
+    }
+}
+
+/// A member that does not hear what happens to its session.
+pub(super) fn deafness(random: &mut impl Rng, node: usize) -> Fault {
+    let lasts = Duration::from_millis(random.random_range(500..7000));
+    if random.random() {
+        Fault::Pause(node, lasts)
+    } else {
+        Fault::Cut { node, up: random.random(), down: true, lasts }
+    }
+}
+
+/// What ends a session at the server.
+pub(super) fn severance(random: &mut impl Rng, node: usize) -> Fault {
+    let down = Duration::from_millis(random.random_range(1..300));
+    let lose = random.random_range(0..20);
+    match random.random_range(0..8) {
+        0..=3 => Fault::EndSession(node),
+        4 => Fault::Restart { down },
+        5 | 6 => Fault::Crash { lose, postmaster: random.random(), down },
+        _ => Fault::FailOver { lose, down },
     }
 }
 

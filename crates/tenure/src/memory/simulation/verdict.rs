@@ -6,6 +6,8 @@ use std::time::Duration;
 use tenure_core::epoch::Epoch;
 use tenure_core::lease::TakeoverPolicy;
 
+use crate::seat::Claimed;
+
 /// The result of a run.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Verdict {
@@ -15,6 +17,8 @@ pub(super) struct Verdict {
     pub(super) terms: u64,
     /// How long after the last fault every role was led.
     pub(super) recovered_after: Duration,
+    /// The highest epoch ever issued, whatever the database forgot of it.
+    issued: BTreeMap<String, i64>,
     /// To whom each epoch of each role belongs.
     owners: BTreeMap<(String, Epoch), String>,
 }
@@ -62,13 +66,25 @@ impl Verdict {
                 }
             }
             let newest = self.newest(role);
-            if policy == TakeoverPolicy::Exclusive && newest > yes.epoch {
+            if newest > yes.epoch && policy == TakeoverPolicy::Exclusive {
                 self.wrong = Some(format!(
                     "at {at:?} {} leads {role} with epoch {}, after {newest}",
                     yes.member, yes.epoch
                 ));
             }
         }
+    }
+
+    /// Looks at what the database grants: a new term above all there ever were, or the newest again.
+    pub(super) fn granted(&mut self, at: Duration, row: &Claimed) {
+        let (Some(epoch), "won" | "kept") = (row.epoch, row.out.as_str()) else { return };
+        let issued = self.issued.entry(row.role.clone()).or_default();
+        let fits = if row.out == "won" { epoch > *issued } else { epoch == *issued };
+        if !fits {
+            let Claimed { role, out, .. } = row;
+            self.wrong = Some(format!("at {at:?} epoch {epoch} of {role} is {out} after {issued}"));
+        }
+        *issued = epoch.max(*issued);
     }
 
     fn newest(&self, role: &str) -> Epoch {
