@@ -10,7 +10,7 @@ use tenure_core::gate::LeaderGate;
 use tokio::sync::broadcast;
 use tokio::time::sleep;
 
-use crate::leadership::Leadership;
+use crate::leadership::{Leadership, Unready};
 use crate::metrics;
 
 /// A bus for an application's own events.
@@ -99,7 +99,7 @@ pub(crate) async fn keep_ready(
             readiness = hook.sync() => {
                 if known.as_ref() != Some(&readiness) {
                     tracing::info!(?readiness, "this follower's own data");
-                    leadership.set_ready(readiness == Readiness::Ready);
+                    leadership.set_unready(Unready::Behind, readiness != Readiness::Ready);
                     known = Some(readiness);
                 }
             }

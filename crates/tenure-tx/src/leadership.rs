@@ -1,6 +1,7 @@
 //! Whether this node may act: the gate, and word of its changes.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tenure::{LeaderLock, Leadership as _};
 use tenure_core::clock::{BootClock, Tick};
@@ -40,12 +41,23 @@ pub struct LeaderStateChanged {
     pub epoch: Option<Epoch>,
 }
 
+/// Why a node should not be promoted if another can be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Unready {
+    /// The table cannot be read.
+    StaleView,
+    /// Its own data is behind.
+    Behind,
+}
+
 /// What the service needs to know of an election.
 #[derive(Clone)]
 pub struct Leadership {
     gate: LeaderGate,
     changes: watch::Receiver<Option<Epoch>>,
     ready: Arc<dyn Fn(bool) + Send + Sync>,
+    /// Why this node is not ready: it is when nothing is left here.
+    unready: Arc<Mutex<BTreeSet<Unready>>>,
     standalone: Option<Arc<GateKeeper>>,
 }
 
@@ -62,7 +74,8 @@ impl Leadership {
         changes: watch::Receiver<Option<Epoch>>,
         ready: impl Fn(bool) + Send + Sync + 'static,
     ) -> Self {
-        Leadership { gate, changes, ready: Arc::new(ready), standalone: None }
+        let (ready, unready) = (Arc::new(ready), Arc::default());
+        Leadership { gate, changes, ready, unready, standalone: None }
     }
 
     /// From a role of a member. Needs a tokio runtime.
@@ -100,7 +113,7 @@ impl Leadership {
         keeper.open(epoch, Tick::MAX);
         let (_, changes) = watch::channel(Some(epoch));
         let standalone = Some(Arc::new(keeper));
-        Ok(Leadership { gate, changes, ready: Arc::new(|_| ()), standalone })
+        Ok(Leadership { standalone, ..Self::new(gate, changes, |_| ()) })
     }
 
     pub(crate) fn gate(&self) -> &LeaderGate {
@@ -111,8 +124,13 @@ impl Leadership {
         self.changes.clone()
     }
 
-    pub(crate) fn set_ready(&self, ready: bool) {
-        (self.ready)(ready);
+    /// Takes or clears one reason; tells the election what follows from all of them.
+    pub(crate) fn set_unready(&self, reason: Unready, holds: bool) {
+        let mut reasons = self.unready.lock().unwrap_or_else(PoisonError::into_inner);
+        let changed = if holds { reasons.insert(reason) } else { reasons.remove(&reason) };
+        if changed {
+            (self.ready)(reasons.is_empty());
+        }
     }
 
     /// This node's part at this instant.

@@ -1,4 +1,5 @@
-//! Writes what waits, together: one task, one session, one commit for many rows.
+//! Writes what waits, together: one task, one session, one commit for many rows, and the next commit
+//! on its way while one is flushed.
 //!
 //! Order: within a batch new rows go first, then replacements, then statuses; a write that must
 //! follow an earlier one of the same nonce (a nonce reused, an attempt replaced) opens a new batch.
@@ -6,6 +7,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesOrdered;
 use tenure_core::epoch::Epoch;
 use tokio::sync::mpsc;
 
@@ -14,6 +17,9 @@ use crate::store::{NewTransaction, Replacement, StatusChange, Store, StoreError}
 
 /// Rows in one commit. More rows cost latency, fewer cost throughput.
 const BATCH: usize = 256;
+
+/// Commits under way at once: one fills while the other is flushed. More would only make them smaller.
+const UNDER_WAY: usize = 2;
 
 #[derive(Debug)]
 pub(crate) enum Write {
@@ -109,6 +115,16 @@ impl Batch {
         Ok(())
     }
 
+    async fn settle(self, store: Option<&Store>) -> Report {
+        let Some(store) = store else {
+            let nonces = self.news.iter().map(|r| r.nonce);
+            let nonces = nonces.chain(self.replacements.iter().map(|r| r.nonce));
+            let rows = nonces.map(|n| (n, Written::Stored)).collect();
+            return Report { generation: self.generation, rows, statuses_failed: None };
+        };
+        self.write(store).await
+    }
+
     async fn write(self, store: &Store) -> Report {
         let statuses: Vec<StatusChange> = self.statuses.into_values().collect();
         // Pipelined on one session, so they take effect in this order.
@@ -196,32 +212,32 @@ pub(crate) async fn run(
 ) {
     let mut waiting: VecDeque<Order> = VecDeque::new();
     let mut arrived = Vec::new();
+    // One session answers in order, so the reports come in the order of the writes.
+    let mut under_way = FuturesOrdered::new();
     loop {
-        if waiting.is_empty() && orders.recv_many(&mut arrived, BATCH).await == 0 {
-            return;
-        }
-        while let Ok(order) = orders.try_recv() {
-            arrived.push(order);
-        }
-        waiting.extend(arrived.drain(..));
-        let mut batch = Batch::default();
-        while let Some(order) = waiting.pop_front() {
-            if let Err(order) = batch.take(order) {
-                waiting.push_front(order);
-                break;
+        while under_way.len() < UNDER_WAY && !waiting.is_empty() {
+            let mut batch = Batch::default();
+            while let Some(order) = waiting.pop_front() {
+                if let Err(order) = batch.take(order) {
+                    waiting.push_front(order);
+                    break;
+                }
             }
+            under_way.push_back(batch.settle(store.as_ref()));
         }
-        let report = match &store {
-            Some(store) => batch.write(store).await,
-            None => {
-                let nonces = batch.news.iter().map(|r| r.nonce);
-                let nonces = nonces.chain(batch.replacements.iter().map(|r| r.nonce));
-                let rows = nonces.map(|n| (n, Written::Stored)).collect();
-                Report { generation: batch.generation, rows, statuses_failed: None }
+        // Both branches are cancel-safe: a channel and a set of futures that stays.
+        tokio::select! {
+            Some(report) = under_way.next() => {
+                if reports.send(report).is_err() {
+                    return;
+                }
             }
-        };
-        if reports.send(report).is_err() {
-            return;
+            count = orders.recv_many(&mut arrived, BATCH) => {
+                if count == 0 {
+                    return;
+                }
+                waiting.extend(arrived.drain(..));
+            }
         }
     }
 }

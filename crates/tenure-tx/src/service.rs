@@ -14,7 +14,7 @@ use crate::chain::{Chain, ChainError};
 use crate::engine::{Command, Engine};
 use crate::events::{FollowerSync, keep_ready};
 use crate::feed::{FeedItem, FeedOptions, feed};
-use crate::leadership::{LeaderStateChanged, Leadership, NodeRole};
+use crate::leadership::{LeaderStateChanged, Leadership, NodeRole, Unready};
 use crate::manager::{ManagerConfig, ReserveError};
 use crate::metrics;
 use crate::status::{Hash, TransactionStatus};
@@ -353,13 +353,13 @@ async fn watch_table(
                      read; this node will not be promoted until it can"
                 );
                 metrics::set(metrics::VIEW_STALE, 1);
-                leadership.set_ready(false);
+                leadership.set_unready(Unready::StaleView, true);
                 stale.send_replace(true);
             }
             FeedItem::Fresh => {
                 tracing::warn!(role = %leadership.role(), "the transactions can be read again");
                 metrics::set(metrics::VIEW_STALE, 0);
-                leadership.set_ready(true);
+                leadership.set_unready(Unready::StaleView, false);
                 stale.send_replace(false);
             }
         }
