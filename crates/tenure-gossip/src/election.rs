@@ -430,7 +430,7 @@ impl Election {
                     && (n.leader == me
                         || sightings.get(&n.leader).is_some_and(|s| now.since(s.made) <= validity))
             });
-            self.sightings.retain(|_, s| now.since(s.made) <= validity * 2);
+            // Sightings stay, up to their bound: who forgot a stamp would take it for new again.
         }
         let votes: Vec<PeerId> = {
             // A vote of ten rounds ago is valid, but its voter has thought on since: those that

@@ -639,7 +639,9 @@ impl<M: StateMachine, C: Commit> Node<M, C> {
 
         let attached = self.attached(status);
         let hint = self.gossip.election().leader();
-        let named = (self.gossip.election().leader_term() > 0).then_some(hint);
+        // Gossip is slower than the engine: a leader of an earlier term than is known here is history.
+        let hint_term = self.gossip.election().leader_term();
+        let named = (hint_term > 0 && hint_term >= status.term).then_some(hint);
         // One that was removed while it was away still believes to be a member: gossip tells it.
         let leader = if attached { status.leader } else { named.filter(|l| *l != self.me) };
         if leader != self.leader || (attached && status.term != self.term) {

@@ -447,12 +447,17 @@ impl Commit for Raft {
                 if self.leads() && term == self.node.current_term().get() {
                     self.echoes.record(from, beat, now);
                 }
+                let committed = self.node.commit_index();
                 let reply = Message::AppendEntriesReply {
                     from: number,
                     term: Term::new(term),
                     last_position: last.into(),
                 };
                 self.feed(now, &reply, None);
+                if self.node.commit_index() > committed && self.node.heartbeat() {
+                    // The followers learn at once what is committed, not with the next heartbeat.
+                    self.drain(now, None);
+                }
             }
             EngineMessage::PreVote { term, last } => {
                 let mine = self.node.current_term().get();

@@ -223,6 +223,8 @@ impl<M: StateMachine> Core<M> {
 
     /// Runs until it is told to stop or the store fails. Gates are shut when it returns, whatever happened.
     pub(super) fn run(mut self) -> Result<(), StoreError> {
+        // What the start itself decided (a bootstrap) is on disk before anybody is answered.
+        self.carry_out()?;
         loop {
             let due = self.namespaces.values().map(|n| n.node.poll_timeout()).min();
             let due = due.unwrap_or(Time::NEVER).min(self.next_round);
@@ -267,7 +269,7 @@ impl<M: StateMachine> Core<M> {
             self.carry_out()?;
             if let Some(stopped) = self.stopping.take() {
                 // The farewells are in the writers' queues; they have a moment to leave.
-                runtime.block_on(tokio::time::sleep(Duration::from_millis(100)));
+                runtime.block_on(async { tokio::time::sleep(Duration::from_millis(100)).await });
                 let _ = stopped.send(());
                 return Ok(());
             }
@@ -570,7 +572,7 @@ impl<M: StateMachine> Core<M> {
                 drop(done.send(self.namespaces.get(&name).map(|ns| ns.events.subscribe())));
             }
             FromHost::Members(name, change, done) => {
-                drop(done.send(self.change_members(&name, change)))
+                let _ = done.send(self.change_members(&name, change));
             }
             FromHost::StepDown(name, done) => {
                 self.step_down(&name);

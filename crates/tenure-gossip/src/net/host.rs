@@ -228,7 +228,10 @@ impl<M: StateMachine> Host<M> {
             .name("tenure-gossip".to_owned())
             .spawn(move || engine.run())
             .map_err(|source| HostError::Io { what: "thread".to_owned(), source })?;
-        Ok(Self { id: keys.id(), address, core, gates, listener, thread: Some(thread) })
+        let host = Self { id: keys.id(), address, core, gates, listener, thread: Some(thread) };
+        // The first answer comes after the first write.
+        host.status().await?;
+        Ok(host)
     }
 
     /// The node's name.

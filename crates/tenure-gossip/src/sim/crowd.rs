@@ -1,7 +1,7 @@
 //! Gossip alone, for thousands of nodes: how fast they agree on a leader, and how long it lasts.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, HashMap, VecDeque},
     time::Duration,
 };
 
@@ -75,7 +75,8 @@ pub struct Crowd {
     queue: Queue<Happening>,
     network: Network,
     members: Vec<Member>,
-    index_of: BTreeMap<PeerId, u32>,
+    /// By the first eight bytes of the name: looked up for every message.
+    index_of: HashMap<u64, u32>,
     rng: SmallRng,
     /// Votes and view messages sent.
     pub sent: u64,
@@ -93,7 +94,7 @@ impl Crowd {
                 Member { id, gossip: None, life: 0, timer: u64::MAX }
             })
             .collect();
-        let index_of = members.iter().enumerate().map(|(i, m)| (m.id, i as u32)).collect();
+        let index_of = members.iter().enumerate().map(|(i, m)| (m.id.short(), i as u32)).collect();
         let first_churn = rng.random_range(1..1_000_000);
         let mut crowd = Self {
             now: 1_000_000,
@@ -130,7 +131,7 @@ impl Crowd {
     pub fn plurality(&self) -> Option<(usize, usize)> {
         let mut count: BTreeMap<u32, usize> = BTreeMap::new();
         for gossip in self.members.iter().filter_map(|m| m.gossip.as_ref()) {
-            let leader = self.index_of[&gossip.election().leader()];
+            let leader = self.index_of[&gossip.election().leader().short()];
             if self.members[leader as usize].gossip.is_some() {
                 *count.entry(leader).or_default() += 1;
             }
@@ -221,7 +222,7 @@ impl Crowd {
             {
                 if let GossipOutput::Send(to, Message::Spray(m)) = output {
                     let from = self.members[at].id;
-                    let to = self.index_of[&to] as usize;
+                    let to = self.index_of[&to.short()] as usize;
                     if let Some(gossip) = self.members[to].gossip.as_mut() {
                         gossip.handle_spray(from, m);
                         queue.push_back(to);
@@ -280,7 +281,7 @@ impl Crowd {
             match output {
                 GossipOutput::Send(to, message) => {
                     self.sent += 1;
-                    let to = self.index_of[&to];
+                    let to = self.index_of[&to.short()];
                     let arrivals = self.network.deliveries(i, to as usize, &mut self.rng);
                     let mut message = Some(Box::new(message));
                     let mut arrivals = arrivals.peekable();

@@ -1,0 +1,290 @@
+//! The specification's test cases with real processes, and what else only real ones can show.
+
+mod kit;
+
+use std::time::{Duration, Instant};
+
+use kit::{BIN, Process, cluster, cluster_with, eventually, free_port, leader};
+use serde_json::json;
+
+#[test]
+fn single_node_is_always_its_own_leader() {
+    let dir = tempfile::tempdir().unwrap();
+    let nodes = cluster(dir.path(), 1);
+    assert_eq!(leader(&nodes), 0);
+    let record = nodes[0].submit(&["put", "a", "1"]);
+    assert_eq!((record["index"].as_u64(), record["outcome"].as_str()), (Some(1), Some("done")));
+    let main = nodes[0].main();
+    assert_eq!(main["hint"], json!(nodes[0].id));
+    assert_eq!(main["leader_changes"], json!(0));
+}
+
+#[test]
+fn two_nodes_elect_one_stable_leader() {
+    let dir = tempfile::tempdir().unwrap();
+    let nodes = cluster(dir.path(), 2);
+    let first = leader(&nodes);
+    eventually("gossip names the one that acts, on both", 15, || {
+        nodes.iter().all(|n| n.main()["hint"] == json!(nodes[first].id))
+    });
+    let before: Vec<_> = nodes.iter().map(|n| n.main()["leader_changes"].clone()).collect();
+    let term = nodes[first].main()["term"].clone();
+    // A hundred goals take longer than several rounds; none of them moves the leader.
+    for i in 0..100 {
+        nodes[i % 2].submit(&["increment", "n"]);
+    }
+    let after: Vec<_> = nodes.iter().map(|n| n.main()["leader_changes"].clone()).collect();
+    assert_eq!((before, &term), (after, &nodes[first].main()["term"]));
+    assert_eq!(String::from_utf8_lossy(&nodes[0].ask(&["get", "n"]).stdout).trim(), "100");
+}
+
+#[test]
+fn network_partition_heals_without_divergence() {
+    let dir = tempfile::tempdir().unwrap();
+    let nodes = cluster(dir.path(), 3);
+    let old = leader(&nodes);
+    nodes[old].submit(&["put", "before", "1"]);
+    // A stopped process is as cut off as a partitioned one, and does not even notice.
+    nodes[old].signal("-STOP");
+    let rest: Vec<_> = (0..3).filter(|i| *i != old).collect();
+    let record = nodes[rest[0]].submit(&["put", "during", "2"]);
+    assert_eq!(record["outcome"], "done");
+    nodes[old].signal("-CONT");
+    eventually("the one that was away has caught up", 15, || {
+        nodes[old].main()["index"] == json!(2)
+    });
+    assert!(
+        !nodes[old].acts() || nodes[old].main()["term"] != json!(1),
+        "it must not act in its old term"
+    );
+    let heads: Vec<_> = nodes.iter().map(|n| n.main()["head"].clone()).collect();
+    assert!(heads.windows(2).all(|w| w[0] == w[1]), "{heads:?}");
+}
+
+#[test]
+fn leader_failure_elects_another_within_three_seconds() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut nodes = cluster(dir.path(), 3);
+    let old = leader(&nodes);
+    nodes[old].submit(&["put", "a", "1"]);
+    nodes[old].kill();
+    let dead = nodes.remove(old);
+    let at = Instant::now();
+    let record = nodes[0].submit(&["put", "a", "2"]);
+    let took = at.elapsed();
+    assert_eq!((record["outcome"].as_str(), record["index"].as_u64()), (Some("done"), Some(2)));
+    assert!(took < Duration::from_secs(3), "{took:?}");
+    // And the dead one comes back from its disk, as a follower, with all of it.
+    let back = dead.restart();
+    eventually("it has caught up", 15, || back.main()["index"] == json!(2));
+    assert!(!back.acts());
+}
+
+#[test]
+fn transaction_during_leader_change_commits_exactly_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut nodes = cluster(dir.path(), 3);
+    let old = leader(&nodes);
+    let other = (old + 1) % 3;
+    let address = nodes[other].address.clone();
+    let tx = "00000000000000000000000000000042";
+    // Submitted on a follower, killed on the leader, at once.
+    let submitting = std::thread::spawn(move || {
+        kit::ask(
+            &address,
+            &["submit", "--tx", "00000000000000000000000000000042", "increment", "n"],
+        )
+    });
+    nodes[old].kill();
+    assert!(submitting.join().unwrap().status.success());
+    // The caller did not hear, and submits again, elsewhere.
+    let third = (old + 2) % 3;
+    let again = nodes[third].submit(&["--tx", tx, "increment", "n"]);
+    assert_eq!(again["index"], json!(1));
+    assert_eq!(String::from_utf8_lossy(&nodes[third].ask(&["get", "n"]).stdout).trim(), "1");
+    let history = nodes[third].ask(&["history"]);
+    let lines = String::from_utf8_lossy(&history.stdout);
+    assert_eq!(lines.lines().filter(|l| l.contains(tx)).count(), 1, "{lines}");
+}
+
+#[test]
+fn kill_nine_loses_nothing_that_was_acknowledged() {
+    let dir = tempfile::tempdir().unwrap();
+    let nodes = cluster_with(dir.path(), 3, &["--snapshot-every", "16"]);
+    for i in 0..40 {
+        nodes[i % 3].submit(&["put", &format!("k{i}"), &i.to_string()]);
+    }
+    // All at once, as if the power went.
+    let mut nodes: Vec<Process> = nodes
+        .into_iter()
+        .map(|mut n| {
+            n.kill();
+            n
+        })
+        .collect();
+    nodes = nodes.into_iter().map(Process::restart).collect();
+    let record = nodes[2].submit(&["increment", "after"]);
+    assert_eq!(record["index"], json!(41));
+    for node in &nodes {
+        eventually("every node has everything", 15, || node.main()["index"] == json!(41));
+        let all = String::from_utf8_lossy(&node.ask(&["get"]).stdout).into_owned();
+        assert_eq!(all.lines().count(), 41);
+    }
+}
+
+#[test]
+fn graceful_stop_hands_over_in_less_than_the_lease() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut nodes = cluster(dir.path(), 3);
+    let old = leader(&nodes);
+    let leaving = nodes.remove(old);
+    let term = leaving.main()["term"].as_u64().unwrap();
+    assert_eq!(leaving.terminate(), Some(0));
+    let at = Instant::now();
+    eventually("another acts", 5, || nodes.iter().any(Process::acts));
+    assert!(at.elapsed() < Duration::from_millis(900), "{:?}", at.elapsed());
+    assert!(nodes.iter().map(|n| n.main()["term"].as_u64().unwrap()).max() > Some(term));
+}
+
+#[test]
+fn a_node_without_bootstrap_or_join_refuses_to_found_a_cluster() {
+    let dir = tempfile::tempdir().unwrap();
+    assert!(Process::try_start(dir.path(), free_port(), &[]).is_none());
+}
+
+#[test]
+fn two_that_bootstrapped_apart_never_become_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let a = Process::start(&dir.path().join("a"), free_port(), &["--bootstrap"]);
+    let b = Process::start(&dir.path().join("b"), free_port(), &["--bootstrap"]);
+    let b = {
+        let port: u16 = b.address.rsplit_once(':').unwrap().1.parse().unwrap();
+        drop(b);
+        Process::start(&dir.path().join("b"), port, &["--join", &a.address])
+    };
+    a.submit(&["put", "x", "1"]);
+    b.submit(&["put", "x", "2"]);
+    assert_eq!(a.status()["connected"], json!([]));
+    assert_eq!(String::from_utf8_lossy(&b.ask(&["get", "x"]).stdout).trim(), "2");
+}
+
+#[test]
+fn a_joiner_catches_up_by_snapshot_and_history() {
+    let dir = tempfile::tempdir().unwrap();
+    let nodes = cluster_with(dir.path(), 1, &["--snapshot-every", "16"]);
+    for i in 0..50 {
+        nodes[0].submit(&["put", &format!("k{i}"), "1"]);
+    }
+    let late = Process::start(
+        &dir.path().join("late"),
+        free_port(),
+        &["--join", &nodes[0].address, "--snapshot-every", "16"],
+    );
+    eventually("the joiner has everything, and votes", 20, || {
+        let main = late.main();
+        main["index"] == json!(50) && main["voters"].as_array().is_some_and(|v| v.len() == 2)
+    });
+    // An observer follows by history, without ever voting.
+    let observer = Process::start(
+        &dir.path().join("o"),
+        free_port(),
+        &["--join", &nodes[0].address, "--observer"],
+    );
+    eventually("the observer has everything", 20, || observer.main()["index"] == json!(50));
+    let record = observer.submit(&["put", "from", "observer"]);
+    assert_eq!(record["index"], json!(51));
+    assert!(observer.main()["voters"].as_array().is_some_and(|v| !v.contains(&json!(observer.id))));
+}
+
+#[test]
+fn a_voter_is_removed_at_run_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut nodes = cluster(dir.path(), 3);
+    let at = leader(&nodes);
+    let gone = (at + 1) % 3;
+    nodes[gone].kill();
+    let id = nodes[gone].id.clone();
+    let out = nodes[at].ask(&["voter", "remove", &id]);
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    eventually("two voters are left", 10, || {
+        nodes[at].main()["voters"].as_array().is_some_and(|v| v.len() == 2)
+    });
+    nodes[at].submit(&["put", "a", "1"]);
+}
+
+#[test]
+fn namespaces_have_their_own_leaders_and_histories() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = Process::start(
+        dir.path(),
+        free_port(),
+        &["--bootstrap", "--namespace", "a", "--namespace", "b"],
+    );
+    assert_eq!(node.submit(&["--namespace", "a", "put", "x", "1"])["index"], json!(1));
+    assert_eq!(node.submit(&["--namespace", "b", "put", "x", "2"])["index"], json!(1));
+    assert_eq!(
+        String::from_utf8_lossy(&node.ask(&["get", "--namespace", "a", "x"]).stdout).trim(),
+        "1"
+    );
+    assert!(!node.ask(&["get", "--namespace", "c", "x"]).status.success());
+}
+
+#[test]
+fn the_secret_is_needed_by_nodes_and_clients() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("secret");
+    std::fs::write(&file, "correct horse battery staple").unwrap();
+    let secret = file.to_str().unwrap();
+    let a = Process::start(
+        &dir.path().join("a"),
+        free_port(),
+        &["--bootstrap", "--secret-file", secret],
+    );
+    assert!(!a.ask(&["status"]).status.success(), "a client without the secret is refused");
+    assert!(a.ask(&["status", "--secret-file", secret]).status.success());
+    let stranger = Process::start(&dir.path().join("s"), free_port(), &["--join", &a.address]);
+    let out = a.ask(&["status", "--json", "--secret-file", secret]);
+    let status: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!(status["connected"], json!([]));
+    assert_eq!(stranger.main()["index"], json!(0));
+}
+
+#[test]
+fn watch_follows_and_metrics_are_served() {
+    use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+    let dir = tempfile::tempdir().unwrap();
+    let port = free_port();
+    let at = format!("127.0.0.1:{port}");
+    let node = Process::start(dir.path(), free_port(), &["--bootstrap", "--metrics", &at]);
+    let mut watch = std::process::Command::new(BIN)
+        .args(["watch", "--node", &node.address, "--count", "1"])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    // Whether the watcher is there yet cannot be seen from outside: submit until it is served.
+    let (done, served) = std::sync::mpsc::channel();
+    let out = watch.stdout.take().unwrap();
+    std::thread::spawn(move || {
+        let mut line = String::new();
+        let _ = BufReader::new(out).read_line(&mut line);
+        let _ = done.send(line);
+    });
+    let mut line = None;
+    eventually("the watcher sees a record", 15, || {
+        node.submit(&["increment", "n"]);
+        line = served.try_recv().ok();
+        line.is_some()
+    });
+    assert!(line.unwrap().contains("increment"));
+    assert!(watch.wait().unwrap().success());
+
+    eventually("the metrics of the specification are there", 10, || {
+        let mut stream = std::net::TcpStream::connect(&at).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        ["leader_tenure_seconds", "pending_transactions", "acting"]
+            .iter()
+            .all(|name| text.contains(&format!("tenure_gossip_{name}{{namespace=\"main\"}}")))
+    });
+}
