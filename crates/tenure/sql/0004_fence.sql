@@ -6,13 +6,25 @@
 -- failure, which is raised as ours. An advisory lock with a plain read lets stale writes commit
 -- above READ COMMITTED; FOR SHARE fails the rightful leader on any other update of the row.
 
+-- The advisory key of the barrier before a role's fence. Fences share the row, so a stream of them
+-- would overtake a claim that waits for it without end; whoever unblocks a claim holds the barrier.
+create function tenure.barrier(p_role text) returns bigint language sql immutable as $$
+    select hashtextextended('tenure fence ' || p_role, 0)
+$$;
+
 create function tenure.fence(p_role text, p_epoch bigint) returns bigint
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
 declare
     ms  integer;
     now_is bigint;
     idle bigint;
+    mark text := p_role || '/' || p_epoch;
 begin
+    -- A transaction that is behind the barrier already must not wait at it for itself.
+    if current_setting('tenure.fenced', true) is distinct from mark then
+        perform pg_advisory_lock_shared(tenure.barrier(p_role));
+        perform pg_advisory_unlock_shared(tenure.barrier(p_role));
+    end if;
     begin
         select r.lease_ms into ms from tenure.role r
             where r.name = p_role and r.epoch = p_epoch for key share;
@@ -29,9 +41,11 @@ begin
             using errcode = 'TN001',
                   hint = 'Another member leads: roll back and stop acting for this role.';
     end if;
+    perform set_config('tenure.fenced', mark, true);
     -- An open fenced transaction holds up the next leader, so it may not outlive the lease idly.
-    select s.setting::bigint into idle from pg_settings s
-        where s.name = 'idle_in_transaction_session_timeout';
+    -- Not from pg_settings, which computes all settings: a row trigger comes here for every row.
+    idle := extract(epoch from current_setting('idle_in_transaction_session_timeout')::interval)
+            * 1000;
     if idle = 0 or idle > ms then
         perform set_config('idle_in_transaction_session_timeout', ms::text, true);
     end if;

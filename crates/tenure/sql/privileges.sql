@@ -1,5 +1,5 @@
 -- The least a member needs. Run by the schema's owner; {role} is the login role of the members.
--- A program that only fences its writes needs no more than the last two lines.
+-- A program that only fences its writes needs the first line and the last one.
 grant usage on schema tenure to {role};
 grant select, insert, update, delete on tenure.member, tenure.candidate to {role};
 grant select, insert, update on tenure.role, tenure.term to {role};

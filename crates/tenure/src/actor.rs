@@ -434,10 +434,11 @@ impl Actor {
                     }
                 }
                 Output::DropSeat(why) => self.seat_lost(hands, &why),
-                Output::Unblock { seat_pid, age, within } => {
+                Output::Unblock { role, seat_pid, age, within } => {
                     hands.side.push(Box::pin(unblock(
                         self.connector.clone(),
                         self.sitter.clone(),
+                        role,
                         seat_pid,
                         age,
                         within,
@@ -490,12 +491,13 @@ async fn take_seat(
     Ok(Taken { seat, seated, heard: hears })
 }
 
-async fn aside(
+/// A short-lived session beside the seat, for one talk.
+async fn aside<T>(
     connector: &Connector,
     sitter: &Sitter,
-    sql: &str,
     within: Duration,
-) -> Result<Option<String>, TenureError> {
+    talk: impl AsyncFnOnce(&Line) -> Result<T, LineError>,
+) -> Result<T, TenureError> {
     let name = format!("tenure aside {}", sitter.identity);
     let session = connector.connect(&name, sitter.lease.lease()).await?;
     let line = Line::new(session, mpsc::unbounded_channel().0);
@@ -503,7 +505,7 @@ async fn aside(
     let pins = settings(sitter.lease.idle_session_timeout(), within, sitter.lease.heartbeat());
     let answer = async {
         line.ask(&pins, deadline).await?;
-        line.ask(sql, within).await
+        talk(&line).await
     }
     .await
     .map_err(TenureError::session);
@@ -514,16 +516,42 @@ async fn aside(
 async fn unblock(
     connector: Arc<Connector>,
     sitter: Sitter,
+    role: RoleName,
     seat_pid: i32,
     age: Duration,
     within: Duration,
 ) {
+    let name = literal(role.as_str());
+    let barrier = format!("select pg_try_advisory_lock(tenure.barrier({name}))");
+    let epoch = format!("select epoch from tenure.role where name = {name}");
     let sql = format!("select tenure.unblock({seat_pid}, {}, {})", millis(age), millis(within));
-    match aside(&connector, &sitter, &sql, within + sitter.lease.lease()).await {
+    let limit = sitter.lease.statement_deadline() + within;
+    let ended = aside(&connector, &sitter, limit, async |line| {
+        // No new fence is set while the barrier is held, so that what stands before the claim ends
+        // by itself or becomes old enough to be ended. It goes with this session. A fence that just
+        // passes may be in the way of the first tries; another one of us, of all.
+        let mut tries = 0;
+        while line.ask(&barrier, limit).await?.as_deref() != Some("t") {
+            tries += 1;
+            if tries == 50 {
+                return Ok(String::from("somebody else is at it"));
+            }
+            sleep(Duration::from_millis(2)).await;
+        }
+        let before = line.ask(&epoch, limit).await?;
+        let mut ended = String::new();
+        let until = tokio::time::Instant::now() + age + within * 2;
+        while tokio::time::Instant::now() < until && line.ask(&epoch, limit).await? == before {
+            ended = line.ask(&sql, limit).await?.unwrap_or_default();
+        }
+        Ok(ended)
+    })
+    .await;
+    match ended {
         Ok(ended) => tracing::warn!(
             member = %sitter.identity,
-            "a transaction older than the lease stood before a claim: {}",
-            ended.unwrap_or_default()
+            %role,
+            "a claim was held up for longer than the lease: {ended}"
         ),
         Err(error) => tracing::warn!(member = %sitter.identity, "could not unblock: {error}"),
     }
@@ -541,7 +569,8 @@ async fn preempt(connector: Arc<Connector>, sitter: Sitter, role: RoleName) {
         literal(&sitter.channel)
     );
     let within = sitter.lease.statement_deadline();
-    if let Err(error) = aside(&connector, &sitter, &sql, within).await {
+    let asked = aside(&connector, &sitter, within, async |line| line.ask(&sql, within).await).await;
+    if let Err(error) = asked {
         tracing::debug!(member = %sitter.identity, %role, "could not ask for the role: {error}");
     }
 }

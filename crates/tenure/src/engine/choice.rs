@@ -120,7 +120,8 @@ impl Engine {
         let within = lease.statement_deadline() / 2;
         let rows = vec![row(name, role)];
         let seat_pid = self.up.as_ref()?.backend_pid;
-        self.outputs.push_back(Output::Unblock { seat_pid, age: lease.lease(), within });
+        let (role, age) = (name.clone(), lease.lease());
+        self.outputs.push_back(Output::Unblock { role, seat_pid, age, within });
         Some(Op::Claim { rows, row_wait: within })
     }
 }
