@@ -43,6 +43,7 @@ async fn claimant_goes(crash: bool) {
     let waited =
         group.nodes[waits].events().iter().any(|e| e.instant().epoch >= epoch.cast_unsigned());
     assert!(!waited, "the claimant's gate opened before it went");
+    group.watch_for(group.nodes[0].setup.lease).await;
 }
 
 #[tokio::test]
@@ -64,4 +65,5 @@ async fn a_claimant_that_loses_its_session_while_it_waits_leaves_the_debt() {
     let fault = now_ns();
     client.execute("select pg_terminate_backend($1)", &[&pid]).await.expect("terminated");
     group.fail_over("claimant terminated", Fault::Crash, fault, epoch.cast_unsigned()).await;
+    group.watch_for(group.nodes[0].setup.lease).await;
 }

@@ -103,6 +103,11 @@ impl Node {
         ready["identity"].as_str().expect("a text").to_owned()
     }
 
+    /// Whether its log has a line with these words.
+    pub(crate) fn logged(&mut self, words: &str) -> bool {
+        self.child.lines().iter().any(|line| line.contains(words))
+    }
+
     /// The notices of the role's lifecycle so far.
     pub(crate) fn notices(&mut self) -> Vec<String> {
         let notices = self.said().iter().filter(|said| said["say"] == "notice");
@@ -293,6 +298,8 @@ impl Group {
     ) -> Lead {
         let lead = self.leader(above).await;
         self.judge(what, fault, fault_ns, lead);
+        // What the old gate said meanwhile may still be on its way.
+        self.watch_for(Duration::from_millis(100)).await;
         lead
     }
 

@@ -213,3 +213,22 @@ async fn a_leader_killed_while_it_drains_is_followed_as_after_a_crash() {
     let earliest = group.nodes[1].lease().lease() / 2;
     assert!(Duration::from_nanos(new.at_ns - fault) > earliest, "it did not wait for the debt");
 }
+
+/// With a lease so long that the repair poll comes too late: the ring notices a death, and a
+/// notification a release.
+#[tokio::test]
+async fn neither_a_death_nor_a_release_waits_for_the_poll() {
+    let setup = Setup {
+        lease: Duration::from_secs(20),
+        heartbeat: Duration::from_millis(300),
+        ..setup(true).await
+    };
+    let mut group = Group::start(&["a", "b", "c"], &setup).await;
+    let first = group.leader(0).await;
+    let fault = now_ns();
+    group.nodes[0].kill().await;
+    let second = group.fail_over("SIGKILL, by the ring", Fault::Crash, fault, first.epoch).await;
+    let fault = now_ns();
+    group.nodes[second.node].do_now("step_down").await.expect("stepped down");
+    group.fail_over("step_down, by notification", Fault::StepDown, fault, second.epoch).await;
+}
