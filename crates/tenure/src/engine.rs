@@ -69,7 +69,7 @@ pub(crate) enum Output {
     /// Close the session at once; `seat_lost` follows.
     DropSeat(String),
     /// Something stands before a claim of ours: end it, from another session.
-    Unblock { seat_pid: i32, age: Duration, within: Duration },
+    Unblock { role: RoleName, seat_pid: i32, age: Duration, within: Duration },
     /// We took a role over from a holder that had not released it.
     TookOver(RoleName),
     /// Whether a role's leader has been silent for longer than it should be.
@@ -151,6 +151,9 @@ pub(crate) struct Engine {
     left: bool,
     outputs: VecDeque<Output>,
     random: Box<dyn FnMut() -> f64 + Send>,
+    /// A mistake that the simulation must catch.
+    #[cfg(test)]
+    pub(crate) keeps_old_sightings: bool,
 }
 
 impl Engine {
@@ -179,6 +182,8 @@ impl Engine {
             left: false,
             outputs: VecDeque::new(),
             random,
+            #[cfg(test)]
+            keeps_old_sightings: false,
         }
     }
 
@@ -277,8 +282,14 @@ impl Engine {
     // --- inputs: the session ---
 
     pub(crate) fn seat_taken(&mut self, seated: Seated, now: Tick) {
-        self.contact = now;
-        self.peers.clear();
+        #[cfg(test)]
+        let forget = !self.keeps_old_sightings;
+        #[cfg(not(test))]
+        let forget = true;
+        if forget {
+            self.contact = now;
+            self.peers.clear();
+        }
         self.up = Some(Up {
             backend_pid: seated.backend_pid,
             revoked: seated.revoked,
