@@ -453,7 +453,8 @@ pub(crate) fn settings(idle: Duration, statement: Duration, check: Duration) -> 
          set tcp_keepalives_idle = 1; \
          set tcp_keepalives_interval = 1; \
          set tcp_keepalives_count = 3; \
-         set jit = off",
+         set jit = off; \
+         select set_config(name, '0', false) from pg_settings where name = 'transaction_timeout'",
         idle = millis(idle),
         statement = millis(statement),
         check = millis(check).max(1),
