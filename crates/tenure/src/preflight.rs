@@ -503,8 +503,10 @@ impl Look<'_> {
         // The view hides what others' sessions do from a plain role, but not that they are there.
         let sql = "select current_setting('synchronous_standby_names') || '/' || \
             (select count(*) from pg_stat_replication) || '/' || \
-            (select count(*) from pg_stat_replication \
-             where coalesce(sync_state, 'async') in ('async', 'potential'))";
+            (select count(*) from (select coalesce(sync_state, 'async') as state, \
+                count(*) over (partition by sync_state) as alike from pg_stat_replication) s \
+             where state in ('async', 'potential') or state = 'quorum' and alike > substring( \
+                current_setting('synchronous_standby_names') from '(?i)any *([0-9]+)')::bigint)";
         let text = self.ask(line, sql).await?;
         let mut parts = text.rsplitn(3, '/');
         let lagging: i64 = parts.next().and_then(|n| n.parse().ok()).unwrap_or(0);
