@@ -1,0 +1,54 @@
+//! Priority, readiness and step-down, combined.
+
+use std::time::{Duration, Instant};
+
+use tenure::Leadership;
+use tenure::config::RoleSpec;
+
+use crate::stage::{PATIENCE, candidate, config, database, follows, gone, leads, start};
+
+/// Who has just let go is in its cool-down: nobody stands back for it.
+#[tokio::test]
+async fn a_step_down_of_the_most_preferred_hands_over_at_once() {
+    let database = database().await;
+    let (high, best) = candidate(&database, RoleSpec::named("r").priority(10)).await;
+    leads(&best).await;
+    let (low, other) = candidate(&database, RoleSpec::named("r")).await;
+    follows(&other).await;
+    let before = Instant::now();
+    best.step_down(Some(PATIENCE)).await.unwrap();
+    leads(&other).await;
+    assert!(before.elapsed() < Duration::from_millis(400), "{:?}", before.elapsed());
+    gone(high).await;
+    gone(low).await;
+}
+
+/// A role that one member stopped, while it stays for others, is no reason to stand back.
+#[tokio::test]
+async fn a_stopped_candidate_delays_nobody() {
+    let database = database().await;
+    let stays = start(
+        config(&database).role(RoleSpec::named("r").priority(10)).role(RoleSpec::named("other")),
+    )
+    .await;
+    stays.start_all().await.unwrap();
+    leads(&stays.lock("r").unwrap()).await;
+    leads(&stays.lock("other").unwrap()).await;
+    let (one_member, first) = candidate(&database, RoleSpec::named("r")).await;
+    let (two_member, second) = candidate(&database, RoleSpec::named("r")).await;
+    stays.lock("r").unwrap().shutdown(Some(PATIENCE)).await.unwrap();
+    // One of them leads, lets go, and the other one follows it at once: the second race in which
+    // the stopped one does not take part.
+    let (leader, follower) = tokio::select! {
+        _ = first.wait_for_leadership(None) => (&first, &second),
+        _ = second.wait_for_leadership(None) => (&second, &first),
+    };
+    follows(follower).await;
+    let before = Instant::now();
+    leader.step_down(Some(PATIENCE)).await.unwrap();
+    leads(follower).await;
+    assert!(before.elapsed() < Duration::from_millis(400), "{:?}", before.elapsed());
+    gone(one_member).await;
+    gone(two_member).await;
+    gone(stays).await;
+}
