@@ -16,7 +16,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tenure::{
-    Act, Epoch, LeaderGate, LeaderLock, Leadership, Member, TakeoverPolicy, Tick,
+    Act, Epoch, FixedInterval, LeaderGate, LeaderLock, Leadership, Member, TakeoverPolicy, Tick,
     config::{Config, RoleSpec},
 };
 use tokio::{
@@ -43,6 +43,8 @@ pub(crate) struct Setup {
     pub(crate) grace: Option<Duration>,
     pub(crate) cool_down: Duration,
     pub(crate) drain_limit: Duration,
+    /// Between attempts, instead of the default's back-off.
+    pub(crate) retry: Option<Duration>,
     pub(crate) candidate: bool,
     pub(crate) priority: i32,
     /// How often its gates are asked.
@@ -68,6 +70,7 @@ impl Setup {
             grace: None,
             cool_down: Duration::from_secs(30),
             drain_limit: Duration::from_secs(5),
+            retry: None,
             candidate: true,
             priority: 0,
             ask_every: Duration::from_millis(1),
@@ -90,6 +93,9 @@ impl Setup {
             .kill_grace(Duration::from_millis(100));
         if let Some(margin) = self.margin {
             builder = builder.margin(margin);
+        }
+        if let Some(interval) = self.retry {
+            builder = builder.retry(Arc::new(FixedInterval { interval }));
         }
         if let Some(grace) = self.grace {
             builder = builder.reconnect_grace(grace);

@@ -214,13 +214,14 @@ async fn a_leader_killed_while_it_drains_is_followed_as_after_a_crash() {
     assert!(Duration::from_nanos(new.at_ns - fault) > earliest, "it did not wait for the debt");
 }
 
-/// With a lease so long that the repair poll comes too late: the ring notices a death, and a
-/// notification a release.
+/// With a lease so long that the repair poll comes too late, and no other attempts: the ring notices
+/// a death, and a notification a release.
 #[tokio::test]
 async fn neither_a_death_nor_a_release_waits_for_the_poll() {
     let setup = Setup {
         lease: Duration::from_secs(20),
         heartbeat: Duration::from_millis(300),
+        retry: Some(Duration::from_secs(60)),
         ..setup(true).await
     };
     let mut group = Group::start(&["a", "b", "c"], &setup).await;

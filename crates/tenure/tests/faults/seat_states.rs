@@ -74,7 +74,8 @@ async fn a_seat_left_with_half_a_message_is_ended() {
 /// It cannot be told anything: what it sends is not read.
 #[tokio::test]
 async fn a_seat_whose_client_does_not_read_is_ended() {
-    let tamper = Tamper::InjectUnread("select repeat('x', 20000000)".into());
+    let tamper =
+        Tamper::InjectUnread("select repeat('x', 8000) from generate_series(1, 5000)".into());
     left("client does not read", tamper, "wait_event = 'ClientWrite'").await;
 }
 

@@ -7,7 +7,7 @@ use std::{net::SocketAddr, sync::Arc};
 
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
+    net::{TcpListener, TcpSocket, TcpStream},
     sync::watch,
     task::JoinHandle,
 };
@@ -72,7 +72,10 @@ fn query(sql: &str) -> Vec<u8> {
 }
 
 async fn relay(mut client: TcpStream, server: SocketAddr, mut told: watch::Receiver<Tamper>) {
-    let Ok(mut server) = TcpStream::connect(server).await else { return };
+    let Ok(socket) = TcpSocket::new_v4() else { return };
+    // Soon full, for a client that does not read.
+    let _ = socket.set_recv_buffer_size(16 * 1024);
+    let Ok(mut server) = socket.connect(server).await else { return };
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
     let (mut up, mut down) = (vec![0; 16384], vec![0; 16384]);
     let (mut is_seat, mut messages) = (false, Messages::default());
