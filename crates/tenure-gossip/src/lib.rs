@@ -1,4 +1,77 @@
 //! A gossip election and a replicated history that cannot diverge, for groups without a database.
+//!
+//! # What it guarantees
+//!
+//! 1. **One history.** Two nodes that have applied record *n* have applied the same record *n*, and
+//!    are in the same state after it: through loss, duplication, delay, reordering, partitions in one
+//!    or both directions, pauses, clocks of different rates, and crashes that lose what was not synced.
+//! 2. **Once.** A transaction id commits once, however often and wherever it is submitted.
+//! 3. **No skip.** Nothing but the next record moves the index: not a timeout, not a failed goal (it is
+//!    committed as *rejected*, with its reason), not a change of leader.
+//! 4. **One open gate.** The [`LeaderGate`](tenure_core::LeaderGate) of a namespace is open on one node
+//!    at most, its epochs strictly increase. It opens on the *committed* leader within its lease.
+//! 5. **Bad input costs the peer its connection**, and nothing else.
+//!
+//! # What it does not
+//!
+//! - The gossip election is a **hint**: two nodes may name two leaders at the same instant.
+//! - Nodes are trusted to follow the protocol once they are admitted: signatures keep strangers out and
+//!   relays honest, they do not make it Byzantine fault tolerant.
+//! - Without a majority of the voters nothing commits and no gate is open.
+//! - A process can be paused between the gate's yes and its effect; only a fence can help there.
+//!
+//! # Who is authoritative
+//!
+//! ```text
+//!   SPRAY view ──► election by gossip ──hint──► commit engine (noraft) ──► history ──► state machine
+//!   (whom I know)  (whom we believe in)         (what is decided:          (hash       (what it
+//!                                                a majority of voters)      chain)      means)
+//!                                                      │
+//!                                                      └── lease ──► gate
+//! ```
+//!
+//! The engine decides; gossip only says who should stand first. Modules in that order: [`spray`],
+//! [`election`], [`gossip`], [`commit`], [`history`], [`machine`], [`kv`], [`node`] (all of it, without
+//! I/O), [`storage`], [`net`], and [`sim`], which runs the same nodes under a clock and a network of
+//! its own.
+//!
+//! # Timing (defaults)
+//!
+//! | | |
+//! |---|---|
+//! | a beacon counts for | Δc + 2·diameter·Δr = 50 ms + 16 · 300 ms = 4.85 s |
+//! | a leader acts until | (when it sent what a majority echoed) + lease = 1 s |
+//! | voters keep still for | lease + margin = 1.2 s after they heard of a leader, and after a restart |
+//! | crash failover | promise + spread + two round trips ≤ 1.2 s + 0.6 s + … |
+//!
+//! # When something fails
+//!
+//! | fault | what happens |
+//! |---|---|
+//! | leader crashes, freezes, is cut off | its gate shuts by the clock; another is elected after the promise |
+//! | leader stops or steps down | gate shut, voters freed, successor elected in milliseconds |
+//! | goal unanswered | sent again every second; after the goal timeout, history from 3 peers |
+//! | node behind | log from the leader, history in chunks, or a snapshot in pieces |
+//! | disk fails | the node stops; its gate shuts |
+//! | contradiction in the history | the node halts: it applies nothing, acts never, says why |
+//!
+//! # Example
+//!
+//! ```no_run
+//! use tenure_gossip::{history::TxId, kv::{Kv, KvGoal}, net::{Host, HostConfig, Start}};
+//!
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! let config = HostConfig::new("data", "127.0.0.1:7400".parse()?, Start::Bootstrap);
+//! let host = Host::<Kv>::start(config).await?;
+//! let goal = KvGoal::Increment { key: "jobs".into(), by: 1 }.to_bytes();
+//! let record = host.submit("main", TxId::random(), goal).await?;
+//! let gate = host.gate("main").expect("the namespace is carried");
+//! if let Ok(token) = gate.require_leader() {
+//!     // act as the only one, in this epoch
+//!     gate.ensure_epoch(token.epoch)?;
+//! }
+//! # let _ = record; Ok(()) }
+//! ```
 
 pub mod bug;
 #[cfg(feature = "cli")]

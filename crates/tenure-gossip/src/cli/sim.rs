@@ -273,7 +273,9 @@ fn plot(out: &Path, seeds: u64, largest: usize) -> anyhow::Result<ExitCode> {
     }
     let mut stable: Vec<Value> = Vec::new();
     let hour = Duration::from_secs(3_600);
-    for (nodes, time) in [(3, hour), (7, hour), (30, hour), (100, hour), (1_000, hour / 10)] {
+    for (nodes, time) in
+        [(3, hour), (7, hour), (30, hour / 2), (100, hour / 10), (1_000, hour / 60)]
+    {
         for documented in [false, true] {
             for (loss, churn) in [(0, 0), (100, 0), (300, 0), (0, 20), (100, 20)] {
                 let (each, all) = stability(nodes, documented, loss, churn, time);

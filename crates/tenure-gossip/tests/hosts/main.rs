@@ -1,0 +1,202 @@
+//! Nodes within one process: the gate, TLS, and what bad peers cost.
+
+use std::{net::SocketAddr, path::Path, time::Duration};
+
+use tenure_gossip::{
+    history::{Outcome, TxId},
+    identity::Ed25519Keys,
+    kv::{Kv, KvGoal},
+    net::{Admission, Host, HostConfig, HostError, Start, TlsFiles, client::Client, wire::Ask},
+};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    time::{Instant, sleep, timeout},
+};
+
+fn any() -> SocketAddr {
+    "127.0.0.1:0".parse().unwrap()
+}
+
+async fn start(folder: &Path, start: Start, change: impl FnOnce(&mut HostConfig)) -> Host<Kv> {
+    let mut config = HostConfig::new(folder, any(), start);
+    change(&mut config);
+    Host::start(config).await.expect("the node starts")
+}
+
+async fn eventually<F: Future<Output = bool>>(what: &str, mut condition: impl FnMut() -> F) {
+    let until = Instant::now() + Duration::from_secs(20);
+    while !condition().await {
+        assert!(Instant::now() < until, "not within 20 s: {what}");
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
+fn put(n: u8) -> Vec<u8> {
+    KvGoal::Put { key: format!("k{n}"), value: n.into() }.to_bytes()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_gate_opens_on_the_committed_leader_alone_and_its_epoch_is_the_term() {
+    let dir = tempfile::tempdir().unwrap();
+    let a = start(&dir.path().join("a"), Start::Bootstrap, |_| ()).await;
+    let b = start(&dir.path().join("b"), Start::Join(vec![a.address().to_owned()]), |_| ()).await;
+    let (ga, gb) = (a.gate("main").unwrap(), b.gate("main").unwrap());
+    assert!(a.gate("other").is_none());
+    eventually("one acts and both vote", || async {
+        let s = a.status().await.unwrap();
+        ga.is_leader() && s.namespaces[0].voters.len() == 2 && s.namespaces[0].learners.is_empty()
+    })
+    .await;
+    assert!(!gb.is_leader());
+    let token = ga.require_leader().expect("it leads");
+    assert_eq!(token.epoch.0 as u64, a.status().await.unwrap().namespaces[0].term);
+    // Without the other, the lease cannot be renewed: the gate shuts by itself.
+    drop(gb);
+    b.stop().await.unwrap();
+    eventually("the gate shuts without a majority", || async { !ga.is_leader() }).await;
+    assert!(ga.ensure_epoch(token.epoch).is_err());
+    a.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stepping_down_shuts_the_gate_before_another_opens() {
+    let dir = tempfile::tempdir().unwrap();
+    let a = start(&dir.path().join("a"), Start::Bootstrap, |_| ()).await;
+    let seed = || Start::Join(vec![a.address().to_owned()]);
+    let b = start(&dir.path().join("b"), seed(), |_| ()).await;
+    let c = start(&dir.path().join("c"), seed(), |_| ()).await;
+    let ga = a.gate("main").unwrap();
+    eventually("three vote", || async {
+        let s = a.status().await.unwrap();
+        ga.is_leader() && s.namespaces[0].voters.len() == 3 && s.namespaces[0].learners.is_empty()
+    })
+    .await;
+    let epoch = ga.epoch().unwrap();
+    a.step_down("main").await.unwrap();
+    assert!(!ga.is_leader(), "shut when the call returns");
+    let (gb, gc) = (b.gate("main").unwrap(), c.gate("main").unwrap());
+    let begun = Instant::now();
+    eventually("another opens", || async { gb.is_leader() || gc.is_leader() }).await;
+    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+    assert!(gb.epoch().or(gc.epoch()).unwrap() > epoch);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn subscribers_see_every_record_and_a_failed_goal_does_not_stall() {
+    let dir = tempfile::tempdir().unwrap();
+    let a = start(dir.path(), Start::Bootstrap, |_| ()).await;
+    let mut records = a.subscribe("main").await.unwrap();
+    a.submit("main", TxId([1; 16]), put(1)).await.unwrap();
+    let failed = a.submit("main", TxId([2; 16]), b"nonsense".to_vec()).await.unwrap();
+    assert!(matches!(failed.outcome, Outcome::Rejected(_)));
+    let third = a.submit("main", TxId([3; 16]), put(3)).await.unwrap();
+    assert_eq!(third.index, 3);
+    for index in 1..=3 {
+        assert_eq!(records.recv().await.unwrap().index, index);
+    }
+    // The same transaction again: the same record, no new one.
+    assert_eq!(a.submit("main", TxId([3; 16]), put(9)).await.unwrap(), third);
+    assert!(matches!(a.submit("nowhere", TxId([4; 16]), put(1)).await, Err(HostError::Refused(_))));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_folder_is_used_by_one_node_at_a_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let _a = start(dir.path(), Start::Bootstrap, |_| ()).await;
+    let second = Host::<Kv>::start(HostConfig::new(dir.path(), any(), Start::Resume)).await;
+    assert!(matches!(second.err(), Some(HostError::Store(_))));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn garbage_oversized_frames_and_floods_cost_the_peer_its_connection_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let a = start(dir.path(), Start::Bootstrap, |_| ()).await;
+    for rubbish in
+        [vec![0xff; 4_096], b"GET / HTTP/1.1\r\n\r\n".repeat(100), vec![0x7f, 0xff, 0xff, 0xff]]
+    {
+        let mut stream = TcpStream::connect(a.address()).await.unwrap();
+        // It may hang up while we still write.
+        let _ = stream.write_all(&rubbish).await;
+        let mut rest = Vec::new();
+        let closed = timeout(Duration::from_secs(10), stream.read_to_end(&mut rest)).await;
+        assert!(closed.is_ok(), "the connection stays open");
+    }
+    // A peer that proved itself and then floods.
+    let mut client =
+        Client::connect(a.address(), Ed25519Keys::generate(), &Admission::default(), None)
+            .await
+            .unwrap();
+    let flood = async {
+        for _ in 0..200_000 {
+            if client.ask(Ask::Status, Duration::from_millis(1)).await.is_err_and(|e| {
+                !matches!(
+                    e,
+                    tenure_gossip::net::client::ClientError::Session(
+                        tenure_gossip::net::SessionError::Timeout
+                    )
+                )
+            }) {
+                return true;
+            }
+        }
+        false
+    };
+    // However that ends, the node goes on.
+    let _ = timeout(Duration::from_secs(3), flood).await;
+    let record = a.submit("main", TxId([1; 16]), put(1)).await.unwrap();
+    assert_eq!(record.index, 1);
+}
+
+/// A certificate for 127.0.0.1, signed by `issuer`.
+fn certificate(
+    folder: &Path,
+    name: &str,
+    issuer: &rcgen::Issuer<'_, rcgen::KeyPair>,
+    ca: &str,
+) -> TlsFiles {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let cert = rcgen::CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+    let cert = cert.signed_by(&key, issuer).unwrap();
+    let write = |what: &str, text: &str| {
+        let path = folder.join(format!("{name}-{what}.pem"));
+        std::fs::write(&path, text).unwrap();
+        path
+    };
+    TlsFiles {
+        cert: write("cert", &cert.pem()),
+        key: write("key", &key.serialize_pem()),
+        ca: write("ca", ca),
+    }
+}
+
+fn authority() -> (rcgen::Issuer<'static, rcgen::KeyPair>, String) {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let mut params = rcgen::CertificateParams::new(Vec::<String>::new()).unwrap();
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let pem = params.self_signed(&key).unwrap().pem();
+    (rcgen::Issuer::new(params, key), pem)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_mutual_tls_only_those_with_a_certificate_get_in() {
+    let dir = tempfile::tempdir().unwrap();
+    let (issuer, ca) = authority();
+    let files = |name: &str| certificate(dir.path(), name, &issuer, &ca);
+    let a = start(&dir.path().join("a"), Start::Bootstrap, |c| c.tls = Some(files("a"))).await;
+    let seed = vec![a.address().to_owned()];
+    let b = start(&dir.path().join("b"), Start::Join(seed), |c| c.tls = Some(files("b"))).await;
+    eventually("both vote over TLS", || async {
+        a.status().await.unwrap().namespaces[0].voters.len() == 2
+    })
+    .await;
+    assert_eq!(b.submit("main", TxId([1; 16]), put(1)).await.unwrap().index, 1);
+
+    let open = Admission::default();
+    let keys = Ed25519Keys::generate;
+    assert!(Client::connect(a.address(), keys(), &open, None).await.is_err());
+    let (other, other_ca) = authority();
+    let strange = certificate(dir.path(), "s", &other, &other_ca);
+    assert!(Client::connect(a.address(), keys(), &open, Some(&strange)).await.is_err());
+    assert!(Client::connect(a.address(), keys(), &open, Some(&files("client"))).await.is_ok());
+}
