@@ -250,7 +250,7 @@ async fn a_session_that_is_won_back_keeps_its_child() {
     one.wait_line(|line| line == "up 1", SOON).await.expect("the child is up");
     end_leaders(&database).await;
     // Well beyond the old deadline.
-    for _ in 0..60 {
+    for _ in 0..100 {
         one.wait_line(|line| line == "tick", SOON).await.expect("it goes on");
     }
     let ups = one.lines().iter().filter(|line| line.starts_with("up")).count();
