@@ -327,7 +327,10 @@ begin
     m := tenure.prove(me);
     return jsonb_build_object('beat', m.beat, 'revoked', m.revoked,
         'others', (select jsonb_agg(jsonb_build_array(o.identity, o.beat, o.grace_ms))
-                   from tenure.member o where o.identity <> me and o.left_at is null),
+                   from tenure.member o where o.identity <> me
+                     -- The dead too, for a while: their debts run from when their last beat was seen.
+                     and (o.left_at is null or o.left_at > clock_timestamp()
+                                               - make_interval(secs => o.lease_ms / 250.0))),
         'orders', (select jsonb_agg(jsonb_build_object('role', r.name, 'paused', r.paused,
                                                        'id', r.order_id, 'to', r.order_to))
                    from tenure.role r
