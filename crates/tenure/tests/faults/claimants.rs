@@ -1,5 +1,7 @@
 //! A claimant that goes away while it waits out another's lease leaves the debt as it was.
 
+use std::time::Duration;
+
 use tenure_core::lease::Fault;
 use tenure_testkit::history::now_ns;
 
@@ -66,4 +68,40 @@ async fn a_claimant_that_loses_its_session_while_it_waits_leaves_the_debt() {
     client.execute("select pg_terminate_backend($1)", &[&pid]).await.expect("terminated");
     group.fail_over("claimant terminated", Fault::Crash, fault, epoch.cast_unsigned()).await;
     group.watch_for(group.nodes[0].setup.lease).await;
+}
+
+/// Frozen while it waits, it wakes up when its wait is over and its session is not its own any more.
+#[tokio::test]
+async fn a_claimant_frozen_while_it_waits_wakes_up_with_its_gate_shut() {
+    let (mut group, epoch, waits) = with_a_waiting_claimant().await;
+    let fault = group.nodes[waits].freeze();
+    let what = "claimant SIGSTOP";
+    let new = group.fail_over(what, Fault::Freeze, fault, epoch.cast_unsigned()).await;
+    assert_eq!(new.node, 3 - waits);
+    group.nodes[waits].thaw();
+    group.watch_for(Duration::from_millis(500)).await;
+    assert!(group.nodes[waits].events().is_empty(), "its gate opened");
+}
+
+/// The wait is the debtor's lease, not the claimant's own.
+#[tokio::test]
+async fn a_claimant_with_a_shorter_lease_waits_out_the_longer_one() {
+    let (database, _) = shared_server().await;
+    let client = connect(&database.dsn()).await;
+    let long = Setup { lease: Duration::from_secs(3), ..Setup::new("a", &database.dsn()) };
+    let short = Setup { name: "b".into(), lease: Duration::from_millis(1000), ..long.clone() };
+    let mut group = Group::default();
+    group.add(long.clone()).await;
+    group.add(short).await;
+    group.settle(2).await;
+    let old = group.leader(0).await;
+    let pid = seat_pid(&client, &mut group.nodes[0]).await;
+    group.nodes[0].order("stall 8000").await;
+    group.nodes[0].wait_said("the stall", |said| said["say"] == "stalled").await;
+    let fault = now_ns();
+    client.execute("select pg_terminate_backend($1)", &[&pid]).await.expect("terminated");
+    let what = "a longer lease";
+    let new = group.fail_over(what, Fault::BackendTerminated, fault, old.epoch).await;
+    assert_eq!(new.node, 1);
+    group.watch_for(long.lease).await;
 }
