@@ -38,6 +38,9 @@ pub(crate) struct View {
     pub(crate) state: LockState,
 }
 
+/// How many events may wait for a slow callback.
+const CALLBACK_BACKLOG: usize = 1024;
+
 type Callback = Arc<dyn Fn(&Notice) + Send + Sync>;
 
 /// Shared by the handles of a role, its member and its dispatcher.
@@ -49,13 +52,13 @@ pub(crate) struct Hub {
     pub(crate) leading: watch::Sender<LeaderStateChanged>,
     pub(crate) events: broadcast::Sender<Event>,
     callbacks: Mutex<Vec<Callback>>,
-    dispatch: mpsc::UnboundedSender<Event>,
+    dispatch: mpsc::Sender<Event>,
 }
 
 impl Hub {
     /// Also starts the role's dispatcher, which ends with the last handle.
     pub(crate) fn new(name: RoleName, key: LockKey, gate: LeaderGate) -> Arc<Self> {
-        let (dispatch, inbox) = mpsc::unbounded_channel();
+        let (dispatch, inbox) = mpsc::channel(CALLBACK_BACKLOG);
         let hub = Arc::new(Hub {
             name,
             key,
@@ -64,7 +67,7 @@ impl Hub {
             leading: watch::Sender::new(LeaderStateChanged { is_leader: false, epoch: None }),
             // A subscriber that falls behind this far misses events and is told so; the watches
             // above always carry the latest state.
-            events: broadcast::Sender::new(256),
+            events: broadcast::Sender::new(64),
             callbacks: Mutex::new(Vec::new()),
             dispatch,
         });
@@ -87,7 +90,10 @@ impl Hub {
         }
         let event = Event { role: self.name.clone(), notice, at };
         let _ = self.events.send(event.clone());
-        let _ = self.dispatch.send(event);
+        if let Err(mpsc::error::TrySendError::Full(lost)) = self.dispatch.try_send(event) {
+            // Only behind a callback that does not return. The watches above stay true.
+            tracing::error!(role = %lost.role, "callbacks are stuck; one event is not told to them");
+        }
     }
 
     pub(crate) fn set_leading(&self, epoch: Option<Epoch>) {
@@ -107,7 +113,7 @@ impl Hub {
 
 /// Runs the user's callbacks in order, off the lifecycle: a slow one delays only later callbacks,
 /// a panicking one becomes an `Error` notice.
-async fn run_callbacks(hub: std::sync::Weak<Hub>, mut inbox: mpsc::UnboundedReceiver<Event>) {
+async fn run_callbacks(hub: std::sync::Weak<Hub>, mut inbox: mpsc::Receiver<Event>) {
     while let Some(event) = inbox.recv().await {
         let Some(callbacks) = hub.upgrade().map(|hub| hub.callbacks()) else { return };
         if callbacks.is_empty() {

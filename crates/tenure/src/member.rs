@@ -1,12 +1,13 @@
 //! One process taking part: one seat, one sentinel, any number of roles.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tenure_core::clock::{BootClock, Clock};
 use tenure_core::gate::LeaderGate;
 use tenure_core::identity::Identity;
-use tenure_core::key::RoleName;
+use tenure_core::key::{LockKey, RoleName};
 use tenure_core::lifecycle::{Lifecycle, LifecycleOptions};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
@@ -33,7 +34,15 @@ pub struct Member {
     clock: Arc<dyn Clock>,
     commands: mpsc::UnboundedSender<Command>,
     task: JoinHandle<()>,
-    locks: std::sync::Mutex<Vec<LeaderLock>>,
+    locks: std::sync::Mutex<Locks>,
+}
+
+/// The roles' handles, by name and by key, in the order they were added.
+#[derive(Default)]
+struct Locks {
+    all: Vec<LeaderLock>,
+    by_name: HashMap<RoleName, usize>,
+    by_key: HashMap<LockKey, usize>,
 }
 
 impl std::fmt::Debug for Member {
@@ -121,7 +130,7 @@ impl Member {
             clock,
             commands,
             task,
-            locks: std::sync::Mutex::new(Vec::new()),
+            locks: std::sync::Mutex::default(),
         };
         for role in &roles {
             member.add(role)?;
@@ -147,16 +156,15 @@ impl Member {
         let name = RoleName::new(role)
             .map_err(|error| TenureError::Order(format!("no role can be called so: {error}")))?;
         let locks = self.locks.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        locks
-            .iter()
-            .find(|lock| *lock.role() == name)
-            .cloned()
-            .ok_or(TenureError::UnknownRole(name))
+        match locks.by_name.get(&name) {
+            Some(at) => Ok(locks.all[*at].clone()),
+            None => Err(TenureError::UnknownRole(name)),
+        }
     }
 
     /// The handles of all roles.
     pub fn locks(&self) -> Vec<LeaderLock> {
-        self.locks.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+        self.locks.lock().unwrap_or_else(std::sync::PoisonError::into_inner).all.clone()
     }
 
     /// Adds a role at run time.
@@ -170,14 +178,12 @@ impl Member {
 
     fn add(&self, role: &RoleConfig) -> Result<LeaderLock, TenureError> {
         let mut locks = self.locks.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if let Some(same) = locks.iter().find(|lock| lock.role() == role.name()) {
-            return Err(TenureError::DuplicateRole(same.role().clone()));
+        if locks.by_name.contains_key(role.name()) {
+            return Err(TenureError::DuplicateRole(role.name().clone()));
         }
-        if let Some(same) = locks.iter().find(|lock| lock.key() == role.key()) {
-            return Err(TenureError::registration(
-                role.name(),
-                &format!("collision:{}", same.role()),
-            ));
+        if let Some(same) = locks.by_key.get(&role.key()) {
+            let why = format!("collision:{}", locks.all[*same].role());
+            return Err(TenureError::registration(role.name(), &why));
         }
         let (keeper, gate) = LeaderGate::pair(self.clock.clone(), self.identity.clone());
         #[cfg(feature = "negative-control")]
@@ -215,7 +221,10 @@ impl Member {
             patience: self.config.acquire_timeout(),
             registration_wait: registration_wait(&self.sitter),
         };
-        locks.push(lock.clone());
+        let at = locks.all.len();
+        locks.by_name.insert(role.name().clone(), at);
+        locks.by_key.insert(role.key(), at);
+        locks.all.push(lock.clone());
         Ok(lock)
     }
 
