@@ -123,9 +123,18 @@ impl LeaderLock {
         if !leads(view.borrow_and_update().state) {
             return Ok(());
         }
+        let mut changes = self.changes();
+        let led = changes.borrow_and_update().epoch;
         self.send(Command::StepDown { role: self.hub.name.clone(), to, within })?;
-        view.wait_for(|view| !leads(view.state)).await.map_err(|_| TenureError::Stopped)?;
-        Ok(())
+        // A watch shows the latest state alone: without a cool-down the next term may have begun
+        // before anybody looked, and then the old one is over too. Both branches are cancel-safe.
+        tokio::select! {
+            over = view.wait_for(|view| !leads(view.state)) => over.map(drop),
+            next = changes.wait_for(|change| change.is_leader && change.epoch > led) => {
+                next.map(drop)
+            }
+        }
+        .map_err(|_| TenureError::Stopped)
     }
 
     /// Says whether this member is ready to lead. One that is not is promoted only if nobody ready

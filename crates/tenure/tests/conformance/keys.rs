@@ -68,7 +68,11 @@ async fn the_database_counts_epochs_as_the_core_does() {
     let mut runner = TestRunner::new(Config::default());
     for _ in 0..300 {
         let (row, seen, moved) = cases.new_tree(&mut runner).unwrap().current();
-        let counted: i64 = client.query_one(&ask, &[&row, &seen, &moved.map(|to| to as i32)]).await.unwrap().get(0);
+        let counted: i64 = client
+            .query_one(&ask, &[&row, &seen, &moved.map(|to| to as i32)])
+            .await
+            .unwrap()
+            .get(0);
         assert_eq!(
             Epoch(counted),
             next_epoch(Epoch(row), Epoch(seen), moved),

@@ -3,3 +3,5 @@
 
 mod incarnation;
 mod keys;
+mod stage;
+mod suite;

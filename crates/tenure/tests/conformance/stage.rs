@@ -1,0 +1,117 @@
+//! Where the suite plays: on PostgreSQL, and in memory.
+
+use std::ops::Deref;
+use std::time::Duration;
+
+use tenure::config::{Config, RoleSpec};
+use tenure::memory::{MemoryGroup, MemoryLock};
+use tenure::{LeaderLock, Leadership, LeaseSpec, Member, TenureError};
+use tenure_testkit::{Database, shared_cluster};
+
+/// Long enough for a busy machine, short enough to notice a hang.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const LEASE: Duration = Duration::from_millis(900);
+
+fn lease() -> LeaseSpec {
+    LeaseSpec { lease: Some(LEASE), ..LeaseSpec::default() }
+}
+
+/// A group that members join.
+pub(crate) trait Stage: Sized + Sync {
+    /// One member with one role.
+    type Lock: Leadership + Deref<Target = LeaderLock> + 'static;
+
+    async fn open() -> Self;
+
+    /// A new member with that role, not started.
+    async fn candidate(&self, role: RoleSpec) -> Self::Lock;
+
+    /// Its session ends, and nothing else does.
+    async fn end_session(&self, lock: &Self::Lock);
+}
+
+pub(crate) struct Postgres(Database);
+
+/// A member and its only role.
+pub(crate) struct Seated {
+    member: Member,
+    lock: LeaderLock,
+}
+
+impl Deref for Seated {
+    type Target = LeaderLock;
+
+    fn deref(&self) -> &LeaderLock {
+        &self.lock
+    }
+}
+
+impl Leadership for Seated {
+    async fn start(&self) -> Result<(), TenureError> {
+        self.lock.start().await
+    }
+
+    async fn shutdown(&self, within: Option<Duration>) -> Result<(), TenureError> {
+        self.lock.shutdown(within).await
+    }
+
+    async fn step_down(&self, within: Option<Duration>) -> Result<(), TenureError> {
+        self.lock.step_down(within).await
+    }
+
+    async fn wait_for_leadership(&self, within: Option<Duration>) -> bool {
+        self.lock.wait_for_leadership(within).await
+    }
+
+    fn state(&self) -> tenure::LockState {
+        self.lock.state()
+    }
+
+    fn gate(&self) -> tenure::LeaderGate {
+        self.lock.gate()
+    }
+
+    fn changes(&self) -> tokio::sync::watch::Receiver<tenure::LeaderStateChanged> {
+        self.lock.changes()
+    }
+}
+
+impl Stage for Postgres {
+    type Lock = Seated;
+
+    async fn open() -> Self {
+        Postgres(shared_cluster().await.database().await.expect("a database"))
+    }
+
+    async fn candidate(&self, role: RoleSpec) -> Seated {
+        let config = Config::builder().dsn(self.0.dsn()).lease(LEASE).role(role);
+        let member = Member::start(config.build().expect("a good configuration")).await;
+        let member = member.expect("a member");
+        let lock = member.locks().remove(0);
+        Seated { member, lock }
+    }
+
+    async fn end_session(&self, lock: &Seated) {
+        let client = self.0.client().await.expect("a session");
+        let sql = "select pg_terminate_backend(backend_pid) from tenure.member where identity = $1";
+        client.query_one(sql, &[&lock.member.identity().as_str()]).await.expect("it ends");
+    }
+}
+
+pub(crate) struct Memory(MemoryGroup);
+
+impl Stage for Memory {
+    type Lock = MemoryLock;
+
+    async fn open() -> Self {
+        Memory(MemoryGroup::with_lease(lease()).expect("good timings"))
+    }
+
+    async fn candidate(&self, role: RoleSpec) -> MemoryLock {
+        self.0.candidate(role).expect("a good role")
+    }
+
+    async fn end_session(&self, lock: &MemoryLock) {
+        self.0.terminate(lock);
+    }
+}
