@@ -122,33 +122,41 @@ pub(crate) fn notice(
         }
         Notice::Acquired { epoch } => {
             counter!("tenure_acquired_total", "role" => label(role)).increment(1);
-            tracing::info!(%role, member, %key, epoch = epoch.get(), "acquired");
+            let reason = "the lock is won and no other gate is open";
+            tracing::info!(%role, member, %key, epoch = epoch.get(), reason, "acquired");
         }
         Notice::Released { epoch } => {
             counter!("tenure_released_total", "role" => label(role)).increment(1);
-            tracing::info!(%role, member, %key, epoch = epoch.get(), "released");
+            let reason = "asked for";
+            tracing::info!(%role, member, %key, epoch = epoch.get(), reason, "released");
         }
         Notice::Lost { epoch, reason } => {
             counter!("tenure_lost_total", "role" => label(role)).increment(1);
             tracing::warn!(%role, member, %key, epoch = epoch.get(), %reason, "lost");
         }
         Notice::AcquireFailed { why } => {
-            tracing::debug!(%role, member, %key, reason = %why, "acquire_failed");
+            tracing::debug!(%role, member, %key, epoch = now, reason = %why, "acquire_failed");
         }
         Notice::Error(error) => {
             counter!("tenure_errors_total", "role" => label(role)).increment(1);
             tracing::warn!(%role, member, %key, epoch = now, reason = %error, "error");
         }
-        Notice::Stopped => tracing::info!(%role, member, %key, "stopped"),
+        Notice::Stopped => {
+            let reason = "asked for, or nothing more to try";
+            tracing::info!(%role, member, %key, epoch = now, reason, "stopped");
+        }
         Notice::Late { epoch } => {
             counter!("tenure_late_total", "role" => label(role)).increment(1);
-            tracing::warn!(%role, member, %key, epoch = epoch.get(), "late");
+            let reason = "no heartbeat succeeded within the lease";
+            tracing::warn!(%role, member, %key, epoch = epoch.get(), reason, "late");
         }
         Notice::Well { epoch } => {
-            tracing::info!(%role, member, %key, epoch = epoch.get(), "well");
+            let reason = "a heartbeat confirmed lock and epoch";
+            tracing::info!(%role, member, %key, epoch = epoch.get(), reason, "well");
         }
         Notice::Recovered { epoch } => {
-            tracing::info!(%role, member, %key, epoch = epoch.get(), "recovered");
+            let reason = "won back within the grace period";
+            tracing::info!(%role, member, %key, epoch = epoch.get(), reason, "recovered");
         }
     }
 }

@@ -1,0 +1,167 @@
+//! Metrics and `tracing` events are contract: a scripted life on a real server shows every one.
+
+mod ear;
+mod meter;
+
+use std::time::Duration;
+
+use tenure::config::{Config, RoleSpec};
+use tenure::{Leadership, LockState, Member, Notice};
+use tenure_testkit::{Cluster, Stop};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+const LEASE: Duration = Duration::from_secs(3);
+
+async fn member(dsn: String) -> Member {
+    let config = Config::builder()
+        .dsn(dsn)
+        .lease(LEASE)
+        .stale_after(Duration::from_millis(1300))
+        .role(RoleSpec::named("r").cool_down(Duration::ZERO));
+    let member = Member::start(config.build().expect("a good configuration")).await;
+    member.expect("a member")
+}
+
+#[tokio::test]
+async fn every_metric_and_every_transition_is_told_with_its_labels() {
+    let meter = meter::install();
+    let heard = ear::install();
+    let cluster = Cluster::start().await.unwrap();
+    // A runtime of its own with one thread, so that this member can stand still.
+    let apart = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let apart = apart.unwrap();
+    let first = apart.spawn(member(cluster.dsn())).await.unwrap();
+    let lock = first.lock("r").unwrap();
+    assert!(lock.begin_act(Duration::ZERO).is_err(), "an act is refused and counted");
+    lock.start().await.unwrap();
+    assert!(lock.wait_for_leadership(Some(PATIENCE)).await);
+    lock.step_down(Some(PATIENCE)).await.unwrap();
+    assert!(lock.wait_for_leadership(Some(PATIENCE)).await);
+
+    // A stall for longer than the lease, shorter than lease and margin: late, then well again. The
+    // second member sees the silence.
+    let second = member(cluster.dsn()).await;
+    let other = second.lock("r").unwrap();
+    other.start().await.unwrap();
+    meter.times("tenure_heartbeat_seconds", 3, PATIENCE).await;
+    let mut events = lock.events();
+    apart.spawn(async { std::thread::sleep(LEASE + Duration::from_millis(100)) });
+    let well =
+        async { while !matches!(events.recv().await.unwrap().notice, Notice::Well { .. }) {} };
+    tokio::time::timeout(PATIENCE, well).await.expect("late, and well again");
+    assert_eq!(other.state(), LockState::Follower);
+
+    // A lost session; the server goes away and comes back.
+    let client = cluster.client("postgres").await.unwrap();
+    let end = "select pg_terminate_backend(backend_pid) from tenure.member where identity = $1";
+    let leader = first.identity().as_str().to_owned();
+    client.execute(end, &[&leader]).await.unwrap();
+    drop(client);
+    let lost =
+        async { while !matches!(events.recv().await.unwrap().notice, Notice::Lost { .. }) {} };
+    tokio::time::timeout(PATIENCE, lost).await.expect("a loss");
+    meter.until("tenure_failovers_total", PATIENCE).await;
+    cluster.stop(Stop::Fast).await.unwrap();
+    meter.until("tenure_errors_total", PATIENCE).await;
+    cluster.start_again().await.unwrap();
+    first.shutdown(Some(PATIENCE)).await.unwrap();
+    second.shutdown(Some(PATIENCE)).await.unwrap();
+    apart.shutdown_background();
+
+    let seen = meter.seen();
+    for name in tenure::metrics::NAMES {
+        let labels =
+            seen.get(*name).unwrap_or_else(|| panic!("{name} was never emitted: {seen:#?}"));
+        let alone = [
+            "tenure_heartbeat_age_seconds",
+            "tenure_acquire_seconds",
+            "tenure_heartbeat_seconds",
+            "tenure_connected",
+        ];
+        let wanted = if alone.contains(name) { "" } else { "role=r" };
+        assert_eq!(labels.iter().map(String::as_str).collect::<Vec<_>>(), [wanted], "{name}");
+    }
+    let ours = |name: &&String| name.starts_with("tenure_");
+    let unnamed: Vec<_> = seen
+        .keys()
+        .filter(ours)
+        .filter(|name| !tenure::metrics::NAMES.contains(&name.as_str()))
+        .collect();
+    assert!(unnamed.is_empty(), "not in the contract: {unnamed:?}");
+
+    let told = heard.told();
+    for wanted in [
+        "state_change",
+        "acquired",
+        "released",
+        "lost",
+        "acquire_failed",
+        "error",
+        "late",
+        "well",
+        "stopped",
+    ] {
+        let fields = told.get(wanted).unwrap_or_else(|| panic!("no {wanted}: {:?}", told.keys()));
+        let mut names = vec!["role", "member", "key", "epoch"];
+        names.extend(if wanted == "state_change" {
+            ["from", "to"].as_slice()
+        } else {
+            &["reason"]
+        });
+        for name in names {
+            assert!(fields.contains(name), "{wanted} has no {name}: {fields:?}");
+        }
+    }
+}
+
+/// A name that changes breaks somebody's dashboard: it is a decision, not an accident.
+#[test]
+fn the_names_are_these() {
+    assert_eq!(
+        tenure::metrics::NAMES,
+        [
+            "tenure_acquired_total",
+            "tenure_lost_total",
+            "tenure_released_total",
+            "tenure_acquire_attempts_total",
+            "tenure_acts_refused_total",
+            "tenure_is_leader",
+            "tenure_epoch",
+            "tenure_heartbeat_age_seconds",
+            "tenure_acquire_seconds",
+            "tenure_heartbeat_seconds",
+            "tenure_tenure_seconds",
+            "tenure_failovers_total",
+            "tenure_late_total",
+            "tenure_errors_total",
+            "tenure_connected",
+            "tenure_leader_stale",
+        ]
+    );
+}
+
+/// The page people read names every metric.
+#[test]
+fn the_page_names_every_metric() {
+    let page = include_str!("../../../../docs/metrics.md");
+    for name in tenure::metrics::NAMES {
+        assert!(page.contains(&format!("`{name}`")), "{name}");
+    }
+    for name in [
+        "leader_acquired_total",
+        "leadership_lost_total",
+        "acquire_attempts_total",
+        "extrinsic_blocked_not_leader_total",
+        "is_leader",
+        "leader_epoch",
+        "heartbeat_age_ms",
+        "acquire_latency_ms",
+        "heartbeat_update_ms",
+        "forge_leader_is_leader",
+        "forge_leader_elections_total",
+        "forge_leader_tenure_seconds",
+        "forge_leader_failovers_total",
+    ] {
+        assert!(page.contains(&format!("`{name}`")), "{name} of the specifications");
+    }
+}
