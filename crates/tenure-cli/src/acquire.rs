@@ -33,16 +33,14 @@ async fn attempt(
     args: &Acquire,
     signals: &mut Signals,
 ) -> Result<Exit, Failure> {
-    let won = tokio::select! {
-        won = win(campaign, args.wait) => won?,
+    let refused = tokio::select! {
+        refused = win(campaign, args.wait) => refused?,
         () = signals.next() => return Ok(Exit::NotLeader),
     };
-    if !won {
+    if let Some(why) = refused {
         let role = campaign.lock.role();
-        return Err(Failure::new(
-            Exit::NotLeader,
-            format!("role {role} was not acquired: somebody else holds it; --wait waits for it"),
-        ));
+        let message = format!("role {role} was not acquired: {why}; --wait waits for it");
+        return Err(Failure::new(Exit::NotLeader, message));
     }
     if args.command.is_empty() {
         let epoch = campaign.lock.gate().epoch();
@@ -59,22 +57,37 @@ async fn attempt(
     }
 }
 
-/// True once the gate is open; false when the first attempt failed, or `wait` is over.
-async fn win(campaign: &Campaign, wait: Option<Duration>) -> Result<bool, Failure> {
-    let mut told = campaign.lock.events();
+/// None once the gate is open; why not, when the first attempt failed or `wait` is over.
+async fn win(campaign: &mut Campaign, wait: Option<Duration>) -> Result<Option<String>, Failure> {
     let until = Instant::now() + wait.unwrap_or(Duration::from_secs(365 * 86_400));
     let mut changes = campaign.lock.changes();
+    let mut why = "nobody was asked yet".to_owned();
     loop {
         if campaign.lock.is_leader() {
-            return Ok(true);
+            return Ok(None);
         }
         let failed = tokio::select! {
             _ = changes.changed() => false,
-            event = told.recv() => match event.map(|event| event.notice) {
-                Ok(Notice::AcquireFailed { .. } | Notice::Lost { .. } | Notice::Stopped) => true,
+            // From before the start on, so that not even the first attempt is missed.
+            event = campaign.told.recv() => match event.map(|event| event.notice) {
+                Ok(Notice::AcquireFailed { why: reason }) => {
+                    why = reason.to_string();
+                    true
+                }
+                Ok(Notice::Lost { reason, .. }) => {
+                    why = reason.to_string();
+                    true
+                }
+                Ok(Notice::Stopped) => true,
                 Ok(Notice::Error(_)) => campaign.trouble().await?.is_some(),
-                Ok(Notice::StateChange { .. } | Notice::Acquired { .. } | Notice::Released { .. }
-                   | Notice::Late { .. } | Notice::Well { .. } | Notice::Recovered { .. }) => false,
+                Ok(
+                    Notice::StateChange { .. }
+                    | Notice::Acquired { .. }
+                    | Notice::Released { .. }
+                    | Notice::Late { .. }
+                    | Notice::Well { .. }
+                    | Notice::Recovered { .. },
+                ) => false,
                 // Missed events: the repair is to look again.
                 Err(_) => false,
             },
@@ -89,7 +102,7 @@ async fn win(campaign: &Campaign, wait: Option<Duration>) -> Result<bool, Failur
                 Some(why) if !why.is_empty() => {
                     Err(Failure::new(Exit::Unreachable, format!("{why}; nothing was acquired")))
                 }
-                Some(_) | None => Ok(false),
+                Some(_) | None => Ok(Some(why)),
             };
         }
     }

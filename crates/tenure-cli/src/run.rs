@@ -106,7 +106,7 @@ pub(crate) struct Campaign {
     policy: TakeoverPolicy,
     pub(crate) events: Events,
     writer: Writer,
-    told: broadcast::Receiver<Event>,
+    pub(crate) told: broadcast::Receiver<Event>,
     teller: tokio::task::JoinHandle<()>,
     lost: bool,
 }

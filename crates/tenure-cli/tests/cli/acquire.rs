@@ -21,7 +21,7 @@ async fn a_role_that_is_held_is_one_at_once_and_after_the_wait() {
     let mut one = member(&["--role", "r", "--dsn", &dsn]);
     event(&mut one, "acquired").await;
     let acquire = ["acquire", "--role", "r", "--dsn", &dsn];
-    refuses(&ends(&acquire).await, 1, "was not acquired");
+    refuses(&ends(&acquire).await, 1, "another session holds the lock");
     let begun = std::time::Instant::now();
     refuses(&ends(&[&acquire[..], &["--wait", "700ms"]].concat()).await, 1, "was not acquired");
     assert!(begun.elapsed().as_millis() >= 700);

@@ -51,22 +51,3 @@ fn without_a_dsn_it_uses_a_private_server_and_says_so_loudly() {
     let output = home.run(&["acquire", "--role", "r"]);
     assert_eq!(stdout(&output), "acquired r epoch 3\n", "{}", stderr(&output));
 }
-
-#[test]
-fn a_missing_server_names_the_package() {
-    let home = Home::new();
-    let mut command = tenure(&["status"]);
-    let empty = home.0.path().join("empty");
-    std::fs::create_dir(&empty).expect("created");
-    let output = command
-        .env("XDG_DATA_HOME", home.0.path())
-        .env("TENURE_PG_BIN", &empty)
-        .env("PATH", "/nowhere")
-        .output()
-        .expect("it runs");
-    if code(&output) != 0 {
-        // Where the distribution's own folders hold a server it is found all the same.
-        assert_eq!(code(&output), 5);
-        assert!(stderr(&output).contains("install"), "{}", stderr(&output));
-    }
-}

@@ -97,7 +97,7 @@ async fn a_paused_role_is_led_by_nobody_until_it_is_resumed() {
     event(&mut one, "acquired").await;
     assert_eq!(code(&ends(&["pause", "--role", "r", "--dsn", &dsn]).await), 0);
     event(&mut one, "released").await;
-    refuses(&ends(&["acquire", "--role", "r", "--dsn", &dsn]).await, 1, "not acquired");
+    refuses(&ends(&["acquire", "--role", "r", "--dsn", &dsn]).await, 1, "the role is paused");
     assert!(stdout(&ends(&["status", "--dsn", &dsn]).await).contains("paused"));
     assert_eq!(code(&ends(&["resume", "--role", "r", "--dsn", &dsn]).await), 0);
     event(&mut one, "acquired").await;
