@@ -285,11 +285,13 @@ impl Engine {
         let pause = self.options.manager.retry;
         self.spawn(async move |answers, generation| {
             loop {
-                let snapshot = match &store {
-                    Some(store) => store.snapshot().await,
-                    None => Ok(Snapshot { open: Vec::new(), consumed: 0 }),
+                let snapshot = async {
+                    match &store {
+                        Some(store) => store.snapshot().await,
+                        None => Ok(Snapshot { open: Vec::new(), consumed: 0 }),
+                    }
                 };
-                match (snapshot, chain.head(&account).await) {
+                match tokio::join!(snapshot, chain.head(&account)) {
                     (Ok(snapshot), Ok(head)) => {
                         let _ = answers.send((generation, Answer::Recovered { snapshot, head }));
                         return;

@@ -47,7 +47,8 @@ pub enum FeedItem {
 pub fn feed(store: Store, change: i64, options: FeedOptions) -> mpsc::Receiver<FeedItem> {
     let (sender, receiver) = mpsc::channel(1_024);
     tokio::spawn(async move {
-        let mut reader = Reader { store, change, options, sender, failing: None, stale: false };
+        let view = View::new(options.stale_after);
+        let mut reader = Reader { store, change, options, sender, view };
         // Ends only when nobody listens.
         let _ = reader.run().await;
     });
@@ -62,8 +63,37 @@ struct Reader {
     change: i64,
     options: FeedOptions,
     sender: mpsc::Sender<FeedItem>,
+    view: View,
+}
+
+/// Whether the table could be read of late.
+#[derive(Debug)]
+pub(crate) struct View {
+    stale_after: Duration,
     failing: Option<Instant>,
     stale: bool,
+}
+
+impl View {
+    pub(crate) fn new(stale_after: Duration) -> Self {
+        View { stale_after, failing: None, stale: false }
+    }
+
+    /// It was read. Something to say if it was stale.
+    pub(crate) fn read(&mut self) -> Option<FeedItem> {
+        self.failing = None;
+        std::mem::take(&mut self.stale).then_some(FeedItem::Fresh)
+    }
+
+    /// It was not. Something to say if that has lasted too long.
+    pub(crate) fn failed(&mut self, reason: &str) -> Option<FeedItem> {
+        let since = *self.failing.get_or_insert_with(Instant::now);
+        if self.stale || since.elapsed() < self.stale_after {
+            return None;
+        }
+        self.stale = true;
+        Some(FeedItem::Stale(reason.to_owned()))
+    }
 }
 
 impl Reader {
@@ -121,8 +151,9 @@ impl Reader {
     async fn catch_up(&mut self) -> Result<Result<(), Gone>, StoreError> {
         loop {
             let rows = self.store.changes(self.change).await?;
-            self.failing = None;
-            if std::mem::take(&mut self.stale) && self.sender.send(FeedItem::Fresh).await.is_err() {
+            if let Some(fresh) = self.view.read()
+                && self.sender.send(fresh).await.is_err()
+            {
                 return Ok(Err(Gone));
             }
             if rows.is_empty() {
@@ -139,11 +170,8 @@ impl Reader {
     }
 
     async fn failed(&mut self, reason: &str) -> Result<(), Gone> {
-        let since = *self.failing.get_or_insert_with(Instant::now);
-        if !self.stale && since.elapsed() >= self.options.stale_after {
-            self.stale = true;
-            let item = FeedItem::Stale(reason.to_owned());
-            return self.sender.send(item).await.map_err(|_| Gone);
+        if let Some(stale) = self.view.failed(reason) {
+            return self.sender.send(stale).await.map_err(|_| Gone);
         }
         if self.sender.is_closed() { Err(Gone) } else { Ok(()) }
     }

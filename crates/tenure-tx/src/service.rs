@@ -7,13 +7,13 @@ use bytes::Bytes;
 use tenure_core::epoch::Epoch;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::account::{SignError, Signer};
 use crate::chain::{Chain, ChainError};
 use crate::engine::{Command, Engine};
 use crate::events::{FollowerSync, keep_ready};
-use crate::feed::{FeedItem, FeedOptions, feed};
+use crate::feed::{FeedItem, FeedOptions, View, feed};
 use crate::leadership::{LeaderStateChanged, Leadership, NodeRole, Unready};
 use crate::manager::{ManagerConfig, ReserveError};
 use crate::metrics;
@@ -256,8 +256,8 @@ impl TransactionService {
         *self.stale.borrow()
     }
 
-    /// Every change of every row of the account, on every node, from now on. A receiver that lags
-    /// misses changes and is told how many; [`crate::feed::feed`] misses none.
+    /// Every change of every row of the account, on every node, from now on (the first receiver may
+    /// also see those of the last moment). A receiver that lags misses changes and is told how many; [`crate::feed::feed`] misses none.
     #[must_use]
     pub fn statuses(&self) -> broadcast::Receiver<Arc<StoredTransaction>> {
         self.statuses.subscribe()
@@ -333,6 +333,8 @@ impl TransactionService {
 }
 
 /// Hands the table's changes to all who subscribed, and says loudly when it cannot.
+///
+/// While nobody has, the rows are not read: only that they could be.
 async fn watch_table(
     store: Store,
     options: FeedOptions,
@@ -340,36 +342,57 @@ async fn watch_table(
     stale: watch::Sender<bool>,
     leadership: Leadership,
 ) {
-    let after = newest_change(&store).await;
-    let mut items = feed(store, after, options);
-    while let Some(item) = items.recv().await {
-        match item {
-            // No subscriber is no error.
-            FeedItem::Row(row) => drop(statuses.send(Arc::from(row))),
-            FeedItem::Stale(reason) => {
-                tracing::error!(
-                    role = %leadership.role(), reason,
-                    "THE VIEW OF THE TRANSACTIONS IS STALE AND UNRELIABLE: the database cannot be \
-                     read; this node will not be promoted until it can"
-                );
-                metrics::set(metrics::VIEW_STALE, 1);
-                leadership.set_unready(Unready::StaleView, true);
-                stale.send_replace(true);
-            }
-            FeedItem::Fresh => {
-                tracing::warn!(role = %leadership.role(), "the transactions can be read again");
-                metrics::set(metrics::VIEW_STALE, 0);
-                leadership.set_unready(Unready::StaleView, false);
-                stale.send_replace(false);
+    let mut after = 0;
+    let mut view = View::new(options.stale_after);
+    let health = |item| match item {
+        FeedItem::Row(_) => {}
+        FeedItem::Stale(reason) => {
+            tracing::error!(
+                role = %leadership.role(), reason,
+                "THE VIEW OF THE TRANSACTIONS IS STALE AND UNRELIABLE: the database cannot be \
+                 read; this node will not be promoted until it can"
+            );
+            metrics::set(metrics::VIEW_STALE, 1);
+            leadership.set_unready(Unready::StaleView, true);
+            stale.send_replace(true);
+        }
+        FeedItem::Fresh => {
+            tracing::warn!(role = %leadership.role(), "the transactions can be read again");
+            metrics::set(metrics::VIEW_STALE, 0);
+            leadership.set_unready(Unready::StaleView, false);
+            stale.send_replace(false);
+        }
+    };
+    loop {
+        if statuses.receiver_count() == 0 {
+            let news = match store.newest_change().await {
+                Ok(newest) => {
+                    after = newest;
+                    view.read()
+                }
+                Err(error) => view.failed(&error.to_string()),
+            };
+            news.into_iter().for_each(health);
+            sleep(options.poll.min(QUIET)).await;
+            continue;
+        }
+        let mut items = feed(store.clone(), after, options.clone());
+        while let Some(item) = items.recv().await {
+            match item {
+                FeedItem::Row(row) => {
+                    after = row.change;
+                    if statuses.send(Arc::from(row)).is_err() {
+                        break;
+                    }
+                }
+                other @ (FeedItem::Stale(_) | FeedItem::Fresh) => health(other),
             }
         }
     }
 }
 
-/// Where the table stands, so that subscribers get what changes from now on.
-async fn newest_change(store: &Store) -> i64 {
-    store.newest_change().await.unwrap_or(0)
-}
+/// How long a first subscriber may wait for the feed to start.
+const QUIET: Duration = Duration::from_millis(250);
 
 /// A service was not started.
 #[derive(Debug, thiserror::Error)]
