@@ -317,6 +317,10 @@ impl Group {
         assert!(took <= bound + SLACK, "{what}: {took:?}, bound {bound:?} + {SLACK:?}");
     }
 
+    pub(crate) fn say(&self, figure: &str) {
+        tell(figure);
+    }
+
     /// Lets the group run on for a while, watched: what happens in it is checked afterwards.
     pub(crate) async fn watch_for(&mut self, time: Duration) {
         let until = Moment::now() + time;

@@ -10,6 +10,7 @@
 //! Timing-sensitive: run with `--test-threads=1`. Needs the feature `negative-control`, with which
 //! one node's gate is broken on purpose to see that the checker catches it.
 
+mod chaos;
 mod claimants;
 mod database;
 mod group;
