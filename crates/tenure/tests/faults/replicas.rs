@@ -93,6 +93,35 @@ async fn epochs_stay_above_those_that_a_failover_lost() {
     assert!(new.epoch > lead.epoch, "{} was issued after {}", new.epoch, lead.epoch);
 }
 
+/// Two failovers, each to a server that missed what was issued last, and nobody who remembers.
+#[tokio::test]
+async fn a_second_failover_that_lost_the_first_ones_bump_issues_no_epoch_again() {
+    let (first, second) = with_replica(false).await;
+    let mut group = Group::default();
+    group.add(Setup::new("a", &dsn_of(&[&first]))).await;
+    let one = group.leader(0).await;
+    second.wait_caught_up(&first).await.expect("caught up");
+    group.nodes[0].kill().await;
+    first.crash().await.expect("crashed");
+    second.promote().await.expect("promoted");
+    let link = Proxy::start(second.addr()).await.expect("a proxy");
+    let options = ReplicaOptions { via: Some(link.addr()), ..ReplicaOptions::default() };
+    let third = second.replica(options).await.expect("a replica");
+    link.blackhole(Direction::Both);
+    group.nodes.push(Node::start(Setup::new("b", &dsn_of(&[&second]))).await);
+    let two = group.leader(one.epoch).await;
+    group.nodes[1].kill().await;
+    second.crash().await.expect("crashed");
+    third.promote().await.expect("promoted");
+    let client = third.client("app").await.expect("a session");
+    let survived = number(&client, "select epoch from tenure.role").await.cast_unsigned();
+    assert_eq!(survived, one.epoch, "the last server knows of the second term");
+    group.nodes.push(Node::start(Setup::new("c", &dsn_of(&[&third]))).await);
+    let three = group.leader(two.epoch).await;
+    assert_eq!(three.node, 2);
+    group.verify();
+}
+
 /// The replica has the clean release, but not the claim that followed it: "nobody owes anything"
 /// is not true any more.
 #[tokio::test]
