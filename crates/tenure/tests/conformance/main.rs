@@ -3,5 +3,6 @@
 
 mod incarnation;
 mod keys;
+mod memory;
 mod stage;
 mod suite;
