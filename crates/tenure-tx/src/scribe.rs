@@ -88,7 +88,7 @@ impl Batch {
     }
 
     /// Takes the order, or gives it back if it belongs into the next batch.
-    fn take(&mut self, order: Order) -> Result<(), Order> {
+    fn take(&mut self, order: Order) -> Option<Order> {
         if self.len() == 0 {
             (self.generation, self.epoch) = (order.generation, order.epoch);
         }
@@ -99,12 +99,13 @@ impl Batch {
             Write::New { .. } | Write::Replace(_) => self.touched.contains(&nonce),
         };
         if follows || self.len() >= BATCH || order.generation != self.generation {
-            return Err(order);
+            return Some(order);
         }
         self.touched.insert(nonce);
         match order.write {
             Write::New { row, block } => {
-                self.block = self.block.max(block);
+                // A lower bound for all of them: no attempt is in an earlier block.
+                self.block = if self.news.is_empty() { block } else { self.block.min(block) };
                 self.news.push(row);
             }
             Write::Replace(row) => self.replacements.push(row),
@@ -112,7 +113,7 @@ impl Batch {
                 self.statuses.insert(nonce, change);
             }
         }
-        Ok(())
+        None
     }
 
     async fn settle(self, store: Option<&Store>) -> Report {
@@ -218,7 +219,7 @@ pub(crate) async fn run(
         while under_way.len() < UNDER_WAY && !waiting.is_empty() {
             let mut batch = Batch::default();
             while let Some(order) = waiting.pop_front() {
-                if let Err(order) = batch.take(order) {
+                if let Some(order) = batch.take(order) {
                     waiting.push_front(order);
                     break;
                 }
@@ -271,17 +272,17 @@ mod tests {
     #[test]
     fn a_reused_nonce_waits_for_the_end_of_its_last_row() {
         let mut batch = Batch::default();
-        assert!(batch.take(order(status(0, TransactionStatus::Invalid(None)))).is_ok());
-        assert!(batch.take(order(new(1))).is_ok());
-        assert!(batch.take(order(new(0))).is_err());
+        assert!(batch.take(order(status(0, TransactionStatus::Invalid(None)))).is_none());
+        assert!(batch.take(order(new(1))).is_none());
+        assert!(batch.take(order(new(0))).is_some());
     }
 
     #[test]
     fn the_last_status_of_a_nonce_is_the_one_that_is_written() {
         let mut batch = Batch::default();
-        assert!(batch.take(order(new(0))).is_ok());
-        assert!(batch.take(order(status(0, TransactionStatus::Ready))).is_ok());
-        assert!(batch.take(order(status(0, TransactionStatus::Dropped))).is_ok());
+        assert!(batch.take(order(new(0))).is_none());
+        assert!(batch.take(order(status(0, TransactionStatus::Ready))).is_none());
+        assert!(batch.take(order(status(0, TransactionStatus::Dropped))).is_none());
         assert_eq!(batch.statuses[&0].status, TransactionStatus::Dropped);
         assert_eq!(batch.len(), 2);
     }
@@ -289,8 +290,8 @@ mod tests {
     #[test]
     fn two_terms_never_share_a_batch() {
         let mut batch = Batch::default();
-        assert!(batch.take(order(new(0))).is_ok());
+        assert!(batch.take(order(new(0))).is_none());
         let later = Order { generation: 2, ..order(new(1)) };
-        assert!(batch.take(later).is_err());
+        assert!(batch.take(later).is_some());
     }
 }

@@ -115,7 +115,7 @@ fn note(seen: &mut Vec<u8>, wire: &Wire) {
     while let Some(at) = rest.find(CALL) {
         let raw = &rest[at + CALL.len()..];
         let Some(end) = raw.find('"') else {
-            *seen = rest[at..].as_bytes().to_vec();
+            *seen = rest.as_bytes()[at..].to_vec();
             return;
         };
         wire.lock().expect("unpoisoned").insert(raw[..end].to_owned());

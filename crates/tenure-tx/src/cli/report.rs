@@ -121,7 +121,7 @@ pub(super) async fn show(args: ShowArgs) -> anyhow::Result<ExitCode> {
     let store = args.read.store()?;
     let row = match args.which.parse() {
         Ok(nonce) => store.by_nonce(nonce).await?,
-        Err(_) => store.by_request(&[args.which.clone()]).await?.into_iter().next(),
+        Err(_) => store.by_request(std::slice::from_ref(&args.which)).await?.into_iter().next(),
     };
     let Some(row) = row else {
         tracing::error!("no transaction {}", args.which);
