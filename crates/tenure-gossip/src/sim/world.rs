@@ -20,7 +20,7 @@ use crate::{
     kv::{Kv, KvGoal},
     machine::StateMachine as _,
     message::Message,
-    node::{Event, Node, NodeConfig, Output},
+    node::{Event, Node, NodeConfig, Output, Write},
     time::Time,
 };
 
@@ -464,7 +464,13 @@ impl World {
 
     fn carry_out(&mut self, i: usize, output: Output) {
         match output {
-            Output::Persist(write) => self.members[i].disk.write(write),
+            Output::Persist(write) => {
+                // A record on disk counts, also if the power goes before anybody hears of it.
+                if let Write::History(record) = &write {
+                    self.decided(i, record);
+                }
+                self.members[i].disk.write(write);
+            }
             Output::Send(to, message) => {
                 let Some(to) = self.index_of.get(&to).copied() else { return };
                 let arrivals: Vec<_> = self.network.deliveries(i, to, &mut self.rng).collect();
@@ -507,14 +513,9 @@ impl World {
         self.violation.get_or_insert(Violation { at_ms: self.now / 1_000, what });
     }
 
-    /// Everybody applies the same record at the same index, and comes to the same state by it.
-    fn applied(&mut self, i: usize, record: &Record) {
-        self.mark(record.index);
+    /// Everybody applies the same record at the same index, and no transaction twice.
+    fn decided(&mut self, i: usize, record: &Record) {
         let hash = record.hash();
-        let Some(node) = self.members[i].node.as_ref() else { return };
-        // Outputs lag behind the state if one input applied several records: compare when level.
-        let state = (node.chain().index() == record.index)
-            .then(|| Hash(*blake3::hash(&node.chain().machine().snapshot()).as_bytes()));
         let first = *self.hash_at.entry(record.index).or_insert_with(|| {
             self.figures.committed += 1;
             hash
@@ -525,9 +526,17 @@ impl World {
         }
         let at = *self.index_of_tx.entry(record.tx).or_insert(record.index);
         if at != record.index {
-            return self
-                .fail(format!("transaction {} is at {at} and at {}", record.tx, record.index));
+            self.fail(format!("transaction {} is at {at} and at {}", record.tx, record.index));
         }
+    }
+
+    /// And comes to the same state by it.
+    fn applied(&mut self, i: usize, record: &Record) {
+        self.mark(record.index);
+        let Some(node) = self.members[i].node.as_ref() else { return };
+        // Outputs lag behind the state if one input applied several records: compare when level.
+        let state = (node.chain().index() == record.index)
+            .then(|| Hash(*blake3::hash(&node.chain().machine().snapshot()).as_bytes()));
         if let Some(state) = state
             && *self.state_at.entry(record.index).or_insert(state) != state
         {
