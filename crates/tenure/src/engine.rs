@@ -151,6 +151,9 @@ pub(crate) struct Engine {
     left: bool,
     outputs: VecDeque<Output>,
     random: Box<dyn FnMut() -> f64 + Send>,
+    /// The random number of this round trip, one for all roles: they pause for the same time and so
+    /// stay together in one claim, however many they are. Members still differ from each other.
+    pace: f64,
     /// A mistake that the simulation must catch.
     #[cfg(test)]
     pub(crate) keeps_old_sightings: bool,
@@ -182,6 +185,7 @@ impl Engine {
             left: false,
             outputs: VecDeque::new(),
             random,
+            pace: 0.5,
             #[cfg(test)]
             keeps_old_sightings: false,
         }
@@ -249,9 +253,9 @@ impl Engine {
 
     /// Feeds one input to one role's lifecycle and carries its effects out.
     pub(crate) fn input(&mut self, name: &RoleName, input: Input, now: Tick) {
-        let random = (self.random)();
+        let pace = self.pace;
         if let Some(role) = self.roles.get_mut(name) {
-            let effects = role.life.handle(input, now, random);
+            let effects = role.life.handle(input, now, pace);
             self.carry_out(name, effects, now);
         }
     }
@@ -427,8 +431,7 @@ impl Engine {
         for name in self.names(|_| true) {
             let role = self.roles.get_mut(&name).expect("just listed");
             if role.life.next_timeout().is_some_and(|at| at <= now) {
-                let random = (self.random)();
-                let effects = role.life.handle_timeout(now, random);
+                let effects = role.life.handle_timeout(now, self.pace);
                 self.carry_out(&name, effects, now);
             }
             let role = self.roles.get_mut(&name).expect("just listed");
@@ -455,6 +458,7 @@ impl Engine {
             return None;
         }
         let op = self.choose_op(now)?;
+        self.pace = (self.random)();
         self.in_flight = Some(InFlight { op: op.clone(), sent: now });
         Some(op)
     }
