@@ -185,3 +185,37 @@ async fn of_a_thousand_roles_one_blocked_role_does_not_delay_the_others() {
 async fn of_two_hundred_roles_forty_blocked_ones_do_not_delay_the_others() {
     blocked_among(200, 40).await;
 }
+
+/// Transactions that two idle members commit in a while, with that many roles.
+async fn idle_transactions(roles: usize) -> i64 {
+    let (database, _) = shared_server().await;
+    let client = connect(&database.dsn()).await;
+    let roles = (0..roles).map(|n| format!("role-{n:04}")).collect();
+    let setup = Setup {
+        roles,
+        // So long that the repair poll does not come: what is left is the back-off of each role.
+        lease: Duration::from_secs(60),
+        heartbeat: Duration::from_millis(500),
+        ask_every: Duration::from_millis(50),
+        say_every: Duration::from_secs(60),
+        ..Setup::new("", &database.dsn())
+    };
+    let group = Group::start(&["a", "b"], &setup).await;
+    let sql = "select pg_stat_force_next_flush(), xact_commit from pg_stat_database \
+               where datname = current_database()";
+    let count = || async {
+        let row = client.query_one(sql, &[]).await.expect("a count");
+        row.get::<_, i64>(1)
+    };
+    let before = count().await;
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let after = count().await;
+    drop(group);
+    after - before
+}
+
+#[tokio::test]
+async fn five_hundred_idle_roles_cost_no_more_round_trips_than_one() {
+    let (one, many) = (idle_transactions(1).await, idle_transactions(500).await);
+    assert!(many < one * 2, "{one} transactions with one role, {many} with five hundred");
+}
