@@ -26,7 +26,7 @@ use crate::line::{Heard, Line, LineError};
 use crate::metrics;
 use crate::preflight;
 use crate::seat::{Done, Key, Seat, Seated, Sitter, millis, settings};
-use crate::sentinel::{Sentinel, Word};
+use crate::sentinel::{Sentinel, Word, call_sign};
 use crate::sql::literal;
 
 type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -96,6 +96,10 @@ struct Hands {
     retry_at: Tick,
     /// When the seat was taken.
     seated_at: Tick,
+    /// The last call of our sentinel that the seat heard, and one that it has not heard yet, which
+    /// it must by then.
+    heard_call: String,
+    unheard: Option<(String, Tick)>,
     /// Tries to connect, and seats that did not last, since the last one that did.
     failures: u32,
     trouble: Option<String>,
@@ -133,6 +137,8 @@ impl Actor {
             side: FuturesUnordered::new(),
             retry_at: Tick::ZERO,
             seated_at: Tick::ZERO,
+            heard_call: String::new(),
+            unheard: None,
             failures: 0,
             trouble: None,
             led_since: BTreeMap::new(),
@@ -142,6 +148,13 @@ impl Actor {
             let now = self.clock.now();
             if self.engine.next_timeout().is_some_and(|at| at <= now) {
                 self.engine.timeout(now);
+            }
+            if hands.unheard.as_ref().is_some_and(|(_, by)| *by <= now) {
+                hands.unheard = None;
+                // Who leads hears of orders by its beats, and does not give up its term for this.
+                if self.engine.holds_nothing() {
+                    self.seat_lost(&mut hands, "notifications do not arrive any more");
+                }
             }
             self.outputs(&mut hands);
             self.begin(&mut hands);
@@ -173,6 +186,9 @@ impl Actor {
             if hands.seat.is_none() && hands.connecting.is_none() && self.engine.wants_seat() {
                 wake = Some(wake.map_or(hands.retry_at, |at| at.min(hands.retry_at)));
             }
+            if let Some((_, by)) = &hands.unheard {
+                wake = Some(wake.map_or(*by, |at| at.min(*by)));
+            }
             let pause = wake.map_or(Duration::from_secs(3600), |at| at.saturating_since(now));
             let seated = hands.seat.is_some();
             // Every branch is cancel-safe: the channels' `recv` are, and the futures are kept and
@@ -190,7 +206,12 @@ impl Actor {
                 }
                 heard = hands.heard.recv(), if seated => match heard {
                     Some(Heard::Notification { channel, payload }) => {
-                        if channel == self.sitter.channel {
+                        if channel == self.sitter.channel
+                            && payload.starts_with(&call_sign(&self.sitter))
+                        {
+                            hands.unheard.take_if(|(call, _)| *call == payload);
+                            hands.heard_call = payload;
+                        } else if channel == self.sitter.channel {
                             self.engine.notified(&payload, self.clock.now());
                             if payload.is_empty() {
                                 look_again.notify_one();
@@ -222,6 +243,11 @@ impl Actor {
                 Some(word) = said.recv() => match word {
                     Word::Died(identity) => self.engine.died(&identity, self.clock.now()),
                     Word::Free => self.engine.notified("", self.clock.now()),
+                    Word::Called(call) => {
+                        let by = self.clock.now() + self.sitter.lease.lease();
+                        hands.unheard =
+                            (seated && call != hands.heard_call).then_some((call, by));
+                    }
                 },
                 Some(role) = hands.drains.next(), if !hands.drains.is_empty() => {
                     self.engine.drained(&role, self.clock.now());
@@ -279,6 +305,8 @@ impl Actor {
             Ok(Taken { seat, seated, heard }) => {
                 self.prepare = false;
                 hands.seated_at = now;
+                // What was called before it listened it cannot have heard.
+                hands.unheard = None;
                 hands.trouble = None;
                 hands.heard = heard;
                 hands.seat = Some(Arc::new(seat));

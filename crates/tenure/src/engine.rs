@@ -210,6 +210,11 @@ impl Engine {
         self.is_engaged()
     }
 
+    /// No lock is held, so that giving up the seat costs nobody a term.
+    pub(crate) fn holds_nothing(&self) -> bool {
+        !self.roles.values().any(|role| role.life.holds_lock())
+    }
+
     /// It was asked to let everything go: nothing is to be started any more.
     pub(crate) fn is_leaving(&self) -> bool {
         self.leaving

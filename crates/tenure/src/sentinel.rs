@@ -17,6 +17,9 @@ use crate::line::{Line, LineError};
 use crate::seat::{Key, Sitter, millis, settings};
 use crate::sql::literal;
 
+/// Every how many waits the member's own listening is tried out.
+const CALL_EVERY: usize = 20;
+
 /// What a sentinel tells its member.
 #[derive(Debug)]
 pub(crate) enum Word {
@@ -24,6 +27,8 @@ pub(crate) enum Word {
     Died(String),
     /// The lock of some role we wait for is free (lock-only mode).
     Free,
+    /// This was sent to our own channel, and the seat should hear it.
+    Called(String),
 }
 
 pub(crate) struct Sentinel {
@@ -34,6 +39,11 @@ pub(crate) struct Sentinel {
     pub(crate) look_again: Arc<Notify>,
     /// In lock-only mode: the locks to wait for.
     pub(crate) wanted: watch::Receiver<Vec<Key>>,
+}
+
+/// How a call of this member begins. No role is called so: nobody else makes anything of it.
+pub(crate) fn call_sign(sitter: &Sitter) -> String {
+    format!("? {} ", sitter.identity)
 }
 
 #[derive(Deserialize)]
@@ -72,8 +82,21 @@ impl Sentinel {
         let wait = lease.heartbeat().mul_f64(0.8);
         let pins = settings(lease.idle_session_timeout(), wait + deadline, lease.heartbeat());
         line.ask(&pins, deadline).await?;
-        let mut turn = 0_usize;
+        let (mut turn, mut waits) = (0_usize, 0_usize);
         loop {
+            waits += 1;
+            if waits.is_multiple_of(CALL_EVERY) {
+                let call = format!("{}{:08x}", call_sign(&self.sitter), rand::random::<u32>());
+                let notify = |call| {
+                    format!(
+                        "select pg_notify({}, {})",
+                        literal(&self.sitter.channel),
+                        literal(call)
+                    )
+                };
+                line.ask(&notify(&call), deadline).await?;
+                let _ = self.words.send(Word::Called(call));
+            }
             // A watch hears nothing, but its reader must not pile up what a server might say.
             while hears.try_recv().is_ok() {}
             if self.words.is_closed() {
