@@ -12,7 +12,7 @@ use tokio_postgres::Client;
 use crate::{
     group::{Group, connect, number, own_server, seat_pid, shared_server, until},
     node::Setup,
-    wire::{Tamper, Wire},
+    wire::Wire,
 };
 
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -315,12 +315,35 @@ async fn peers_13_a_listener_that_hears_nothing_is_repaired_by_the_poll() {
     group.add(Setup { dsn: wire.dsn(database.name()), ..named(&setup, "b") }).await;
     group.settle(2).await;
     let old = group.leader(0).await;
-    wire.tamper(Tamper::NoNotifications);
+    wire.deafen();
     let fault = now_ns();
     group.nodes[0].do_now("step_down").await.expect("stepped down");
     let new = group.leader(old.epoch).await;
     assert_eq!(new.node, 1);
     group.judge_within("deaf listener", setup.lease, fault, new);
+}
+
+#[tokio::test]
+async fn peers_13_a_listener_that_hears_nothing_is_replaced() {
+    let (database, server) = shared_server().await;
+    let client = connect(&database.dsn()).await;
+    let wire = Wire::start(server).await;
+    let setup = Setup::new("a", &database.dsn());
+    let mut group = Group::default();
+    group.add(setup.clone()).await;
+    group.add(Setup { dsn: wire.dsn(database.name()), ..named(&setup, "b") }).await;
+    group.settle(2).await;
+    let old = group.leader(0).await;
+    let deaf = seat_pid(&client, &mut group.nodes[1]).await;
+    wire.deafen();
+    let pid = "select backend_pid::bigint from tenure.member where identity like 'b-%'";
+    until("another seat", || async { number(&client, pid).await != i64::from(deaf) }).await;
+    assert!(group.nodes[1].logged("notifications do not arrive"));
+    // The new one hears, and nobody's term ended over it.
+    let fault = now_ns();
+    group.nodes[0].do_now("step_down").await.expect("stepped down");
+    let new = group.fail_over("replaced listener", Fault::StepDown, fault, old.epoch).await;
+    assert_eq!(new.node, 1);
 }
 
 #[tokio::test]

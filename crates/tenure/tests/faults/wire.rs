@@ -3,7 +3,13 @@
 //! It finds the seat by the application name in the startup message and passes everything on, until
 //! it is told to tamper with the seat's connection.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -23,14 +29,15 @@ pub(crate) enum Tamper {
     InjectUnread(Arc<str>),
     /// The server gets the beginning of a message and no more.
     Half,
-    /// What the server says unasked is left out.
-    NoNotifications,
+    /// What the server says unasked is left out, on connections up to this number.
+    Deaf(usize),
 }
 
 /// The relay. Dropped: every connection through it ends.
 pub(crate) struct Wire {
     addr: SocketAddr,
     tamper: watch::Sender<Tamper>,
+    accepted: Arc<AtomicUsize>,
     task: JoinHandle<()>,
 }
 
@@ -39,16 +46,24 @@ impl Wire {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let addr = listener.local_addr().expect("bound");
         let (tamper, told) = watch::channel(Tamper::Pass);
+        let accepted = Arc::new(AtomicUsize::new(0));
+        let count = accepted.clone();
         let task = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                tokio::spawn(relay(client, server, told.clone()));
+                let number = count.fetch_add(1, Ordering::SeqCst) + 1;
+                tokio::spawn(relay(client, server, number, told.clone()));
             }
         });
-        Wire { addr, tamper, task }
+        Wire { addr, tamper, accepted, task }
     }
 
     pub(crate) fn dsn(&self, database: &str) -> String {
         format!("host=127.0.0.1 port={} dbname={database} user=postgres", self.addr.port())
+    }
+
+    /// The connections that exist hear no notification any more.
+    pub(crate) fn deafen(&self) {
+        self.tamper(Tamper::Deaf(self.accepted.load(Ordering::SeqCst)));
     }
 
     pub(crate) fn tamper(&self, how: Tamper) {
@@ -71,7 +86,12 @@ fn query(sql: &str) -> Vec<u8> {
     message
 }
 
-async fn relay(mut client: TcpStream, server: SocketAddr, mut told: watch::Receiver<Tamper>) {
+async fn relay(
+    mut client: TcpStream,
+    server: SocketAddr,
+    number: usize,
+    mut told: watch::Receiver<Tamper>,
+) {
     let Ok(socket) = TcpSocket::new_v4() else { return };
     // Soon full, for a client that does not read.
     let _ = socket.set_recv_buffer_size(16 * 1024);
@@ -82,7 +102,7 @@ async fn relay(mut client: TcpStream, server: SocketAddr, mut told: watch::Recei
     loop {
         let tamper = if is_seat { told.borrow_and_update().clone() } else { Tamper::Pass };
         match tamper {
-            Tamper::Pass | Tamper::NoNotifications => {}
+            Tamper::Pass | Tamper::Deaf(_) => {}
             Tamper::Half => {
                 let half = &query("select 'never to be finished'")[..12];
                 let _ = server.write_all(half).await;
@@ -108,7 +128,7 @@ async fn relay(mut client: TcpStream, server: SocketAddr, mut told: watch::Recei
             }
             read = server.read(&mut down) => {
                 let Ok(n @ 1..) = read else { return };
-                let quiet = is_seat && matches!(*told.borrow(), Tamper::NoNotifications);
+                let quiet = is_seat && matches!(*told.borrow(), Tamper::Deaf(last) if number <= last);
                 let bytes = messages.pass(&down[..n], quiet);
                 if client.write_all(&bytes).await.is_err() { return }
             }
