@@ -41,7 +41,10 @@ async fn a_claim_that_fails_half_way_leaks_no_lock_and_wins_the_rest() {
     let (database, _) = shared_server().await;
     let client = connect(&database.dsn()).await;
     let roles: Vec<String> = (1..=5).map(|n| format!("r{n}")).collect();
-    let setup = Setup { roles, fenced: true, ..Setup::new("", &database.dsn()) };
+    // A seat that a busy machine costs it would be another test.
+    let statement_deadline = Duration::from_millis(1000);
+    let setup =
+        Setup { roles, fenced: true, statement_deadline, ..Setup::new("", &database.dsn()) };
     let mut group = Group::start(&["a", "b"], &setup).await;
     until("all five", || async {
         number(&client, "select count(*) from tenure.role where holder like 'a-%'").await == 5
