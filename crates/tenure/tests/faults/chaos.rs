@@ -185,7 +185,7 @@ impl Chaos {
 #[tokio::test]
 async fn faults_at_random_never_open_two_gates_and_quiet_brings_a_leader() {
     let seed = from_env("TENURE_CHAOS_SEED").unwrap_or_else(rand::random);
-    let time = Duration::from_secs(from_env("TENURE_CHAOS_SECONDS").unwrap_or(15));
+    let time = Duration::from_secs(from_env("TENURE_CHAOS_SECONDS").unwrap_or(10));
     let mut chaos = Chaos::start(seed).await;
     let mut struck = Vec::new();
     let end = Instant::now() + time;

@@ -42,7 +42,7 @@ async fn broken(what: &str, how: How, fenced: bool) {
     // Members reconnect within their pause between tries, at most 1.2 heartbeats.
     let back = now_ns();
     group.fail_over(what, Fault::DatabaseRestart, back, old.epoch).await;
-    group.watch_for(Duration::from_millis(500)).await;
+    group.watch_for(Duration::from_millis(300)).await;
 }
 
 #[tokio::test]
@@ -83,7 +83,7 @@ async fn while_the_database_is_down_nobody_leads() {
     let old = group.leader(0).await;
     cluster.stop(Stop::Fast).await.expect("stopped");
     let down = now_ns();
-    group.watch_for(Duration::from_secs(3)).await;
+    group.watch_for(Duration::from_secs(2)).await;
     assert!(group.nodes[0].last_yes() < Some(down), "its gate is open without a database");
     cluster.start_again().await.expect("started");
     let back = now_ns();

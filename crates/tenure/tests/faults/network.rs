@@ -78,7 +78,7 @@ async fn a_reset_connection_is_a_loss_and_a_new_term() {
     let fault = now_ns();
     proxy.reset();
     group.fail_over("connection reset", Fault::BackendTerminated, fault, old.epoch).await;
-    group.watch_for(Duration::from_millis(500)).await;
+    group.watch_for(Duration::from_millis(300)).await;
 }
 
 /// Its old session lives on in the server until the member, connected again, ends it.
@@ -89,7 +89,7 @@ async fn a_half_open_connection_is_given_up_and_its_backend_ended() {
     let fault = now_ns();
     proxy.sever();
     group.fail_over("half-open connection", Fault::Freeze, fault, old.epoch).await;
-    group.watch_for(Duration::from_millis(500)).await;
+    group.watch_for(Duration::from_millis(300)).await;
 }
 
 /// Slow is not dead: below the statement deadline nothing is lost.
@@ -98,7 +98,7 @@ async fn a_slow_network_does_not_cost_the_leader_its_term() {
     let (mut group, proxy) = group_with_a_proxied_leader(false).await;
     let old = group.leader(0).await;
     proxy.delay(Duration::from_millis(60));
-    group.watch_for(Duration::from_secs(3)).await;
+    group.watch_for(Duration::from_secs(2)).await;
     assert!(group.events().iter().all(|event| event.instant().epoch == old.epoch));
     let quiet = now_ns() - group.nodes[0].last_yes().expect("it leads");
     assert!(quiet < 200_000_000, "its gate has been shut for {quiet} ns");

@@ -57,7 +57,7 @@ async fn frozen(fenced: bool) {
     if fenced {
         group.judge("SIGSTOP", Fault::Freeze, fault, new);
     }
-    group.watch_for(Duration::from_millis(500)).await;
+    group.watch_for(Duration::from_millis(300)).await;
 }
 
 #[tokio::test]
@@ -103,7 +103,7 @@ async fn stalled(fenced: bool) {
     // what keeps them apart there.
     if !fenced {
         group.judge("stalled executor", Fault::Freeze, fault, new);
-        group.watch_for(Duration::from_millis(500)).await;
+        group.watch_for(Duration::from_millis(300)).await;
     }
 }
 
@@ -157,7 +157,7 @@ async fn terminated(fenced: bool) {
     // Either may follow: the old leader, connected again, or the other.
     let what = "pg_terminate_backend";
     group.fail_over(what, Fault::BackendTerminated, fault, old.epoch).await;
-    group.watch_for(Duration::from_millis(500)).await;
+    group.watch_for(Duration::from_millis(300)).await;
 }
 
 #[tokio::test]

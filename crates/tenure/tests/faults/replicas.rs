@@ -47,7 +47,7 @@ async fn promoted(fenced: bool) {
     let back = now_ns();
     let new = group.fail_over("promotion", Fault::DatabaseRestart, back, old.epoch).await;
     assert!(new.epoch >> 40 > old.epoch >> 40, "a new generation of epochs");
-    group.watch_for(Duration::from_millis(500)).await;
+    group.watch_for(Duration::from_millis(300)).await;
 }
 
 #[tokio::test]
@@ -195,7 +195,7 @@ async fn a_deposed_primary_that_still_runs_cannot_keep_a_leader() {
     // The other has to notice first that the old primary does not answer any more: one beat.
     let new = group.fail_over("deposed primary", Fault::Freeze, back, old.epoch).await;
     assert_eq!(new.node, 1);
-    group.watch_for(Duration::from_secs(3)).await;
+    group.watch_for(Duration::from_secs(2)).await;
     assert!(group.nodes[0].last_yes() < Some(new.at_ns), "the deposed leader came back");
 }
 
@@ -207,7 +207,7 @@ async fn without_its_standby_a_synchronous_primary_gets_no_leader() {
     let old = group.leader(0).await;
     replica.pause_receiving().await.expect("paused");
     group.nodes[0].wait_notice("Lost").await;
-    group.watch_for(Duration::from_secs(4)).await;
+    group.watch_for(Duration::from_millis(2500)).await;
     assert!(group.events().iter().all(|event| event.instant().epoch == old.epoch));
     replica.resume_receiving().await.expect("resumed");
     let back = now_ns();
