@@ -10,7 +10,7 @@ help:            ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 16
 
 demo: setup      ## Watch three members survive kills, freezes, partitions and a database restart
-	$(CARGO) run --release -p tenure-cli -- demo
+	$(CARGO) run -p tenure-cli -- demo
 
 test: setup lint unit faults loom newer-server deny   ## Everything CI runs
 

@@ -252,7 +252,9 @@ impl Spray {
         self.silent.retain(|_, until| *until > self.exchanges);
         self.top_up(rng);
 
-        let stranger = (self.exchanges % self.config.probe_every == 0)
+        let stranger = self
+            .exchanges
+            .is_multiple_of(self.config.probe_every)
             .then(|| {
                 let strangers: BTreeSet<_> =
                     self.known.iter().copied().filter(|p| !self.has(p)).collect();

@@ -96,10 +96,13 @@ pub(super) fn run(args: &SimArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
+/// Figures by name, what broke, and the times to recover.
+type Total = (BTreeMap<&'static str, u64>, Vec<String>, Vec<u64>);
+
 fn storms(from: u64, seeds: u64, threads: u64) -> anyhow::Result<ExitCode> {
     let begun = Instant::now();
     let next = AtomicU64::new(from);
-    let total: Mutex<(BTreeMap<&str, u64>, Vec<String>, Vec<u64>)> = Mutex::default();
+    let total: Mutex<Total> = Mutex::default();
     thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {

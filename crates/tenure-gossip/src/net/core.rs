@@ -240,19 +240,19 @@ impl<M: StateMachine> Core<M> {
             });
             match host {
                 Some(None) => self.stopping = Some(oneshot::channel().0),
-                Some(Some(input)) => self.from_host(input)?,
+                Some(Some(input)) => self.hear_host(input)?,
                 None => {}
             }
             if let Some(event) = link {
-                self.from_link(event)?;
+                self.hear_link(event)?;
             }
             for _ in 0..BATCH {
                 let Ok(event) = self.from_links.try_recv() else { break };
-                self.from_link(event)?;
+                self.hear_link(event)?;
             }
             for _ in 0..BATCH {
                 let Ok(input) = self.from_host.try_recv() else { break };
-                self.from_host(input)?;
+                self.hear_host(input)?;
             }
             let at = now();
             for ns in self.namespaces.values_mut() {
@@ -412,7 +412,7 @@ impl<M: StateMachine> Core<M> {
         }
     }
 
-    fn from_link(&mut self, event: FromLink) -> Result<(), StoreError> {
+    fn hear_link(&mut self, event: FromLink) -> Result<(), StoreError> {
         match event {
             FromLink::Up { peer, link, cluster, called, out } => {
                 self.up(peer, link, cluster, called, out)?
@@ -556,7 +556,7 @@ impl<M: StateMachine> Core<M> {
         Ok(())
     }
 
-    fn from_host(&mut self, input: FromHost<M>) -> Result<(), StoreError> {
+    fn hear_host(&mut self, input: FromHost<M>) -> Result<(), StoreError> {
         // An answer nobody waits for any more is not needed.
         match input {
             FromHost::Submit { namespace, tx, goal, done } => {

@@ -72,7 +72,7 @@ pub fn storm(seed: u64, bugs: Bugs) -> Result<Verdict, Violation> {
     world.heal(Faults::default());
     (0..world.size()).for_each(|i| world.start(i));
     until = world.now_ms();
-    let well = world.run_until(RECOVERY, |w| is_well(w))?;
+    let well = world.run_until(RECOVERY, is_well)?;
     let recovery_ms = world.now_ms() - until;
     if !well {
         return Err(Violation { at_ms: world.now_ms(), what: what_is_wrong(&world) });

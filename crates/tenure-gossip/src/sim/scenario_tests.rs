@@ -130,7 +130,7 @@ fn network_partition_heals_without_divergence() {
     assert!(committed && world.committed(&tx(1)).is_none());
     assert_ne!(world.acting(), Some(old));
     world.heal(Faults::default());
-    assert!(world.run_until(20_000, |w| is_well(w)).expect("sound"));
+    assert!(world.run_until(20_000, is_well).expect("sound"));
     assert!(world.committed(&tx(1)).is_some(), "what waited in the minority commits after healing");
 }
 
@@ -199,6 +199,6 @@ fn a_lagging_voter_and_an_observer_catch_up_by_snapshot_and_history() {
     }
     world.start(lagging);
     world.start(3);
-    assert!(world.run_until(30_000, |w| is_well(w)).expect("sound"), "{}", what_is_wrong(&world));
+    assert!(world.run_until(30_000, is_well).expect("sound"), "{}", what_is_wrong(&world));
     assert!(world.figures.snapshots_installed > 0);
 }
