@@ -303,6 +303,7 @@ impl ConnectError {
 fn remedy(sqlstate: &SqlState) -> &'static str {
     match sqlstate.code() {
         "3D000" => "create the database or correct its name",
+        "53200" => "raise max_locks_per_transaction or free memory",
         "53300" => "raise max_connections or close idle sessions",
         "57P03" => "wait until the server has started",
         "42501" => "grant CONNECT on the database",

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tenure::config::{Config, RoleSpec};
 use tenure::preflight::{Refused, Verdict};
-use tenure::{Member, TenureError};
+use tenure::{Leadership, Member, Notice, TenureError};
 use tenure_testkit::{
     Cluster, ClusterOptions, Direction, PgBouncer, PoolMode, Proxy, ReplicaOptions, shared_cluster,
 };
@@ -145,4 +145,70 @@ async fn the_report_tells_every_line_with_its_verdict() {
     }
 }
 
-use tenure::Leadership;
+/// A relay that leaves out what the server says unasked, as a proxy may that knows only questions
+/// and answers.
+async fn deaf_relay(server: std::net::SocketAddr) -> std::net::SocketAddr {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, copy};
+    use tokio::net::{TcpListener, TcpStream};
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let server = TcpStream::connect(server).await.unwrap();
+            let ((mut from_client, mut to_client), (mut from_server, mut to_server)) =
+                (client.into_split(), server.into_split());
+            tokio::spawn(async move { copy(&mut from_client, &mut to_server).await });
+            tokio::spawn(async move {
+                let mut head = [0_u8; 5];
+                while from_server.read_exact(&mut head).await.is_ok() {
+                    let length = u32::from_be_bytes([head[1], head[2], head[3], head[4]]);
+                    let mut body = vec![0; length as usize - 4];
+                    from_server.read_exact(&mut body).await?;
+                    if head[0] != b'A' {
+                        to_client.write_all(&head).await?;
+                        to_client.write_all(&body).await?;
+                    }
+                }
+                Ok::<_, std::io::Error>(())
+            });
+        }
+    });
+    addr
+}
+
+#[tokio::test]
+async fn a_way_to_the_server_that_swallows_notifications_is_refused() {
+    let database = database().await;
+    let relay = deaf_relay(shared_cluster().await.addr()).await;
+    let dsn = format!("postgresql://postgres@{relay}/{}?sslmode=disable", database.name());
+    let why = refused(dsn).await;
+    assert!(matches!(why, Refused::DeadNotify { .. }), "{why}");
+    assert!(why.to_string().contains("NOTIFY"), "{why}");
+}
+
+#[tokio::test]
+async fn a_lock_table_that_fills_up_later_is_told_with_the_remedy_and_survived() {
+    let options =
+        ClusterOptions::default().set("max_locks_per_transaction", 10).set("max_connections", 20);
+    let cluster = Cluster::start_with(options).await.unwrap();
+    let member = start(Config::builder().dsn(cluster.dsn()).role(RoleSpec::named("r"))).await;
+    let stranger = cluster.client("postgres").await.unwrap();
+    let fill = "select pg_advisory_lock(n) from generate_series(1, 1000000) n";
+    stranger.batch_execute(fill).await.expect_err("the table is full now");
+    let lock = member.locks().remove(0);
+    let mut events = lock.events();
+    lock.start().await.expect("trouble of the server is no refusal of the role");
+    let told = async {
+        loop {
+            if let Notice::Error(error) = events.recv().await.unwrap().notice {
+                break error;
+            }
+        }
+    };
+    let error = tokio::time::timeout(crate::stage::PATIENCE, told).await.expect("it is told");
+    assert!(error.contains("max_locks_per_transaction"), "{error}");
+    assert!(!lock.is_leader());
+    stranger.batch_execute("select pg_advisory_unlock_all()").await.unwrap();
+    crate::stage::leads(&lock).await;
+    gone(member).await;
+}
