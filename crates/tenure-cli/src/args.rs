@@ -380,6 +380,9 @@ pub(crate) enum Output {
     Quiet,
 }
 
+/// Longer is a slip, and no clock arithmetic need fear it.
+const LONGEST: Duration = Duration::from_secs(365 * 86_400);
+
 /// `3s`, `250ms`, `1m 30s`, or a plain number of seconds.
 fn period(text: &str) -> Result<Duration, String> {
     let text = text.trim();
@@ -387,7 +390,9 @@ fn period(text: &str) -> Result<Duration, String> {
         Ok(seconds) => Duration::try_from_secs_f64(seconds).ok(),
         Err(_) => humantime::parse_duration(text).ok(),
     };
-    parsed.ok_or_else(|| "write 3s, 250ms, or a number of seconds".to_owned())
+    parsed
+        .filter(|time| *time <= LONGEST)
+        .ok_or_else(|| "write 3s, 250ms, or a number of seconds, at most a year".to_owned())
 }
 
 fn policy(text: &str) -> Result<TakeoverPolicy, String> {
@@ -410,7 +415,7 @@ mod tests {
         assert_eq!(period("250ms"), Ok(Duration::from_millis(250)));
         assert_eq!(period("0.5"), Ok(Duration::from_millis(500)));
         assert_eq!(period("5"), Ok(Duration::from_secs(5)));
-        for bad in ["", "-1", "soon", "inf", "NaN", "1e400"] {
+        for bad in ["", "-1", "soon", "inf", "NaN", "1e400", "1e19", "9999years"] {
             assert!(period(bad).is_err(), "{bad}");
         }
     }
