@@ -34,7 +34,8 @@ impl Setting {
             [only] => Some(only.name().as_str()),
             _ => None,
         };
-        let role = role.spec(only, taking, auto_reacquire);
+        let grace = configured.lease().kill_grace();
+        let role = role.spec(only, taking, auto_reacquire, grace);
         let config = builder(database, role.clone(), taking)?.build()?;
         if config.dsn().is_some() {
             return Ok(Setting { config, embedded: false });
@@ -75,7 +76,13 @@ impl RoleArgs {
     }
 
     /// As asked for, if anything was; `only` is the name of the one role configured elsewhere.
-    fn spec(&self, only: Option<&str>, taking: &Taking, auto_reacquire: bool) -> Option<RoleSpec> {
+    fn spec(
+        &self,
+        only: Option<&str>,
+        taking: &Taking,
+        auto_reacquire: bool,
+        grace: Duration,
+    ) -> Option<RoleSpec> {
         let mut spec = match (self.role.as_deref(), self.lock_key()) {
             (Some(name), Some(key)) => RoleSpec::named(name).key(key),
             (Some(name), None) => RoleSpec::named(name),
@@ -92,8 +99,6 @@ impl RoleArgs {
             spec = spec.auto_reacquire(false);
         }
         // A drain must not be cut off before the child had its grace.
-        let lease = taking.lease.or(taking.heartbeat.map(|heartbeat| heartbeat * 3));
-        let grace = taking.grace.or(lease.map(|lease| lease / 6)).unwrap_or_default();
         if grace > Duration::from_secs(5) {
             spec = spec.drain_limit((grace * 2).min(Duration::from_secs(3600)));
         }
@@ -165,4 +170,23 @@ fn builder(
             builder.retry(Arc::new(ExponentialBackoff { base, max, multiplier: 2.0, jitter: 0.2 }));
     }
     Ok(builder)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_drain_is_not_cut_off_before_the_grace_wherever_the_lease_was_written() {
+        let file = tempfile::Builder::new().suffix(".toml").tempfile().expect("a file");
+        let text = "[database]\ndsn = 'postgresql://nobody@localhost/none'\n\
+                    [member]\nheartbeat = '30s'\nlease = '120s'\n";
+        std::fs::write(file.path(), text).expect("written");
+        let database = Database { config: Some(file.path().to_owned()), ..Database::default() };
+        let role = RoleArgs { role: Some("r".to_owned()), ..RoleArgs::default() };
+        let setting = Setting::new(&database, &role, &Taking::default(), true).expect("valid");
+        let grace = setting.config.lease().kill_grace();
+        assert!(grace > Duration::from_secs(10), "{grace:?}");
+        assert!(setting.config.roles()[0].drain_limit() > grace);
+    }
 }
