@@ -12,6 +12,7 @@ use std::time::Duration;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use tenure::{Lease, Tick};
 use tokio::net::UnixStream;
+use tokio::task::JoinHandle;
 
 use crate::guardian::{
     self, kin,
@@ -25,7 +26,10 @@ const HUNT: Duration = Duration::from_secs(5);
 pub(crate) struct Guarded {
     socket: UnixStream,
     guardian: Child,
+    reserve: Duration,
     frame: Frame,
+    /// Under way once the guardian is gone without one.
+    hunt: Option<JoinHandle<bool>>,
 }
 
 /// What is heard of it.
@@ -65,7 +69,8 @@ impl Guarded {
         drop(start);
         hello(&ours, deadline)?;
         ours.set_nonblocking(true)?;
-        Ok(Guarded { socket: UnixStream::from_std(ours)?, guardian, frame: Frame::default() })
+        let (socket, frame) = (UnixStream::from_std(ours)?, Frame::default());
+        Ok(Guarded { socket, guardian, reserve, frame, hunt: None })
     }
 
     /// A heartbeat succeeded.
@@ -78,24 +83,52 @@ impl Guarded {
         self.say(Word::Stop(grace));
     }
 
-    /// What happens next. Cancel-safe: a frame that came in part is kept.
+    /// Whether the guardian has had all the time it may need although nobody told of the end: it is
+    /// frozen, or the child cannot be killed.
+    pub(crate) fn is_overdue(&self, now: Tick, deadline: Tick) -> bool {
+        now + self.reserve / 2 >= deadline
+    }
+
+    /// Ends a guardian that is not at its post. What it guarded falls to us and is killed by
+    /// [`Guarded::next`].
+    pub(crate) fn dismiss(&mut self) {
+        // Once it is hunted its number may be somebody else's.
+        if self.hunt.is_none() {
+            let _ = self.guardian.kill();
+        }
+    }
+
+    /// What happens next. Cancel-safe: a frame that came in part is kept, and so is a hunt that is
+    /// under way; nothing is awaited between a whole frame and the return.
     pub(crate) async fn next(&mut self) -> News {
         loop {
+            if let Some(hunt) = &mut self.hunt {
+                return News::GuardianDied { swept: hunt.await.unwrap_or(false) };
+            }
             if self.socket.readable().await.is_err() {
-                return self.died().await;
+                self.hunt();
+                continue;
             }
             match self.socket.try_read(self.frame.rest()) {
-                Ok(0) => return self.died().await,
+                Ok(0) => self.hunt(),
                 Ok(read) => {
                     if let Some(report) = self.frame.filled(read).and_then(Report::read) {
-                        if !matches!(report, Report::Started { .. }) {
-                            self.reap().await;
-                        }
                         return News::Report(report);
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(_) => return self.died().await,
+                Err(_) => self.hunt(),
+            }
+        }
+    }
+
+    /// Waits for the guardian's exit, which follows its last word; 100 looks are far more than that
+    /// takes.
+    pub(crate) async fn reap(mut self) {
+        for _ in 0..100 {
+            match self.guardian.try_wait() {
+                Ok(None) => tokio::time::sleep(Duration::from_millis(5)).await,
+                Ok(Some(_)) | Err(_) => return,
             }
         }
     }
@@ -105,20 +138,9 @@ impl Guarded {
         let _ = self.socket.try_write(&word.write());
     }
 
-    async fn died(&mut self) -> News {
-        self.reap().await;
-        let swept = tokio::task::spawn_blocking(|| kin::end_all(HUNT)).await.unwrap_or(false);
-        News::GuardianDied { swept }
-    }
-
-    /// It exits right after its last word; 100 looks are far more than that takes.
-    async fn reap(&mut self) {
-        for _ in 0..100 {
-            match self.guardian.try_wait() {
-                Ok(None) => tokio::time::sleep(Duration::from_millis(5)).await,
-                Ok(Some(_)) | Err(_) => return,
-            }
-        }
+    /// Kills what a guardian that is gone has left to us, and reaps it too.
+    fn hunt(&mut self) {
+        self.hunt = Some(tokio::task::spawn_blocking(|| kin::end_all(HUNT)));
     }
 }
 
@@ -145,4 +167,29 @@ fn hello(socket: &Pair, deadline: Tick) -> io::Result<()> {
     let bytes = Word::Deadline(deadline).write();
     sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::guardian::EndedBy;
+    use std::io::Write;
+
+    #[tokio::test]
+    async fn the_last_word_is_heard_at_once_also_from_a_guardian_that_is_slow_to_exit() {
+        let (ours, mut theirs) = Pair::pair().expect("a pair");
+        ours.set_nonblocking(true).expect("set");
+        let guardian = Command::new("sleep").arg("60").spawn().expect("sleep runs");
+        let socket = UnixStream::from_std(ours).expect("a socket");
+        let (reserve, frame) = (Duration::from_millis(1), Frame::default());
+        let mut child = Guarded { socket, guardian, reserve, frame, hunt: None };
+        let gone = Report::Gone { status: 0x700, why: EndedBy::Exited };
+        theirs.write_all(&gone.write()).expect("said");
+        drop(theirs);
+        // Whoever waits beside other things gives up sooner, and must not lose it.
+        let news = tokio::time::timeout(Duration::from_millis(50), child.next()).await;
+        assert_eq!(news, Ok(News::Report(gone)));
+        child.guardian.kill().expect("killed");
+        child.guardian.wait().expect("reaped");
+    }
 }

@@ -35,6 +35,7 @@ pub(crate) struct Events {
     role: String,
     member: String,
     embedded: bool,
+    quiet: bool,
     lines: mpsc::Sender<Line>,
 }
 
@@ -71,7 +72,13 @@ impl Events {
             }
         });
         let (role, member) = (role.to_owned(), member.to_owned());
-        (Events { role, member, embedded, lines }, Writer { thread })
+        let quiet = output == Output::Quiet;
+        (Events { role, member, embedded, quiet, lines }, Writer { thread })
+    }
+
+    /// Whether nobody is told of events.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.quiet
     }
 
     /// What the lifecycle says.
@@ -183,7 +190,7 @@ mod tests {
     fn a_json_event_has_every_field_of_the_contract() {
         let (lines, inbox) = mpsc::channel();
         let (role, member) = ("r".to_owned(), "m".to_owned());
-        let events = Events { role, member, embedded: false, lines };
+        let events = Events { role, member, embedded: false, quiet: false, lines };
         events.notice(&Notice::Acquired { epoch: Epoch(7) }, None, BootClock.now());
         let value = serde_json::to_value(inbox.recv().expect("a line")).expect("JSON");
         let mut keys: Vec<&str> = value.as_object().expect("object").keys().map(|k| &**k).collect();

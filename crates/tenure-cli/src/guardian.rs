@@ -19,16 +19,18 @@
 //!
 //! # What it does not
 //!
-//! A pause of the whole machine or container stops the guardian too; so does a SIGSTOP sent to it.
+//! A pause of the whole machine or container stops the guardian too.
 //! A process under another user (set-uid), or in uninterruptible sleep, cannot be killed by it.
 //! What the child asked a daemon to do (`docker run`, `systemd-run`, `at`) is no descendant.
-//! If `tenure` and the guardian are killed in the same instant, only the child itself dies with them.
+//! If neither is at its post (both killed in the same instant, or the guardian killed while `tenure`
+//! is frozen), only the child itself dies with the guardian; if both are frozen, nobody does.
 //!
 //! | what happens | what it does |
 //! |---|---|
 //! | `tenure` killed | end of the socket: SIGKILL to all, at once |
 //! | `tenure` frozen, or its database unreachable | no later deadline comes: SIGTERM, SIGKILL |
 //! | the child exits, its children do not | SIGTERM to them, grace, SIGKILL |
+//! | the guardian is frozen | `tenure` kills it when it is overdue, and does as in the next line |
 //! | the guardian is killed | the kernel kills CMD; its orphans fall to `tenure`, which kills them |
 //! | SIGTERM to everybody (a service manager) | blocked: the guardian is the last to leave |
 
@@ -65,9 +67,6 @@ use wire::{Frame, Report, Word};
 
 /// The name by which it is started, and seen in `ps`.
 pub(crate) const NAME: &str = "tenure-guardian";
-
-/// How often the killed are counted.
-const SWEEP: Duration = Duration::from_millis(2);
 
 /// Runs the guardian; `args` are the grace and the reserve in nanoseconds, then CMD.
 pub(crate) fn main(args: Vec<OsString>) -> ExitCode {
@@ -122,6 +121,7 @@ fn guard(args: Vec<OsString>) -> anyhow::Result<()> {
     let mut frame = Frame::default();
     let mut status = None;
     let mut connected = true;
+    let mut looks = 0_u32;
     loop {
         // Whoever ended is counted before anything is decided.
         let mut order = watch.timeout(BootClock.now());
@@ -139,10 +139,11 @@ fn guard(args: Vec<OsString>) -> anyhow::Result<()> {
         let killing = watch.is_killing();
         if killing {
             carry_out(Order::Kill);
+            looks = looks.saturating_add(1);
         } else {
             arm(&timer, watch.next())?;
         }
-        let wait = Timespec::try_from(SWEEP)?;
+        let wait = Timespec::try_from(kin::pause_before(looks))?;
         let mut fds =
             vec![PollFd::new(&timer, PollFlags::IN), PollFd::new(&signals, PollFlags::IN)];
         if connected {
@@ -226,11 +227,7 @@ fn carry_out(order: Order) {
                 let _ = kill_process(pid, Signal::CONT);
             }
         }
-        Order::Kill => {
-            for pid in kin::descendants() {
-                let _ = kill_process(pid, Signal::KILL);
-            }
-        }
+        Order::Kill => kin::kill_all(),
     }
 }
 

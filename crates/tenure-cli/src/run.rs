@@ -15,8 +15,8 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use tenure::{
-    Act, Epoch, Event, LeaderLock, Leadership, LockState, Member, Notice, Refusal, RoleName,
-    TakeoverPolicy, TenureError,
+    Act, BootClock, Clock, Epoch, Event, LeaderLock, Leadership, LockState, Member, Notice,
+    Refusal, RoleName, TakeoverPolicy, TenureError, Tick,
 };
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::broadcast;
@@ -27,13 +27,15 @@ use crate::args::{Hooks, Output, Run};
 use crate::child::{Guarded, News};
 use crate::events::{Events, Writer};
 use crate::exit::{Exit, Failure};
-use crate::guardian::{self, EndedBy, wire::Report};
+use crate::guardian::{self, EndedBy, kin, wire::Report};
 use crate::hooks::{self, HookRunner};
 use crate::setting::Setting;
 use crate::speech::complain;
 
 /// How long the last lines may take.
 const FLUSH: Duration = Duration::from_secs(1);
+/// What a guardian may take beyond the grace before it counts as frozen; the lease may say so sooner.
+const OVERDUE: Duration = Duration::from_secs(1);
 /// A child that ran this long is no longer one that fails at once.
 const STEADY: Duration = Duration::from_secs(10);
 const RESTART_PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
@@ -42,7 +44,7 @@ const RESTART_PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duratio
 pub(crate) struct Signals {
     term: Signal,
     int: Signal,
-    hup: Signal,
+    hup: Option<Signal>,
 }
 
 impl Signals {
@@ -50,7 +52,8 @@ impl Signals {
         Ok(Signals {
             term: signal(SignalKind::terminate())?,
             int: signal(SignalKind::interrupt())?,
-            hup: signal(SignalKind::hangup())?,
+            // Under `nohup` a hang-up stays ignored.
+            hup: if ignores_hangup() { None } else { Some(signal(SignalKind::hangup())?) },
         })
     }
 
@@ -59,9 +62,16 @@ impl Signals {
         tokio::select! {
             _ = self.term.recv() => {}
             _ = self.int.recv() => {}
-            _ = self.hup.recv() => {}
+            Some(_) = async { self.hup.as_mut()?.recv().await } => {}
         }
     }
+}
+
+/// Whether whoever started us wants hang-ups ignored: the first bit of the kernel's mask.
+fn ignores_hangup() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|m| m & 1 == 1)
 }
 
 pub(crate) async fn run(args: Run) -> Result<Exit, Failure> {
@@ -88,7 +98,9 @@ pub(crate) async fn run(args: Run) -> Result<Exit, Failure> {
         campaign.identity().to_owned(),
     );
     let health = tokio::spawn(health);
+    let strays = tokio::spawn(reap_strays());
     let exit = campaign.serve(&args.command, args.restart, &mut signals).await;
+    strays.abort();
     health.abort();
     let _ = health.await;
     campaign.leave().await;
@@ -211,7 +223,8 @@ impl Campaign {
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut changes = self.lock.changes();
         let mut signalled = false;
-        let mut stopping = false;
+        // The end of the grace, once the child was told to stop.
+        let mut stopping = None;
         let mut fed = token.deadline();
         let ended = loop {
             tokio::select! {
@@ -231,8 +244,11 @@ impl Campaign {
                     }
                 },
                 () = signals.next() => {
-                    child.stop(if signalled { Duration::ZERO } else { lease.kill_grace() });
-                    (signalled, stopping) = (true, true);
+                    if signalled {
+                        child.stop(Duration::ZERO);
+                    }
+                    stop(&child, &mut stopping, lease.kill_grace());
+                    signalled = true;
                 }
                 // Both only wake us: what counts is what the gate says now. A member that is gone
                 // leaves a gate that is shut.
@@ -252,8 +268,14 @@ impl Campaign {
                 }
                 Err(_) => {}
             }
+            // A frozen guardian must not let the child outlive the lease, nor hold up our end.
+            let end = stopping.map_or(fed, |end| fed.min(end));
+            if child.is_overdue(BootClock.now(), end) {
+                child.dismiss();
+            }
         };
         drop(act);
+        child.reap().await;
         Ok(Some((ended, signalled)))
     }
 
@@ -275,8 +297,11 @@ impl Campaign {
     fn not_started(&self, command: &[OsString], epoch: Epoch, errno: i32) -> Ended {
         let why = std::io::Error::from_raw_os_error(errno);
         let program = command.first().map(|name| name.to_string_lossy()).unwrap_or_default();
-        self.events.tell("error", Some(epoch), format!("`{program}` cannot be run: {why}"));
-        complain!("`{program}` cannot be run: {why}; check its name and permissions");
+        let told = format!("`{program}` cannot be run: {why}; check its name and permissions");
+        if self.events.is_quiet() {
+            complain!("{told}");
+        }
+        self.events.tell("error", Some(epoch), told);
         let missing = why.kind() == std::io::ErrorKind::NotFound;
         Ended::NotStarted(if missing { 127 } else { 126 })
     }
@@ -352,10 +377,19 @@ impl Campaign {
     }
 }
 
-fn stop(child: &Guarded, stopping: &mut bool, grace: Duration) {
-    if !*stopping {
-        *stopping = true;
+fn stop(child: &Guarded, stopping: &mut Option<Tick>, grace: Duration) {
+    if stopping.is_none() {
+        *stopping = Some(BootClock.now() + grace + OVERDUE);
         child.stop(grace);
+    }
+}
+
+/// What hooks leave behind falls to us, see [`Guarded::start`].
+async fn reap_strays() {
+    let mut seen = Vec::new();
+    loop {
+        sleep(Duration::from_secs(1)).await;
+        kin::reap_strays(&mut seen);
     }
 }
 

@@ -169,14 +169,8 @@ async fn nobody_of_a_child_outlives_the_lease_when_its_backend_is_terminated() {
 async fn a_killed_guardian_takes_its_child_along_and_the_role_moves_on() {
     let database = database().await;
     let mut scene = scene(&database, &["--dsn", &database.dsn()]).await;
-    let pid = scene.leader.pid();
-    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
-    let guardian = children.expect("readable").split_whitespace().next().map(str::to_owned);
-    let guardian: i32 = guardian.expect("a guardian").parse().expect("a number");
-    let name = std::fs::read_to_string(format!("/proc/{guardian}/comm")).expect("a name");
-    assert_eq!(name.trim(), "tenure-guardian");
-    rustix::process::kill_process(Pid::from_raw(guardian).expect("a pid"), Signal::KILL)
-        .expect("killed");
+    let guardian = guardian_of(&scene.leader);
+    rustix::process::kill_process(guardian, Signal::KILL).expect("killed");
     scene.nobody_overlaps().await;
 }
 
@@ -262,4 +256,59 @@ async fn end_leaders(database: &Database) {
     let sql = "select pg_terminate_backend(m.backend_pid) from tenure.member m \
                join tenure.role r on r.holder = m.identity";
     assert_eq!(client.execute(sql, &[]).await.expect("terminated"), 1);
+}
+
+#[tokio::test]
+async fn a_frozen_guardian_does_not_let_the_child_outlive_the_lease() {
+    let database = database().await;
+    let proxy = Proxy::start(shared_cluster().await.addr()).await.expect("a proxy");
+    let mut scene = scene(&database, &["--dsn", &proxy.dsn(database.name())]).await;
+    let guardian = guardian_of(&scene.leader);
+    rustix::process::kill_process(guardian, Signal::STOP).expect("frozen");
+    proxy.blackhole(Direction::Both);
+    scene.nobody_overlaps().await;
+}
+
+#[tokio::test]
+async fn a_frozen_guardian_does_not_hold_up_the_end() {
+    let database = database().await;
+    let mut scene = scene(&database, &["--dsn", &database.dsn()]).await;
+    let guardian = guardian_of(&scene.leader);
+    rustix::process::kill_process(guardian, Signal::STOP).expect("frozen");
+    scene.leader.signal(Signal::TERM);
+    assert_eq!(scene.leader.wait(SOON).await.expect("it ends").code(), Some(0));
+    scene.nobody_overlaps().await;
+}
+
+/// Each generation forks the next and exits: no list of processes is ever up to date. Bounded by
+/// time, should nobody end it.
+const COMET: &str = r#"$0 = "comet"; $| = 1; $SIG{TERM} = "IGNORE"; print "up\n"; my $end = time + 30;
+    while (time < $end) { exit if fork; FLEE; open(F, ">", $ARGV[0]) && print F $$; close F }"#;
+
+#[tokio::test]
+async fn whoever_forks_and_exits_without_end_is_gone_before_the_release() {
+    for flee in ["", "setpgrp(0, 0)"] {
+        let database = database().await;
+        let folder = tempfile::tempdir().expect("a folder");
+        let trace = folder.path().join("trace");
+        let mut start = command(&["--role", "r", "--dsn", &database.dsn(), "--"]);
+        start.args(["perl", "-e", &COMET.replace("FLEE", flee)]).arg(&trace);
+        let mut leader = Child::spawn(start).expect("it runs");
+        until("the comet", async || trace.exists()).await;
+        // Its first generation has exited: the rest gets the grace, and is killed.
+        assert_eq!(leader.wait(SOON).await.expect("it ends").code(), Some(0));
+        let last = std::fs::read(&trace).expect("a trace");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert_eq!(std::fs::read(&trace).expect("a trace"), last, "it flies on ({flee})");
+    }
+}
+
+fn guardian_of(leader: &Child) -> Pid {
+    let pid = leader.pid();
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+    let guardian = children.expect("readable").split_whitespace().next().map(str::to_owned);
+    let guardian: i32 = guardian.expect("a guardian").parse().expect("a number");
+    let name = std::fs::read_to_string(format!("/proc/{guardian}/comm")).expect("a name");
+    assert_eq!(name.trim(), "tenure-guardian");
+    Pid::from_raw(guardian).expect("a pid")
 }
