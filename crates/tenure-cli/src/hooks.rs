@@ -6,6 +6,7 @@
 use std::process::Stdio;
 use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process_group};
 use tenure::{Epoch, LeaderLock, Leadership, Notice};
 use tokio::process::Command;
 use tokio::sync::mpsc;
@@ -60,8 +61,12 @@ impl HookRunner {
 
     /// Runs what is still queued.
     pub(crate) async fn finish(self) {
-        drop(self.queue);
-        let _ = timeout(HOOK_LIMIT, self.task).await;
+        let HookRunner { queue, mut task, .. } = self;
+        drop(queue);
+        if timeout(HOOK_LIMIT, &mut task).await.is_err() {
+            task.abort();
+            let _ = task.await;
+        }
     }
 }
 
@@ -131,16 +136,33 @@ async fn shell(
         .env("TENURE_EVENT", event)
         .stdin(Stdio::null())
         .stdout(Stdio::from(stderr))
-        .kill_on_drop(true)
+        .process_group(0)
         .spawn()
         .map_err(|error| format!("could not be started: {error}"))?;
-    match timeout(within, child.wait()).await {
+    let mut hanging = Hanging(child.id().and_then(|id| Pid::from_raw(id.cast_signed())));
+    let ended = timeout(within, child.wait()).await;
+    if ended.is_ok() {
+        hanging.0 = None;
+    }
+    match ended {
         Ok(Ok(status)) if status.success() => Ok(()),
         Ok(Ok(status)) => Err(format!("failed ({status})")),
         Ok(Err(error)) => Err(format!("failed: {error}")),
         Err(_) => {
-            let _ = child.kill().await;
+            drop(hanging);
+            let _ = child.wait().await;
             Err(format!("took longer than {within:?}"))
+        }
+    }
+}
+
+/// A shell that has not ended, and what it runs: killed together, also when we end first.
+struct Hanging(Option<Pid>);
+
+impl Drop for Hanging {
+    fn drop(&mut self) {
+        if let Some(group) = self.0 {
+            let _ = kill_process_group(group, Signal::KILL);
         }
     }
 }

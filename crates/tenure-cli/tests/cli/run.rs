@@ -345,3 +345,71 @@ async fn the_command_line_of_the_specification_works_as_it_is() {
     one.wait_line(|line| line.contains("acquired"), SOON).await.expect("it leads");
     assert_eq!(terminate(&mut one).await, 0);
 }
+
+#[tokio::test]
+async fn a_program_that_cannot_be_run_is_told_of_as_an_object() {
+    let database = database().await;
+    let args = ["--role", "r", "--dsn", &database.dsn(), "--", "/no/such/program"];
+    let (code, _, err) = finish(command(&args)).await;
+    assert_eq!(code, 127);
+    let events: Vec<Value> =
+        err.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
+    let told =
+        |value: &&Value| value["reason"].as_str().is_some_and(|why| why.contains("/no/such"));
+    assert_eq!(events.iter().filter(told).count(), 1, "{err}");
+}
+
+#[tokio::test]
+async fn a_hangup_that_was_ignored_at_the_start_stays_ignored() {
+    let database = database().await;
+    let run = command(&["--role", "r", "--dsn", &database.dsn()]);
+    let mut start = tokio::process::Command::new("sh");
+    start.args(["-c", "trap '' HUP; exec \"$0\" \"$@\""]);
+    start.arg(run.as_std().get_program()).args(run.as_std().get_args());
+    let mut one = Child::spawn(start).expect("it runs");
+    event(&mut one, "acquired").await;
+    let status = std::fs::read_to_string(format!("/proc/{}/status", one.pid())).expect("status");
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).expect("a mask");
+    let mask = u64::from_str_radix(mask.trim(), 16).expect("a number");
+    assert_eq!(mask & 1, 1, "{mask:x}");
+    assert_eq!(terminate(&mut one).await, 0);
+}
+
+#[tokio::test]
+async fn a_health_check_that_hangs_takes_what_it_runs_along() {
+    let database = database().await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("pid");
+    let health = format!("sleep 600 & echo $! > {}; wait", file.display());
+    let dsn = database.dsn();
+    let limits = ["--health-timeout", "300ms", "--health-every", "1h", "--health", &health];
+    let mut one = member(&[&["--role", "r", "--dsn", &dsn][..], &limits].concat());
+    event(&mut one, "unhealthy").await;
+    let pid = std::fs::read_to_string(&file).expect("it ran");
+    until("its end", async || !runs(pid.trim())).await;
+    assert_eq!(terminate(&mut one).await, 0);
+}
+
+#[tokio::test]
+async fn what_a_hook_leaves_behind_is_reaped() {
+    let database = database().await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("pid");
+    // Ends only after the child, and with it the guardian, is up.
+    let hook = format!("sleep 2 & echo $! > {}; sleep 1", file.display());
+    let args = ["--role", "r", "--dsn", &database.dsn(), "--on-acquired", &hook, "--"];
+    let mut start = command(&args);
+    start.args(["sh", "-c", "echo up; exec sleep 600"]);
+    let mut one = Child::spawn(start).expect("it runs");
+    one.wait_line(|line| line == "up", SOON).await.expect("the child is up");
+    until("the hook", async || std::fs::read_to_string(&file).is_ok_and(|t| !t.is_empty())).await;
+    let pid = std::fs::read_to_string(&file).expect("it ran");
+    until("its reaping", async || !std::path::Path::new("/proc").join(pid.trim()).exists()).await;
+    assert_eq!(terminate(&mut one).await, 0);
+}
+
+/// Whether that process is there and not only waits to be reaped.
+fn runs(pid: &str) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with('Z'))
+}
