@@ -84,7 +84,7 @@ impl Account {
         }
         match fs::DirBuilder::new().mode(0o700).create(path) {
             Ok(()) => self.own(path)?,
-            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => self.adopt(path)?,
             Err(e) => return Err(EmbeddedError::file("cannot create", path)(e)),
         }
         // Not the target of a link: a stranger's link must not be followed.
@@ -94,6 +94,22 @@ impl Account {
                 path: path.into(),
                 account: self.name.clone(),
             });
+        }
+        Ok(())
+    }
+
+    /// Root's folder that another process has just made and not yet given away. Only an empty and
+    /// private one: a folder in use keeps its owner.
+    fn adopt(&self, path: &Path) -> Result<(), EmbeddedError> {
+        let read = EmbeddedError::file("cannot read", path);
+        let meta = fs::symlink_metadata(path).map_err(read)?;
+        let made_by_us = meta.is_dir() && meta.uid() == 0 && meta.mode() & 0o077 == 0;
+        if self.drops && made_by_us {
+            let mut entries =
+                fs::read_dir(path).map_err(EmbeddedError::file("cannot read", path))?;
+            if entries.next().is_none() {
+                self.own(path)?;
+            }
         }
         Ok(())
     }
@@ -189,7 +205,7 @@ mod tests {
 
     #[test]
     fn a_folder_open_to_others_is_not_private() {
-        use std::os::unix::fs::PermissionsExt;
+        use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
         let dir = tempfile::tempdir().expect("temp dir");
         let account = Account::for_server().expect("account");
         let path = dir.path().join("run");
@@ -197,5 +213,16 @@ mod tests {
         account.private_dir(&path).expect("still private");
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("chmod");
         assert!(matches!(account.private_dir(&path), Err(EmbeddedError::NotPrivate { .. })));
+
+        // As another process leaves it for an instant: made, and not yet given away.
+        let made = dir.path().join("made");
+        fs::DirBuilder::new().mode(0o700).create(&made).expect("made");
+        account.private_dir(&made).expect("adopted");
+        if account.drops {
+            let used = dir.path().join("used");
+            fs::DirBuilder::new().mode(0o700).create(&used).expect("made");
+            fs::write(used.join("file"), "").expect("written");
+            assert!(matches!(account.private_dir(&used), Err(EmbeddedError::NotPrivate { .. })));
+        }
     }
 }
