@@ -31,6 +31,7 @@
 //! | `tenure` frozen, or its database unreachable | no later deadline comes: SIGTERM, SIGKILL |
 //! | the child exits, its children do not | SIGTERM to them, grace, SIGKILL |
 //! | the guardian is frozen | `tenure` kills it when it is overdue, and does as in the next line |
+//! | `tenure` is killed while it is frozen | the kernel wakes it up: SIGKILL to all, at once |
 //! | the guardian is killed | the kernel kills CMD; its orphans fall to `tenure`, which kills them |
 //! | SIGTERM to everybody (a service manager) | blocked: the guardian is the last to leave |
 
@@ -95,6 +96,8 @@ fn guard(args: Vec<OsString>) -> anyhow::Result<()> {
     // Its own session: what is sent to the terminal's or the starter's group does not reach it.
     rustix::process::setsid()?;
     rustix::process::set_child_subreaper(Some(getpid()))?;
+    // Should it be frozen when `tenure` is killed, the kernel wakes it up.
+    rustix::process::set_parent_process_death_signal(Some(Signal::CONT))?;
     // All signals wait, so that a service manager's SIGTERM to everybody leaves it at its post.
     let all = SigSet::all();
     all.thread_block()?;

@@ -270,6 +270,16 @@ async fn a_frozen_guardian_does_not_let_the_child_outlive_the_lease() {
 }
 
 #[tokio::test]
+async fn a_frozen_guardian_wakes_up_when_tenure_is_killed() {
+    let database = database().await;
+    let mut scene = scene(&database, &["--dsn", &database.dsn()]).await;
+    let guardian = guardian_of(&scene.leader);
+    rustix::process::kill_process(guardian, Signal::STOP).expect("frozen");
+    scene.leader.signal(Signal::KILL);
+    scene.nobody_overlaps().await;
+}
+
+#[tokio::test]
 async fn a_frozen_guardian_does_not_hold_up_the_end() {
     let database = database().await;
     let mut scene = scene(&database, &["--dsn", &database.dsn()]).await;
@@ -295,8 +305,10 @@ async fn whoever_forks_and_exits_without_end_is_gone_before_the_release() {
         start.args(["perl", "-e", &COMET.replace("FLEE", flee)]).arg(&trace);
         let mut leader = Child::spawn(start).expect("it runs");
         until("the comet", async || trace.exists()).await;
+        let begun = std::time::Instant::now();
         // Its first generation has exited: the rest gets the grace, and is killed.
         assert_eq!(leader.wait(SOON).await.expect("it ends").code(), Some(0));
+        assert!(begun.elapsed() < LEASE / 2, "{:?} ({flee})", begun.elapsed());
         let last = std::fs::read(&trace).expect("a trace");
         tokio::time::sleep(Duration::from_millis(50)).await;
         assert_eq!(std::fs::read(&trace).expect("a trace"), last, "it flies on ({flee})");
