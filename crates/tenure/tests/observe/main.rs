@@ -6,7 +6,7 @@ mod meter;
 use std::time::Duration;
 
 use tenure::config::{Config, RoleSpec};
-use tenure::{Leadership, LockState, Member, Notice};
+use tenure::{Leadership, Member, Notice};
 use tenure_testkit::{Cluster, Stop};
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -38,18 +38,41 @@ async fn every_metric_and_every_transition_is_told_with_its_labels() {
     lock.step_down(Some(PATIENCE)).await.unwrap();
     assert!(lock.wait_for_leadership(Some(PATIENCE)).await);
 
-    // A stall for longer than the lease, shorter than lease and margin: late, then well again. The
-    // second member sees the silence.
+    // A stall for longer than the lease, shorter than lease and margin: late, then well again. One
+    // that meets a round trip under way, or a busy machine, ends in a loss instead: once more then.
+    let mut events = lock.events();
+    let stall = || apart.spawn(async { std::thread::sleep(LEASE + Duration::from_millis(100)) });
+    let mut well = false;
+    for _ in 0..20 {
+        stall();
+        let end = async {
+            loop {
+                match events.recv().await.unwrap().notice {
+                    Notice::Well { .. } => break true,
+                    Notice::Lost { .. } => break false,
+                    _ => {}
+                }
+            }
+        };
+        well = tokio::time::timeout(PATIENCE, end).await.expect("late or lost");
+        assert!(lock.wait_for_leadership(Some(PATIENCE)).await);
+        if well {
+            break;
+        }
+    }
+    assert!(well, "late, and well again");
+
+    // The second member sees the silence.
     let second = member(cluster.dsn()).await;
     let other = second.lock("r").unwrap();
     other.start().await.unwrap();
     meter.times("tenure_heartbeat_seconds", 3, PATIENCE).await;
+    stall();
+    meter.until("tenure_leader_stale", PATIENCE).await;
+    while !lock.wait_for_leadership(Some(LEASE)).await {
+        other.step_down(Some(PATIENCE)).await.unwrap();
+    }
     let mut events = lock.events();
-    apart.spawn(async { std::thread::sleep(LEASE + Duration::from_millis(100)) });
-    let well =
-        async { while !matches!(events.recv().await.unwrap().notice, Notice::Well { .. }) {} };
-    tokio::time::timeout(PATIENCE, well).await.expect("late, and well again");
-    assert_eq!(other.state(), LockState::Follower);
 
     // A lost session; the server goes away and comes back.
     let client = cluster.client("postgres").await.unwrap();
