@@ -21,6 +21,8 @@
 mod answer;
 mod choice;
 mod effect;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;

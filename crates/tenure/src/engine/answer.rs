@@ -161,9 +161,6 @@ impl Engine {
             "held" => {
                 // Somebody took it; the next race begins with manners again.
                 role.insist_at = None;
-                if std::mem::take(&mut role.nudged) {
-                    role.try_at = Some(now);
-                }
                 Input::AcquireFailed { why: NotAcquired::Held }
             }
             "blocked" => {
@@ -200,7 +197,13 @@ impl Engine {
                 Input::AcquireFailed { why: NotAcquired::Blocked }
             }
         };
-        let held = row.out == "held" && matches!(input, Input::AcquireFailed { .. });
+        let failed = matches!(input, Input::AcquireFailed { .. });
+        // Whatever stood in the way, it may be gone since: a hint overtook this answer.
+        let role = self.roles.get_mut(&name).expect("just found");
+        if std::mem::take(&mut role.nudged) && failed {
+            role.try_at = Some(now);
+        }
+        let held = row.out == "held" && failed;
         self.input(&name, input, now);
         if held {
             self.consider_preempting(&name, now);
