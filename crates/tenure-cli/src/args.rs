@@ -198,10 +198,10 @@ pub(crate) struct Hooks {
     #[arg(help_heading = "Hooks", long, value_name = "CMD")]
     pub(crate) health: Option<String>,
     /// Pause between checks
-    #[arg(help_heading = "Hooks", long, value_name = "TIME", value_parser = period, default_value = "5s")]
+    #[arg(help_heading = "Hooks", long, value_name = "TIME", value_parser = some_time, default_value = "5s")]
     pub(crate) health_every: Duration,
     /// A check that takes longer has failed
-    #[arg(help_heading = "Hooks", long, value_name = "TIME", value_parser = period, default_value = "5s")]
+    #[arg(help_heading = "Hooks", long, value_name = "TIME", value_parser = some_time, default_value = "5s")]
     pub(crate) health_timeout: Duration,
     /// How many checks in a row must fail
     #[arg(help_heading = "Hooks", long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
@@ -393,6 +393,14 @@ fn period(text: &str) -> Result<Duration, String> {
     parsed
         .filter(|time| *time <= LONGEST)
         .ok_or_else(|| "write 3s, 250ms, or a number of seconds, at most a year".to_owned())
+}
+
+/// A [`period`] without which a loop would never rest.
+fn some_time(text: &str) -> Result<Duration, String> {
+    match period(text)? {
+        Duration::ZERO => Err("write more than zero".to_owned()),
+        time => Ok(time),
+    }
 }
 
 fn policy(text: &str) -> Result<TakeoverPolicy, String> {

@@ -57,9 +57,11 @@ impl Events {
     ) -> (Self, Writer) {
         let (lines, inbox) = mpsc::channel::<Line>();
         let thread = std::thread::spawn(move || {
+            let mut waiting = None;
             for line in inbox {
                 let text = match output {
                     Output::Json => serde_json::to_string(&line).unwrap_or_default(),
+                    Output::Text if line.is_stale(&mut waiting) => continue,
                     Output::Text => line.text(),
                     Output::Quiet => continue,
                 };
@@ -148,6 +150,22 @@ impl Line {
         event
     }
 
+    /// Whether a person has read this already: someone who waits tries again and again, and is told
+    /// once why it waits. `waiting` is that reason.
+    fn is_stale(&self, waiting: &mut Option<String>) -> bool {
+        match (self.event, self.from, self.to) {
+            ("state_change", Some("follower"), Some("acquiring"))
+            | ("state_change", Some("acquiring"), Some("follower")) => waiting.is_some(),
+            ("acquire_failed", ..) => {
+                std::mem::replace(waiting, self.reason.clone()) == self.reason
+            }
+            _ => {
+                *waiting = None;
+                false
+            }
+        }
+    }
+
     fn text(&self) -> String {
         let mut text = format!("tenure: {:<14} {}", self.event, self.role);
         if let (Some(from), Some(to)) = (self.from, self.to) {
@@ -197,6 +215,38 @@ mod tests {
         keys.sort_unstable();
         assert_eq!(keys, ["epoch", "event", "from", "member", "mono_ns", "reason", "role", "to"]);
         assert_eq!((&value["event"], &value["epoch"]), (&"acquired".into(), &7.into()));
+    }
+
+    #[test]
+    fn who_waits_is_told_once_why_and_again_when_that_changes() {
+        let line = |event, from, to, reason: Option<&str>| Line {
+            event,
+            role: "r".to_owned(),
+            member: "m".to_owned(),
+            epoch: None,
+            from,
+            to,
+            reason: reason.map(str::to_owned),
+            mono_ns: 0,
+            embedded: false,
+        };
+        let attempt = |why| {
+            [
+                line("state_change", Some("follower"), Some("acquiring"), None),
+                line("acquire_failed", None, None, Some(why)),
+                line("state_change", Some("acquiring"), Some("follower"), None),
+            ]
+        };
+        let lost = line("lost", None, None, None);
+        let story = [attempt("held"), attempt("held"), attempt("paused")].concat().into_iter();
+        let mut waiting = None;
+        let told: Vec<String> = story
+            .chain([lost])
+            .chain(attempt("paused"))
+            .filter(|line| !line.is_stale(&mut waiting))
+            .map(|line| line.reason.unwrap_or(line.event.to_owned()))
+            .collect();
+        assert_eq!(told, ["state_change", "held", "paused", "lost", "state_change", "paused"]);
     }
 
     #[test]

@@ -110,7 +110,7 @@ pub(crate) async fn release(args: Release) -> Result<Exit, Failure> {
     let ended = ordered.sessions_ended.unwrap_or(0);
     let holder = ordered.holder.unwrap_or_else(|| "nobody".to_owned());
     say!(
-        "{role}: {ended} session(s) ended, held by {holder} under epoch {}; under exclusive the \
+        "{role}: {ended} session(s) ended, last held by {holder} under epoch {}; under exclusive the \
          next leader still waits out the lease",
         ordered.epoch
     );
