@@ -7,9 +7,10 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
+use nix::unistd;
 use rustix::process::{
-    Pid, Signal, WaitId, WaitIdOptions, WaitOptions, getpgid, getpgrp, getpid, getsid,
-    kill_process, kill_process_group, waitid, waitpid,
+    Pid, Signal, WaitId, WaitIdOptions, WaitOptions, getpid, kill_process, kill_process_group,
+    waitid, waitpid,
 };
 
 /// So many looks are taken without a pause, for those who fork faster than anybody looks.
@@ -66,12 +67,29 @@ fn walk(mut visit: impl FnMut(Pid)) {
     }
 }
 
-/// The group of a descendant, if nobody else can be in it: a group never spans two sessions, so it
-/// is all ours if the session began with this process or below it.
+/// The group of a descendant, if nobody else can be in it.
+///
+/// Not by rustix: it takes every number for a process, and a group or session that began outside our
+/// PID namespace (a container that somebody entered, a sandbox) is number 0.
 fn group_of_kin(pid: Pid) -> Option<Pid> {
-    let (group, session) = (getpgid(Some(pid)).ok()?, getsid(Some(pid)).ok()?);
-    let own = getsid(None).ok()?;
-    (group != getpgrp() && (session != own || own == getpid())).then_some(group)
+    let pid = Some(unistd::Pid::from_raw(pid.as_raw_pid()));
+    let theirs = Band { group: unistd::getpgid(pid).ok()?, session: unistd::getsid(pid).ok()? };
+    let ours = Band { group: unistd::getpgrp(), session: unistd::getsid(None).ok()? };
+    theirs.is_kin(&ours, unistd::getpid()).then(|| Pid::from_raw(theirs.group.as_raw()))?
+}
+
+/// The group and the session of a process.
+struct Band {
+    group: unistd::Pid,
+    session: unistd::Pid,
+}
+
+impl Band {
+    /// A group never spans two sessions, so it is all ours if its session began with process `me` or
+    /// below it.
+    fn is_kin(&self, ours: &Band, me: unistd::Pid) -> bool {
+        self.group != ours.group && (self.session != ours.session || ours.session == me)
+    }
 }
 
 /// Reaps children that nobody waits for: what a hook left behind falls to a subreaper. `seen` is who
@@ -137,6 +155,23 @@ fn parse(text: &str) -> Option<Pid> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_group_is_kin_only_if_its_session_began_here() {
+        let band = |group, session| Band {
+            group: unistd::Pid::from_raw(group),
+            session: unistd::Pid::from_raw(session),
+        };
+        let kin = |theirs: Band, ours: Band| theirs.is_kin(&ours, unistd::Pid::from_raw(10));
+        assert!(kin(band(12, 12), band(10, 5)), "a child's own session");
+        assert!(kin(band(12, 10), band(10, 10)), "a group in the session that we lead");
+        assert!(!kin(band(12, 5), band(10, 5)), "others of the session may have joined it");
+        assert!(!kin(band(10, 10), band(10, 10)), "our own group");
+        // In a PID namespace whose session and group began outside.
+        assert!(kin(band(12, 12), band(0, 0)), "a child's own session");
+        assert!(!kin(band(12, 0), band(0, 0)), "others of the session may have joined it");
+        assert!(!kin(band(0, 0), band(0, 0)), "our own group");
+    }
 
     #[test]
     fn both_ways_of_looking_find_a_child() {

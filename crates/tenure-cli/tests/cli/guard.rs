@@ -174,6 +174,26 @@ async fn a_killed_guardian_takes_its_child_along_and_the_role_moves_on() {
     scene.nobody_overlaps().await;
 }
 
+/// In a PID namespace that somebody entered, our session and group are number 0.
+#[test]
+fn a_killed_guardian_takes_its_child_along_in_a_container_too() {
+    let isolated = ["--pid", "--fork", "--mount-proc", "--kill-child"];
+    let unshare = |program: &std::ffi::OsStr| {
+        let mut command = std::process::Command::new("unshare");
+        command.args(isolated).arg(program);
+        command
+    };
+    if !unshare("true".as_ref()).status().is_ok_and(|status| status.success()) {
+        println!("skipped: only root may make a PID namespace");
+        return;
+    }
+    let name = "guard::a_killed_guardian_takes_its_child_along_and_the_role_moves_on";
+    let program = std::env::current_exe().expect("a path");
+    let output = unshare(program.as_os_str()).args(["--exact", name]).output().expect("it runs");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+}
+
 #[tokio::test]
 async fn a_stubborn_crowd_is_gone_before_the_release() {
     let database = database().await;
