@@ -25,14 +25,23 @@ use tenure_tx::service::{Parts, SendError, SendRequest, ServiceOptions, Transact
 use tenure_tx::store::{Store, StoreOptions};
 
 #[tokio::main]
-#[allow(clippy::print_stdout, reason = "an example talks to its reader")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let mut arguments = std::env::args().skip(1);
-    let dsn = arguments.next().ok_or("the first argument is the database")?;
-    let rpc = arguments.next().ok_or("the second argument is the chain's node")?;
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [dsn, rpc] = arguments.as_slice() else {
+        return Err("give the database and the chain's node".into());
+    };
+    let key = std::env::var("RELAYER_KEY").map_err(|_| "set RELAYER_KEY to the private key")?;
+    relay(dsn, rpc, &key).await
+}
 
-    let chain = EthereumChain::new(&rpc, EthereumOptions::default())?;
-    let signer = EthereumSigner::from_env("RELAYER_KEY", chain.chain_id().await?, chain.fees())?;
+#[allow(clippy::print_stdout, reason = "an example talks to its reader")]
+pub(crate) async fn relay(
+    dsn: &str,
+    rpc: &str,
+    key: &str,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let chain = EthereumChain::new(rpc, EthereumOptions::default())?;
+    let signer = EthereumSigner::from_hex(key, chain.chain_id().await?, chain.fees())?;
     let account = signer.account().clone();
 
     // The election: one role per account. Every effect carries the epoch or a nonce, so a new
@@ -40,7 +49,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let role = format!("tx:{account}");
     let member = Member::start(
         Config::builder()
-            .dsn(dsn.clone())
+            .dsn(dsn.to_owned())
             .role(RoleSpec::named(&role).policy(TakeoverPolicy::Fenced))
             .build()?,
     )
@@ -51,7 +60,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let creator = member.identity().as_str().to_owned();
     let deadline = Duration::from_secs(5);
     let store = Store::new(
-        Connector::new(&Dsn::parse(&dsn)?, TlsOptions::new())?,
+        Connector::new(&Dsn::parse(dsn)?, TlsOptions::new())?,
         StoreOptions { role, account, creator, deadline },
     );
     let parts = Parts {

@@ -163,7 +163,22 @@ pub enum ChainError {
     /// An answer that makes no sense.
     #[error("the chain's node gave an answer this version cannot read: {0}")]
     Unreadable(String),
+    /// Not an address of a node. The address itself is not shown: it often holds a key.
+    #[error("the node's address is not a URL that begins with {0}; check --rpc")]
+    BadAddress(&'static str),
     /// Bytes that are not a transaction.
     #[error("not a signed transaction: {0}; pass the bytes exactly as signed")]
     Malformed(String),
+}
+
+/// A transport's text without the address it failed to reach, which often holds a key.
+#[cfg(any(feature = "ethereum", feature = "substrate"))]
+pub(crate) fn without_addresses(mut text: String) -> String {
+    while let Some(colon) = text.find("://") {
+        let begin =
+            text[..colon].rfind(|c: char| !c.is_ascii_alphanumeric()).map_or(0, |at| at + 1);
+        let end = text[colon..].find([')', ' ', '"', '\'']).map_or(text.len(), |end| colon + end);
+        text.replace_range(begin..end, "its address");
+    }
+    text
 }

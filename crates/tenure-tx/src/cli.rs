@@ -20,6 +20,7 @@ use tenure::dsn::{Dsn, ProcessEnv};
 use tenure::tls::TlsOptions;
 
 use crate::account::AccountId;
+use crate::chain::substrate::account_of;
 use crate::store::{Store, StoreOptions};
 
 pub use bench::BenchArgs;
@@ -30,7 +31,7 @@ pub use wire::{DropArgs, SendArgs};
 /// Nonce-ordered transactions of a leader/follower group.
 #[derive(Debug, Subcommand)]
 pub enum TxCommand {
-    /// Run one node of the group (Ethereum JSON-RPC).
+    /// Run one node of the group.
     Node(Box<NodeArgs>),
     /// Send a transaction through whichever node leads.
     Send(SendArgs),
@@ -51,6 +52,7 @@ pub enum TxCommand {
 /// # Errors
 /// Whatever went wrong, with its remedy; the program prints it and exits with 1.
 pub async fn run(command: TxCommand) -> anyhow::Result<ExitCode> {
+    speak();
     match command {
         TxCommand::Node(args) => node::run(*args).await,
         TxCommand::Send(args) => wire::send(args).await,
@@ -62,6 +64,16 @@ pub async fn run(command: TxCommand) -> anyhow::Result<ExitCode> {
     }
 }
 
+/// Warnings must be heard: unless the program has set up its own log, they go to standard error.
+fn speak() {
+    if tracing::dispatcher::has_been_set() {
+        return;
+    }
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| "warn,tenure=info,tenure_tx=info".into());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+}
+
 /// Runs `tenure bench tx`.
 ///
 /// # Errors
@@ -70,20 +82,58 @@ pub async fn run_bench(args: BenchArgs) -> anyhow::Result<ExitCode> {
     bench::run(args).await
 }
 
+/// An argument that may hold a secret (a connection string, an address with a key in it): it is
+/// never shown.
+#[derive(Clone)]
+pub struct Unshown(String);
+
+impl Unshown {
+    pub(crate) fn text(&self) -> &str {
+        &self.0
+    }
+}
+
+impl std::fmt::Debug for Unshown {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("…")
+    }
+}
+
+impl std::str::FromStr for Unshown {
+    type Err = std::convert::Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(Unshown(text.to_owned()))
+    }
+}
+
 /// Which database.
 #[derive(Debug, Clone, Args)]
 pub struct DatabaseArgs {
-    /// The group's database, as a PostgreSQL connection string.
+    /// The group's database, as a PostgreSQL connection string; without it and its variable,
+    /// $TENURE_DSN counts.
     #[arg(long, env = "SH_PENDING_DB_URL", hide_env_values = true)]
-    pub dsn: String,
+    pub dsn: Option<Unshown>,
     /// The role whose leader may write; by default `tx:<account>`.
     #[arg(long)]
     pub role: Option<String>,
 }
 
 impl DatabaseArgs {
+    /// The connection string.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub(crate) fn text(&self) -> anyhow::Result<String> {
+        let named = self.dsn.as_ref().map(|dsn| dsn.text().to_owned());
+        named
+            .or_else(|| std::env::var("TENURE_DSN").ok())
+            .filter(|dsn| !dsn.is_empty())
+            .context("no database is named; give --dsn, or set SH_PENDING_DB_URL or TENURE_DSN")
+    }
+
     pub(crate) fn connector(&self) -> anyhow::Result<Connector> {
-        let dsn = Dsn::parse(&self.dsn).context("the connection string")?;
+        let dsn = Dsn::parse(&self.text()?).context("the connection string")?;
         let tls = TlsOptions::from_env(&ProcessEnv).context("the TLS settings")?;
         Connector::new(&dsn, tls).context("the TLS settings")
     }
@@ -109,8 +159,8 @@ pub struct ReadArgs {
     /// The database.
     #[command(flatten)]
     pub database: DatabaseArgs,
-    /// The signing account, in hex.
-    #[arg(long, env = "TENURE_TX_ACCOUNT")]
+    /// The signing account, in hex or SS58; `tx node` names it when it starts.
+    #[arg(long, env = "TENURE_TX_ACCOUNT", value_parser = account_of)]
     pub account: AccountId,
     /// Print JSON, one object per line.
     #[arg(long)]
@@ -121,6 +171,12 @@ impl ReadArgs {
     pub(crate) fn store(&self) -> anyhow::Result<Store> {
         self.database.store(self.account.clone(), "reader")
     }
+}
+
+/// A complaint on standard error.
+pub(crate) fn complain(line: impl std::fmt::Display) {
+    use std::io::Write as _;
+    let _ = writeln!(std::io::stderr().lock(), "tenure: {line}");
 }
 
 /// A line on standard output. A closed pipe ends the program as it ends any other.

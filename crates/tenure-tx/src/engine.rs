@@ -79,6 +79,15 @@ impl Asked {
         Asked { request, replies: vec![reply], clashes: 0 }
     }
 
+    /// Takes in another who asks for the same; who asks for something else under the id is told.
+    fn join(&mut self, id: String, other: Asked) {
+        if self.request.payload == other.request.payload {
+            self.replies.extend(other.replies);
+        } else {
+            other.answer(Err(SendError::RequestIdReused(id)));
+        }
+    }
+
     fn answer(self, answer: Result<TransactionHandle, SendError>) {
         for reply in self.replies {
             // Who no longer waits needs no answer.
@@ -89,6 +98,9 @@ impl Asked {
 
 /// After so many clashes a caller is told instead of tried again.
 const MAX_CLASHES: u8 = 3;
+
+/// After so many heads in a row that lack what was final, the chain is taken to be another one.
+const MAX_BEHIND: u8 = 3;
 
 /// How far a term is.
 enum Phase {
@@ -124,6 +136,8 @@ pub(crate) struct Engine {
     parked: Vec<Asked>,
     draining: Option<oneshot::Sender<Drained>>,
     refuse_new: bool,
+    /// How many heads in a row were below what the table knows to be final.
+    behind: u8,
     waiting_recovered: Vec<oneshot::Sender<Option<Duration>>>,
     started: Instant,
     answers: mpsc::UnboundedSender<(u64, Answer)>,
@@ -163,6 +177,7 @@ impl Engine {
             parked: Vec::new(),
             draining: None,
             refuse_new: false,
+            behind: 0,
             waiting_recovered: Vec::new(),
             started: Instant::now(),
             answers,
@@ -281,6 +296,7 @@ impl Engine {
     /// Reads the table and the head, again and again until both answer.
     fn recover(&mut self) {
         self.reset();
+        self.behind = 0;
         self.phase = Phase::Recovering { since: Instant::now() };
         let (store, chain, account) =
             (self.reader.clone(), Arc::clone(&self.chain), self.signer.account().clone());
@@ -294,6 +310,15 @@ impl Engine {
                     }
                 };
                 match tokio::join!(snapshot, chain.head(&account)) {
+                    (Ok(snapshot), Ok(head)) if head.best_nonce < snapshot.consumed => {
+                        tracing::error!(
+                            chain = head.best_nonce, table = snapshot.consumed,
+                            "THE CHAIN IS BEHIND THE TABLE: it has not used nonces that were final; \
+                             not acting until it has. It may still be catching up, or be another \
+                             chain, or have lost its state; if it was reset on purpose, remove the \
+                             account's rows from tenure_tx.pending_transactions"
+                        );
+                    }
                     (Ok(snapshot), Ok(head)) => {
                         let _ = answers.send((generation, Answer::Recovered { snapshot, head }));
                         return;
@@ -472,11 +497,14 @@ impl Engine {
         }
         let nonce = self.requests.get(&id);
         if let Some(waiting) = nonce.and_then(|n| self.contents.get_mut(n)?.asked.as_mut()) {
-            waiting.replies.extend(asked.replies);
+            waiting.join(id, asked);
         } else if let Some(handle) = self.handle_of(&id) {
-            asked.answer(Ok(handle));
+            let call = self.contents.get(&handle.nonce).and_then(|c| c.call.as_ref());
+            let attempts = self.manager.attempts(handle.nonce);
+            let same = self.is_same(&asked.request.payload, call, attempts);
+            asked.answer(if same { Ok(handle) } else { Err(SendError::RequestIdReused(id)) });
         } else if let Some(waiting) = self.lookups.get_mut(&id) {
-            waiting.replies.extend(asked.replies);
+            waiting.join(id, asked);
         } else if let Some(store) = self.reader.clone() {
             self.lookups.insert(id.clone(), asked);
             self.spawn(async move |answers, generation| {
@@ -502,10 +530,23 @@ impl Engine {
         match (failed, row) {
             (Some(error), _) => asked.answer(Err(error)),
             (None, Some(row)) => {
+                let same = self.is_same(&asked.request.payload, row.call.as_ref(), &row.attempts);
                 let handle = self.handle_of(&id).unwrap_or_else(|| finished(&row));
-                asked.answer(Ok(handle));
+                asked.answer(if same { Ok(handle) } else { Err(SendError::RequestIdReused(id)) });
             }
             (None, None) => self.accept(id, asked),
+        }
+    }
+
+    /// Whether a request asks for what its id stands for already: an id that is used for a second
+    /// payment must not swallow it.
+    fn is_same(&self, payload: &Payload, call: Option<&Bytes>, attempts: &[Attempt]) -> bool {
+        match payload {
+            Payload::Call(asked) => call == Some(asked),
+            Payload::Signed(raw) => {
+                let hash = self.chain.inspect(raw).map(|seen| seen.hash);
+                call.is_none() && attempts.iter().any(|a| hash == Ok(a.hash))
+            }
         }
     }
 
@@ -581,6 +622,13 @@ impl Engine {
             Answer::Located { nonce, located } => Input::Located { nonce, located },
             Answer::Head(head) => {
                 self.head = head;
+                // Nonces above what the chain will ever reach are sent in vain, and another chain
+                // must not get them. One late node behind a shared address is no proof.
+                let behind = head.best_nonce < self.manager.consumed();
+                self.behind = if behind { self.behind + 1 } else { 0 };
+                if self.behind >= MAX_BEHIND && self.store.is_some() {
+                    return self.recover();
+                }
                 Input::Head(head)
             }
         };

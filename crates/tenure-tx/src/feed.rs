@@ -79,6 +79,10 @@ impl View {
         View { stale_after, failing: None, stale: false }
     }
 
+    pub(crate) fn is_stale(&self) -> bool {
+        self.stale
+    }
+
     /// It was read. Something to say if it was stale.
     pub(crate) fn read(&mut self) -> Option<FeedItem> {
         self.failing = None;

@@ -302,6 +302,12 @@ impl TransactionManager {
         entry.map_or(&[], |entry| &entry.attempts)
     }
 
+    /// One above the highest nonce known to be used for good.
+    #[must_use]
+    pub fn consumed(&self) -> u64 {
+        self.term.as_ref().map_or(0, |term| term.consumed)
+    }
+
     /// The nonces nothing uses although higher ones are in use, at most `limit` of them.
     #[must_use]
     pub fn gaps(&self, limit: usize) -> Vec<u64> {

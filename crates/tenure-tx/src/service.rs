@@ -36,6 +36,9 @@ pub struct ServiceOptions {
     pub act: Duration,
     /// How long one call of the signer may take. Default 10 s.
     pub sign: Duration,
+    /// How long a caller waits for its request to be stored before it is told that the outcome is
+    /// unknown. Default 30 s; a request given up by its caller may still be stored.
+    pub accept: Duration,
     /// The largest call or signed transaction. Default 4 MiB.
     pub max_bytes: usize,
     /// How long ended rows are kept: for readers that were away, and for retries with a request
@@ -58,6 +61,7 @@ impl Default for ServiceOptions {
             in_flight: 64,
             act: Duration::from_millis(500),
             sign: Duration::from_secs(10),
+            accept: Duration::from_secs(30),
             max_bytes: 4 << 20,
             keep: Duration::from_secs(86_400),
             tip: 0,
@@ -88,7 +92,7 @@ impl std::fmt::Debug for Parts {
 }
 
 /// What to send.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Payload {
     /// A call in the chain's encoding: the service chooses the nonce, signs, and signs anew if it must.
     Call(Bytes),
@@ -182,6 +186,7 @@ pub struct TransactionService {
     commands: mpsc::UnboundedSender<Command>,
     statuses: broadcast::Sender<Arc<StoredTransaction>>,
     stale: watch::Receiver<bool>,
+    patience: Duration,
     tasks: JoinSet<()>,
 }
 
@@ -226,9 +231,10 @@ impl TransactionService {
         if let Some(hook) = follower_sync {
             tasks.spawn(keep_ready(leadership.clone(), hook, options.sync_every));
         }
+        let patience = options.accept;
         let engine = Engine::new(leadership.clone(), store, chain, signer, options);
         tasks.spawn(engine.run(inbox));
-        Ok(TransactionService { leadership, commands, statuses, stale, tasks })
+        Ok(TransactionService { leadership, commands, statuses, stale, patience, tasks })
     }
 
     /// This node's part at this instant.
@@ -271,15 +277,32 @@ impl TransactionService {
     /// # Errors
     /// [`SendError`].
     pub async fn send(&self, request: SendRequest) -> Result<TransactionHandle, SendError> {
+        self.require_leader()?;
+        let named = request.request_id.clone();
+        let (reply, answer) = oneshot::channel();
+        let command = Command::Send { request, reply };
+        self.commands.send(command).map_err(|_| SendError::Stopped)?;
+        match timeout(self.patience, answer).await {
+            Ok(answer) => answer.map_err(|_| SendError::Stopped)?,
+            Err(_) => Err(SendError::Uncertain {
+                request_id: named.unwrap_or_else(|| "without an id".to_owned()),
+                reason: format!(
+                    "no answer within {:?}: the database, the chain's node or the signer is slow \
+                     or away",
+                    self.patience
+                ),
+            }),
+        }
+    }
+
+    /// Only a leader acts: anybody else says so, loudly, and is counted.
+    fn require_leader(&self) -> Result<(), SendError> {
         if let Err(refused) = self.leadership.gate().require_leader() {
             metrics::count(metrics::REFUSED_NOT_LEADER);
             tracing::warn!(role = %self.role(), %refused, "refused to send: this node does not lead");
             return Err(SendError::NotLeader);
         }
-        let (reply, answer) = oneshot::channel();
-        let command = Command::Send { request, reply };
-        self.commands.send(command).map_err(|_| SendError::Stopped)?;
-        answer.await.map_err(|_| SendError::Stopped)?
+        Ok(())
     }
 
     /// Puts a no-op in place of an open transaction, or into a gap. If the original is mined
@@ -288,10 +311,15 @@ impl TransactionService {
     /// # Errors
     /// [`SendError`].
     pub async fn cancel(&self, nonce: u64) -> Result<(), SendError> {
+        self.require_leader()?;
         let (reply, answer) = oneshot::channel();
         let command = Command::Cancel { nonce, reply };
         self.commands.send(command).map_err(|_| SendError::Stopped)?;
-        answer.await.map_err(|_| SendError::Stopped)?
+        match answer.await.map_err(|_| SendError::Stopped)? {
+            // Elected, but what is open is still being read: as good as not leading yet.
+            Err(SendError::Nonce(ReserveError::NotLeading)) => Err(SendError::NotLeader),
+            answer => answer,
+        }
     }
 
     /// Accepts nothing new and waits until nothing is between acceptance and the node's answer, at
@@ -364,10 +392,16 @@ async fn watch_table(
         }
     };
     loop {
-        if statuses.receiver_count() == 0 {
+        let unheard = statuses.receiver_count() == 0;
+        // A stale view is looked after here until it is fresh: the feed would start with a view of
+        // its own and never say that this one is over.
+        if unheard || view.is_stale() {
             let news = match store.newest_change().await {
                 Ok(newest) => {
-                    after = newest;
+                    // What subscribers have not seen yet is theirs.
+                    if unheard {
+                        after = newest;
+                    }
                     view.read()
                 }
                 Err(error) => view.failed(&error.to_string()),
@@ -448,6 +482,11 @@ pub enum SendError {
     /// Signed by somebody else. Nothing was done.
     #[error("signed by {0}, which is not this group's account; sign with the group's key")]
     ForeignAccount(String),
+    /// The id stands for another transaction. Nothing was done.
+    #[error(
+        "request id {0} stands for another transaction; repeat that one unchanged, or choose a new id"
+    )]
+    RequestIdReused(String),
     /// Another creator's live row has the nonce. Nothing was stored; the table is read again.
     #[error("nonce {0} belongs to another live transaction in the table; retry")]
     Clash(u64),

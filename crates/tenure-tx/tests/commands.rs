@@ -7,6 +7,7 @@ use std::process::Output;
 use std::time::Duration;
 
 use kit::anvil::{ADDRESS, Anvil, KEY};
+use kit::substrate_node::ScriptedNode;
 use serde_json::{Value, json};
 use tenure_testkit::{Child, Signal, shared_cluster};
 use tokio::process::Command;
@@ -14,7 +15,10 @@ use tokio::time::timeout;
 
 fn program() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tenure-tx"));
-    command.env("RELAYER_KEY", KEY).env("RUST_LOG", "error").env_remove("SH_PENDING_DB_URL");
+    command.env("RELAYER_KEY", KEY).env("RUST_LOG", "error");
+    for name in ["SH_PENDING_DB_URL", "TENURE_DSN", "TENURE_TX_NODES", "TENURE_TX_ACCOUNT"] {
+        command.env_remove(name);
+    }
     command
 }
 
@@ -111,6 +115,205 @@ async fn a_transaction_can_be_sent_listed_shown_dropped_and_watched_to_its_end()
     assert!(child.lines().iter().any(|line| line.contains("drained")));
     let nobody = run(&["send", "--node", &address, "--within", "1s", "--call", &call]).await;
     assert!(!nobody.status.success());
+}
+
+#[tokio::test]
+async fn any_node_may_be_named_first_and_a_killed_leader_is_replaced() {
+    let database = shared_cluster().await.database().await.expect("a database");
+    let dsn = database.dsn();
+    let anvil = Anvil::start(&["--no-mining"]).await;
+    let lease = ["--dsn", &dsn, "--lease", "1500ms", "--instance"];
+    let mut nodes = Vec::new();
+    for name in ["a", "b", "c"] {
+        nodes.push(node(&[&lease[..], &[name]].concat(), &anvil).await);
+    }
+    let call = json!({"to": format!("0x{:040x}", 7), "value": "0x5", "gas": 21_000}).to_string();
+    // Whoever leads: with each of the others named first, it is found.
+    for turn in 0..3 {
+        nodes.rotate_left(1);
+        let all = nodes.iter().map(|(_, a)| a.as_str()).collect::<Vec<_>>().join(",");
+        let sent = run(&["send", "--node", &all, "--json", "--call", &call]).await;
+        assert_eq!(json_of(&sent)[0]["nonce"], turn);
+        let dropped = run(&["drop", "--node", &all, &turn.to_string()]).await;
+        assert!(dropped.status.success(), "{dropped:?}");
+    }
+    let leader = async {
+        loop {
+            for (index, (_, address)) in nodes.iter().enumerate() {
+                let one = run(&[
+                    "send",
+                    "--node",
+                    address,
+                    "--within",
+                    "0s",
+                    "--request-id",
+                    "probe",
+                    "--call",
+                    &call,
+                ])
+                .await;
+                match one.status.code() {
+                    Some(0) => return index,
+                    // A follower says so, with the exit code for it.
+                    code => assert_eq!(code, Some(3), "{one:?}"),
+                }
+            }
+        }
+    };
+    let leader = timeout(Duration::from_secs(30), leader).await.expect("somebody leads");
+    nodes[leader].0.kill().await.expect("killed");
+    let all = nodes.iter().map(|(_, a)| a.as_str()).collect::<Vec<_>>().join(",");
+    let sent = run(&["send", "--node", &all, "--json", "--call", &call]).await;
+    assert_eq!(json_of(&sent)[0]["nonce"], 4);
+    let read = ["--dsn", &dsn, "--account", ADDRESS, "--json"];
+    let watch = [&["watch", "--until", "4"], &read[..]].concat();
+    let seen = json_of(&run_while(&watch, async || anvil.mine(1).await).await);
+    assert_eq!(seen.last().map(|row| row["state"].clone()), Some(json!("finalized")));
+    let rows = json_of(&run(&[&["list"], &read[..]].concat()).await);
+    assert_eq!(rows.iter().filter(|row| row["noop"] == true).count(), 3);
+    assert_eq!(anvil.mined().await.len(), 5);
+}
+
+/// Runs a command and does something again and again until it ends.
+async fn run_while(arguments: &[&str], mut work: impl AsyncFnMut()) -> Output {
+    let running = run(arguments);
+    tokio::pin!(running);
+    loop {
+        // Cancel-safe: the command is polled by reference, and the timer may be dropped.
+        tokio::select! {
+            output = &mut running => return output,
+            () = tokio::time::sleep(Duration::from_millis(100)) => work().await,
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_substrate_node_signs_through_a_program() {
+    let database = shared_cluster().await.database().await.expect("a database");
+    let dsn = database.dsn();
+    let mut chain = ScriptedNode::start().await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let signer = kit::signer_script(folder.path());
+    let alice = "5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY";
+    let mut command = program();
+    command.args(["node", "--chain", "substrate", "--rpc", &chain.url, "--account", alice]);
+    command.args(["--signer-command", &signer, "--dsn", &dsn, "--poll", "100ms"]);
+    let mut child = Child::spawn(command).expect("starts");
+    let listening = |line: &str| line.contains("listening");
+    let line = child.wait_line(listening, Duration::from_secs(30)).await.expect("listens");
+    let line: Value = serde_json::from_str(&line).expect("JSON");
+    let address = line["address"].as_str().expect("an address").to_owned();
+    let sent = run(&["send", "--node", &address, "--json", "--call", "0xbeef"]).await;
+    assert_eq!(json_of(&sent)[0]["nonce"], 0);
+    let first = chain.arrival().await;
+    assert_eq!(first.raw, [12, 0, 0xbe, 0xef], "its length, the nonce, the call");
+    first.accept().status(json!("ready"));
+    let sent = run(&["send", "--node", &address, "--call", "0xcafe"]).await;
+    assert!(sent.status.success(), "{sent:?}");
+    let second = chain.arrival().await;
+    second.accept().status(json!("ready"));
+    let dropped = run(&["drop", "--node", &address, "1"]).await;
+    assert!(dropped.status.success(), "{dropped:?}");
+    let filler = chain.arrival().await;
+    assert_eq!(filler.raw, [4, 1], "no call");
+    filler.accept();
+    let block = chain.mine(&[&first.raw, &filler.raw]);
+    chain.finalize();
+    first.status(json!({"finalized": block}));
+    filler.status(json!({"finalized": block}));
+    let read = ["--dsn", &dsn, "--account", alice, "--json"];
+    for nonce in ["0", "1"] {
+        let seen = json_of(&run(&[&["watch", "--until", nonce], &read[..]].concat()).await);
+        let last = seen.last().expect("something");
+        assert_eq!((&last["state"], &last["block_hash"]), (&json!("finalized"), &json!(block)));
+    }
+    let malformed = run(&["send", "--node", &address, "--call", "0xbee"]).await;
+    assert_eq!(malformed.status.code(), Some(1), "{malformed:?}");
+    child.signal(Signal::TERM);
+    assert!(child.wait(Duration::from_secs(20)).await.expect("ends").success());
+}
+
+#[tokio::test]
+async fn every_mistake_is_one_sentence_with_a_remedy_and_no_secret() {
+    let anvil = Anvil::start(&[]).await;
+    let database = shared_cluster().await.database().await.expect("a database");
+    let empty = database.dsn();
+    let rpc = anvil.url.as_str();
+    let call = r#"{"to":"0x00000000000000000000000000000000000000aa","gas":21000}"#;
+    let away = "postgresql://app:hunter2@127.0.0.1:1/app";
+    let read = ["--dsn", &empty, "--account", ADDRESS];
+    let node = ["node", "--dsn", away, "--rpc", rpc];
+    let substrate = ["node", "--dsn", away, "--chain", "substrate", "--rpc", "ws://127.0.0.1:1"];
+    let key = ["--key-env", "RELAYER_KEY"];
+    // What is typed, the exit code, and a word of the remedy.
+    let cases: &[(Vec<&str>, i32, &str)] = &[
+        (node.to_vec(), 1, "--key-file"),
+        ([&node[..], &["--key-env", "UNSET"]].concat(), 1, "UNSET is not set"),
+        ([&node[..], &["--key-env", "BAD_KEY"]].concat(), 1, "64 hex digits"),
+        ([&node[..], &["--key-file", "/nowhere/key"]].concat(), 1, "/nowhere/key"),
+        ([&node[..], &key, &["--account", "0xaa"]].concat(), 1, "that one's key"),
+        ([&["node", "--rpc", rpc], &key[..]].concat(), 1, "--standalone"),
+        ([&["node", "--rpc", "hunter2"], &key[..]].concat(), 1, "http://"),
+        (substrate.to_vec(), 1, "--account"),
+        ([&substrate[..], &["--account", "0xaa"]].concat(), 1, "--signer-command"),
+        (vec!["list", "--account", ADDRESS], 1, "SH_PENDING_DB_URL"),
+        (vec!["list", "--account", ADDRESS, "--dsn", away], 1, "check that it runs"),
+        (vec!["list", "--account", "0xzz", "--dsn", away], 2, "full address"),
+        ([&["list"], &read[..]].concat(), 1, "start a node"),
+        ([&["gaps"], &read[..]].concat(), 1, "start a node"),
+        (vec!["send", "--call", call], 2, "--node"),
+        (vec!["send", "--node", "127.0.0.1:1", "--within", "0s", "--call", call], 3, "nodes run"),
+        (vec!["send", "--node", "127.0.0.1:1", "--call", "pay"], 1, "neither JSON nor hex"),
+        (vec!["drop", "--node", "127.0.0.1:1", "--within", "0s", "3"], 3, "nodes run"),
+    ];
+    for (arguments, code, remedy) in cases {
+        let mut command = program();
+        command.env("BAD_KEY", "hunter2").env_remove("TENURE_DSN").args(arguments);
+        let output = timeout(Duration::from_secs(60), command.output()).await;
+        let output = output.unwrap_or_else(|_| panic!("{arguments:?} hangs")).expect("runs");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(*code), "{arguments:?}: {said}");
+        assert!(said.contains(remedy), "{arguments:?}: {said}");
+        // Clap's own (2) has its usage below it.
+        assert!(*code == 2 || said.trim_end().lines().count() == 1, "{arguments:?}: {said}");
+        assert!(!said.contains("hunter2") && !said.contains(&KEY[..8]), "{arguments:?}: {said}");
+    }
+}
+
+#[tokio::test]
+async fn neither_key_nor_password_nor_address_is_in_the_log_of_a_node() {
+    let database = shared_cluster().await.database().await.expect("a database");
+    let anvil = Anvil::start(&[]).await;
+    let address = anvil.url.replace("http://", "http://user:hunter2@");
+    let mut command = program();
+    command.args(["node", "--rpc", &address, "--key-env", "RELAYER_KEY", "--poll", "100ms"]);
+    command.env("SH_PENDING_DB_URL", database.dsn()).env("RUST_LOG", "trace");
+    let folder = tempfile::tempdir().expect("a folder");
+    let log = folder.path().join("log");
+    command.stderr(std::fs::File::create(&log).expect("a file"));
+    let mut child = Child::spawn(command).expect("starts");
+    let listening = |line: &str| line.contains("listening");
+    let line = child.wait_line(listening, Duration::from_secs(30)).await.expect("listens");
+    let line: Value = serde_json::from_str(&line).expect("JSON");
+    let node = line["address"].as_str().expect("an address");
+    let call = json!({"to": format!("0x{:040x}", 7), "value": "0x5", "gas": 21_000}).to_string();
+    let sent = run(&["send", "--node", node, "--call", &call]).await;
+    assert!(sent.status.success(), "{sent:?}");
+    // With the chain away it complains, about the address among others.
+    drop(anvil);
+    let complained = async {
+        while !std::fs::read_to_string(&log).expect("a log").contains("cannot read the chain") {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    timeout(Duration::from_secs(20), complained).await.expect("it complains");
+    child.kill().await.expect("killed");
+    let log = std::fs::read_to_string(&log).expect("a log");
+    assert!(!log.contains(KEY), "the key");
+    let ours = log.lines().filter(|line| line.contains("tenure"));
+    for line in ours {
+        assert!(!line.contains("hunter2"), "{line}");
+    }
 }
 
 #[tokio::test]

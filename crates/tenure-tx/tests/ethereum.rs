@@ -1,19 +1,23 @@
 //! The service on a real anvil and a real PostgreSQL.
 #![cfg(feature = "ethereum")]
 
+#[allow(dead_code, reason = "only its heart is run here, not its main")]
+#[path = "../examples/ethereum_relayer.rs"]
+mod ethereum_relayer;
 mod kit;
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::StreamExt as _;
 use kit::anvil::{Anvil, KEY, pay, signer};
 use kit::{E1, Throne, bump, database, impatient, store_of};
 use serde_json::json;
 use tenure_core::epoch::Epoch;
 use tenure_testkit::Database;
 use tenure_tx::account::{Signer as _, Unsigned};
-use tenure_tx::chain::Head;
 use tenure_tx::chain::ethereum::{EthereumSigner, Fees};
+use tenure_tx::chain::{Chain as _, Head, Outcome};
 use tenure_tx::leadership::NodeRole;
 use tenure_tx::manager::ReserveError;
 use tenure_tx::service::{
@@ -146,6 +150,35 @@ async fn a_stuck_transaction_is_replaced_by_a_higher_fee() {
 }
 
 #[tokio::test]
+async fn sending_the_same_bytes_again_leaves_their_watch_alone() {
+    let anvil = Anvil::start(&["--no-mining"]).await;
+    let chain = anvil.chain();
+    let signer = signer(&chain).await;
+    let head = chain.head(signer.account()).await.expect("answers");
+    let call = pay(1, 1);
+    let unsigned = Unsigned { nonce: 0, tip: 1, call: Some(&call), head: &head, replaces: None };
+    let raw = signer.sign(unsigned).await.expect("signs").raw;
+    let first = chain.submit(signer.account(), 0, raw.clone()).await;
+    assert_eq!(first.outcome, Outcome::Accepted);
+    let mut watch = first.watch.expect("watched");
+    for _ in 0..3 {
+        let again = chain.submit(signer.account(), 0, raw.clone()).await;
+        assert_eq!(again.outcome, Outcome::AlreadyKnown);
+        assert!(again.watch.is_none());
+    }
+    anvil.mine(1).await;
+    let mined = async {
+        while let Some(status) = watch.next().await {
+            if status.state() == State::InBlock {
+                return true;
+            }
+        }
+        false
+    };
+    assert!(timeout(Duration::from_secs(10), mined).await.expect("in time"), "it ended");
+}
+
+#[tokio::test]
 async fn a_node_that_restarts_with_an_empty_pool_gets_everything_again() {
     let dir = tempfile::tempdir().expect("a folder");
     let state = dir.path().join("state.json");
@@ -169,6 +202,45 @@ async fn a_node_that_restarts_with_an_empty_pool_gets_everything_again() {
         until(handle, is(State::Finalized)).await;
     }
     assert_eq!(anvil.mined().await.len(), 5);
+}
+
+#[tokio::test]
+async fn a_chain_that_lost_its_state_gets_nothing_until_it_has_caught_up() {
+    let db = database().await;
+    let mut anvil = Anvil::start(&[]).await;
+    let node = leader(&db, &anvil).await;
+    for tag in 0..3 {
+        let mut handle = send(&node, tag).await;
+        until(&mut handle, is(State::InBlock)).await;
+        anvil.mine(3).await;
+        until(&mut handle, is(State::Finalized)).await;
+    }
+    // Without its state: the account begins at nonce 0 again, and three nonces were final.
+    anvil.restart().await;
+    let paused = async { while node.service.open().await > 0 {} };
+    timeout(Duration::from_secs(10), paused).await.expect("nothing is open");
+    let lost = Duration::from_secs(2);
+    let late = timeout(lost, node.service.send(SendRequest::call(pay(9, 1)).with_id("late"))).await;
+    if let Ok(Ok(handle)) = &late {
+        // Accepted before the loss was noticed: stored, and not at a nonce that was used.
+        assert_eq!(handle.nonce, 3);
+    }
+    assert_eq!(anvil.nonce().await, 0, "no nonce is used a second time");
+    // A new leader sees it at once, and waits.
+    node.throne.depose();
+    bump(&db).await;
+    let next = self::node("b", &db, &anvil, impatient()).await;
+    next.throne.lead(Epoch(2));
+    let early = timeout(Duration::from_secs(1), next.service.recovered()).await;
+    assert!(early.is_err(), "{early:?}");
+    // The chain catches up: what was owed is sent.
+    anvil.call("anvil_setNonce", json!([kit::anvil::ADDRESS, "0x3"])).await;
+    let took = timeout(Duration::from_secs(10), next.service.recovered()).await;
+    assert!(took.expect("recovers").is_some());
+    let request = SendRequest::call(pay(9, 1)).with_id("late");
+    let mut handle = next.service.send(request).await.expect("accepted");
+    assert_eq!(handle.nonce, 3);
+    until(&mut handle, is(State::InBlock)).await;
 }
 
 #[tokio::test]
@@ -317,4 +389,22 @@ async fn standalone_sends_without_a_table_and_a_group_never_does() {
     };
     let refused = TransactionService::start(parts, impatient()).await;
     assert!(refused.is_err(), "a group without a table must not start");
+}
+
+#[tokio::test]
+async fn the_example_pays_every_second() {
+    let db = tenure_testkit::shared_cluster().await.database().await.expect("a database");
+    let anvil = Anvil::start(&[]).await;
+    let (dsn, url) = (db.dsn(), anvil.url.clone());
+    let paid = async {
+        while anvil.nonce().await < 2 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    // Cancel-safe: the example is dropped when it has paid.
+    tokio::select! {
+        ended = ethereum_relayer::relay(&dsn, &url, KEY) => panic!("{ended:?}"),
+        paid = timeout(Duration::from_secs(30), paid) => paid.expect("two payments"),
+    }
+    assert!(anvil.mined().await.iter().all(|tx| tx["value"] == "0x1"));
 }

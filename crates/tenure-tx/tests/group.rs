@@ -19,7 +19,7 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 use rand::{Rng as _, SeedableRng as _};
 use serde_json::{Value, json};
-use tenure_testkit::{Child, Cluster, Database};
+use tenure_testkit::{Child, Cluster, Database, Signal};
 use tenure_tx::chain::Chain as _;
 use tenure_tx::chain::ethereum::{EthereumChain, EthereumOptions};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
@@ -49,6 +49,15 @@ impl Node {
 
     async fn restart(&mut self) {
         self.child.kill().await.expect("killed");
+        (self.child, self.address) = launch(&self.name, &self.dsn, self.upstream).await;
+    }
+
+    /// Told to end, it finishes what it began, leaves the rest to the next leader, and says so.
+    async fn terminate(&mut self) {
+        self.child.signal(Signal::TERM);
+        let ended = self.child.wait(Duration::from_secs(20)).await.expect("it ends");
+        assert!(ended.success(), "{ended:?}");
+        assert!(self.child.lines().iter().any(|line| line.contains("drained")));
         (self.child, self.address) = launch(&self.name, &self.dsn, self.upstream).await;
     }
 
@@ -144,6 +153,7 @@ fn receiver(index: usize) -> String {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Fault {
     Kill,
+    Terminate,
     Freeze,
     Database,
     Chain,
@@ -214,8 +224,11 @@ impl Group {
         let leader = self.leader().await;
         let victim = if random.random_bool(0.7) { leader } else { random.random_range(0..3) };
         match fault {
-            Fault::Kill => {
-                self.nodes[victim].restart().await;
+            Fault::Kill | Fault::Terminate => {
+                match fault {
+                    Fault::Terminate => self.nodes[victim].terminate().await,
+                    _ => self.nodes[victim].restart().await,
+                }
                 let address = self.nodes[victim].address;
                 self.addresses.lock().expect("unpoisoned")[victim] = address;
             }
@@ -355,10 +368,16 @@ fn size(default: usize) -> usize {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_accepted_transaction_is_mined_once_while_nodes_and_database_fail() {
-    under_fire(size(400), 7, &[Fault::Kill, Fault::Kill, Fault::Freeze, Fault::Database]).await;
+    under_fire(size(400), 7, &[Fault::Kill, Fault::Terminate, Fault::Freeze, Fault::Database])
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_accepted_transaction_is_mined_once_while_the_chain_restarts_too() {
-    under_fire(size(200), 11, &[Fault::Kill, Fault::Freeze, Fault::Database, Fault::Chain]).await;
+    under_fire(
+        size(200),
+        11,
+        &[Fault::Kill, Fault::Freeze, Fault::Terminate, Fault::Database, Fault::Chain],
+    )
+    .await;
 }

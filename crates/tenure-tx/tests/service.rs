@@ -9,15 +9,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use kit::anvil::{Anvil, pay, signer};
+use kit::meter::Meter;
 use kit::{E1, Throne, bump, database, impatient, store_of};
 use tenure_core::epoch::Epoch;
 use tenure_testkit::{Proxy, shared_cluster};
-use tenure_tx::account::Signer as _;
+use tenure_tx::account::{AccountId, Signer as _};
+use tenure_tx::chain::ethereum::EthereumChain;
+use tenure_tx::chain::{Chain, ChainError, Head, Inspected, Located, Submission};
 use tenure_tx::events::{EventBus, FollowerSync, Readiness};
 use tenure_tx::feed::FeedOptions;
 use tenure_tx::leadership::NodeRole;
 use tenure_tx::service::{Parts, SendError, SendRequest, ServiceOptions, TransactionService};
+use tenure_tx::status::Hash;
 use tenure_tx::store::StoreError;
 use tokio::time::timeout;
 
@@ -104,6 +109,63 @@ async fn one_request_id_is_one_transaction_however_often_it_is_sent() {
     }
     let other = service.send(SendRequest::call(pay(2, 1))).await.expect("accepted");
     assert_eq!(other.nonce, 1);
+}
+
+#[tokio::test]
+async fn a_request_id_with_other_content_is_refused_and_never_swallowed() {
+    let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
+    let throne = Throne::new("a");
+    let service = start(&throne, &db.dsn(), &anvil, None, impatient()).await;
+    throne.lead(E1);
+    service.recovered().await.expect("leads");
+    let invoice = |tag, id: &str| service.send(SendRequest::call(pay(tag, 1)).with_id(id));
+    let reused = |outcome| matches!(outcome, Err(SendError::RequestIdReused(id)) if id == "seven");
+    // At once, so that the second meets the first on its way into the table.
+    let (first, second) = tokio::join!(invoice(1, "seven"), invoice(2, "seven"));
+    assert_eq!(first.expect("accepted").nonce, 0);
+    assert!(reused(second));
+    assert!(reused(invoice(3, "seven").await), "open");
+    assert_eq!(invoice(1, "seven").await.expect("the same").nonce, 0);
+    // Dropped for a no-op: the id stands for what was asked, not for what took its place.
+    service.cancel(0).await.expect("open");
+    assert!(reused(invoice(3, "seven").await), "cancelled");
+    anvil.pooled(1).await;
+    let ended = async {
+        while service.open().await > 0 {
+            anvil.mine(1).await;
+        }
+    };
+    timeout(Duration::from_secs(30), ended).await.expect("final");
+    let written = async { while !reused(invoice(3, "seven").await) {} };
+    timeout(Duration::from_secs(10), written).await.expect("ended");
+    assert_eq!(invoice(1, "seven").await.expect("the same").nonce, 0);
+    assert_eq!(invoice(3, "eight").await.expect("a new id").nonce, 1);
+}
+
+#[tokio::test]
+async fn a_follower_refuses_to_cancel_as_it_refuses_to_send() {
+    let (db, anvil) = (database().await, Anvil::start(&[]).await);
+    let throne = Throne::new("b");
+    let service = start(&throne, &db.dsn(), &anvil, None, impatient()).await;
+    assert!(matches!(service.cancel(0).await, Err(SendError::NotLeader)));
+    assert!(matches!(service.send(SendRequest::call(pay(1, 1))).await, Err(SendError::NotLeader)));
+}
+
+#[tokio::test]
+async fn a_caller_is_told_when_nothing_answers_instead_of_waiting_for_ever() {
+    let db = database().await;
+    let anvil = Anvil::start(&[]).await;
+    let throne = Throne::new("a");
+    let options = ServiceOptions { accept: Duration::from_millis(300), ..impatient() };
+    let service = start(&throne, &db.dsn(), &anvil, None, options).await;
+    drop(anvil);
+    throne.lead(E1);
+    let sent = service.send(SendRequest::call(pay(1, 1)).with_id("one"));
+    let sent = timeout(Duration::from_secs(10), sent).await.expect("bounded");
+    assert!(
+        matches!(&sent, Err(SendError::Uncertain { request_id, .. }) if request_id == "one"),
+        "{sent:?}"
+    );
 }
 
 #[tokio::test]
@@ -217,6 +279,32 @@ async fn a_follower_whose_database_is_away_says_so_and_is_not_ready() {
     assert!(!service.is_stale());
 }
 
+#[tokio::test]
+async fn a_view_that_went_stale_unheard_is_fresh_again_for_who_came_meanwhile() {
+    let (db, anvil) = (database().await, Anvil::start(&[]).await);
+    let proxy = Proxy::start(shared_cluster().await.addr()).await.expect("a proxy");
+    let throne = Throne::new("b");
+    let feed =
+        FeedOptions { poll: Duration::from_millis(50), stale_after: Duration::from_millis(200) };
+    let options = ServiceOptions { feed, ..impatient() };
+    let service = start(&throne, &proxy.dsn(db.name()), &anvil, None, options).await;
+    proxy.refuse(true).await.expect("refuses");
+    proxy.reset();
+    let mut ready = throne.ready.clone();
+    let unready = ready.wait_for(|r| !*r);
+    timeout(Duration::from_secs(20), unready).await.expect("in time").expect("lives");
+    let mut statuses = service.statuses();
+    // Written while the follower cannot see it.
+    let leader = store_of(&db.dsn(), "leader", signer(&anvil.chain()).await.account().clone());
+    leader.accept(E1, 0, &[kit::row(0, 1, "unseen")]).await.expect("leads");
+    proxy.refuse(false).await.expect("accepts");
+    let fresh = ready.wait_for(|r| *r);
+    timeout(Duration::from_secs(20), fresh).await.expect("fresh again").expect("lives");
+    assert!(!service.is_stale());
+    let row = timeout(Duration::from_secs(20), statuses.recv()).await.expect("in time");
+    assert_eq!(row.expect("a row").request_id, "unseen");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn ten_thousand_open_rows_are_taken_over_within_two_seconds() {
     let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
@@ -245,4 +333,100 @@ async fn ten_thousand_open_rows_are_taken_over_within_two_seconds() {
         }
     }
     assert!(best < Duration::from_secs(2), "{best:?}");
+}
+
+/// A chain during whose answer the lease ends, unnoticed by anybody.
+struct Lapsing {
+    chain: EthereumChain,
+    throne: Arc<Throne>,
+    lapse: AtomicBool,
+}
+
+#[async_trait]
+impl Chain for Lapsing {
+    async fn head(&self, account: &AccountId) -> Result<Head, ChainError> {
+        self.chain.head(account).await
+    }
+
+    async fn submit(&self, account: &AccountId, nonce: u64, raw: Bytes) -> Submission {
+        let submission = self.chain.submit(account, nonce, raw).await;
+        if self.lapse.load(Ordering::Relaxed) {
+            self.throne.depose();
+        }
+        submission
+    }
+
+    async fn locate(&self, a: &AccountId, nonce: u64, attempts: &[Hash], since: u64) -> Located {
+        self.chain.locate(a, nonce, attempts, since).await
+    }
+
+    fn inspect(&self, raw: &[u8]) -> Result<Inspected, ChainError> {
+        self.chain.inspect(raw)
+    }
+}
+
+#[tokio::test]
+async fn the_metrics_are_those_the_guide_names_and_a_life_emits_them_all() {
+    let meter = Meter::default();
+    // Of this thread: the whole life runs on it, other tests do not.
+    let _recording = metrics::set_default_local_recorder(&meter);
+    let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
+    let proxy = Proxy::start(shared_cluster().await.addr()).await.expect("a proxy");
+    let throne = Arc::new(Throne::new("a"));
+    let chain = anvil.chain();
+    let signer = signer(&chain).await;
+    let store = store_of(&proxy.dsn(db.name()), "a", signer.account().clone());
+    let lapsing =
+        Arc::new(Lapsing { chain, throne: Arc::clone(&throne), lapse: AtomicBool::new(false) });
+    let parts = Parts {
+        leadership: throne.leadership.clone(),
+        store: Some(store),
+        chain: lapsing.clone(),
+        signer: Arc::new(signer),
+        follower_sync: None,
+    };
+    let feed =
+        FeedOptions { poll: Duration::from_millis(50), stale_after: Duration::from_millis(200) };
+    let options = ServiceOptions { feed, ..impatient() };
+    let service = TransactionService::start(parts, options).await.expect("starts");
+    // As a follower.
+    service.send(SendRequest::call(pay(1, 1))).await.expect_err("follows");
+    EventBus::<()>::new(&throne.leadership, 1).trigger(());
+    // As a leader: sent, replaced, final.
+    throne.lead(E1);
+    service.recovered().await.expect("leads");
+    let mut handle = service.send(SendRequest::call(pay(1, 1))).await.expect("accepted");
+    anvil.pooled(1).await;
+    service.cancel(0).await.expect("open");
+    let ended = async {
+        while !handle.state().ended {
+            anvil.mine(1).await;
+            let _ = timeout(Duration::from_millis(100), handle.changed()).await;
+        }
+    };
+    timeout(Duration::from_secs(30), ended).await.expect("final");
+    // A lease that ends while the bytes are on their way.
+    lapsing.lapse.store(true, Ordering::Relaxed);
+    service.send(SendRequest::call(pay(2, 1))).await.expect("accepted");
+    // A database that goes away.
+    let mut ready = throne.ready.clone();
+    proxy.refuse(true).await.expect("refuses");
+    proxy.reset();
+    let unready = ready.wait_for(|r| !*r);
+    timeout(Duration::from_secs(20), unready).await.expect("in time").expect("lives");
+
+    let guide = include_str!("../../../docs/transactions.md");
+    let named: BTreeSet<String> = guide
+        .split('`')
+        .filter(|word| word.starts_with("tenure_tx_") && !word.contains(' '))
+        .map(str::to_owned)
+        .collect();
+    let all = |wanted: &BTreeSet<String>| meter.seen().is_superset(wanted);
+    let emitted = async {
+        while !all(&named) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let late = timeout(Duration::from_secs(10), emitted).await.is_err();
+    assert!(!late && meter.seen() == named, "{:#?}\n{named:#?}", meter.seen());
 }

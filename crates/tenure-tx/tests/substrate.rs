@@ -2,6 +2,9 @@
 #![cfg(feature = "substrate")]
 
 mod kit;
+#[allow(dead_code, reason = "only its heart is run here, not its main")]
+#[path = "../examples/substrate_relayer.rs"]
+mod substrate_relayer;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -61,18 +64,29 @@ async fn service(
     node: &ScriptedNode,
     mortal: Option<u64>,
 ) -> (Throne, TransactionService) {
-    let throne = Throne::new("a");
+    let (throne, service) = member(db, node, "a", mortal).await;
+    throne.lead(E1);
+    service.recovered().await.expect("leads");
+    (throne, service)
+}
+
+/// A node of the group that does not lead yet.
+async fn member(
+    db: &Database,
+    node: &ScriptedNode,
+    name: &str,
+    mortal: Option<u64>,
+) -> (Throne, TransactionService) {
+    let throne = Throne::new(name);
     let signer = ToySigner { account: account(), serial: AtomicU32::new(0), mortal };
     let parts = Parts {
         leadership: throne.leadership.clone(),
-        store: Some(store_of(&db.dsn(), "a", account())),
+        store: Some(store_of(&db.dsn(), name, account())),
         chain: Arc::new(chain(node)),
         signer: Arc::new(signer),
         follower_sync: None,
     };
     let service = TransactionService::start(parts, impatient()).await.expect("starts");
-    throne.lead(E1);
-    service.recovered().await.expect("leads");
     (throne, service)
 }
 
@@ -130,10 +144,11 @@ async fn errors_of_the_pool_are_told_apart() {
         (1010, "Transaction has an ancient birth block", Outcome::Expired),
         (1010, "Transaction has a bad signature", Outcome::Refused(String::new())),
         (1011, "unknown validity", Outcome::Busy(String::new())),
-        (1012, "temporarily banned", Outcome::Busy(String::new())),
+        (1012, "temporarily banned", Outcome::Unreachable(String::new())),
         (1013, "already imported", Outcome::AlreadyKnown),
         (1014, "priority is too low", Outcome::Underpriced),
         (1016, "immediately dropped", Outcome::Busy(String::new())),
+        (-32603, "internal error", Outcome::Unreachable(String::new())),
     ];
     for (code, data, wanted) in cases {
         let (line, raw) = (Arc::clone(&chain), raw.clone());
@@ -191,6 +206,89 @@ async fn an_extrinsic_goes_through_a_reorganisation_to_finality() {
     until(&mut handle, State::Finalized).await;
     assert_eq!(handle.state().status.block(), Some(second));
     assert!(handle.state().ended);
+}
+
+#[tokio::test]
+async fn a_followers_stream_rebuilds_all_ten_statuses_with_their_blocks() {
+    let (db, mut node) = (database().await, ScriptedNode::start().await);
+    let (_throne, leader) = service(&db, &node, None).await;
+    let (_follower, follower) = member(&db, &node, "b", None).await;
+    let mut stream = follower.statuses();
+    let _kept = leader.send(SendRequest::call(Bytes::from_static(b"pay"))).await.expect("accepted");
+    let mut next = async |wanted: &dyn Fn(&TransactionStatus) -> bool| {
+        let seen = async {
+            loop {
+                let row = stream.recv().await.expect("the feed goes on");
+                if wanted(&row.status) {
+                    break (row.status.clone(), row.ended);
+                }
+            }
+        };
+        timeout(Duration::from_secs(20), seen).await.expect("the follower sees it")
+    };
+    let (a, b) = (Hash([1; 32]), Hash([2; 32]));
+    // Each said by the node only after the follower saw the one before.
+    let arrived = node.arrival().await;
+    arrived.accept();
+    next(&|s| *s == TransactionStatus::Future).await;
+    let peers = vec!["p".to_owned()];
+    for (said, status) in [
+        (json!("ready"), TransactionStatus::Ready),
+        (json!({"broadcast": peers}), TransactionStatus::Broadcast(peers.clone())),
+        (json!({"inBlock": a}), TransactionStatus::InBlock(a)),
+        (json!({"retracted": a}), TransactionStatus::Retracted(a)),
+        (json!({"inBlock": b}), TransactionStatus::InBlock(b)),
+        (json!({"finalityTimeout": b}), TransactionStatus::FinalityTimeout(b)),
+    ] {
+        arrived.status(said);
+        assert_eq!(next(&|s| *s == status).await, (status.clone(), false));
+    }
+    // The watch is over and the duty is not: the nonce is free, so the same bytes go out again.
+    let again = node.arrival().await;
+    assert_eq!(again.raw, arrived.raw);
+    again.accept().status(json!("dropped"));
+    assert_eq!(next(&|s| *s == TransactionStatus::Dropped).await.1, false);
+    let again = node.arrival().await;
+    again.accept().status(json!("invalid"));
+    next(&|s| s.state() == State::Invalid).await;
+    let anew = node.arrival().await;
+    anew.accept().status(json!({"usurped": a}));
+    assert_eq!(next(&|s| s.state() == State::Usurped).await.0, TransactionStatus::Usurped(Some(a)));
+    // It was in a block all the same.
+    let block = node.mine(&[&anew.raw]);
+    node.finalize();
+    let end = next(&|s| s.state() == State::Finalized).await;
+    assert_eq!(end, (TransactionStatus::Finalized(block), true));
+}
+
+#[tokio::test]
+async fn a_promotion_goes_on_past_a_resubmission_that_fails() {
+    let (db, mut node) = (database().await, ScriptedNode::start().await);
+    let store = store_of(&db.dsn(), "old", account());
+    let raw = |nonce: u8| Bytes::from(vec![8, nonce, nonce]);
+    let rows: Vec<_> = (0..5u8)
+        .map(|nonce| {
+            let mut row = kit::row(nonce.into(), nonce, &format!("r{nonce}"));
+            row.raw = raw(nonce);
+            row.attempt.hash = extrinsic_hash(&raw(nonce));
+            row
+        })
+        .collect();
+    assert_eq!(store.accept(E1, 0, &rows).await.expect("leads").len(), 5);
+    let (_throne, service) = service(&db, &node, None).await;
+    // The first answers are an error, silence on a broken line, and a refusal; all five arrive.
+    let mut seen = std::collections::BTreeSet::new();
+    while seen.len() < 5 {
+        let arrived = node.arrival().await;
+        match seen.len() {
+            0 => arrived.refuse(-32603, "Internal error", ""),
+            1 => drop(arrived.say),
+            2 => arrived.refuse(1010, "Invalid Transaction", "Transaction has a bad signature"),
+            _ => drop(arrived.accept().status(json!("ready"))),
+        }
+        seen.insert(arrived.raw);
+    }
+    assert_eq!(service.open().await, 5, "none is given up");
 }
 
 #[tokio::test]
@@ -286,4 +384,27 @@ async fn a_refused_extrinsic_ends_and_frees_its_nonce() {
     };
     let refused = service.send(signed).await;
     assert!(matches!(refused, Err(SendError::Chain(_))), "{refused:?}");
+}
+
+#[tokio::test]
+async fn the_example_relays_through_a_signer_that_is_a_program() {
+    let db = tenure_testkit::shared_cluster().await.database().await.expect("a database");
+    let mut node = ScriptedNode::start().await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let signer = kit::signer_script(folder.path());
+    let alice = "5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY";
+    let (dsn, url) = (db.dsn(), node.url.clone());
+    let relay = substrate_relayer::relay(&dsn, &url, alice, &signer, "0xbeef");
+    let arrived = async {
+        let arrived = node.arrival().await;
+        arrived.accept().status(json!("ready"));
+        arrived
+    };
+    // Cancel-safe: the example is dropped when the extrinsic has arrived.
+    let arrived = tokio::select! {
+        ended = relay => panic!("{ended:?}"),
+        arrived = arrived => arrived,
+    };
+    // Length, nonce 0, the call.
+    assert_eq!(arrived.raw, [12, 0, 0xbe, 0xef]);
 }

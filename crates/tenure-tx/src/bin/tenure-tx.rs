@@ -1,5 +1,6 @@
 //! `tenure-tx`: the commands of `tenure tx` as a program of their own.
 
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -21,16 +22,14 @@ enum Command {
 }
 
 #[tokio::main]
-async fn main() -> anyhow::Result<ExitCode> {
-    tracing_subscriber::fmt()
-        .with_env_filter(
-            tracing_subscriber::EnvFilter::try_from_default_env()
-                .unwrap_or_else(|_| "warn,tenure=info,tenure_tx=info".into()),
-        )
-        .with_writer(std::io::stderr)
-        .init();
-    match Program::parse().command {
+async fn main() -> ExitCode {
+    let ended = match Program::parse().command {
         Command::Tx(command) => run(command).await,
         Command::Bench(args) => run_bench(args).await,
-    }
+    };
+    ended.unwrap_or_else(|error| {
+        // One line, and no debug dump.
+        let _ = writeln!(std::io::stderr().lock(), "tenure: {error:#}");
+        ExitCode::FAILURE
+    })
 }

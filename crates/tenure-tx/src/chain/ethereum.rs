@@ -7,12 +7,12 @@
 //!
 //! | node says | outcome |
 //! |---|---|
-//! | accepted, already known | accepted, watched |
+//! | accepted, already known | accepted, watched (already known, if it is watched) |
 //! | nonce too low | outdated: which attempt was it? |
 //! | replacement underpriced, fee below the base fee | underpriced: higher tip |
 //! | insufficient funds, bad gas, bad signature | refused |
-//! | pool full, rate limit, anything unclear | busy: later |
-//! | nothing | unreachable: it may be there |
+//! | pool full, rate limit | busy: later |
+//! | nothing, or anything unclear | unreachable: it may be there |
 
 mod follower;
 mod rpc;
@@ -31,7 +31,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use url::Url;
 
-use super::{Block, Chain, ChainError, Head, Inspected, Located, Outcome, Submission};
+use super::{
+    Block, Chain, ChainError, Head, Inspected, Located, Outcome, Submission, without_addresses,
+};
 use crate::account::AccountId;
 use crate::status::Hash;
 use follower::Follower;
@@ -85,10 +87,12 @@ impl EthereumChain {
     /// tokio runtime.
     ///
     /// # Errors
-    /// [`ChainError::Malformed`] if the address is not an HTTP URL.
+    /// [`ChainError::BadAddress`] if it is not an HTTP URL.
     pub fn new(url: &str, options: EthereumOptions) -> Result<Self, ChainError> {
-        let url: Url =
-            url.parse().map_err(|e| ChainError::Malformed(format!("the node's address: {e}")))?;
+        let url: Url = url.parse().map_err(|_| ChainError::BadAddress("http:// or https://"))?;
+        if !matches!(url.scheme(), "http" | "https") {
+            return Err(ChainError::BadAddress("http:// or https://"));
+        }
         let rpc = Rpc::new(url, options.timeout, options.finality);
         let follower = Follower::start(rpc.clone(), &options);
         Ok(EthereumChain { rpc, follower, fees: Fees::default() })
@@ -125,14 +129,15 @@ impl Chain for EthereumChain {
 
     async fn submit(&self, account: &AccountId, nonce: u64, raw: Bytes) -> Submission {
         let hash = Hash(alloy_primitives::keccak256(&raw).0);
-        match self.rpc.send_raw(&raw).await {
-            Ok(()) => Submission::watched(self.follower.watch(account, nonce, hash)),
-            Err(error) => match outcome_of(&error) {
-                Outcome::AlreadyKnown => {
-                    Submission::watched(self.follower.watch(account, nonce, hash))
+        let outcome = self.rpc.send_raw(&raw).await.map_err(|error| outcome_of(&error));
+        match outcome {
+            Ok(()) | Err(Outcome::AlreadyKnown) => {
+                match self.follower.watch(account, nonce, hash) {
+                    Some(watch) => Submission::watched(watch),
+                    None => Submission::answer(Outcome::AlreadyKnown),
                 }
-                outcome => Submission::answer(outcome),
-            },
+            }
+            Err(outcome) => Submission::answer(outcome),
         }
     }
 
@@ -184,17 +189,20 @@ impl Chain for EthereumChain {
 
 type TransportError = RpcError<TransportErrorKind>;
 
+fn plainly(error: &TransportError) -> String {
+    without_addresses(error.to_string())
+}
+
 /// What a failed `eth_sendRawTransaction` means.
 fn outcome_of(error: &TransportError) -> Outcome {
     match error.as_error_resp() {
         Some(payload) => outcome_of_answer(payload),
         None => match error {
-            RpcError::Transport(TransportErrorKind::HttpError(http))
-                if matches!(http.status, 429 | 503) =>
-            {
-                Outcome::Busy(format!("HTTP {}", http.status))
+            RpcError::Transport(TransportErrorKind::HttpError(http)) if http.status == 429 => {
+                Outcome::Busy("HTTP 429".to_owned())
             }
-            other => Outcome::Unreachable(other.to_string()),
+            // A gateway's own error may come after its node has taken the bytes.
+            other => Outcome::Unreachable(plainly(other)),
         },
     }
 }
@@ -211,10 +219,11 @@ fn outcome_of_answer(payload: &ErrorPayload) -> Outcome {
     } else if says(&["pool is full", "rate limit", "too many", "nonce too high", "nonce gap"]) {
         Outcome::Busy(payload.message.to_string())
     } else if matches!(payload.code, -32000 | -32003 | -32602) {
-        // The codes of a refused transaction; anything else is the node's trouble, not ours.
+        // The codes of a refused transaction.
         Outcome::Refused(payload.message.to_string())
     } else {
-        Outcome::Busy(payload.message.to_string())
+        // The node's own trouble: nobody knows how far it came.
+        Outcome::Unreachable(payload.message.to_string())
     }
 }
 
@@ -250,6 +259,24 @@ mod tests {
             answer(-32003, "Insufficient funds for gas * price + value"),
             Outcome::Refused(_)
         ));
-        assert!(matches!(answer(-32603, "internal error"), Outcome::Busy(_)));
+        assert!(matches!(answer(-32603, "internal error"), Outcome::Unreachable(_)));
+    }
+
+    #[tokio::test]
+    async fn an_address_with_a_key_in_it_is_never_shown() {
+        let secret = "0123456789abcdef";
+        let url = format!("http://user:{secret}@127.0.0.1:1/v3/{secret}");
+        let chain = EthereumChain::new(&url, EthereumOptions::default()).expect("a URL");
+        let account = AccountId::new([1; 20]).expect("20 bytes");
+        let head = chain.head(&account).await.expect_err("nobody listens there").to_string();
+        let id = chain.chain_id().await.expect_err("nobody listens there").to_string();
+        let sent = chain.submit(&account, 0, Bytes::from_static(b"x")).await;
+        let Outcome::Unreachable(sent) = sent.outcome else { panic!("{sent:?}") };
+        let malformed =
+            EthereumChain::new(&format!("ht tp://{secret}"), EthereumOptions::default());
+        let malformed = malformed.expect_err("no URL").to_string();
+        for text in [head, id, sent, malformed, format!("{chain:?}")] {
+            assert!(!text.contains(secret), "{text}");
+        }
     }
 }

@@ -10,13 +10,17 @@
 //! | 1010 outdated | outdated: which attempt was it? |
 //! | 1010 ancient birth block | expired: sign anew |
 //! | 1010 anything else | refused |
-//! | 1012 temporarily banned | already known if it is pending, else busy |
+//! | 1012 temporarily banned | already known if it is pending, else unreachable: it may be there |
 //! | 1013 already imported | already known, unwatched |
 //! | 1014 priority too low | underpriced: higher tip |
-//! | 1011, 1016, others | busy: later |
+//! | 1011 unknown validity, 1016 dropped at once | busy: later |
+//! | others, or nothing | unreachable: it may be there |
 //!
 //! How an extrinsic is encoded and signed depends on the runtime: the caller brings the
-//! [`crate::account::Signer`] (with subxt, say); [`extrinsic_hash`] gives the hash it has to report.
+//! [`crate::account::Signer`] (with subxt, say), or a program ([`CommandSigner`]);
+//! [`extrinsic_hash`] gives the hash it has to report.
+
+mod command;
 
 use std::time::Duration;
 
@@ -33,9 +37,13 @@ use subxt_rpcs::{Error as RpcError, UserError};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
-use super::{Block, Chain, ChainError, Head, Inspected, Located, Outcome, Submission};
-use crate::account::AccountId;
+use super::{
+    Block, Chain, ChainError, Head, Inspected, Located, Outcome, Submission, without_addresses,
+};
+use crate::account::{AccountId, MalformedAccount};
 use crate::status::{Hash, TransactionStatus, hex, unhex};
+
+pub use command::CommandSigner;
 
 /// The hash a Substrate chain gives an extrinsic: BLAKE2b-256 of its bytes.
 #[must_use]
@@ -58,12 +66,37 @@ pub fn address(account: &AccountId) -> String {
     bs58::encode(bytes).into_string()
 }
 
+/// The account of an SS58 address of any network, or of hex.
+///
+/// # Errors
+/// [`MalformedAccount`], also if the checksum is not right.
+pub fn account_of(text: &str) -> Result<AccountId, MalformedAccount> {
+    if text.starts_with("0x") {
+        return text.parse();
+    }
+    let bytes = bs58::decode(text).into_vec().map_err(|_| MalformedAccount)?;
+    // Networks above 63 have a prefix of two bytes.
+    let prefix = bytes.first().map_or(0, |first| 1 + usize::from(first >> 6 & 1));
+    let (body, checksum) =
+        bytes.split_at_checked(bytes.len().saturating_sub(2)).unwrap_or_default();
+    let hash = blake2::Blake2b512::new().chain_update(b"SS58PRE").chain_update(body).finalize();
+    match body.get(prefix..) {
+        Some(account) if account.len() == 32 && checksum == &hash[..2] => AccountId::new(account),
+        Some(_) | None => Err(MalformedAccount),
+    }
+}
+
 /// One Substrate node. Connects when first used, and again when the line broke.
-#[derive(Debug)]
 pub struct SubstrateChain {
     url: String,
     timeout: Duration,
     client: Mutex<Option<RpcClient>>,
+}
+
+impl std::fmt::Debug for SubstrateChain {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SubstrateChain").finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -85,11 +118,10 @@ impl SubstrateChain {
     /// Names the node; `timeout` bounds each request.
     ///
     /// # Errors
-    /// [`ChainError::Malformed`] if the address is not a WebSocket URL.
+    /// [`ChainError::BadAddress`] if it is not a WebSocket URL.
     pub fn new(url: &str, timeout: Duration) -> Result<Self, ChainError> {
         if !url.starts_with("ws://") && !url.starts_with("wss://") {
-            let message = "the node's address must begin with ws:// or wss://";
-            return Err(ChainError::Malformed(message.to_owned()));
+            return Err(ChainError::BadAddress("ws:// or wss://"));
         }
         Ok(SubstrateChain { url: url.to_owned(), timeout, client: Mutex::new(None) })
     }
@@ -200,14 +232,14 @@ impl SubstrateChain {
 #[async_trait]
 impl Chain for SubstrateChain {
     async fn head(&self, account: &AccountId) -> Result<Head, ChainError> {
-        self.view(account).await.map_err(|e| ChainError::Unreachable(e.to_string()))
+        self.view(account).await.map_err(|e| ChainError::Unreachable(plainly(&e)))
     }
 
     async fn submit(&self, _account: &AccountId, _nonce: u64, raw: Bytes) -> Submission {
         let client = match self.client().await {
             Ok(client) => client,
             // Nothing left this process, but a node may have it from before.
-            Err(error) => return Submission::answer(Outcome::Unreachable(error.to_string())),
+            Err(error) => return Submission::answer(Outcome::Unreachable(plainly(&error))),
         };
         let params = rpc_params![format!("0x{}", hex(&raw))];
         let subscribe =
@@ -222,7 +254,7 @@ impl Chain for SubstrateChain {
                 }
                 Submission::answer(outcome)
             }
-            Err(error) => Submission::answer(Outcome::Unreachable(error.to_string())),
+            Err(error) => Submission::answer(Outcome::Unreachable(plainly(&error))),
         }
     }
 
@@ -313,8 +345,14 @@ fn outcome_of(error: &UserError) -> Outcome {
         1010 | 1015 | 1017 | 1018 => Outcome::Refused(text),
         1013 => Outcome::AlreadyKnown,
         1014 => Outcome::Underpriced,
-        _ => Outcome::Busy(text),
+        1011 | 1016 => Outcome::Busy(text),
+        // Banned is who was in the pool before; anything else is the node's own trouble.
+        _ => Outcome::Unreachable(text),
     }
+}
+
+fn plainly(error: &RpcError) -> String {
+    without_addresses(error.to_string())
 }
 
 fn late() -> RpcError {
@@ -334,6 +372,21 @@ mod tests {
         let alice = "d43593c715fdd31c61141abd04a99fd6822c8558854ccde39a5684e7a56da27d";
         let alice: AccountId = alice.parse().expect("32 bytes");
         assert_eq!(address(&alice), "5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY");
+    }
+
+    #[test]
+    fn an_address_of_any_network_is_read_and_a_mistyped_one_is_not() {
+        let alice = "0xd43593c715fdd31c61141abd04a99fd6822c8558854ccde39a5684e7a56da27d";
+        for text in [
+            alice,
+            "5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY",
+            "15oF4uVJwmo4TdGW7VfQxNLavjCXviqxT9S1MgbjMNHr6Sp5",
+        ] {
+            assert_eq!(account_of(text).map(|a| a.to_string()).as_deref(), Ok(alice), "{text}");
+        }
+        for text in ["", "5", "5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQX", "0xzz"] {
+            assert!(account_of(text).is_err(), "{text}");
+        }
     }
 
     #[test]

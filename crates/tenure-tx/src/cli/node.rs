@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context as _;
-use clap::Args;
+use anyhow::{Context as _, bail};
+use clap::{Args, ValueEnum};
 use serde_json::json;
 use tenure::config::{Config, RoleSpec};
 use tenure::dsn::ProcessEnv;
@@ -15,9 +15,11 @@ use tenure::{Leadership as _, Member, TakeoverPolicy};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::{DatabaseArgs, say, wire};
-use crate::account::Signer as _;
+use super::{DatabaseArgs, Unshown, say, wire};
+use crate::account::{AccountId, Signer};
+use crate::chain::Chain;
 use crate::chain::ethereum::{EthereumChain, EthereumOptions, EthereumSigner, Finality};
+use crate::chain::substrate::{CommandSigner, SubstrateChain, account_of};
 use crate::leadership::Leadership;
 use crate::manager::ManagerConfig;
 use crate::service::{Parts, ServiceOptions, TransactionService};
@@ -25,34 +27,41 @@ use crate::service::{Parts, ServiceOptions, TransactionService};
 /// `tenure tx node`
 #[derive(Debug, Args)]
 pub struct NodeArgs {
-    /// The database; absent only with --standalone.
-    #[arg(long, env = "SH_PENDING_DB_URL", hide_env_values = true)]
-    pub dsn: Option<String>,
-    /// The role whose leader sends; by default `tx:<account>`.
-    #[arg(long)]
-    pub role: Option<String>,
+    /// The group's database; absent only with --standalone.
+    #[command(flatten)]
+    pub database: DatabaseArgs,
     /// Send without a group and without a table. Never run two of these with one key.
     #[arg(long, conflicts_with = "dsn")]
     pub standalone: bool,
     /// This instance's name.
     #[arg(long, env = "SH_NODE_INSTANCE_ID")]
     pub instance: Option<String>,
-    /// The chain's JSON-RPC address.
-    #[arg(long, env = "TENURE_TX_RPC")]
-    pub rpc: String,
-    /// A file with the account's private key in hex.
-    #[arg(long, conflicts_with = "key_env", required_unless_present = "key_env")]
+    /// What kind of chain it is.
+    #[arg(long, value_enum, default_value_t = Kind::Ethereum)]
+    pub chain: Kind,
+    /// The chain's JSON-RPC address: http(s):// on Ethereum, ws(s):// on Substrate.
+    #[arg(long, env = "TENURE_TX_RPC", hide_env_values = true)]
+    pub rpc: Unshown,
+    /// Ethereum: a file with the account's private key in hex.
+    #[arg(long, conflicts_with = "key_env")]
     pub key_file: Option<PathBuf>,
-    /// The name of an environment variable with the account's private key in hex.
+    /// Ethereum: the name of an environment variable with the account's private key in hex.
     #[arg(long)]
     pub key_env: Option<String>,
+    /// Substrate: the program that signs, with its arguments; see the guide for what it is asked.
+    #[arg(long, conflicts_with_all = ["key_file", "key_env"])]
+    pub signer_command: Option<Unshown>,
+    /// Substrate: the signing account, in SS58 or hex.
+    #[arg(long, env = "TENURE_TX_ACCOUNT", value_parser = account_of)]
+    pub account: Option<AccountId>,
     /// Where callers ask.
     #[arg(long, default_value = "127.0.0.1:0")]
     pub listen: SocketAddr,
-    /// The tip of a first attempt, in wei per gas.
-    #[arg(long, default_value_t = 1_000_000_000)]
-    pub tip: u128,
-    /// The most it may ever tip, in wei per gas.
+    /// The tip of a first attempt, in wei per gas or in the chain's smallest unit [default:
+    /// 1000000000 on Ethereum, 0 on Substrate]
+    #[arg(long)]
+    pub tip: Option<u128>,
+    /// The most it may ever tip.
     #[arg(long)]
     pub max_tip: Option<u128>,
     /// When the lowest unmined nonce is sent again with a higher tip.
@@ -64,7 +73,7 @@ pub struct NodeArgs {
     /// How often the chain is read.
     #[arg(long, default_value = "1s", value_parser = humantime::parse_duration)]
     pub poll: Duration,
-    /// Count a block as final after so many more, for chains without finality.
+    /// Ethereum: count a block as final after so many more, for chains without finality.
     #[arg(long)]
     pub confirmations: Option<u64>,
     /// The lease: how long a frozen leader is waited for.
@@ -72,32 +81,71 @@ pub struct NodeArgs {
     pub lease: Duration,
 }
 
-pub(super) async fn run(args: NodeArgs) -> anyhow::Result<ExitCode> {
-    let finality = args.confirmations.map_or(Finality::Tag, Finality::Confirmations);
-    let options = EthereumOptions { poll: args.poll, finality, ..EthereumOptions::default() };
-    let chain = EthereumChain::new(&args.rpc, options)?;
-    let id = chain_id(&chain).await;
-    let signer = match (&args.key_file, &args.key_env) {
-        (Some(path), _) => EthereumSigner::from_file(path, id, chain.fees())?,
-        (None, name) => {
-            EthereumSigner::from_env(name.as_deref().unwrap_or_default(), id, chain.fees())?
+/// What kind of chain a node works on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Kind {
+    /// HTTP JSON-RPC, EIP-1559; signs with a key of its own.
+    Ethereum,
+    /// WebSocket JSON-RPC; a program signs.
+    Substrate,
+}
+
+/// Chain and signer, as the arguments name them.
+async fn chain(args: &NodeArgs) -> anyhow::Result<(Arc<dyn Chain>, Arc<dyn Signer>)> {
+    match args.chain {
+        Kind::Ethereum => {
+            let finality = args.confirmations.map_or(Finality::Tag, Finality::Confirmations);
+            let options = EthereumOptions { poll: args.poll, finality, ..Default::default() };
+            let chain = EthereumChain::new(args.rpc.text(), options)?;
+            // Before the chain is waited for: a bad key is known at once.
+            let key = |id| match (&args.key_file, &args.key_env) {
+                (Some(path), _) => Ok(EthereumSigner::from_file(path, id, chain.fees())?),
+                (None, Some(name)) => Ok(EthereumSigner::from_env(name, id, chain.fees())?),
+                (None, None) => bail!("no key; give --key-file or --key-env"),
+            };
+            key(0)?;
+            let signer = key(chain_id(&chain).await)?;
+            Ok((Arc::new(chain), Arc::new(signer)))
         }
-    };
+        Kind::Substrate => {
+            if args.confirmations.is_some() || args.key_file.is_some() || args.key_env.is_some() {
+                bail!(
+                    "--confirmations, --key-file and --key-env are Ethereum's; a Substrate chain \
+                     has finality, and --signer-command signs"
+                );
+            }
+            let account = args.account.clone().context(
+                "no account; give --account with the address --signer-command signs for",
+            )?;
+            let command = args
+                .signer_command
+                .as_ref()
+                .context("no signer; give --signer-command with a program that signs extrinsics")?;
+            let signer = CommandSigner::new(account, command.text())?;
+            let chain = SubstrateChain::new(args.rpc.text(), Duration::from_secs(5))?;
+            Ok((Arc::new(chain), Arc::new(signer)))
+        }
+    }
+}
+
+pub(super) async fn run(args: NodeArgs) -> anyhow::Result<ExitCode> {
+    let (chain, signer) = chain(&args).await?;
     let account = signer.account().clone();
+    if let Some(named) = args.account.as_ref().filter(|named| **named != account) {
+        bail!("the key is of account {account}, not of {named}; give that one's key");
+    }
     let instance = args.instance.clone().unwrap_or_else(|| format!("node-{}", std::process::id()));
     let (member, leadership, store) = if args.standalone {
         (None, Leadership::standalone(&instance)?, None)
     } else {
-        let dsn = args.dsn.clone().context(
-            "no database: set SH_PENDING_DB_URL or --dsn, or choose --standalone explicitly",
-        )?;
-        let database = DatabaseArgs { dsn, role: args.role.clone() };
+        let database = &args.database;
+        let dsn = database.text().context("a node needs its group's table, or --standalone")?;
         let role = database.role_of(&account);
         // Every effect carries the epoch or a nonce that is used once, so the next leader need
         // not wait for the last one's lease.
         let config = Config::builder()
             .env(ProcessEnv)
-            .dsn(database.dsn.clone())
+            .dsn(dsn)
             .instance(instance.clone())
             .lease(args.lease)
             .heartbeat(args.lease / 3)
@@ -119,16 +167,13 @@ pub(super) async fn run(args: NodeArgs) -> anyhow::Result<ExitCode> {
         },
         head_every: args.poll,
         act: args.lease / 6,
-        tip: args.tip,
+        tip: args.tip.unwrap_or(match args.chain {
+            Kind::Ethereum => 1_000_000_000,
+            Kind::Substrate => 0,
+        }),
         ..ServiceOptions::default()
     };
-    let parts = Parts {
-        leadership,
-        store,
-        chain: Arc::new(chain),
-        signer: Arc::new(signer),
-        follower_sync: None,
-    };
+    let parts = Parts { leadership, store, chain, signer, follower_sync: None };
     let service = Arc::new(TransactionService::start(parts, service).await?);
     let listener = TcpListener::bind(args.listen).await.context("the callers' address")?;
     let address = listener.local_addr()?;

@@ -6,11 +6,12 @@ use std::process::ExitCode;
 use clap::Args;
 use comfy_table::{Table, presets};
 use serde_json::{Value, json};
+use tokio_postgres::error::SqlState;
 
-use super::{ReadArgs, say};
+use super::{ReadArgs, complain, say};
 use crate::feed::{FeedItem, FeedOptions, feed};
 use crate::status::{State, hex};
-use crate::store::StoredTransaction;
+use crate::store::{StoreError, StoredTransaction};
 
 /// `tenure tx list`
 #[derive(Debug, Args)]
@@ -55,6 +56,27 @@ pub struct GapsArgs {
     pub read: ReadArgs,
 }
 
+/// A database on which no node ever ran is the commonest mistake.
+fn explain(error: StoreError) -> anyhow::Error {
+    match &error {
+        StoreError::Database(refused)
+            if [
+                SqlState::UNDEFINED_TABLE,
+                SqlState::UNDEFINED_FUNCTION,
+                SqlState::INVALID_SCHEMA_NAME,
+            ]
+            .iter()
+            .any(|code| refused.code() == Some(code)) =>
+        {
+            anyhow::anyhow!(
+                "this database has no table of transactions; start a node on it first, or check \
+                 the connection string"
+            )
+        }
+        _ => error.into(),
+    }
+}
+
 fn object(row: &StoredTransaction) -> Value {
     json!({
         "nonce": row.nonce,
@@ -83,7 +105,7 @@ pub(super) async fn list(args: ListArgs) -> anyhow::Result<ExitCode> {
         "nonce", "state", "hash", "request", "creator", "epoch", "attempts", "updated",
     ]);
     loop {
-        let rows = store.list(from).await?;
+        let rows = store.list(from).await.map_err(explain)?;
         let Some(last) = rows.last() else { break };
         from = last.nonce + 1;
         for row in rows.iter().filter(|row| !(args.open && row.ended)) {
@@ -120,11 +142,17 @@ pub(super) async fn list(args: ListArgs) -> anyhow::Result<ExitCode> {
 pub(super) async fn show(args: ShowArgs) -> anyhow::Result<ExitCode> {
     let store = args.read.store()?;
     let row = match args.which.parse() {
-        Ok(nonce) => store.by_nonce(nonce).await?,
-        Err(_) => store.by_request(std::slice::from_ref(&args.which)).await?.into_iter().next(),
+        Ok(nonce) => store.by_nonce(nonce).await.map_err(explain)?,
+        Err(_) => {
+            let rows = store.by_request(std::slice::from_ref(&args.which)).await;
+            rows.map_err(explain)?.into_iter().next()
+        }
     };
     let Some(row) = row else {
-        tracing::error!("no transaction {}", args.which);
+        complain(format_args!(
+            "no transaction {} of account {}; see `tx list`",
+            args.which, args.read.account
+        ));
         return Ok(ExitCode::from(4));
     };
     let mut value = object(&row);
@@ -150,7 +178,7 @@ pub(super) async fn watch(args: WatchArgs) -> anyhow::Result<ExitCode> {
     let after = match args.until {
         // What has happened already counts.
         Some(_) => 0,
-        None => store.newest_change().await?,
+        None => store.newest_change().await.map_err(explain)?,
     };
     let mut items = feed(store, after, FeedOptions::default());
     while let Some(item) = items.recv().await {
@@ -178,14 +206,15 @@ pub(super) async fn watch(args: WatchArgs) -> anyhow::Result<ExitCode> {
 
 pub(super) async fn gaps(args: GapsArgs) -> anyhow::Result<ExitCode> {
     let store = args.read.store()?;
-    let snapshot = store.snapshot().await?;
+    let snapshot = store.snapshot().await.map_err(explain)?;
     let used: BTreeSet<u64> = snapshot.open.iter().map(|row| row.nonce).collect();
     // What is below every open row is the chain's past, unless the table says that it ended unused.
+    // Such rows are few, and none is below what was used for good.
     let lowest = used.first().copied().unwrap_or(snapshot.consumed).max(snapshot.consumed);
     let highest = used.last().copied().unwrap_or(0);
     let mut gaps: Vec<u64> =
         (lowest..highest).filter(|nonce| !used.contains(nonce)).take(1_000).collect();
-    for row in store.list(0).await? {
+    for row in store.list(snapshot.consumed).await.map_err(explain)? {
         if row.ended && row.status.state() == State::Invalid && row.nonce < highest {
             gaps.push(row.nonce);
         }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! → {"op":"send","call":{"to":"0x…","value":"0x1","gas":21000},"request_id":"invoice-7"}
-//! ← {"ok":{"nonce":12,"hash":"0x…","request_id":"invoice-7"}}
+//! ← {"ok":{"nonce":12,"hash":"0x…","request_id":"invoice-7","state":"future","ended":false}}
 //! ← {"error":{"code":"not_leader","message":"…"}}
 //! ```
 
@@ -19,9 +19,10 @@ use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::say;
-use crate::service::{Payload, SendError, SendRequest, TransactionService};
-use crate::status::{Hash, unhex};
+use super::{complain, say};
+use crate::manager::ReserveError;
+use crate::service::{HandleState, Payload, SendError, SendRequest, TransactionService};
+use crate::status::{Hash, State, unhex};
 
 /// What a caller asks.
 #[derive(Debug, Serialize, Deserialize)]
@@ -57,6 +58,9 @@ struct Accepted {
     nonce: u64,
     hash: Hash,
     request_id: String,
+    /// Where it stands: a repeated request may have come far already.
+    state: State,
+    ended: bool,
 }
 
 /// The longest line: a call of 4 MiB in hex, and some.
@@ -90,7 +94,9 @@ async fn converse(stream: TcpStream, service: &TransactionService) -> anyhow::Re
         }
         let reply = match serde_json::from_str(&line) {
             Ok(question) => answer(question, service).await,
-            Err(error) => Reply::Error { code: "malformed".into(), message: error.to_string() },
+            Err(error) => malformed(&format!(
+                "not a question ({error}); send one JSON object per line, with an \"op\""
+            )),
         };
         let mut text = serde_json::to_string(&reply)?;
         text.push('\n');
@@ -102,19 +108,21 @@ async fn answer(question: Question, service: &TransactionService) -> Reply {
     match question {
         Question::Send { call, signed, request_id } => {
             let payload = match (call, signed.as_deref().map(unhex)) {
-                (Some(call), None) => Payload::Call(Bytes::from(call.to_string())),
+                (Some(call), None) => match encoded(&call) {
+                    Some(bytes) => Payload::Call(bytes),
+                    None => return malformed("a call in text is hex, of an even number of digits"),
+                },
                 (None, Some(Some(raw))) => Payload::Signed(raw.into()),
                 (None, None) | (Some(_), Some(_)) | (None, Some(None)) => {
-                    let message = "give either a call or signed bytes in hex".into();
-                    return Reply::Error { code: "malformed".into(), message };
+                    return malformed("give either a call or signed bytes in hex");
                 }
             };
             let request = SendRequest { payload, request_id, tip: None };
             match service.send(request).await {
                 Ok(handle) => {
-                    let hash = handle.state().hash;
+                    let HandleState { hash, status, ended } = handle.state();
                     let (nonce, request_id) = (handle.nonce, handle.request_id);
-                    ok(&Accepted { nonce, hash, request_id })
+                    ok(&Accepted { nonce, hash, request_id, state: status.state(), ended })
                 }
                 Err(error) => refused(&error),
             }
@@ -132,18 +140,31 @@ async fn answer(question: Question, service: &TransactionService) -> Reply {
     }
 }
 
+/// A call as the signer reads it: hex text stands for its bytes (SCALE), anything else for itself.
+fn encoded(call: &Value) -> Option<Bytes> {
+    match call {
+        Value::String(text) => unhex(text).map(Bytes::from),
+        other => Some(Bytes::from(other.to_string())),
+    }
+}
+
+fn malformed(message: &str) -> Reply {
+    Reply::Error { code: "malformed".into(), message: message.into() }
+}
+
 fn ok(value: &impl Serialize) -> Reply {
     Reply::Ok(serde_json::to_value(value).unwrap_or_default())
 }
 
 fn refused(error: &SendError) -> Reply {
     let code = match error {
-        SendError::NotLeader => "not_leader",
+        SendError::NotLeader | SendError::Nonce(ReserveError::NotLeading) => "not_leader",
         SendError::Draining => "draining",
         SendError::Stopped => "stopped",
         SendError::Nonce(_) | SendError::Clash(_) => "nonce",
         SendError::TooLarge { .. } => "too_large",
         SendError::BadRequestId => "bad_request_id",
+        SendError::RequestIdReused(_) => "request_id_reused",
         SendError::Sign(_) => "not_signed",
         SendError::Chain(_) => "malformed",
         SendError::ForeignAccount(_) => "foreign_account",
@@ -170,7 +191,8 @@ pub struct SendArgs {
     /// The nodes.
     #[command(flatten)]
     pub nodes: NodesArgs,
-    /// The call, as JSON: {"to":"0x…","value":"0x1","data":"0x","gas":21000}.
+    /// The call: on Ethereum {"to":"0x…","value":"0x1","data":"0x","gas":21000}, on Substrate the
+    /// SCALE-encoded call in hex.
     #[arg(long, conflicts_with = "signed", required_unless_present = "signed")]
     pub call: Option<String>,
     /// Signed bytes, in hex, instead of a call.
@@ -198,15 +220,19 @@ pub(super) async fn send(args: SendArgs) -> anyhow::Result<ExitCode> {
     // Chosen here, so that asking the next node after a silence is the same request.
     let id = args.request_id.unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
     let call = match args.call {
-        Some(text) => Some(serde_json::from_str(&text).context("--call is not JSON")?),
+        Some(text) if text.starts_with("0x") => Some(Value::String(text)),
+        Some(text) => Some(serde_json::from_str(&text).context(
+            "--call is neither JSON nor hex; on Ethereum give {\"to\":\"0x…\",\"value\":\"0x1\",\"gas\":21000}",
+        )?),
         None => None,
     };
     let question = Question::Send { call, signed: args.signed, request_id: Some(id) };
     match ask(&args.nodes, &question).await? {
         Reply::Ok(value) if args.json => say(value)?,
         Reply::Ok(value) => {
-            let Accepted { nonce, hash, request_id } = serde_json::from_value(value)?;
-            say(format_args!("accepted as nonce {nonce}, {hash} (request {request_id})"))?;
+            let Accepted { nonce, hash, request_id, state, ended } = serde_json::from_value(value)?;
+            let was = if ended { format!("ended as {state}") } else { "accepted".to_owned() };
+            say(format_args!("{was}: nonce {nonce}, {hash} (request {request_id})"))?;
         }
         Reply::Error { code, message } => return failed(&code, &message),
     }
@@ -222,12 +248,15 @@ pub(super) async fn drop_nonce(args: DropArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn failed(code: &str, message: &str) -> anyhow::Result<ExitCode> {
-    if code == "not_leader" {
-        tracing::error!("no node leads: {message}");
+    if code == "not_leader" || code == "unreachable" {
+        complain(format_args!("no node leads: {message}"));
         return Ok(ExitCode::from(3));
     }
     bail!("{message}")
 }
+
+/// How long one node may take: a frozen one is not waited for, the next is asked.
+const ONE_NODE: Duration = Duration::from_secs(5);
 
 /// Asks all nodes in turn until one answers for good. Only what a leader may answer differently
 /// later is asked again; the request id makes that safe.
@@ -235,10 +264,13 @@ async fn ask(nodes: &NodesArgs, question: &Question) -> anyhow::Result<Reply> {
     let until = Instant::now() + nodes.within;
     let mut line = serde_json::to_string(question)?;
     line.push('\n');
-    let mut last = Reply::Error { code: "unreachable".into(), message: "no node answers".into() };
+    let addresses: Vec<String> = nodes.nodes.iter().map(ToString::to_string).collect();
+    let message =
+        format!("nobody answers at {}; check that the nodes run there", addresses.join(", "));
+    let mut last = Reply::Error { code: "unreachable".into(), message };
     loop {
         for address in &nodes.nodes {
-            match timeout(Duration::from_secs(10), ask_one(*address, &line)).await {
+            match timeout(ONE_NODE, ask_one(*address, &line)).await {
                 Ok(Ok(Reply::Error { code, message }))
                     if ["not_leader", "draining", "stopped", "uncertain", "store"]
                         .contains(&code.as_str()) =>

@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use tokio::time::sleep;
 
 use super::rpc::{Rpc, RpcBlock};
-use super::{EthereumOptions, TransportError};
+use super::{EthereumOptions, TransportError, plainly};
 use crate::account::AccountId;
 use crate::chain::Watch;
 use crate::status::{Hash, TransactionStatus};
@@ -61,14 +61,21 @@ impl Follower {
         follower
     }
 
-    pub(super) fn watch(&self, account: &AccountId, nonce: u64, hash: Hash) -> Watch {
+    /// Watches a transaction, unless somebody does: a second watch would end the first, whose
+    /// owner would take that for a reason to send again, and so for ever.
+    pub(super) fn watch(&self, account: &AccountId, nonce: u64, hash: Hash) -> Option<Watch> {
+        let mut watches = self.lock();
+        if watches.get(&hash).is_some_and(|watch| !watch.to.is_closed()) {
+            return None;
+        }
         let (to, from) = mpsc::unbounded_channel();
         let followed =
             Followed { account: account.clone(), nonce, block: None, misses: 0, fresh: true, to };
         followed.say(TransactionStatus::Ready);
-        // A second watch of one hash replaces the first, whose stream then ends.
-        self.lock().insert(hash, followed);
-        stream::unfold(from, |mut from| async { from.recv().await.map(|s| (s, from)) }).boxed()
+        watches.insert(hash, followed);
+        Some(
+            stream::unfold(from, |mut from| async { from.recv().await.map(|s| (s, from)) }).boxed(),
+        )
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Hash, Followed>> {
@@ -136,7 +143,10 @@ async fn run(follower: Weak<Follower>, rpc: Rpc) {
             turn = turn.wrapping_add(1);
             let all = turn.is_multiple_of(strong.lookup_every);
             if let Err(error) = step(&strong, &rpc, &mut blocks, all).await {
-                tracing::debug!(%error, "the chain's node does not answer; the watches wait");
+                tracing::debug!(
+                    error = plainly(&error),
+                    "the chain's node does not answer; the watches wait"
+                );
             }
         } else {
             // What was known may be reorganised while nobody looks.

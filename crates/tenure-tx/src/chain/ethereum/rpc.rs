@@ -11,7 +11,7 @@ use serde_json::Value;
 use tokio::time::timeout;
 use url::Url;
 
-use super::{Finality, TransportError, block, hex_of};
+use super::{Finality, TransportError, block, hex_of, plainly};
 use crate::account::AccountId;
 use crate::chain::{ChainError, Head};
 
@@ -178,5 +178,5 @@ fn late() -> TransportError {
 }
 
 fn unreachable(error: &TransportError) -> ChainError {
-    ChainError::Unreachable(error.to_string())
+    ChainError::Unreachable(plainly(error))
 }

@@ -136,13 +136,25 @@ impl Signer for EthereumSigner {
                 gas: 21_000,
             },
         };
+        let base = self.fees.base();
         let mut priority = unsigned.tip;
-        let mut max = self.fees.base().saturating_mul(2).saturating_add(priority);
+        let mut max = base.saturating_mul(2).saturating_add(priority);
         if let Some(raw) = unsigned.replaces {
             let old = TxEnvelope::decode_2718_exact(raw)
                 .map_err(|e| SignError::Malformed(format!("the replaced transaction: {e}")))?;
-            priority = priority.max(outbid(old.max_priority_fee_per_gas().unwrap_or(0)));
-            max = max.max(outbid(old.max_fee_per_gas()));
+            let (old_priority, old_max) =
+                (old.max_priority_fee_per_gas().unwrap_or(0), old.max_fee_per_gas());
+            if priority > old_priority {
+                priority = priority.max(outbid(old_priority));
+                max = max.max(outbid(old_max));
+            } else {
+                // Signed anew, not outbid: how much is paid is the manager's to say, within its
+                // bounds. The same fees give the same bytes, unless the base fee has outgrown them.
+                priority = old_priority;
+                if old_max >= base.saturating_add(priority) {
+                    max = old_max;
+                }
+            }
         }
         let tx = TxEip1559 {
             chain_id: self.chain_id,
@@ -185,14 +197,36 @@ mod tests {
         let first = signer.sign(unsigned.clone()).await.expect("signs");
         // The base fee has fallen: the old bid still has to be topped.
         fees.set_base(1);
-        let again = Unsigned { replaces: Some(&first.raw), tip: 0, ..unsigned };
+        let again = Unsigned { replaces: Some(&first.raw), tip: 11, ..unsigned };
         let second = signer.sign(again).await.expect("signs");
-        let fee = |raw: &[u8]| {
-            let tx = TxEnvelope::decode_2718_exact(raw).expect("ours");
-            (tx.max_fee_per_gas(), tx.max_priority_fee_per_gas().expect("1559"))
-        };
         let ((max1, tip1), (max2, tip2)) = (fee(&first.raw), fee(&second.raw));
         assert!(max2 * 10 >= max1 * 11 && tip2 * 10 >= tip1 * 11, "{max1}/{tip1} {max2}/{tip2}");
+    }
+
+    fn fee(raw: &[u8]) -> (u128, u128) {
+        let tx = TxEnvelope::decode_2718_exact(raw).expect("ours");
+        (tx.max_fee_per_gas(), tx.max_priority_fee_per_gas().expect("1559"))
+    }
+
+    #[tokio::test]
+    async fn signing_anew_at_the_same_tip_never_pays_more() {
+        let fees = Fees::default();
+        fees.set_base(1_000);
+        let signer = EthereumSigner::from_hex(KEY, 1, fees.clone()).expect("a key");
+        let head = Head::default();
+        let unsigned = Unsigned { nonce: 3, tip: 10, call: None, head: &head, replaces: None };
+        let first = signer.sign(unsigned.clone()).await.expect("signs");
+        let mut last = first.clone();
+        for _ in 0..100 {
+            let again = Unsigned { replaces: Some(&last.raw), ..unsigned.clone() };
+            last = signer.sign(again).await.expect("signs");
+        }
+        assert_eq!(last, first, "the same bytes, so no further attempt");
+        // A base fee that has outgrown the bid is followed, the tip is not touched.
+        fees.set_base(5_000);
+        let again = Unsigned { replaces: Some(&first.raw), ..unsigned };
+        let risen = signer.sign(again).await.expect("signs");
+        assert_eq!(fee(&risen.raw), (10_010, 10));
     }
 
     #[tokio::test]
