@@ -87,10 +87,22 @@ pub(crate) enum Command {
     #[cfg(feature = "chain")]
     #[command(subcommand)]
     Tx(tenure_tx::cli::TxCommand),
+    /// Measure
+    #[cfg(feature = "chain")]
+    #[command(subcommand)]
+    Bench(Bench),
     /// Print a completion script for a shell
     Completions(Completions),
     /// Write the manual pages
     Man(Man),
+}
+
+/// What is measured.
+#[cfg(feature = "chain")]
+#[derive(Debug, Subcommand)]
+pub(crate) enum Bench {
+    /// Accepted transactions per second against raw inserts, and the takeover of open ones
+    Tx(tenure_tx::cli::BenchArgs),
 }
 
 /// Which database.

@@ -96,6 +96,10 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
             Command::Gossip(command) => return elsewhere(tenure_gossip::cli::run(command).await),
             #[cfg(feature = "chain")]
             Command::Tx(command) => return elsewhere(tenure_tx::cli::run(command).await),
+            #[cfg(feature = "chain")]
+            Command::Bench(args::Bench::Tx(args)) => {
+                return elsewhere(tenure_tx::cli::run_bench(args).await);
+            }
         }
         .map(ExitCode::from)
     });
