@@ -121,6 +121,8 @@ pub struct Inspected {
     pub account: Option<AccountId>,
     /// Its nonce, if the bytes say.
     pub nonce: Option<u64>,
+    /// What it tips, if the bytes say: a replacement has to top it.
+    pub tip: Option<u128>,
 }
 
 /// A chain's node. Every call has its own deadline and may be dropped at any await.

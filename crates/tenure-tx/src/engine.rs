@@ -595,6 +595,7 @@ impl Engine {
                     let message = "these bytes do not tell their nonce; send the call instead";
                     return Err(ChainError::Malformed(message.to_owned()).into());
                 };
+                let tip = seen.tip.unwrap_or(tip);
                 let nonce = self.manager.reserve(Some(nonce), tip, false)?;
                 let signed = Signed { raw: raw.clone(), hash: seen.hash, valid_until: None };
                 Ok((nonce, tip, Some(signed)))

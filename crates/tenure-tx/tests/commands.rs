@@ -9,7 +9,7 @@ use std::time::Duration;
 use kit::anvil::{ADDRESS, Anvil, KEY};
 use kit::substrate_node::ScriptedNode;
 use serde_json::{Value, json};
-use tenure_testkit::{Child, Signal, shared_cluster};
+use tenure_testkit::{Child, Cluster, Signal, Stop, shared_cluster};
 use tokio::process::Command;
 use tokio::time::timeout;
 
@@ -314,6 +314,47 @@ async fn neither_key_nor_password_nor_address_is_in_the_log_of_a_node() {
     for line in ours {
         assert!(!line.contains("hunter2"), "{line}");
     }
+}
+
+#[tokio::test]
+async fn a_node_whose_database_goes_away_says_so_loudly_and_when_it_is_back() {
+    let cluster = Cluster::start().await.expect("a cluster");
+    let database = cluster.database().await.expect("a database");
+    let anvil = Anvil::start(&[]).await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let log = folder.path().join("log");
+    let mut command = program();
+    command.args(["node", "--rpc", &anvil.url, "--key-env", "RELAYER_KEY", "--poll", "100ms"]);
+    command.args(["--dsn", &database.dsn(), "--lease", "1500ms"]).env("RUST_LOG", "warn");
+    command.stderr(std::fs::File::create(&log).expect("a file"));
+    let mut child = Child::spawn(command).expect("starts");
+    let line = |word: &'static str| move |line: &str| line.contains(word);
+    let listening = child.wait_line(line("listening"), Duration::from_secs(30)).await;
+    let listening: Value = serde_json::from_str(&listening.expect("listens")).expect("JSON");
+    let leads = line("\"is_leader\":true");
+    child.wait_line(&leads, Duration::from_secs(30)).await.expect("leads");
+    cluster.stop(Stop::Fast).await.expect("stops");
+    child.wait_line(line("\"is_leader\":false"), Duration::from_secs(30)).await.expect("follows");
+    let says = async |words: &str| {
+        let heard = async {
+            while !std::fs::read_to_string(&log).expect("a log").contains(words) {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        timeout(Duration::from_secs(30), heard).await.unwrap_or_else(|_| panic!("no {words:?}"));
+    };
+    says("THE VIEW OF THE TRANSACTIONS IS STALE").await;
+    // And it does not send, although the chain is there.
+    let call = json!({"to": format!("0x{:040x}", 7), "value": "0x5", "gas": 21_000}).to_string();
+    let address = listening["address"].as_str().expect("an address");
+    let sent = run(&["send", "--node", address, "--within", "0s", "--call", &call]).await;
+    assert_eq!(sent.status.code(), Some(3), "{sent:?}");
+    assert_eq!(anvil.nonce().await, 0);
+    cluster.start_again().await.expect("starts");
+    says("can be read again").await;
+    child.wait_line(&leads, Duration::from_secs(30)).await.expect("leads again");
+    let sent = run(&["send", "--node", address, "--call", &call]).await;
+    assert!(sent.status.success(), "{sent:?}");
 }
 
 #[tokio::test]

@@ -312,6 +312,35 @@ async fn cancelling_puts_a_no_op_in_its_place() {
 }
 
 #[tokio::test]
+async fn what_a_caller_signed_is_outbid_by_what_replaces_it() {
+    let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
+    let node = leader(&db, &anvil).await;
+    let chain = anvil.chain();
+    let ours = signer(&chain).await;
+    let head = chain.head(ours.account()).await.expect("answers");
+    let call = pay(1, 1);
+    // Far above what the group tips by itself.
+    let unsigned =
+        Unsigned { nonce: 0, tip: 50_000_000_000, call: Some(&call), head: &head, replaces: None };
+    let payload = Payload::Signed(ours.sign(unsigned).await.expect("signs").raw);
+    let request = SendRequest { payload, request_id: None, tip: None };
+    let mut handle = node.service.send(request).await.expect("accepted");
+    until(&mut handle, is(State::Ready)).await;
+    let first = handle.state().hash;
+    node.service.cancel(0).await.expect("open");
+    let replaced = async {
+        while handle.state().hash == first || handle.state().status.state() != State::Ready {
+            handle.changed().await.expect("leads");
+        }
+    };
+    timeout(Duration::from_secs(20), replaced).await.expect("replaced");
+    anvil.mine(1).await;
+    until(&mut handle, is(State::InBlock)).await;
+    let mined = anvil.mined().await;
+    assert_eq!(mined[0]["to"], kit::anvil::ADDRESS, "the no-op");
+}
+
+#[tokio::test]
 async fn bad_input_is_refused_with_its_reason_and_nothing_is_sent() {
     let (db, anvil) = (database().await, Anvil::start(&[]).await);
     let options = ServiceOptions { max_bytes: 1_000, ..impatient() };

@@ -183,6 +183,7 @@ impl Chain for EthereumChain {
             hash: Hash(tx.tx_hash().0),
             account: Some(account),
             nonce: Some(tx.nonce()),
+            tip: tx.max_priority_fee_per_gas(),
         })
     }
 }

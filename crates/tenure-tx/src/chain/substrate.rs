@@ -288,7 +288,7 @@ impl Chain for SubstrateChain {
             return Err(ChainError::Malformed(message));
         }
         // Who signed it, and with which nonce, only the runtime's metadata tells.
-        Ok(Inspected { hash: extrinsic_hash(raw), account: None, nonce: None })
+        Ok(Inspected { hash: extrinsic_hash(raw), account: None, nonce: None, tip: None })
     }
 }
 

@@ -278,7 +278,15 @@ async fn ask(nodes: &NodesArgs, question: &Question) -> anyhow::Result<Reply> {
                     last = Reply::Error { code, message };
                 }
                 Ok(Ok(reply)) => return Ok(reply),
-                Ok(Err(_)) | Err(_) => {}
+                // Not there, or gone in the middle of it.
+                Ok(Err(_)) => {}
+                Err(_) => {
+                    let message = format!(
+                        "{address} took the question and gave no answer within {ONE_NODE:?}; read \
+                         its log, it may be waiting for the chain or the database"
+                    );
+                    last = Reply::Error { code: "unreachable".into(), message };
+                }
             }
         }
         if Instant::now() >= until {

@@ -126,7 +126,11 @@ impl Signer for EthereumSigner {
     async fn sign(&self, unsigned: Unsigned<'_>) -> Result<Signed, SignError> {
         let call = match unsigned.call {
             Some(bytes) => {
-                serde_json::from_slice(bytes).map_err(|e| SignError::Malformed(e.to_string()))?
+                serde_json::from_slice(bytes).map_err(|e| {
+                    SignError::Malformed(format!(
+                        "{e}, expected {{\"to\":\"0x…\",\"value\":\"0x1\",\"data\":\"0x\",\"gas\":21000}}"
+                    ))
+                })?
             }
             // The cheapest that uses the nonce: nothing, to oneself.
             None => EthereumCall {
