@@ -63,6 +63,11 @@ impl CommitConfig {
     /// # Errors
     /// The field, its bound and the reason.
     pub fn validate(&self) -> Result<(), String> {
+        if self.lease < MIN_LEASE {
+            return Err(format!(
+                "lease: at least {MIN_LEASE:?}; a disk and a network need that long"
+            ));
+        }
         if self.heartbeat * 3 > self.lease {
             return Err(format!(
                 "heartbeat: at most a third of the lease ({:?}), so that one lost heartbeat does not shut the gate",
@@ -90,6 +95,8 @@ impl CommitConfig {
     }
 }
 
+/// No lease is shorter: it must cover a sync and a round trip.
+const MIN_LEASE: Duration = Duration::from_millis(100);
 /// No lease is longer; a message that asks for more is cut down to it.
 pub(crate) const MAX_LEASE: Duration = Duration::from_secs(60);
 
@@ -113,6 +120,11 @@ impl Members {
     /// Whether `peer` votes, now or in the change under way.
     pub fn is_voter(&self, peer: &PeerId) -> bool {
         self.voters.contains(peer) || self.next.contains(peer)
+    }
+
+    /// Those that vote, now or in the change under way, once.
+    pub fn deciding(&self) -> BTreeSet<PeerId> {
+        self.voters.union(&self.next).copied().collect()
     }
 
     /// Everybody, once.
@@ -238,11 +250,17 @@ pub trait Commit: Send + 'static {
     /// # Errors
     /// [`CommitError::NotLeader`].
     fn propose(&mut self, now: Time, command: Vec<u8>) -> Result<Position, CommitError>;
-    /// Changes the members, if this node leads.
+    /// Changes the members, if this node leads. `note` is a command that goes into the log just
+    /// before the change, so that the change is never committed without it.
     ///
     /// # Errors
-    /// See [`CommitError`].
-    fn change_members(&mut self, now: Time, change: MemberChange) -> Result<(), CommitError>;
+    /// See [`CommitError`]; then the note is not in the log either.
+    fn change_members(
+        &mut self,
+        now: Time,
+        change: MemberChange,
+        note: Option<Vec<u8>>,
+    ) -> Result<(), CommitError>;
     /// How far the leader's log has reached `peer`.
     fn progress(&self, peer: &PeerId) -> Option<u64>;
     /// Whom gossip names.

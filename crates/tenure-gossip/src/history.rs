@@ -12,7 +12,11 @@ use std::{collections::VecDeque, fmt};
 use rpds::RedBlackTreeMapSync;
 use serde::{Deserialize, Serialize};
 
-use crate::{identity::PeerId, machine::StateMachine};
+use crate::{
+    identity::PeerId,
+    machine::StateMachine,
+    message::{MAX_DIFF, MAX_REASON},
+};
 
 /// How many hashes are kept to recognise a record that comes a second time.
 const RECENT: usize = 4_096;
@@ -53,7 +57,8 @@ impl TxId {
     /// Reads 32 hexadecimal digits, with or without hyphens.
     pub fn parse(text: &str) -> Option<Self> {
         let digits: String = text.chars().filter(|c| *c != '-').collect();
-        (digits.len() == 32).then(|| u128::from_str_radix(&digits, 16).ok())??;
+        let hexadecimal = digits.len() == 32 && digits.chars().all(|c| c.is_ascii_hexdigit());
+        hexadecimal.then_some(())?;
         Some(Self(u128::from_str_radix(&digits, 16).ok()?.to_be_bytes()))
     }
 }
@@ -205,8 +210,12 @@ impl<M: StateMachine> Chain<M> {
     /// The record that `goal` would make as the next one.
     pub fn execute(&self, term: u64, leader: PeerId, tx: TxId, goal: Vec<u8>) -> Record {
         let outcome = match self.machine.execute(&goal) {
-            Ok(diff) => Outcome::Done(diff),
-            Err(why) => Outcome::Rejected(why),
+            Ok(diff) if diff.len() <= MAX_DIFF => Outcome::Done(diff),
+            Ok(diff) => Outcome::Rejected(format!(
+                "the goal would change {} bytes, more than {MAX_DIFF}; split it",
+                diff.len()
+            )),
+            Err(why) => Outcome::Rejected(why.chars().take(MAX_REASON).collect()),
         };
         Record { index: self.index + 1, prev: self.head, term, leader, tx, goal, outcome }
     }
@@ -360,6 +369,45 @@ mod tests {
         assert!(matches!(r.outcome, Outcome::Rejected(_)));
         assert_eq!(a.apply(&r), Ok(Applied::New));
         assert_eq!((a.index(), a.machine()), (2, &before));
+    }
+
+    #[test]
+    fn no_record_outgrows_a_frame_whatever_the_machine_answers() {
+        #[derive(Clone)]
+        struct Windy;
+        impl StateMachine for Windy {
+            fn initial() -> Self {
+                Self
+            }
+            fn execute(&self, goal: &[u8]) -> Result<Vec<u8>, String> {
+                if goal.is_empty() { Err("é".repeat(9 << 20)) } else { Ok(vec![0; 9 << 20]) }
+            }
+            fn apply(&mut self, _: &[u8]) -> Result<(), String> {
+                Ok(())
+            }
+            fn snapshot(&self) -> Vec<u8> {
+                Vec::new()
+            }
+            fn restore(_: &[u8]) -> Result<Self, String> {
+                Ok(Self)
+            }
+        }
+        let chain = Chain::<Windy>::default();
+        for goal in [vec![], vec![1; crate::message::MAX_GOAL]] {
+            let r = chain.execute(1, PeerId([1; 32]), TxId([1; 16]), goal);
+            assert!(matches!(r.outcome, Outcome::Rejected(_)));
+            assert!(r.size() < crate::net::wire::MAX_FRAME / 2, "{}", r.size());
+        }
+    }
+
+    #[test]
+    fn a_transaction_id_is_32_hexadecimal_digits() {
+        assert!(TxId::parse("00000000-0000-0000-0000-0000000000ff").is_some());
+        for bad in
+            ["", "ff", "+0000000000000000000000000000042", "g0000000000000000000000000000000"]
+        {
+            assert!(TxId::parse(bad).is_none(), "{bad}");
+        }
     }
 
     #[test]

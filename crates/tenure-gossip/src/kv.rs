@@ -12,6 +12,8 @@
 //!
 //! `cas` with `expect` null or absent means "only if there is nothing".
 
+use std::ops::Bound;
+
 use rpds::RedBlackTreeMapSync;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -20,6 +22,8 @@ use crate::machine::StateMachine;
 
 /// Longest key in bytes.
 pub const MAX_KEY: usize = 1_024;
+/// Bytes of keys and values in one answer, beyond the first.
+const PAGE: usize = 1 << 20;
 /// Goals within one `all`.
 const MAX_ALL: usize = 1_024;
 
@@ -70,6 +74,17 @@ impl KvGoal {
     pub fn to_bytes(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("strings and JSON values can be written as JSON")
     }
+}
+
+/// What can be asked of the store, as JSON.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", deny_unknown_fields)]
+pub enum KvQuestion {
+    /// The value of a key: an array with the value in it, or null if there is none.
+    Get(String),
+    /// The keys after this one (or from the first on) with their values, as many as fit on a page; none:
+    /// there are no more.
+    After(Option<String>),
 }
 
 /// One change: a key and its new value, or none.
@@ -180,6 +195,30 @@ impl StateMachine for Kv {
         Ok(())
     }
 
+    fn query(&self, question: &[u8]) -> Result<Vec<u8>, String> {
+        let question =
+            serde_json::from_slice(question).map_err(|e| format!("not a question: {e}"))?;
+        let answer = match question {
+            KvQuestion::Get(key) => serde_json::to_vec(&self.0.get(&key).map(|v| (v,))),
+            KvQuestion::After(key) => {
+                let from = key.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
+                let mut size = 0;
+                // One at least, or a large value could never be passed.
+                let page: Vec<_> = self
+                    .0
+                    .range::<String, _>((from, Bound::Unbounded))
+                    .take_while(|(k, v)| {
+                        let first = size == 0;
+                        size += k.len() + v.to_string().len();
+                        first || size <= PAGE
+                    })
+                    .collect();
+                serde_json::to_vec(&page)
+            }
+        };
+        answer.map_err(|e| e.to_string())
+    }
+
     fn snapshot(&self) -> Vec<u8> {
         let all: Vec<_> = self.0.iter().collect();
         serde_json::to_vec(&all).expect("strings and JSON values can be written as JSON")
@@ -254,6 +293,31 @@ mod tests {
         let back = Kv::restore(&kv.snapshot()).unwrap();
         assert_eq!(back, kv);
         assert_eq!(back.snapshot(), kv.snapshot());
+    }
+
+    #[test]
+    fn a_large_store_is_read_page_by_page() {
+        let mut kv = Kv::initial();
+        for n in 0..100 {
+            let value = "x".repeat(100_000);
+            run(&mut kv, json!({"put": {"key": format!("k{n:03}"), "value": value}})).unwrap();
+        }
+        let ask = |q: &KvQuestion| kv.query(&serde_json::to_vec(q).unwrap()).unwrap();
+        let (mut seen, mut after) = (Vec::new(), None);
+        loop {
+            let page = ask(&KvQuestion::After(after.clone()));
+            assert!(page.len() < crate::net::wire::MAX_FRAME / 2);
+            let page: Vec<(String, Value)> = serde_json::from_slice(&page).unwrap();
+            let Some((last, _)) = page.last() else { break };
+            after = Some(last.clone());
+            seen.extend(page);
+        }
+        assert!(seen.iter().map(|(k, v)| (k, v)).eq(kv.iter()));
+        let one: Option<(Value,)> =
+            serde_json::from_slice(&ask(&KvQuestion::Get("k007".into()))).unwrap();
+        assert_eq!(one, Some((json!("x".repeat(100_000)),)));
+        assert_eq!(ask(&KvQuestion::Get("none".into())), b"null");
+        assert!(kv.query(b"what?").is_err());
     }
 
     #[test]

@@ -24,6 +24,15 @@ pub trait StateMachine: Clone + Send + 'static {
     /// What is wrong with the diff; the node then stops rather than diverge.
     fn apply(&mut self, diff: &[u8]) -> Result<(), String>;
 
+    /// Answers a client's question about the state, as this node has it.
+    ///
+    /// # Errors
+    /// Why it cannot be answered. The default answers nothing.
+    fn query(&self, question: &[u8]) -> Result<Vec<u8>, String> {
+        let _ = question;
+        Err("this state machine answers no questions; read its history".to_owned())
+    }
+
     /// The whole state as bytes: the same bytes for the same state.
     fn snapshot(&self) -> Vec<u8>;
 

@@ -11,6 +11,11 @@ use crate::{
 
 /// Longest goal in bytes.
 pub const MAX_GOAL: usize = 256 << 10;
+/// Longest diff in bytes. A goal whose diff is longer is rejected: a record must fit into a frame, or
+/// it could never reach anybody.
+pub const MAX_DIFF: usize = 1 << 20;
+/// Longest reason of a rejection in characters; more is cut off.
+pub const MAX_REASON: usize = 1 << 10;
 /// Records and bytes in one `ontology_history`.
 pub const MAX_HISTORY_RECORDS: usize = 256;
 /// Bytes of records in one `ontology_history`, beyond the first record.

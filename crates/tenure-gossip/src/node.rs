@@ -114,6 +114,23 @@ impl NodeConfig {
     }
 }
 
+/// What the engine's log says: the bytes of its commands.
+#[derive(Serialize, Deserialize)]
+enum Command {
+    /// The next record of the history.
+    Record(Record),
+    /// An operator removed this node: it must not become a member by itself.
+    Bar(PeerId),
+    /// An operator added it again.
+    Admit(PeerId),
+}
+
+impl Command {
+    fn to_bytes(&self) -> Vec<u8> {
+        postcard::to_stdvec(self).expect("plain data can always be encoded")
+    }
+}
+
 /// A snapshot as it is stored and sent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
@@ -121,6 +138,8 @@ pub struct Snapshot {
     pub index: u64,
     /// What it replaces of the engine's log, if its maker had one.
     pub point: Option<SnapshotPoint>,
+    /// Those that were removed, as of that point.
+    pub barred: BTreeSet<PeerId>,
     /// The frozen [`Chain`].
     pub chain: Vec<u8>,
 }
@@ -269,6 +288,10 @@ pub struct Node<M: StateMachine, C: Commit = Raft> {
     chain: Chain<M>,
     /// Position in the engine's log of the last command applied from it.
     applied_log: u64,
+    /// Those an operator removed, as of `applied_log`: they become members only if one adds them again.
+    barred: BTreeSet<PeerId>,
+    /// Bytes applied since the last snapshot: what the engine keeps in memory for those behind.
+    unsnapped: usize,
     lead: Option<Lead<M>>,
     pending: BTreeMap<TxId, Pending>,
     leader: Option<PeerId>,
@@ -336,6 +359,8 @@ impl<M: StateMachine> Node<M, Raft> {
             commit,
             chain,
             applied_log,
+            barred: found.snapshot.as_ref().map(|s| s.barred.clone()).unwrap_or_default(),
+            unsnapped: 0,
             lead: None,
             pending: BTreeMap::new(),
             leader: None,
@@ -393,9 +418,19 @@ impl<M: StateMachine, C: Commit> Node<M, C> {
         self.leader
     }
 
+    /// How long a leader may act on a majority's echo.
+    pub fn lease(&self) -> Duration {
+        self.config.commit.lease
+    }
+
     /// Goals waiting here.
     pub fn pending(&self) -> usize {
         self.pending.len()
+    }
+
+    /// Those an operator removed and did not add again, as far as this node knows.
+    pub fn barred(&self) -> &BTreeSet<PeerId> {
+        &self.barred
     }
 
     /// The oldest record that can be served to others.
@@ -466,12 +501,17 @@ impl<M: StateMachine, C: Commit> Node<M, C> {
         self.settle(now);
     }
 
-    /// Changes the engine's members, if this node leads.
+    /// Changes the engine's members, if this node leads. One that is removed does not come back by
+    /// itself, whoever leads then: only a [`MemberChange::Learn`] or `Promote` of an operator lets it in.
     ///
     /// # Errors
     /// See [`CommitError`].
     pub fn change_members(&mut self, now: Time, change: MemberChange) -> Result<(), CommitError> {
-        self.commit.change_members(now, change)?;
+        let note = match change {
+            MemberChange::Remove(peer) => Command::Bar(peer),
+            MemberChange::Learn(peer) | MemberChange::Promote(peer) => Command::Admit(peer),
+        };
+        self.commit.change_members(now, change, Some(note.to_bytes()))?;
         self.settle(now);
         Ok(())
     }
@@ -580,13 +620,15 @@ impl<M: StateMachine, C: Commit> Node<M, C> {
         if self.halted.is_some() {
             return;
         }
-        match postcard::from_bytes::<Record>(command) {
-            Ok(record) => {
+        match postcard::from_bytes::<Command>(command) {
+            Ok(Command::Record(record)) => {
                 if let Some(lead) = &mut self.lead {
                     lead.in_flight = lead.in_flight.saturating_sub(1);
                 }
                 self.apply(now, record);
             }
+            Ok(Command::Bar(peer)) => drop(self.barred.insert(peer)),
+            Ok(Command::Admit(peer)) => drop(self.barred.remove(&peer)),
             Err(e) => self.halt(format!("entry {log_index} of the engine's log is no record: {e}")),
         }
         self.applied_log = log_index;
@@ -604,6 +646,7 @@ impl<M: StateMachine, C: Commit> Node<M, C> {
                 if self.pending.remove(&record.tx).is_some() {
                     tracing::debug!(tx = %record.tx, index = record.index, "goal decided");
                 }
+                self.unsnapped += record.size();
                 self.out.push_back(Output::Persist(Write::History(record.clone())));
                 self.spread(&record, now);
                 self.out.push_back(Output::Processed(record));
@@ -674,7 +717,7 @@ impl<M: StateMachine, C: Commit> Node<M, C> {
                 });
                 if let Some(peer) = ready.copied() {
                     // Busy is an answer: the next tick tries again.
-                    let _ = self.commit.change_members(now, MemberChange::Promote(peer));
+                    let _ = self.commit.change_members(now, MemberChange::Promote(peer), None);
                 }
             }
         } else if !self.attached(&status)
@@ -691,9 +734,10 @@ impl<M: StateMachine, C: Commit> Node<M, C> {
         let members = status.members.voters.len() + status.members.learners.len();
         if status.acting_until.is_some()
             && !status.members.contains(&peer)
+            && !self.barred.contains(&peer)
             && members < self.config.max_voters
         {
-            let _ = self.commit.change_members(now, MemberChange::Learn(peer));
+            let _ = self.commit.change_members(now, MemberChange::Learn(peer), None);
         }
     }
 }

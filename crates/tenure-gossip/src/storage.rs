@@ -26,7 +26,7 @@ pub enum StoreError {
     #[error(
         "the store cannot be used: {0}; check the disk, and that no other node runs in this folder"
     )]
-    Io(#[source] Box<dyn std::error::Error + Send + Sync>),
+    Io(Box<dyn std::error::Error + Send + Sync>),
     /// The file does not say what this program writes.
     #[error(
         "the store is damaged: {0}; give this node a fresh folder (and with it, a fresh identity)"
@@ -296,8 +296,12 @@ mod tests {
         store.commit(&[("a".into(), append(0, (1..=9).map(|i| entry(1, i)).collect()))]).unwrap();
         let point =
             SnapshotPoint { position: Position { term: 1, index: 6 }, members: Members::default() };
-        let snapshot =
-            Snapshot { index: 4, point: Some(point), chain: Chain::<Kv>::default().freeze() };
+        let snapshot = Snapshot {
+            index: 4,
+            point: Some(point),
+            barred: BTreeSet::new(),
+            chain: Chain::<Kv>::default().freeze(),
+        };
         store
             .commit(&[("a".into(), Write::Snapshot(Arc::new(snapshot.clone()), Reset::Keep))])
             .unwrap();

@@ -547,7 +547,12 @@ impl Commit for Raft {
         Ok(at.into())
     }
 
-    fn change_members(&mut self, now: Time, change: MemberChange) -> Result<(), CommitError> {
+    fn change_members(
+        &mut self,
+        now: Time,
+        change: MemberChange,
+        note: Option<Vec<u8>>,
+    ) -> Result<(), CommitError> {
         if !self.leads() {
             return Err(CommitError::NotLeader);
         }
@@ -580,6 +585,9 @@ impl Commit for Raft {
                     return Err(CommitError::Pointless);
                 }
             }
+        }
+        if let Some(note) = note {
+            self.propose(now, note)?;
         }
         if self.node.propose_config(config).is_invalid() {
             return Err(CommitError::Busy);

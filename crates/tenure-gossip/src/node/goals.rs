@@ -85,8 +85,7 @@ impl<M: StateMachine, C: Commit> Node<M, C> {
             return;
         }
         lead.in_flight += 1;
-        let bytes = postcard::to_stdvec(&record).expect("a record can always be encoded");
-        if self.commit.propose(now, bytes).is_err() {
+        if self.commit.propose(now, Command::Record(record).to_bytes()).is_err() {
             self.lead = None;
         }
     }

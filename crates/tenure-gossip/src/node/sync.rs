@@ -5,6 +5,9 @@ use crate::message::{MAX_HISTORY_RECORDS, SNAPSHOT_PIECE};
 
 /// Largest snapshot that is fetched.
 const MAX_SNAPSHOT: u64 = 4 << 30;
+/// Bytes of records after which a snapshot is due, however few they are: the log since the last one is
+/// kept in memory.
+const MAX_UNSNAPPED: usize = 64 << 20;
 /// Without a piece for so long, a fetch is given up.
 const FETCH_PATIENCE: Duration = Duration::from_secs(2);
 /// Time between two looks for missed records, for a node outside of the engine.
@@ -122,6 +125,7 @@ impl<M: StateMachine, C: Commit> Node<M, C> {
 
     pub(super) fn hold(&mut self, snapshot: &Snapshot) {
         let bytes = postcard::to_stdvec(snapshot).expect("a snapshot can always be encoded");
+        self.unsnapped = 0;
         self.held = Some(Held {
             index: snapshot.index,
             log: snapshot.point.as_ref().map_or(0, |p| p.position.index),
@@ -132,14 +136,23 @@ impl<M: StateMachine, C: Commit> Node<M, C> {
 
     pub(super) fn snapshot_if_due(&mut self) {
         let last = self.held.as_ref().map_or(0, |s| s.index);
-        if self.halted.is_some() || self.chain.index() < last + self.config.snapshot_every {
+        let size = self.held.as_ref().map_or(0, |s| s.bytes.len());
+        // A large state is not written again for a few small records: what is written stays
+        // proportional to what happened.
+        let many = self.chain.index() >= last + self.config.snapshot_every;
+        let due = (many && self.unsnapped >= size / 2) || self.unsnapped >= MAX_UNSNAPPED.max(size);
+        if self.halted.is_some() || !due {
             return;
         }
         // The engine's log may lag behind the chain (records can come by history): a snapshot says
         // how far into the log it reaches, and entries it covers twice are recognised.
         let point = self.commit.snapshot_point(self.applied_log);
-        let snapshot =
-            Arc::new(Snapshot { index: self.chain.index(), point, chain: self.chain.freeze() });
+        let snapshot = Arc::new(Snapshot {
+            index: self.chain.index(),
+            point,
+            barred: self.barred.clone(),
+            chain: self.chain.freeze(),
+        });
         self.out.push_back(Output::Persist(Write::Snapshot(snapshot.clone(), Reset::Keep)));
         if let Some(point) = &snapshot.point {
             self.commit.snapshot_done(point);
@@ -230,6 +243,7 @@ impl<M: StateMachine, C: Commit> Node<M, C> {
             && self.commit.snapshot_done(point)
         {
             moved = true;
+            self.barred = snapshot.barred.clone();
             self.applied_log = self.applied_log.max(point.position.index);
             // What the engine kept of its log after the point is still right on disk; if it kept
             // nothing, nothing of the old log may come back after a crash.
@@ -256,6 +270,7 @@ impl<M: StateMachine, C: Commit> Node<M, C> {
             Arc::new(Snapshot {
                 index: self.chain.index(),
                 point: snapshot.point,
+                barred: snapshot.barred,
                 chain: self.chain.freeze(),
             })
         };
