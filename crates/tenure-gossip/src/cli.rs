@@ -17,11 +17,11 @@ use crate::{
     commit::MemberChange,
     history::{Outcome, Record, TxId},
     identity::{Ed25519Keys, PeerId, decode_hex},
-    kv::{Kv, KvGoal},
-    machine::StateMachine as _,
+    kv::{KvGoal, KvQuestion},
     net::{
         Admission, TlsFiles,
-        client::Client,
+        client::{Client, ClientError},
+        is_address,
         wire::{Answer, Ask},
     },
 };
@@ -44,9 +44,9 @@ pub enum GossipCommand {
     Status(StatusArgs),
     /// Print and verify the history.
     History(HistoryArgs),
-    /// Add or remove a voter, on the leader.
+    /// Add or remove a voter. Any node will do: the order goes to the leader.
     Voter(VoterArgs),
-    /// Make a leader give leadership up.
+    /// Make the leader give leadership up. Any node will do.
     StepDown(NamespaceArgs),
     /// Simulate: storms of faults, crowds of thousands, plots.
     Sim(sim::SimArgs),
@@ -112,11 +112,39 @@ impl Access {
 
 impl NodeAddress {
     async fn connect(&self) -> anyhow::Result<Client> {
+        if !is_address(&self.node) {
+            bail!("node: HOST:PORT, not {:?}", self.node);
+        }
         let admission = Admission { secret: self.access.secret()?, allow: None };
         let tls = self.access.tls();
-        Client::connect(&self.node, self.access.keys()?, &admission, tls.as_ref())
-            .await
-            .with_context(|| format!("node {}", self.node))
+        Client::connect(&self.node, self.access.keys()?, &admission, tls.as_ref()).await.map_err(
+            |e| match e {
+                e @ ClientError::Unreachable { .. } => e.into(),
+                e => anyhow::Error::new(e).context(format!("node {}", self.node)),
+            },
+        )
+    }
+
+    /// The same, for a node that may have been started a moment ago.
+    async fn connect_patiently(&self) -> anyhow::Result<Client> {
+        let until = tokio::time::Instant::now() + Duration::from_secs(3);
+        loop {
+            let result = self.connect().await;
+            let refused = result.as_ref().is_err_and(|e| {
+                matches!(e.downcast_ref(), Some(ClientError::Unreachable { why, .. })
+                    if why.kind() == std::io::ErrorKind::ConnectionRefused)
+            });
+            if !refused || tokio::time::Instant::now() > until {
+                return result;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    async fn status(&self) -> anyhow::Result<Value> {
+        let answer = self.connect().await?.ask(Ask::Status, Duration::from_secs(10)).await?;
+        let Answer::Status(text) = answer else { bail!("unexpected answer {answer:?}") };
+        Ok(serde_json::from_str(&text)?)
     }
 }
 
@@ -246,7 +274,7 @@ pub struct VoterArgs {
 enum VoterChange {
     /// Let it receive the log; it votes once it has caught up.
     Add,
-    /// Let it go. Start it with --observer, or it comes back by itself.
+    /// Let it go. It follows as an observer, and votes again only if it is added again.
     Remove,
 }
 
@@ -269,10 +297,10 @@ pub async fn run(command: GossipCommand) -> anyhow::Result<ExitCode> {
                 VoterChange::Add => MemberChange::Learn(id),
                 VoterChange::Remove => MemberChange::Remove(id),
             };
-            simple(&args.at, Ask::Members { namespace: args.at.namespace.clone(), change }).await
+            order(&args.at, Ask::Members { namespace: args.at.namespace.clone(), change }).await
         }
         GossipCommand::StepDown(at) => {
-            simple(&at, Ask::StepDown { namespace: at.namespace.clone() }).await
+            order(&at, Ask::StepDown { namespace: at.namespace.clone() }).await
         }
         GossipCommand::Sim(args) => tokio::task::spawn_blocking(move || sim::run(&args)).await?,
         GossipCommand::Bench(args) => bench::run(args).await,
@@ -286,9 +314,19 @@ pub(crate) fn say(line: impl std::fmt::Display) -> anyhow::Result<()> {
     Ok(out.flush()?)
 }
 
-async fn simple(at: &NamespaceArgs, ask: Ask) -> anyhow::Result<ExitCode> {
-    let answer = at.at.connect().await?.ask(ask, Duration::from_secs(10)).await?;
-    match answer {
+/// Gives an order to the leader of the namespace, wherever it is.
+async fn order(at: &NamespaceArgs, ask: Ask) -> anyhow::Result<ExitCode> {
+    let status = at.at.status().await?;
+    let spaces = status["namespaces"].as_array().into_iter().flatten();
+    let space = spaces
+        .clone()
+        .find(|ns| ns["namespace"] == json!(at.namespace))
+        .with_context(|| format!("node {} carries no namespace {:?}", at.at.node, at.namespace))?;
+    let leader = space["leader_address"].as_str().with_context(|| {
+        format!("node {} knows no leader at the moment; try again, or ask another node", at.at.node)
+    })?;
+    let at = NodeAddress { node: leader.to_owned(), ..at.at.clone() };
+    match at.connect().await?.ask(ask, Duration::from_secs(30)).await? {
         Answer::Done => Ok(ExitCode::SUCCESS),
         other => bail!("unexpected answer {other:?}"),
     }
@@ -299,11 +337,14 @@ async fn submit(args: SubmitArgs) -> anyhow::Result<ExitCode> {
         Some(text) => TxId::parse(text).context("tx: 32 hexadecimal digits")?,
         None => TxId::random(),
     };
-    let mut client = args.to.at.connect().await?;
+    let mut client = args.to.at.connect_patiently().await?;
     let ask = Ask::Submit { namespace: args.to.namespace.clone(), tx, goal: args.goal.bytes() };
-    let answer = client.ask(ask, args.timeout).await.with_context(|| {
-        format!("transaction {tx} may or may not be decided; submit it again with --tx {tx}")
-    })?;
+    let answer = match client.ask(ask, args.timeout).await {
+        Err(e @ ClientError::Refused(_)) => return Err(e.into()),
+        other => other.with_context(|| {
+            format!("transaction {tx} may or may not be decided; submit it again with --tx {tx}")
+        })?,
+    };
     let Answer::Record(record) = answer else { bail!("unexpected answer {answer:?}") };
     say(record_json(&record))?;
     Ok(match record.outcome {
@@ -313,26 +354,41 @@ async fn submit(args: SubmitArgs) -> anyhow::Result<ExitCode> {
 }
 
 async fn get(args: GetArgs) -> anyhow::Result<ExitCode> {
-    let ask = Ask::State { namespace: args.at.namespace.clone() };
-    let answer = args.at.at.connect().await?.ask(ask, Duration::from_secs(10)).await?;
-    let Answer::State { index, bytes } = answer else { bail!("unexpected answer {answer:?}") };
-    let kv = Kv::restore(&bytes).map_err(anyhow::Error::msg)?;
-    match args.key {
-        Some(key) => match kv.get(&key) {
-            Some(value) => say(value)?,
-            None => bail!("no {key:?} at index {index}"),
-        },
-        None => {
-            for (key, value) in kv.iter() {
-                say(format_args!("{key}\t{value}"))?;
-            }
+    let mut client = args.at.at.connect().await?;
+    if let Some(key) = args.key {
+        let question = KvQuestion::Get(key.clone());
+        let (index, value): (_, Option<(Value,)>) = read(&mut client, &args.at, question).await?;
+        let (value,) = value.with_context(|| format!("no {key:?} at index {index}"))?;
+        say(value)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    // Page by page: each is of one index, all of them may be of several.
+    let mut after = None;
+    loop {
+        let question = KvQuestion::After(after);
+        let (_, page): (_, Vec<(String, Value)>) = read(&mut client, &args.at, question).await?;
+        let Some((last, _)) = page.last() else { return Ok(ExitCode::SUCCESS) };
+        after = Some(last.clone());
+        for (key, value) in page {
+            say(format_args!("{key}\t{value}"))?;
         }
     }
-    Ok(ExitCode::SUCCESS)
+}
+
+async fn read<T: serde::de::DeserializeOwned>(
+    client: &mut Client,
+    at: &NamespaceArgs,
+    question: KvQuestion,
+) -> anyhow::Result<(u64, T)> {
+    let question = serde_json::to_vec(&question)?;
+    let ask = Ask::Read { namespace: at.namespace.clone(), question };
+    let answer = client.ask(ask, Duration::from_secs(10)).await?;
+    let Answer::State { index, bytes } = answer else { bail!("unexpected answer {answer:?}") };
+    Ok((index, serde_json::from_slice(&bytes)?))
 }
 
 async fn watch(args: WatchArgs) -> anyhow::Result<ExitCode> {
-    let mut client = args.at.at.connect().await?;
+    let mut client = args.at.at.connect_patiently().await?;
     let ask = Ask::Watch { namespace: args.at.namespace.clone() };
     let forever = Duration::from_secs(86_400 * 365);
     let mut answer = client.ask(ask, forever).await?;
@@ -349,13 +405,11 @@ async fn watch(args: WatchArgs) -> anyhow::Result<ExitCode> {
 }
 
 async fn status(args: StatusArgs) -> anyhow::Result<ExitCode> {
-    let answer = args.at.connect().await?.ask(Ask::Status, Duration::from_secs(10)).await?;
-    let Answer::Status(text) = answer else { bail!("unexpected answer {answer:?}") };
+    let status = args.at.status().await?;
     if args.json {
-        say(text)?;
+        say(status)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let status: Value = serde_json::from_str(&text)?;
     let brief = |v: &Value| v.as_str().map_or("-".to_owned(), |s| s.chars().take(8).collect());
     let many = |v: &Value| {
         v.as_array().map_or(String::new(), |a| a.iter().map(brief).collect::<Vec<_>>().join(" "))
@@ -369,6 +423,11 @@ async fn status(args: StatusArgs) -> anyhow::Result<ExitCode> {
         say(format_args!("  leader   {} (term {}{acting})", brief(&ns["leader"]), ns["term"]))?;
         say(format_args!("  hint     {} for {} ms", brief(&ns["hint"]), ns["hint_ms"]))?;
         say(format_args!("  voters   {}", many(&ns["voters"])))?;
+        for (what, list) in [("learners", &ns["learners"]), ("removed ", &ns["removed"])] {
+            if list.as_array().is_some_and(|a| !a.is_empty()) {
+                say(format_args!("  {what} {}", many(list)))?;
+            }
+        }
         say(format_args!("  index    {} {}", ns["index"], brief(&ns["head"])))?;
         say(format_args!("  pending  {}", ns["pending"]))?;
         if let Some(why) = ns["halted"].as_str() {

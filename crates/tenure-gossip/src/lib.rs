@@ -49,7 +49,8 @@
 //! | fault | what happens |
 //! |---|---|
 //! | leader crashes, freezes, is cut off | its gate shuts by the clock; another is elected after the promise |
-//! | leader stops or steps down | gate shut, voters freed, successor elected in milliseconds |
+//! | leader stops or steps down | no new act; acts in flight end (one lease at most); voters freed, successor in milliseconds |
+//! | voter is removed | it follows by history, and votes again only if it is added again |
 //! | goal unanswered | sent again every second; after the goal timeout, history from 3 peers |
 //! | node behind | log from the leader, history in chunks, or a snapshot in pieces |
 //! | disk fails | the node stops; its gate shuts |

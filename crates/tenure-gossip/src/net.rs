@@ -10,16 +10,27 @@
 //! A peer that sends anything wrong (garbage, too much, too fast, a bad signature, a message twice)
 //! loses its connection, and nothing else happens.
 
+mod asks;
 pub mod client;
 mod core;
 mod host;
 mod link;
+mod outbox;
 mod session;
+mod status;
 mod tls;
 pub mod wire;
 
+/// Whether `text` is `HOST:PORT`.
+pub(crate) fn is_address(text: &str) -> bool {
+    text.rsplit_once(':')
+        .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
+}
+
 pub use self::{
     host::{Host, HostConfig, HostError, Start},
+    link::Flood,
     session::{Admission, SessionError},
+    status::{NamespaceStatus, Status},
     tls::TlsFiles,
 };

@@ -95,6 +95,12 @@ pub(super) async fn run(args: BenchArgs) -> anyhow::Result<ExitCode> {
     } else {
         args.program.clone()
     };
+    if let Some(bad) = args.sizes.iter().find(|n| !(2..=7).contains(*n)) {
+        bail!("nodes: 2 to 7 that vote, not {bad}");
+    }
+    if args.folder.read_dir().is_ok_and(|mut d| d.next().is_some()) {
+        bail!("folder: {} is not empty; name a new one", args.folder.display());
+    }
     for n in &args.sizes {
         say(cluster(&program, &args.folder.join(n.to_string()), *n, args.commits, args.kills)
             .await?)?;
@@ -170,7 +176,7 @@ async fn cluster(
     failover.sort_unstable();
     Ok(json!({
         "nodes": n, "commits": commits, "commit": latency, "kills": kills,
-        "failover_ms": { "p50": quantile(&failover, 0.5), "p99": quantile(&failover, 0.99), "max": failover.last() },
+        "failover_ms": { "p50": quantile(&failover, 0.5), "p99": quantile(&failover, 0.99), "max": failover.last(), "all": failover },
     }))
 }
 

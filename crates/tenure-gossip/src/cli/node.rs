@@ -158,7 +158,11 @@ async fn serve_metrics(
     recorder: metrics_exporter_prometheus::PrometheusHandle,
 ) {
     loop {
-        let Ok((mut stream, _)) = listener.accept().await else { continue };
+        let Ok((mut stream, _)) = listener.accept().await else {
+            // Out of file descriptors, most likely: others must close first.
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            continue;
+        };
         let recorder = recorder.clone();
         tokio::spawn(async move {
             let answer = async {

@@ -21,6 +21,14 @@ pub enum ClientError {
     /// The connection or the greeting.
     #[error(transparent)]
     Session(#[from] SessionError),
+    /// Nobody there.
+    #[error("nobody answers at {address} ({why}); is a node running there?")]
+    Unreachable {
+        /// Where.
+        address: String,
+        /// Why.
+        why: std::io::Error,
+    },
     /// TLS files.
     #[error("TLS: {0}")]
     Tls(String),
@@ -54,8 +62,8 @@ impl Client {
         let limit = Duration::from_secs(5);
         let stream = timeout(limit, TcpStream::connect(address))
             .await
-            .map_err(|_| SessionError::Timeout)?
-            .map_err(SessionError::Io)?;
+            .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
+            .map_err(|why| ClientError::Unreachable { address: address.to_owned(), why })?;
         let _ = stream.set_nodelay(true);
         let stream: Any = match tls {
             Some(files) => {

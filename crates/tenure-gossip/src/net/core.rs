@@ -7,22 +7,24 @@ use std::{
 };
 
 use rand::{Rng, SeedableRng, rngs::SmallRng, seq::IteratorRandom};
-use serde::Serialize;
 use tenure_core::{BootClock, Clock as _, Epoch, GateKeeper, Tick};
 use tokio::sync::{broadcast, mpsc, oneshot};
 
 use super::{
-    link::{FromLink, Shared, answer, call},
-    wire::{Answer, Ask, Contact, Envelope, MAX_NAMESPACE},
+    asks::Told,
+    link::{FromLink, Shared, call},
+    outbox::Outbox,
+    status::Status,
+    wire::{Answer, Contact, Envelope},
 };
 use crate::{
     commit::{Commit as _, CommitError, MemberChange},
     history::{Record, TxId},
     identity::{Keys as _, PeerId},
     machine::StateMachine,
-    message::{MAX_HISTORY_BYTES, MAX_HISTORY_RECORDS, Message},
+    message::{MAX_HISTORY_BYTES, Message},
     metrics as names,
-    node::{Event, Node, Output, SubmitError, Write},
+    node::{Event, Node, Output, Write},
     storage::{Store, StoreError},
     time::Time,
 };
@@ -31,8 +33,10 @@ use crate::{
 const BATCH: usize = 256;
 /// Contacts remembered.
 const MAX_CONTACTS: usize = 1_024;
-/// Clients waiting for records, at most.
-const MAX_WAITING: usize = 4_096;
+/// How often it is looked whether the acts in flight have ended, while leadership is given up.
+const DRAIN_LOOK: Duration = Duration::from_millis(2);
+/// A call that failed so long ago counts as never made.
+const FORGET_CALLS: Duration = Duration::from_secs(60);
 
 /// What the application asks of the core.
 pub(super) enum FromHost<M> {
@@ -46,96 +50,71 @@ pub(super) enum FromHost<M> {
     Machine(String, oneshot::Sender<Option<M>>),
     Subscribe(String, oneshot::Sender<Option<broadcast::Receiver<Record>>>),
     Members(String, MemberChange, oneshot::Sender<Result<(), CommitError>>),
-    StepDown(String, oneshot::Sender<()>),
+    StepDown(String, oneshot::Sender<Result<(), CommitError>>),
     History(String, u64, u64, oneshot::Sender<Vec<Record>>),
     Stop(oneshot::Sender<()>),
 }
 
-/// How a node stands.
-#[derive(Debug, Clone, Serialize)]
-pub struct Status {
-    /// The node.
-    pub id: String,
-    /// Where others reach it.
-    pub address: String,
-    /// Nodes connected to it.
-    pub connected: Vec<String>,
-    /// Every namespace.
-    pub namespaces: Vec<NamespaceStatus>,
-}
-
-/// How a namespace stands on a node.
-#[derive(Debug, Clone, Serialize)]
-pub struct NamespaceStatus {
-    /// Its name.
-    pub namespace: String,
-    /// Whom gossip names: a hint.
-    pub hint: String,
-    /// For how many milliseconds.
-    pub hint_ms: u64,
-    /// The committed leader, as far as this node knows.
-    pub leader: Option<String>,
-    /// The engine's term.
-    pub term: u64,
-    /// Whether this node's gate is open.
-    pub acting: bool,
-    /// Those whose majority decides.
-    pub voters: Vec<String>,
-    /// Those that receive the log without voting.
-    pub learners: Vec<String>,
-    /// The last record applied.
-    pub index: u64,
-    /// Its hash.
-    pub head: String,
-    /// The engine's last committed entry.
-    pub commit_index: u64,
-    /// Goals waiting here.
-    pub pending: usize,
-    /// Distinct neighbours in the view.
-    pub neighbours: usize,
-    /// Changes of the hint since the start.
-    pub leader_changes: u64,
-    /// Goals that timed out here since the start.
-    pub goal_result_timeouts: u64,
-    /// Histories asked for since the start.
-    pub history_requests: u64,
-    /// Votes thrown away since the start, by reason.
-    pub votes_rejected: BTreeMap<&'static str, u64>,
-    /// Why the node has stopped applying, if it has.
-    pub halted: Option<String>,
-}
-
-enum Waiter {
+/// Who waits for a record.
+pub(super) enum Waiter {
     Local(oneshot::Sender<Result<Record, String>>),
-    Client(mpsc::Sender<Envelope>),
+    Client(Outbox),
 }
 
 impl Waiter {
-    fn tell(self, result: Result<Record, String>) {
+    pub(super) fn is_gone(&self) -> bool {
+        match self {
+            Self::Local(done) => done.is_closed(),
+            Self::Client(out) => out.is_closed(),
+        }
+    }
+
+    pub(super) fn tell(self, result: Result<Record, String>) {
         match (self, result) {
             // Whoever no longer waits does not need to be told.
             (Self::Local(done), result) => drop(done.send(result)),
-            (Self::Client(out), Ok(record)) => drop(answer(&out, Answer::Record(record))),
-            (Self::Client(out), Err(why)) => drop(answer(&out, Answer::Refused(why))),
+            (Self::Client(out), Ok(record)) => drop(out.answer(Answer::Record(record))),
+            (Self::Client(out), Err(why)) => drop(out.answer(Answer::Refused(why))),
         }
     }
 }
 
-struct Namespace<M: StateMachine> {
-    node: Node<M>,
-    keeper: GateKeeper,
-    waiting: BTreeMap<TxId, Vec<Waiter>>,
-    watchers: Vec<mpsc::Sender<Envelope>>,
-    events: broadcast::Sender<Record>,
+pub(super) struct Namespace<M: StateMachine> {
+    pub(super) node: Node<M>,
+    pub(super) keeper: GateKeeper,
+    pub(super) waiting: BTreeMap<TxId, Vec<Waiter>>,
+    pub(super) watchers: Vec<Outbox>,
+    pub(super) events: broadcast::Sender<Record>,
+    leaving: Option<Leaving>,
     joined: bool,
-    changes: u64,
-    timeouts: u64,
-    requests: u64,
+    pub(super) changes: u64,
+    pub(super) timeouts: u64,
+    pub(super) requests: u64,
 }
 
-struct Linked {
+/// Leadership is being given up: acts in flight are waited for until then.
+struct Leaving {
+    until: Time,
+    told: Vec<Told>,
+}
+
+impl<M: StateMachine> Namespace<M> {
+    /// Lets no new act begin. Returns who is to be told of the end.
+    pub(super) fn begin_leaving(&mut self, at: Time) -> &mut Vec<Told> {
+        self.keeper.begin_drain();
+        let until = at + self.node.lease();
+        &mut self.leaving.get_or_insert(Leaving { until, told: Vec::new() }).told
+    }
+
+    /// Whether no act is in flight any more, or none that kept its word.
+    fn is_drained(&self, at: Time) -> bool {
+        self.keeper.in_flight() == 0 || self.leaving.as_ref().is_some_and(|l| l.until <= at)
+    }
+}
+
+pub(super) struct Linked {
     link: u64,
-    out: mpsc::Sender<Envelope>,
+    out: Outbox,
 }
 
 /// Calls that are under way or must wait.
@@ -154,13 +133,15 @@ pub(super) struct Core<M: StateMachine> {
     pub(super) from_links: mpsc::Receiver<FromLink>,
     pub(super) from_host: mpsc::Receiver<FromHost<M>>,
     pub(super) runtime: tokio::runtime::Handle,
-    namespaces: BTreeMap<String, Namespace<M>>,
-    links: BTreeMap<PeerId, Linked>,
-    contacts: BTreeMap<PeerId, Contact>,
+    pub(super) namespaces: BTreeMap<String, Namespace<M>>,
+    pub(super) links: BTreeMap<PeerId, Linked>,
+    /// The links that may speak: those of nodes of this cluster.
+    accepted: BTreeSet<u64>,
+    pub(super) contacts: BTreeMap<PeerId, Contact>,
     calls: Calls,
     rng: SmallRng,
     next_round: Time,
-    stopping: Option<oneshot::Sender<()>>,
+    pub(super) stopping: Option<oneshot::Sender<()>>,
 }
 
 /// This machine's clock, as the protocol sees it.
@@ -191,6 +172,7 @@ impl<M: StateMachine> Core<M> {
                     waiting: BTreeMap::new(),
                     watchers: Vec::new(),
                     events,
+                    leaving: None,
                     joined: false,
                     changes: 0,
                     timeouts: 0,
@@ -211,6 +193,7 @@ impl<M: StateMachine> Core<M> {
             runtime,
             namespaces,
             links: BTreeMap::new(),
+            accepted: BTreeSet::new(),
             contacts: BTreeMap::new(),
             calls: Calls::default(),
             rng: SmallRng::from_os_rng(),
@@ -218,20 +201,30 @@ impl<M: StateMachine> Core<M> {
             stopping: None,
         };
         contacts.into_iter().for_each(|c| core.learn(c));
+        // What has not happened yet is counted as zero, so that an alert on it can be written and tested.
+        for name in core.namespaces.keys() {
+            for counter in [names::LEADER_CHANGES, names::GOAL_TIMEOUTS, names::HISTORY_REQUESTS] {
+                metrics::counter!(counter, "namespace" => name.clone()).increment(0);
+            }
+        }
         core
     }
 
     /// Runs until it is told to stop or the store fails. Gates are shut when it returns, whatever happened.
     pub(super) fn run(mut self) -> Result<(), StoreError> {
+        // A timer of its own: the application's runtime may be shut down before this node is.
+        let timer = tokio::runtime::Builder::new_current_thread().enable_time().build();
+        let timer = timer.map_err(|e| StoreError::Io(Box::new(e)))?;
         // What the start itself decided (a bootstrap) is on disk before anybody is answered.
         self.carry_out()?;
         loop {
             let due = self.namespaces.values().map(|n| n.node.poll_timeout()).min();
             let due = due.unwrap_or(Time::NEVER).min(self.next_round);
-            let wait = due.since(now()).min(Duration::from_secs(1));
-            let runtime = self.runtime.clone();
+            let leaving = self.namespaces.values().any(|ns| ns.leaving.is_some());
+            let wait = if leaving { DRAIN_LOOK } else { Duration::from_secs(1) };
+            let wait = due.since(now()).min(wait);
             // `recv` is cancel-safe: what is not taken now is taken next time.
-            let (link, host) = runtime.block_on(async {
+            let (link, host) = timer.block_on(async {
                 tokio::select! {
                     l = self.from_links.recv() => (l, None),
                     h = self.from_host.recv() => (None, Some(h)),
@@ -263,17 +256,38 @@ impl<M: StateMachine> Core<M> {
             if self.next_round <= at {
                 self.look_around(at)?;
             }
-            if self.stopping.is_some() {
-                self.namespaces.values_mut().for_each(|ns| ns.node.leave(at));
-            }
+            let stops = self.leave_when_drained(at);
             self.carry_out()?;
-            if let Some(stopped) = self.stopping.take() {
+            if stops && let Some(stopped) = self.stopping.take() {
                 // The farewells are in the writers' queues; they have a moment to leave.
-                runtime.block_on(async { tokio::time::sleep(Duration::from_millis(100)).await });
+                timer.block_on(async { tokio::time::sleep(Duration::from_millis(100)).await });
                 let _ = stopped.send(());
                 return Ok(());
             }
         }
+    }
+
+    /// Gives up what is to be given up and has no act in flight. Whether the node may stop now.
+    fn leave_when_drained(&mut self, at: Time) -> bool {
+        let stops = self.stopping.is_some();
+        for ns in self.namespaces.values_mut() {
+            if stops {
+                ns.begin_leaving(at);
+            } else if ns.leaving.is_some() && ns.is_drained(at) {
+                ns.keeper.shut();
+                ns.node.release(at);
+                let told = ns.leaving.take().into_iter().flat_map(|l| l.told);
+                told.for_each(|t| t.tell(Ok(())));
+            }
+        }
+        let stops = stops && self.namespaces.values().all(|ns| ns.is_drained(at));
+        if stops {
+            for ns in self.namespaces.values_mut() {
+                ns.keeper.shut();
+                ns.node.leave(at);
+            }
+        }
+        stops
     }
 
     /// Shut gates, store, open gates, send, answer: in this order.
@@ -301,7 +315,10 @@ impl<M: StateMachine> Core<M> {
             if let Some(ns) = self.namespaces.get_mut(&name) {
                 let epoch = Epoch(a.term as i64);
                 let until = Tick::from_nanos(a.until.as_micros() * 1_000);
-                if !ns.keeper.extend(epoch, until) && ns.keeper.gate().epoch() != Some(epoch) {
+                if !ns.keeper.extend(epoch, until)
+                    && ns.leaving.is_none()
+                    && ns.keeper.gate().epoch() != Some(epoch)
+                {
                     ns.keeper.open(epoch, until);
                 }
             }
@@ -347,7 +364,7 @@ impl<M: StateMachine> Core<M> {
             waiter.tell(Ok(record.clone()));
         }
         // A watcher that does not read loses its subscription, not this node its memory.
-        ns.watchers.retain(|out| answer(out, Answer::Record(record.clone())));
+        ns.watchers.retain(|out| out.answer(Answer::Record(record.clone())));
         let _ = ns.events.send(record);
     }
 
@@ -388,7 +405,7 @@ impl<M: StateMachine> Core<M> {
     fn send(&mut self, to: PeerId, envelope: Envelope) {
         match self.links.get(&to) {
             Some(linked) => {
-                if linked.out.try_send(envelope).is_err() {
+                if !linked.out.put(&envelope) {
                     // Losing a message is what every part of the protocol expects.
                     metrics::counter!(names::DROPPED).increment(1);
                 }
@@ -418,25 +435,33 @@ impl<M: StateMachine> Core<M> {
                 self.up(peer, link, cluster, called, out)?
             }
             FromLink::Down { peer, link } => {
+                self.accepted.remove(&link);
                 if self.links.get(&peer).is_some_and(|l| l.link == link) {
                     self.links.remove(&peer);
                 }
             }
             FromLink::Failed { address, error } => {
-                tracing::debug!(address, %error, "call failed");
                 self.calls.open.remove(&address);
                 let before =
                     self.calls.not_before.get(&address).map_or(Duration::ZERO, |(_, d)| *d);
+                if before.is_zero() && self.seeds.contains(&address) {
+                    tracing::warn!(address, %error, "the node to join through does not let us in yet; trying on");
+                } else {
+                    tracing::debug!(address, %error, "call failed");
+                }
                 let wait = (before * 2).clamp(Duration::from_millis(100), Duration::from_secs(5));
                 let wait = wait.mul_f64(self.rng.random_range(0.8..1.2));
                 self.calls.not_before.insert(address, (now() + wait, wait));
             }
-            FromLink::Message { from, namespace, message } => {
+            FromLink::Sized(event, _room) => self.hear_link(*event)?,
+            FromLink::Message { link, .. } | FromLink::Contacts { link, .. }
+                if !self.accepted.contains(&link) => {}
+            FromLink::Message { from, namespace, message, .. } => {
                 if let Some(ns) = self.namespaces.get_mut(&namespace) {
                     ns.node.handle_message(now(), from, *message);
                 }
             }
-            FromLink::Contacts(contacts) => {
+            FromLink::Contacts { contacts, .. } => {
                 for contact in contacts {
                     let known =
                         self.contacts.get(&contact.id).is_some_and(|c| c.stamp >= contact.stamp);
@@ -459,7 +484,7 @@ impl<M: StateMachine> Core<M> {
         link: u64,
         cluster: Option<[u8; 16]>,
         called: Option<String>,
-        out: mpsc::Sender<Envelope>,
+        out: Outbox,
     ) -> Result<(), StoreError> {
         if let Some(address) = &called {
             self.calls.open.remove(address);
@@ -473,9 +498,14 @@ impl<M: StateMachine> Core<M> {
                     self.store.put("cluster", &theirs)?;
                     *mine = Some(theirs);
                 }
-                // Two that called each other before either had a cluster may now belong to two.
-                (Some(a), Some(b)) if a != b => return Ok(()),
-                (None | Some(_), None | Some(_)) => {}
+                // A joiner that called two seeds at once may meet two clusters; the first one counts.
+                // Without its outbox the link ends, and it was never allowed to speak.
+                (Some(a), Some(b)) if a != b => {
+                    tracing::error!(%peer, address = ?called, "a node to join through belongs to another cluster than the one joined");
+                    return Ok(());
+                }
+                (Some(_), Some(_) | None) => {}
+                (None, _) => return Ok(()),
             }
         }
         let own = Contact::new(
@@ -485,7 +515,8 @@ impl<M: StateMachine> Core<M> {
         );
         let others = self.contacts.values().choose_multiple(&mut self.rng, 64);
         let contacts = others.into_iter().cloned().chain([own]).collect();
-        let _ = out.try_send(Envelope::Contacts(contacts));
+        out.put(&Envelope::Contacts(contacts));
+        self.accepted.insert(link);
         self.links.insert(peer, Linked { link, out });
         let seed = called.is_some_and(|a| self.seeds.contains(&a));
         for ns in self.namespaces.values_mut() {
@@ -535,8 +566,9 @@ impl<M: StateMachine> Core<M> {
         }
         if let Some(linked) = self.links.values().choose(&mut self.rng) {
             let some = self.contacts.values().choose_multiple(&mut self.rng, 32);
-            let _ = linked.out.try_send(Envelope::Contacts(some.into_iter().cloned().collect()));
+            linked.out.put(&Envelope::Contacts(some.into_iter().cloned().collect()));
         }
+        self.calls.not_before.retain(|_, (t, _)| at.since(*t) < FORGET_CALLS);
         for (name, ns) in &self.namespaces {
             let label = || name.clone();
             let status = ns.node.commit().status(at);
@@ -554,154 +586,5 @@ impl<M: StateMachine> Core<M> {
             self.store.put("contacts", &contacts)?;
         }
         Ok(())
-    }
-
-    fn hear_host(&mut self, input: FromHost<M>) -> Result<(), StoreError> {
-        // An answer nobody waits for any more is not needed.
-        match input {
-            FromHost::Submit { namespace, tx, goal, done } => {
-                self.submit(&namespace, tx, goal, Waiter::Local(done));
-            }
-            FromHost::Status(done) => drop(done.send(self.status())),
-            FromHost::Machine(name, done) => {
-                let machine =
-                    self.namespaces.get(&name).map(|ns| ns.node.chain().machine().clone());
-                drop(done.send(machine));
-            }
-            FromHost::Subscribe(name, done) => {
-                drop(done.send(self.namespaces.get(&name).map(|ns| ns.events.subscribe())));
-            }
-            FromHost::Members(name, change, done) => {
-                let _ = done.send(self.change_members(&name, change));
-            }
-            FromHost::StepDown(name, done) => {
-                self.step_down(&name);
-                let _ = done.send(());
-            }
-            FromHost::History(name, from, upto, done) => {
-                drop(done.send(self.store.history(&name, from, upto, MAX_HISTORY_BYTES)?));
-            }
-            FromHost::Stop(done) => self.stopping = Some(done),
-        }
-        Ok(())
-    }
-
-    fn ask(&mut self, ask: Ask, out: mpsc::Sender<Envelope>) -> Result<(), StoreError> {
-        let unknown = |name: &str| {
-            let shown: String = name.chars().take(MAX_NAMESPACE).collect();
-            Answer::Refused(format!("this node carries no namespace {shown:?}"))
-        };
-        let reply = match ask {
-            Ask::Submit { namespace, tx, goal } => {
-                self.submit(&namespace, tx, goal, Waiter::Client(out));
-                return Ok(());
-            }
-            Ask::Status => {
-                Answer::Status(serde_json::to_string(&self.status()).unwrap_or_default())
-            }
-            Ask::History { namespace, from, upto } => {
-                let upto = upto.min(from.saturating_add(MAX_HISTORY_RECORDS as u64 - 1));
-                match self.namespaces.contains_key(&namespace) {
-                    true => Answer::Records(self.store.history(
-                        &namespace,
-                        from,
-                        upto,
-                        MAX_HISTORY_BYTES,
-                    )?),
-                    false => unknown(&namespace),
-                }
-            }
-            Ask::Watch { namespace } => match self.namespaces.get_mut(&namespace) {
-                Some(ns) if ns.watchers.len() < MAX_WAITING => {
-                    ns.watchers.push(out);
-                    return Ok(());
-                }
-                Some(_) => Answer::Refused("too many watch already".to_owned()),
-                None => unknown(&namespace),
-            },
-            Ask::State { namespace } => match self.namespaces.get(&namespace) {
-                Some(ns) => {
-                    let chain = ns.node.chain();
-                    Answer::State { index: chain.index(), bytes: chain.machine().snapshot() }
-                }
-                None => unknown(&namespace),
-            },
-            Ask::Members { namespace, change } => match self.change_members(&namespace, change) {
-                Ok(()) => Answer::Done,
-                Err(e) => Answer::Refused(e.to_string()),
-            },
-            Ask::StepDown { namespace } => {
-                self.step_down(&namespace);
-                Answer::Done
-            }
-        };
-        answer(&out, reply);
-        Ok(())
-    }
-
-    fn submit(&mut self, name: &str, tx: TxId, goal: Vec<u8>, waiter: Waiter) {
-        let Some(ns) = self.namespaces.get_mut(name) else {
-            return waiter.tell(Err(format!("this node carries no namespace {name:?}")));
-        };
-        if ns.waiting.len() >= MAX_WAITING {
-            return waiter.tell(Err(SubmitError::Busy.to_string()));
-        }
-        match ns.node.submit(now(), tx, goal) {
-            Ok(()) => ns.waiting.entry(tx).or_default().push(waiter),
-            Err(e) => waiter.tell(Err(e.to_string())),
-        }
-    }
-
-    fn change_members(&mut self, name: &str, change: MemberChange) -> Result<(), CommitError> {
-        let ns = self.namespaces.get_mut(name).ok_or(CommitError::NotLeader)?;
-        ns.node.change_members(now(), change)
-    }
-
-    fn step_down(&mut self, name: &str) {
-        if let Some(ns) = self.namespaces.get_mut(name) {
-            ns.keeper.shut();
-            ns.node.release(now());
-        }
-    }
-
-    fn status(&self) -> Status {
-        let at = now();
-        let namespaces = self.namespaces.iter().map(|(name, ns)| {
-            let node = &ns.node;
-            let s = node.commit().status(at);
-            let election = node.gossip().election();
-            NamespaceStatus {
-                namespace: name.clone(),
-                hint: election.leader().to_hex(),
-                hint_ms: at.since(election.since()).as_millis() as u64,
-                leader: node.leader().map(|l| l.to_hex()),
-                term: s.term,
-                acting: ns.keeper.gate().is_leader(),
-                voters: s
-                    .members
-                    .voters
-                    .iter()
-                    .chain(&s.members.next)
-                    .map(PeerId::to_hex)
-                    .collect(),
-                learners: s.members.learners.iter().map(PeerId::to_hex).collect(),
-                index: node.chain().index(),
-                head: node.chain().head().to_hex(),
-                commit_index: s.commit_index,
-                pending: node.pending(),
-                neighbours: node.gossip().spray().neighbours().len(),
-                leader_changes: ns.changes,
-                goal_result_timeouts: ns.timeouts,
-                history_requests: ns.requests,
-                votes_rejected: election.rejected().iter().map(|(r, n)| (r.name(), *n)).collect(),
-                halted: node.halted().map(ToOwned::to_owned),
-            }
-        });
-        Status {
-            id: self.me.to_hex(),
-            address: self.address.clone(),
-            connected: self.links.keys().map(PeerId::to_hex).collect(),
-            namespaces: namespaces.collect(),
-        }
     }
 }

@@ -17,9 +17,11 @@ use tokio::{
 };
 
 use super::{
-    core::{Core, FromHost, Status, now},
-    link::{Shared, listen},
+    core::{Core, FromHost, now},
+    is_address,
+    link::{Flood, Shared, listen},
     session::Admission,
+    status::Status,
     tls::{Tls, TlsFiles},
     wire::{Contact, MAX_NAMESPACE},
 };
@@ -63,6 +65,8 @@ pub struct HostConfig {
     pub admission: Admission,
     /// Mutual TLS.
     pub tls: Option<TlsFiles>,
+    /// How much one connection may send.
+    pub flood: Flood,
     /// The protocol.
     pub node: NodeConfig,
 }
@@ -78,6 +82,7 @@ impl HostConfig {
             namespaces: vec!["main".to_owned()],
             admission: Admission::default(),
             tls: None,
+            flood: Flood::default(),
             node: NodeConfig::default(),
         }
     }
@@ -95,16 +100,26 @@ pub enum HostError {
         "this node has no state: start it with --bootstrap (once, on one node) or with --join ADDRESS; it never founds a cluster by itself"
     )]
     NoState,
+    /// It joined a cluster and wants to found a namespace in it.
+    #[error(
+        "this node joined a cluster that another one founded: start it without --bootstrap; namespace {0:?} is founded on the node that founded the cluster"
+    )]
+    NotFounder(String),
+    /// The key and the store do not belong together.
+    #[error(
+        "{0}: this key was used with another store, which may remember a vote that this one does not; restore that store, or remove the whole folder and join as a new node"
+    )]
+    Forgotten(PathBuf),
     /// The store.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// A file or the port.
-    #[error("{what}: {source}")]
+    #[error("{what}: {why}")]
     Io {
         /// What was tried.
         what: String,
         /// Why it failed.
-        source: io::Error,
+        why: io::Error,
     },
     /// The node has stopped.
     #[error("the node has stopped; see its log")]
@@ -144,35 +159,42 @@ impl<M: StateMachine> Host<M> {
                 "namespaces: {bad:?} must have 1 to {MAX_NAMESPACE} bytes"
             )));
         }
-        std::fs::create_dir_all(&config.folder).map_err(|source| HostError::Io {
-            what: config.folder.display().to_string(),
-            source,
-        })?;
-        let keys = Arc::new(load_identity(&config.folder)?);
-        let store = Store::open(&config.folder.join("node.redb"))?;
-        let listener = TcpListener::bind(config.listen).await.map_err(|source| HostError::Io {
-            what: format!("listen on {}", config.listen),
-            source,
-        })?;
-        let local = listener
-            .local_addr()
-            .map_err(|source| HostError::Io { what: "listen".to_owned(), source })?;
-        let address = config.advertise.clone().unwrap_or_else(|| local.to_string());
-
-        let mut cluster: Option<[u8; 16]> = store.get("cluster")?;
-        let with_state = store.namespaces()?;
         let seeds = match &config.start {
             Start::Join(seeds) => seeds.clone(),
             Start::Bootstrap | Start::Resume => Vec::new(),
         };
+        if let Some(bad) = seeds.iter().find(|a| !is_address(a)) {
+            return Err(HostError::Config(format!("join: HOST:PORT, not {bad:?}")));
+        }
+        if let Some(bad) = config.advertise.as_ref().filter(|a| !is_address(a)) {
+            return Err(HostError::Config(format!("advertise: HOST:PORT, not {bad:?}")));
+        }
+        let tls = config.tls.as_ref().map(Tls::load).transpose();
+        let tls = tls.map_err(|e| HostError::Config(format!("tls: {e}")))?;
+        std::fs::create_dir_all(&config.folder)
+            .map_err(|why| HostError::Io { what: config.folder.display().to_string(), why })?;
+        let store = Store::open(&config.folder.join("node.redb"))?;
+        let keys = Arc::new(load_identity(&config.folder, &store)?);
+        let listener = TcpListener::bind(config.listen)
+            .await
+            .map_err(|why| HostError::Io { what: format!("listen on {}", config.listen), why })?;
+        let local = listener
+            .local_addr()
+            .map_err(|why| HostError::Io { what: "listen".to_owned(), why })?;
+        let address = config.advertise.clone().unwrap_or_else(|| local.to_string());
+
+        let mut cluster: Option<[u8; 16]> = store.get("cluster")?;
+        let with_state = store.namespaces()?;
         if config.start == Start::Resume && cluster.is_none() {
             return Err(HostError::NoState);
         }
         if config.start == Start::Bootstrap && cluster.is_none() {
             let fresh: [u8; 16] = rand::random();
+            store.put("founder", &true)?;
             store.put("cluster", &fresh)?;
             cluster = Some(fresh);
         }
+        let founder = store.get::<bool>("founder")?.unwrap_or(false);
         let starts = store.get::<u64>("starts")?.unwrap_or(0) + 1;
         store.put("starts", &starts)?;
 
@@ -190,6 +212,10 @@ impl<M: StateMachine> Host<M> {
             )
             .map_err(|e| HostError::Store(StoreError::Damaged(e)))?;
             if config.start == Start::Bootstrap && !with_state.contains(name) {
+                // Two founders of one namespace would be two histories of it.
+                if !founder {
+                    return Err(HostError::NotFounder(name.clone()));
+                }
                 node.bootstrap(now(), &BTreeSet::from([keys.id()]))?;
             }
             let identity = Identity::generate(&format!("gossip:{name}"))
@@ -199,7 +225,6 @@ impl<M: StateMachine> Host<M> {
             nodes.insert(name.clone(), (node, keeper));
         }
         let contacts = store.get::<Vec<Contact>>("contacts")?.unwrap_or_default();
-        let tls = config.tls.as_ref().map(Tls::load).transpose().map_err(HostError::Config)?;
 
         let (to_core, from_links) = mpsc::channel(QUEUE);
         let (core, from_host) = mpsc::channel(QUEUE);
@@ -210,6 +235,8 @@ impl<M: StateMachine> Host<M> {
             cluster: Mutex::new(cluster),
             core: to_core,
             links: AtomicU64::new(0),
+            flood: config.flood,
+            room: Shared::room(),
         });
         let runtime = tokio::runtime::Handle::current();
         let engine = Core::new(
@@ -227,7 +254,7 @@ impl<M: StateMachine> Host<M> {
         let thread = std::thread::Builder::new()
             .name("tenure-gossip".to_owned())
             .spawn(move || engine.run())
-            .map_err(|source| HostError::Io { what: "thread".to_owned(), source })?;
+            .map_err(|why| HostError::Io { what: "thread".to_owned(), why })?;
         let host = Self { id: keys.id(), address, core, gates, listener, thread: Some(thread) };
         // The first answer comes after the first write.
         host.status().await?;
@@ -328,13 +355,14 @@ impl<M: StateMachine> Host<M> {
         Ok(self.ask(|done| FromHost::Members(name, change, done)).await??)
     }
 
-    /// Shuts the gate and gives leadership up.
+    /// Gives leadership up: no act begins any more, those in flight are waited for (one lease at most),
+    /// then the gate is shut and the voters are free to elect another.
     ///
     /// # Errors
-    /// [`HostError::Stopped`].
+    /// [`HostError::Commit`] if this node does not lead or is alone, [`HostError::Stopped`].
     pub async fn step_down(&self, namespace: &str) -> Result<(), HostError> {
         let name = namespace.to_owned();
-        self.ask(|done| FromHost::StepDown(name, done)).await
+        Ok(self.ask(|done| FromHost::StepDown(name, done)).await??)
     }
 
     /// Stops: shuts the gates, hands leadership on, says goodbye.
@@ -382,23 +410,33 @@ impl<M: StateMachine> Drop for Host<M> {
     }
 }
 
-/// The keys in `folder`, made at the first start, readable by their owner only.
-pub(crate) fn load_identity(folder: &Path) -> Result<Ed25519Keys, HostError> {
+/// The keys in `folder`, made at the first start, readable by their owner only. A key without the
+/// store it voted with could vote twice in a term, so each knows the other.
+fn load_identity(folder: &Path, store: &Store) -> Result<Ed25519Keys, HostError> {
     let path = folder.join("identity");
-    let fail = |source| HostError::Io { what: path.display().to_string(), source };
+    let fail = |why| HostError::Io { what: path.display().to_string(), why };
     match std::fs::read_to_string(&path) {
         Ok(text) => {
             let secret = decode_hex(&text).ok_or_else(|| {
                 fail(io::Error::new(
                     io::ErrorKind::InvalidData,
-                    "not a key of 64 hexadecimal digits",
+                    "not a key of 64 hexadecimal digits; restore it, or remove the whole folder and join as a new node",
                 ))
             })?;
-            Ok(Ed25519Keys::from_secret(&secret))
+            let keys = Ed25519Keys::from_secret(&secret);
+            if store.get::<PeerId>("identity")? != Some(keys.id()) {
+                return Err(HostError::Forgotten(path));
+            }
+            Ok(keys)
         }
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
             use std::{io::Write as _, os::unix::fs::OpenOptionsExt as _};
+            // A start that was cut short may have left a name without its key; it has joined nothing.
+            if store.get::<[u8; 16]>("cluster")?.is_some() {
+                return Err(HostError::Forgotten(path));
+            }
             let keys = Ed25519Keys::generate();
+            store.put("identity", &keys.id())?;
             let text = PeerId(keys.secret()).to_hex();
             // Written whole under another name first: half a key after a crash would be a new identity.
             let draft = folder.join("identity.new");
@@ -411,6 +449,8 @@ pub(crate) fn load_identity(folder: &Path) -> Result<Ed25519Keys, HostError> {
                 .map_err(fail)?;
             file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(fail)?;
             std::fs::rename(&draft, &path).map_err(fail)?;
+            // The name of the file is as durable as what the store will say under it.
+            std::fs::File::open(folder).and_then(|d| d.sync_all()).map_err(fail)?;
             Ok(keys)
         }
         Err(e) => Err(fail(e)),

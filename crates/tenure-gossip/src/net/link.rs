@@ -1,18 +1,19 @@
 //! Connections: who is called, who calls, and what becomes of what they send.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::{Semaphore, mpsc},
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
     task::JoinHandle,
     time::{Instant, timeout},
 };
 
 use super::{
+    outbox::{Outbox, Outgoing, outbox},
     session::{Admission, Greeted, SessionError, Stream, greet},
     tls::Tls,
-    wire::{Answer, Ask, Contact, Envelope, Role},
+    wire::{Ask, Contact, Envelope, Role},
 };
 use crate::{
     identity::{Ed25519Keys, Keys as _, PeerId},
@@ -23,11 +24,10 @@ use crate::{
 const CONNECT: Duration = Duration::from_secs(2);
 /// A connection without a frame for so long is closed; pings keep a quiet one open.
 const SILENCE: Duration = Duration::from_secs(30);
-/// Frames waiting to be written to one peer; more are dropped, as a network would.
-const OUTGOING: usize = 1_024;
-/// Frames a second from one peer in the long run, and at once.
-const RATE: f64 = 5_000.0;
-const BURST: f64 = 20_000.0;
+/// KiB of frames that wait for the core, of all connections together; whoever brings more waits.
+const INCOMING: u32 = 64 << 10;
+/// Contacts in one frame: those a node sends at once, and its own.
+const MAX_CONTACTS_AT_ONCE: usize = 65;
 /// Connections that have not proven anything yet, and all of them.
 const GREETING_AT_ONCE: usize = 64;
 const CONNECTIONS: usize = 1_024;
@@ -35,23 +35,19 @@ const CONNECTIONS: usize = 1_024;
 /// What links tell the core.
 pub(super) enum FromLink {
     /// A session with a node is up.
-    Up {
-        peer: PeerId,
-        link: u64,
-        cluster: Option<[u8; 16]>,
-        called: Option<String>,
-        out: mpsc::Sender<Envelope>,
-    },
+    Up { peer: PeerId, link: u64, cluster: Option<[u8; 16]>, called: Option<String>, out: Outbox },
     /// It is over.
     Down { peer: PeerId, link: u64 },
     /// A call failed.
     Failed { address: String, error: SessionError },
     /// A message of a namespace.
-    Message { from: PeerId, namespace: String, message: Box<Message> },
+    Message { from: PeerId, link: u64, namespace: String, message: Box<Message> },
     /// Contacts.
-    Contacts(Vec<Contact>),
+    Contacts { link: u64, contacts: Vec<Contact> },
     /// A client's question, and where the answers go.
-    Ask { ask: Ask, out: mpsc::Sender<Envelope> },
+    Ask { ask: Ask, out: Outbox },
+    /// One of the above, with the room it takes up until it is dealt with.
+    Sized(Box<FromLink>, OwnedSemaphorePermit),
     /// A connection was closed because of what came through it.
     Misconduct(&'static str),
 }
@@ -64,9 +60,37 @@ pub(super) struct Shared {
     pub(super) cluster: std::sync::Mutex<Option<[u8; 16]>>,
     pub(super) core: mpsc::Sender<FromLink>,
     pub(super) links: std::sync::atomic::AtomicU64,
+    pub(super) flood: Flood,
+    pub(super) room: Arc<Semaphore>,
+}
+
+/// More frames than this from one connection cost it the connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Flood {
+    /// Frames a second in the long run (5,000). A busy node sends about four for every goal.
+    pub per_second: u32,
+    /// Frames at once (20,000).
+    pub burst: u32,
+}
+
+impl Default for Flood {
+    fn default() -> Self {
+        Self { per_second: 5_000, burst: 20_000 }
+    }
 }
 
 impl Shared {
+    pub(super) fn room() -> Arc<Semaphore> {
+        Arc::new(Semaphore::new(INCOMING as usize))
+    }
+
+    /// Hands `event` of `size` bytes to the core once there is room; `false` if there is no core.
+    async fn tell(&self, event: FromLink, size: usize) -> bool {
+        let kib = u32::try_from(size / 1_024 + 1).unwrap_or(INCOMING).min(INCOMING);
+        let Ok(room) = self.room.clone().acquire_many_owned(kib).await else { return false };
+        self.core.send(FromLink::Sized(Box::new(event), room)).await.is_ok()
+    }
+
     fn cluster(&self) -> Option<[u8; 16]> {
         *self.cluster.lock().expect("nothing panics while it is held")
     }
@@ -75,31 +99,40 @@ impl Shared {
 /// Takes calls until it is dropped.
 pub(super) fn listen(listener: TcpListener, shared: Arc<Shared>) -> JoinHandle<()> {
     tokio::spawn(async move {
-        let greeting = Arc::new(Semaphore::new(GREETING_AT_ONCE));
         let all = Arc::new(Semaphore::new(CONNECTIONS));
+        let mut greeting: VecDeque<oneshot::Sender<()>> = VecDeque::new();
         loop {
             let Ok((stream, _)) = listener.accept().await else {
                 // Out of file descriptors, most likely: others must close first.
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             };
-            let (Ok(greeting), Ok(place)) =
-                (greeting.clone().try_acquire_owned(), all.clone().try_acquire_owned())
-            else {
+            greeting.retain(|g| !g.is_closed());
+            if greeting.len() >= GREETING_AT_ONCE {
+                // The one that has taken longest goes: the honest need milliseconds, so a crowd that
+                // connects and says nothing keeps nobody out.
+                greeting.pop_front();
+            }
+            let Ok(place) = all.clone().try_acquire_owned() else {
                 // Full. Whoever is honest comes again.
                 continue;
             };
+            let (stays, evicted) = oneshot::channel();
+            greeting.push_back(stays);
             let shared = shared.clone();
             tokio::spawn(async move {
                 let _place = place;
-                let _ = stream.set_nodelay(true);
-                let result = match &shared.tls {
-                    Some(tls) => match timeout(CONNECT, tls.accept(stream)).await {
-                        Ok(Ok(stream)) => answer_call(stream, &shared, greeting).await,
-                        Ok(Err(e)) => Err(e.into()),
-                        Err(_) => Err(SessionError::Timeout),
+                // Not cancel-safe, and need not be: whoever is evicted loses the connection with it.
+                let greeted = tokio::select! {
+                    greeted = answer_call(stream, &shared) => greeted,
+                    _ = evicted => Err(SessionError::Timeout),
+                };
+                let result = match greeted {
+                    Ok(greeted) => match greeted.theirs.role {
+                        Role::Node => run(greeted, None, &shared).await,
+                        Role::Client => serve(greeted, &shared).await,
                     },
-                    None => answer_call(stream, &shared, greeting).await,
+                    Err(e) => Err(e),
                 };
                 report(&shared, result).await;
             });
@@ -110,49 +143,56 @@ pub(super) fn listen(listener: TcpListener, shared: Arc<Shared>) -> JoinHandle<(
 /// Calls `address`; whoever answers must be `expected`, if that is known.
 pub(super) fn call(address: String, expected: Option<PeerId>, shared: Arc<Shared>) {
     tokio::spawn(async move {
-        let result = async {
-            let stream = timeout(CONNECT, TcpStream::connect(&address))
-                .await
-                .map_err(|_| SessionError::Timeout)??;
-            let _ = stream.set_nodelay(true);
-            match &shared.tls {
-                Some(tls) => {
-                    let stream = timeout(CONNECT, tls.connect(&address, stream))
-                        .await
-                        .map_err(|_| SessionError::Timeout)??;
-                    make_call(stream, &address, expected, &shared).await
-                }
-                None => make_call(stream, &address, expected, &shared).await,
+        match make_call(&address, expected, &shared).await {
+            Ok(greeted) => {
+                let result = run(greeted, Some(address), &shared).await;
+                report(&shared, result).await;
             }
-        }
-        .await;
-        if let Err(error) = result {
-            let _ = shared.core.send(FromLink::Failed { address, error }).await;
+            Err(error) => drop(shared.core.send(FromLink::Failed { address, error }).await),
         }
     });
 }
 
-async fn answer_call<S: Stream>(
-    stream: S,
+type Any = Box<dyn Stream>;
+
+async fn answer_call(
+    stream: TcpStream,
     shared: &Arc<Shared>,
-    greeting: tokio::sync::OwnedSemaphorePermit,
-) -> Result<(), SessionError> {
+) -> Result<Greeted<Any>, SessionError> {
+    let _ = stream.set_nodelay(true);
+    let stream: Any = match &shared.tls {
+        Some(tls) => Box::new(
+            timeout(CONNECT, tls.accept(stream)).await.map_err(|_| SessionError::Timeout)??,
+        ),
+        None => Box::new(stream),
+    };
+    let mine = shared.cluster();
     let greeted =
-        greet(stream, shared.keys.clone(), &shared.admission, Role::Node, shared.cluster(), false)
-            .await?;
-    drop(greeting);
-    match greeted.theirs.role {
-        Role::Node => run(greeted, None, shared).await,
-        Role::Client => serve(greeted, shared).await,
+        greet(stream, shared.keys.clone(), &shared.admission, Role::Node, mine, false).await?;
+    // A node that belongs nowhere yet joins the cluster of a seed that it calls itself, and no other:
+    // until then it has nothing to say to nodes.
+    if greeted.theirs.role == Role::Node && mine.is_none() {
+        return Err(SessionError::NoCluster);
     }
+    Ok(greeted)
 }
 
-async fn make_call<S: Stream>(
-    stream: S,
+async fn make_call(
     address: &str,
     expected: Option<PeerId>,
     shared: &Arc<Shared>,
-) -> Result<(), SessionError> {
+) -> Result<Greeted<Any>, SessionError> {
+    let connect = TcpStream::connect(address);
+    let stream = timeout(CONNECT, connect).await.map_err(|_| SessionError::Timeout)??;
+    let _ = stream.set_nodelay(true);
+    let stream: Any = match &shared.tls {
+        Some(tls) => Box::new(
+            timeout(CONNECT, tls.connect(address, stream))
+                .await
+                .map_err(|_| SessionError::Timeout)??,
+        ),
+        None => Box::new(stream),
+    };
     let greeted =
         greet(stream, shared.keys.clone(), &shared.admission, Role::Node, shared.cluster(), true)
             .await?;
@@ -161,32 +201,33 @@ async fn make_call<S: Stream>(
     {
         return Err(SessionError::WrongPeer(greeted.theirs.id));
     }
-    let result = run(greeted, Some(address.to_owned()), shared).await;
-    report(shared, result).await;
-    Ok(())
+    if greeted.theirs.cluster.is_none() {
+        return Err(SessionError::NoCluster);
+    }
+    Ok(greeted)
 }
 
 /// A session between nodes, until it breaks.
-async fn run<S: Stream>(
-    greeted: Greeted<S>,
+async fn run(
+    greeted: Greeted<Any>,
     called: Option<String>,
     shared: &Arc<Shared>,
 ) -> Result<(), SessionError> {
     let Greeted { theirs, sender, mut receiver } = greeted;
     let link = shared.links.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-    let (out, outgoing) = mpsc::channel(OUTGOING);
+    let (out, outgoing) = outbox();
     let up = FromLink::Up { peer: theirs.id, link, cluster: theirs.cluster, called, out };
     if shared.core.send(up).await.is_err() {
         return Ok(());
     }
     let mut writer = tokio::spawn(write(sender, outgoing));
-    let mut bucket = Bucket::new();
+    let mut bucket = Bucket::new(shared.flood);
     let result = loop {
         // Both branches are cancel-safe: a frame is taken whole or not at all, and a JoinHandle can
         // be awaited again.
-        let envelope = tokio::select! {
-            frame = receiver.next(SILENCE) => match frame {
-                Ok(envelope) => envelope,
+        let (envelope, size) = tokio::select! {
+            frame = receiver.next_sized(SILENCE) => match frame {
+                Ok(sized) => sized,
                 Err(e) => break Err(e),
             },
             _ = &mut writer => break Err(SessionError::Closed),
@@ -199,16 +240,19 @@ async fn run<S: Stream>(
                 if !message.within_limits() {
                     break Err(SessionError::Garbage);
                 }
-                FromLink::Message { from: theirs.id, namespace, message: Box::new(message) }
+                let message = Box::new(message);
+                FromLink::Message { from: theirs.id, link, namespace, message }
             }
-            Envelope::Contacts(contacts) if contacts.len() <= 256 => FromLink::Contacts(contacts),
+            Envelope::Contacts(contacts) if contacts.len() <= MAX_CONTACTS_AT_ONCE => {
+                FromLink::Contacts { link, contacts }
+            }
             Envelope::Ping => continue,
             Envelope::Contacts(_) | Envelope::Ask(_) | Envelope::Answer(_) => {
                 break Err(SessionError::Garbage);
             }
         };
         // Waiting here is the back-pressure: the socket is not read while the core is behind.
-        if shared.core.send(event).await.is_err() {
+        if !shared.tell(event, size).await {
             break Ok(());
         }
     };
@@ -218,16 +262,16 @@ async fn run<S: Stream>(
 }
 
 /// A client's session: questions in, answers out.
-async fn serve<S: Stream>(greeted: Greeted<S>, shared: &Arc<Shared>) -> Result<(), SessionError> {
+async fn serve(greeted: Greeted<Any>, shared: &Arc<Shared>) -> Result<(), SessionError> {
     let Greeted { sender, mut receiver, .. } = greeted;
-    let (out, outgoing) = mpsc::channel(OUTGOING);
+    let (out, outgoing) = outbox();
     let mut writer = tokio::spawn(write(sender, outgoing));
-    let mut bucket = Bucket::new();
+    let mut bucket = Bucket::new(shared.flood);
     let result = loop {
         // Cancel-safe, as above.
-        let envelope = tokio::select! {
-            frame = receiver.next(Duration::from_secs(600)) => match frame {
-                Ok(envelope) => envelope,
+        let (envelope, size) = tokio::select! {
+            frame = receiver.next_sized(Duration::from_secs(600)) => match frame {
+                Ok(sized) => sized,
                 Err(e) => break Err(e),
             },
             _ = &mut writer => break Err(SessionError::Closed),
@@ -237,7 +281,7 @@ async fn serve<S: Stream>(greeted: Greeted<S>, shared: &Arc<Shared>) -> Result<(
         }
         match envelope {
             Envelope::Ask(ask) => {
-                if shared.core.send(FromLink::Ask { ask, out: out.clone() }).await.is_err() {
+                if !shared.tell(FromLink::Ask { ask, out: out.clone() }, size).await {
                     break Ok(());
                 }
             }
@@ -251,18 +295,15 @@ async fn serve<S: Stream>(greeted: Greeted<S>, shared: &Arc<Shared>) -> Result<(
     result
 }
 
-async fn write<S: Stream>(
-    mut sender: super::session::Sender<S>,
-    mut outgoing: mpsc::Receiver<Envelope>,
-) {
+async fn write(mut sender: super::session::Sender<Any>, mut outgoing: Outgoing) {
     loop {
-        // `recv` is cancel-safe; a frame that was taken is written to its end.
-        let envelope = match timeout(SILENCE / 3, outgoing.recv()).await {
-            Ok(Some(envelope)) => envelope,
+        // `next` is cancel-safe; a frame that was taken is written to its end.
+        let sent = match timeout(SILENCE / 3, outgoing.next()).await {
+            Ok(Some(frame)) => sender.send_encoded(&frame).await,
             Ok(None) => return,
-            Err(_) => Envelope::Ping,
+            Err(_) => sender.send(&Envelope::Ping).await,
         };
-        if sender.send(&envelope).await.is_err() {
+        if sent.is_err() {
             return;
         }
     }
@@ -279,24 +320,21 @@ async fn report(shared: &Arc<Shared>, result: Result<(), SessionError>) {
 
 /// So many frames a second, and some more at once.
 struct Bucket {
+    limit: Flood,
     left: f64,
     at: Instant,
 }
 
 impl Bucket {
-    fn new() -> Self {
-        Self { left: BURST, at: Instant::now() }
+    fn new(limit: Flood) -> Self {
+        Self { limit, left: limit.burst.into(), at: Instant::now() }
     }
 
     fn take(&mut self) -> bool {
         let now = Instant::now();
-        self.left = (self.left + now.duration_since(self.at).as_secs_f64() * RATE).min(BURST) - 1.0;
+        let earned = now.duration_since(self.at).as_secs_f64() * f64::from(self.limit.per_second);
+        self.left = (self.left + earned).min(self.limit.burst.into()) - 1.0;
         self.at = now;
         self.left > 0.0
     }
-}
-
-/// An answer as it is sent to a client.
-pub(super) fn answer(out: &mpsc::Sender<Envelope>, answer: Answer) -> bool {
-    out.try_send(Envelope::Answer(answer)).is_ok()
 }

@@ -58,7 +58,7 @@ impl Admission {
 pub enum SessionError {
     /// The connection.
     #[error("connection: {0}")]
-    Io(#[from] std::io::Error),
+    Io(std::io::Error),
     /// Too slow.
     #[error("the other side was silent for too long")]
     Timeout,
@@ -82,12 +82,21 @@ pub enum SessionError {
         "the other side belongs to another cluster; a cluster is bootstrapped once, others join it"
     )]
     OtherCluster,
+    /// It belongs nowhere yet.
+    #[error("the other side has not joined a cluster yet; it is called again until it has")]
+    NoCluster,
     /// It speaks another version.
     #[error("the other side speaks version {0}, this one 1")]
     Version(u16),
     /// It sends too fast.
     #[error("the other side sends more than a node ever does")]
     Flood,
+}
+
+impl From<std::io::Error> for SessionError {
+    fn from(e: std::io::Error) -> Self {
+        Self::Io(e)
+    }
 }
 
 impl SessionError {
@@ -102,6 +111,7 @@ impl SessionError {
             Self::WrongPeer(_) => "wrong_peer",
             Self::NotAllowed(_) => "not_allowed",
             Self::OtherCluster => "other_cluster",
+            Self::NoCluster => "no_cluster",
             Self::Version(_) => "version",
             Self::Flood => "flood",
         }
@@ -109,7 +119,7 @@ impl SessionError {
 
     /// Whether the peer misbehaved, rather than the network.
     pub const fn is_misconduct(&self) -> bool {
-        !matches!(self, Self::Io(_) | Self::Timeout | Self::Closed)
+        !matches!(self, Self::Io(_) | Self::Timeout | Self::Closed | Self::NoCluster)
     }
 }
 
@@ -215,14 +225,18 @@ impl<S: Stream> Sender<S> {
     /// Signs and sends, within a deadline. Not cancel-safe: a frame may be half written, so whoever
     /// cancels must drop the session.
     pub(super) async fn send(&mut self, envelope: &Envelope) -> Result<(), SessionError> {
-        let payload = encode(envelope);
-        let text = frame_text(&self.session, &self.keys.id(), self.count, &payload);
+        self.send_encoded(&encode(envelope)).await
+    }
+
+    /// The same, of what is encoded already.
+    pub(super) async fn send_encoded(&mut self, payload: &[u8]) -> Result<(), SessionError> {
+        let text = frame_text(&self.session, &self.keys.id(), self.count, payload);
         self.count += 1;
         let Signature(r, s) = self.keys.sign(&text);
         let mut frame = BytesMut::with_capacity(64 + payload.len());
         frame.extend_from_slice(&r);
         frame.extend_from_slice(&s);
-        frame.extend_from_slice(&payload);
+        frame.extend_from_slice(payload);
         timeout(WRITE, self.frames.send(frame.freeze()))
             .await
             .map_err(|_| SessionError::Timeout)??;
@@ -233,6 +247,14 @@ impl<S: Stream> Sender<S> {
 impl<S: Stream> Receiver<S> {
     /// The next frame, checked. Cancel-safe: a frame is taken whole or not at all.
     pub(super) async fn next(&mut self, patience: Duration) -> Result<Envelope, SessionError> {
+        Ok(self.next_sized(patience).await?.0)
+    }
+
+    /// The next frame and its length in bytes. Cancel-safe.
+    pub(super) async fn next_sized(
+        &mut self,
+        patience: Duration,
+    ) -> Result<(Envelope, usize), SessionError> {
         let frame = timeout(patience, next(&mut self.frames))
             .await
             .map_err(|_| SessionError::Timeout)??;
@@ -249,7 +271,7 @@ impl<S: Stream> Receiver<S> {
         if !self.keys.verify(&self.peer, &text, &signature) {
             return Err(SessionError::Unproven);
         }
-        decode(payload)
+        Ok((decode(payload)?, frame.len()))
     }
 }
 
@@ -265,7 +287,7 @@ async fn next<R: AsyncRead + Unpin>(
     }
 }
 
-fn encode<T: Serialize>(value: &T) -> Bytes {
+pub(super) fn encode<T: Serialize>(value: &T) -> Bytes {
     postcard::to_stdvec(value).expect("plain data can always be encoded").into()
 }
 

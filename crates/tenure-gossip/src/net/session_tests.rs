@@ -120,3 +120,98 @@ async fn one_that_says_nothing_is_not_waited_for() {
     let result = greet(right, keys(), &Admission::default(), Role::Node, None, false).await;
     assert!(matches!(result.err(), Some(SessionError::Timeout)));
 }
+
+/// What goes over the wire from the one that greets to the one that listens.
+struct Tap<S>(S, Arc<std::sync::Mutex<Vec<u8>>>);
+
+impl<S: AsyncRead + Unpin> AsyncRead for Tap<S> {
+    fn poll_read(
+        mut self: std::pin::Pin<&mut Self>,
+        cx: &mut std::task::Context<'_>,
+        buf: &mut tokio::io::ReadBuf<'_>,
+    ) -> std::task::Poll<std::io::Result<()>> {
+        std::pin::Pin::new(&mut self.0).poll_read(cx, buf)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Tap<S> {
+    fn poll_write(
+        mut self: std::pin::Pin<&mut Self>,
+        cx: &mut std::task::Context<'_>,
+        buf: &[u8],
+    ) -> std::task::Poll<std::io::Result<usize>> {
+        let written = std::pin::Pin::new(&mut self.0).poll_write(cx, buf);
+        if let std::task::Poll::Ready(Ok(n)) = written {
+            self.1.lock().expect("one task at a time").extend_from_slice(&buf[..n]);
+        }
+        written
+    }
+
+    fn poll_flush(
+        mut self: std::pin::Pin<&mut Self>,
+        cx: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<std::io::Result<()>> {
+        std::pin::Pin::new(&mut self.0).poll_flush(cx)
+    }
+
+    fn poll_shutdown(
+        mut self: std::pin::Pin<&mut Self>,
+        cx: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<std::io::Result<()>> {
+        std::pin::Pin::new(&mut self.0).poll_shutdown(cx)
+    }
+}
+
+#[tokio::test]
+async fn a_recorded_session_played_back_on_a_new_connection_is_refused() {
+    let acceptor = keys();
+    let tape = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let (left, right) = duplex(1 << 20);
+    let admission = secret(1);
+    let (a, b) = tokio::join!(
+        greet(Tap(left, tape.clone()), keys(), &admission, Role::Node, None, true),
+        greet(right, acceptor.clone(), &admission, Role::Node, None, false),
+    );
+    let (mut a, mut b) = (a.expect("greeted"), b.expect("greeted"));
+    a.sender.send(&Envelope::Ping).await.expect("sent");
+    assert_eq!(b.receiver.next(SOON).await.expect("received"), Envelope::Ping);
+
+    let played = tape.lock().expect("one task at a time").clone();
+    let (mut left, right) = duplex(1 << 20);
+    left.write_all(&played).await.expect("written");
+    let again = greet(right, acceptor, &admission, Role::Node, None, false).await;
+    assert!(matches!(again.err(), Some(SessionError::Unproven)));
+}
+
+#[tokio::test]
+async fn one_that_claims_the_identity_of_another_is_refused() {
+    let victim = keys().id();
+    let impostor = keys();
+    let (left, right) = duplex(1 << 16);
+    let claim = async {
+        let codec = || LengthDelimitedCodec::builder().max_frame_length(MAX_GREETING).new_codec();
+        let (read, write) = tokio::io::split(left);
+        let (mut read, mut write) =
+            (FramedRead::new(read, codec()), FramedWrite::new(write, codec()));
+        let mine =
+            Hello { version: 1, role: Role::Node, id: victim, nonce: [7; 32], cluster: None };
+        write.send(encode(&mine)).await.expect("written");
+        let theirs = next(&mut read).await.expect("a hello");
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(b"tenure session 1");
+        hasher.update(&encode(&mine));
+        hasher.update(&theirs);
+        let session = *hasher.finalize().as_bytes();
+        // It knows the secret, and signs with the only key it has.
+        let proof = Proof {
+            signature: impostor.sign(&proof_text(&session, &victim)),
+            mac: mac(&secret(1).secret, &session, &victim),
+        };
+        write.send(encode(&proof)).await.expect("written");
+        (read, write)
+    };
+    let admission = secret(1);
+    let greeting = greet(right, keys(), &admission, Role::Node, None, false);
+    let (_open, result) = tokio::join!(claim, greeting);
+    assert!(matches!(result.err(), Some(SessionError::Unproven)));
+}

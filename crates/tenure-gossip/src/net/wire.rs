@@ -132,10 +132,12 @@ pub enum Ask {
         /// Where.
         namespace: String,
     },
-    /// The state as this node has it, as the state machine's snapshot.
-    State {
+    /// A question to the state as this node has it.
+    Read {
         /// Where.
         namespace: String,
+        /// In the state machine's own words.
+        question: Vec<u8>,
     },
     /// Change the members; only the leader can.
     Members {
@@ -160,11 +162,11 @@ pub enum Answer {
     Records(Vec<Record>),
     /// A status, as JSON.
     Status(String),
-    /// A state.
+    /// What the state says.
     State {
         /// The last record in it.
         index: u64,
-        /// The state machine's snapshot.
+        /// In the state machine's own words.
         bytes: Vec<u8>,
     },
     /// It is done.

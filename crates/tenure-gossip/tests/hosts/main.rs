@@ -6,13 +6,19 @@ use tenure_gossip::{
     history::{Outcome, TxId},
     identity::Ed25519Keys,
     kv::{Kv, KvGoal},
-    net::{Admission, Host, HostConfig, HostError, Start, TlsFiles, client::Client, wire::Ask},
+    net::{
+        Admission, Flood, Host, HostConfig, HostError, SessionError, Start, TlsFiles,
+        client::{Client, ClientError},
+        wire::{Answer, Ask},
+    },
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
     time::{Instant, sleep, timeout},
 };
+
+const SOON: Duration = Duration::from_secs(10);
 
 fn any() -> SocketAddr {
     "127.0.0.1:0".parse().unwrap()
@@ -109,7 +115,7 @@ async fn a_folder_is_used_by_one_node_at_a_time() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn garbage_oversized_frames_and_floods_cost_the_peer_its_connection_only() {
+async fn garbage_and_oversized_frames_cost_the_peer_its_connection_only() {
     let dir = tempfile::tempdir().unwrap();
     let a = start(dir.path(), Start::Bootstrap, |_| ()).await;
     for rubbish in
@@ -122,30 +128,136 @@ async fn garbage_oversized_frames_and_floods_cost_the_peer_its_connection_only()
         let closed = timeout(Duration::from_secs(10), stream.read_to_end(&mut rest)).await;
         assert!(closed.is_ok(), "the connection stays open");
     }
-    // A peer that proved itself and then floods.
-    let mut client =
-        Client::connect(a.address(), Ed25519Keys::generate(), &Admission::default(), None)
-            .await
-            .unwrap();
-    let flood = async {
-        for _ in 0..200_000 {
-            if client.ask(Ask::Status, Duration::from_millis(1)).await.is_err_and(|e| {
-                !matches!(
-                    e,
-                    tenure_gossip::net::client::ClientError::Session(
-                        tenure_gossip::net::SessionError::Timeout
-                    )
-                )
-            }) {
-                return true;
-            }
-        }
-        false
-    };
-    // However that ends, the node goes on.
-    let _ = timeout(Duration::from_secs(3), flood).await;
     let record = a.submit("main", TxId([1; 16]), put(1)).await.unwrap();
     assert_eq!(record.index, 1);
+}
+
+async fn client(host: &Host<Kv>) -> Client {
+    let open = Admission::default();
+    Client::connect(host.address(), Ed25519Keys::generate(), &open, None).await.unwrap()
+}
+
+/// Asks without waiting for answers, until the connection ends or the limit is reached.
+async fn flood(client: &mut Client, ask: &Ask, limit: u32) -> Option<u32> {
+    for n in 0..limit {
+        match client.ask(ask.clone(), Duration::ZERO).await {
+            Ok(_) | Err(ClientError::Session(SessionError::Timeout)) => {}
+            Err(_) => return Some(n),
+        }
+    }
+    // All are on their way; the end may come after the last.
+    loop {
+        match client.next(Duration::from_secs(20)).await {
+            Ok(_) => {}
+            Err(ClientError::Session(SessionError::Timeout)) => return None,
+            Err(_) => return Some(limit),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_peer_that_floods_loses_its_connection_and_nobody_else_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let a = start(dir.path(), Start::Bootstrap, |c| {
+        c.flood = Flood { per_second: 20, burst: 200 };
+    })
+    .await;
+    let mut patient = client(&a).await;
+    let mut greedy = client(&a).await;
+    let ended = flood(&mut greedy, &Ask::Status, 2_000).await;
+    assert!(ended.is_some_and(|n| n >= 200), "the burst is allowed, the flood is not: {ended:?}");
+    assert!(matches!(patient.ask(Ask::Status, SOON).await, Ok(Answer::Status(_))));
+    assert_eq!(a.submit("main", TxId([1; 16]), put(1)).await.unwrap().index, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crowd_that_connects_and_says_nothing_keeps_nobody_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let a = start(dir.path(), Start::Bootstrap, |_| ()).await;
+    let mut crowd = Vec::new();
+    for _ in 0..300 {
+        crowd.push(TcpStream::connect(a.address()).await.unwrap());
+    }
+    let answer = timeout(SOON, async { client(&a).await.ask(Ask::Status, SOON).await }).await;
+    assert!(matches!(answer, Ok(Ok(Answer::Status(_)))), "{answer:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn goals_that_cannot_be_decided_are_refused_before_they_fill_the_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let change = |c: &mut HostConfig| c.node.max_pending = 50;
+    let a = start(&dir.path().join("a"), Start::Bootstrap, change).await;
+    let b = start(&dir.path().join("b"), Start::Join(vec![a.address().to_owned()]), change).await;
+    eventually("both vote", || async {
+        let s = a.status().await.unwrap();
+        s.namespaces[0].voters.len() == 2 && s.namespaces[0].learners.is_empty()
+    })
+    .await;
+    b.stop().await.unwrap();
+    let refused = |tx: TxId| {
+        let submitted = a.submit("main", tx, put(1));
+        async move {
+            // What is taken is not answered: there is no majority.
+            match timeout(Duration::from_millis(200), submitted).await {
+                Err(_) => false,
+                Ok(Err(HostError::Refused(why))) => why.contains("too many goals"),
+                Ok(other) => panic!("{other:?}"),
+            }
+        }
+    };
+    let different = (0..60_u8).map(|n| refused(TxId([n; 16])));
+    let different = futures_util::future::join_all(different).await;
+    assert_eq!(different.iter().filter(|refused| **refused).count(), 10);
+    let same = (0..40).map(|_| refused(TxId([1; 16])));
+    let same = futures_util::future::join_all(same).await;
+    assert!(same.iter().any(|refused| *refused), "callers of one transaction are bounded as well");
+    // A client that asks for the same thing over and over, and reads nothing, is bounded too.
+    let mut greedy = client(&a).await;
+    let ask = Ask::Submit { namespace: "main".into(), tx: TxId([1; 16]), goal: put(1) };
+    flood(&mut greedy, &ask, 500).await;
+    assert_eq!(a.status().await.unwrap().namespaces[0].pending, 50);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stepping_down_waits_for_acts_in_flight() {
+    let dir = tempfile::tempdir().unwrap();
+    let a = start(&dir.path().join("a"), Start::Bootstrap, |_| ()).await;
+    let b = start(&dir.path().join("b"), Start::Join(vec![a.address().to_owned()]), |_| ()).await;
+    eventually("both vote and one acts", || async {
+        let s = a.status().await.unwrap();
+        a.gate("main").unwrap().is_leader()
+            && s.namespaces[0].voters.len() == 2
+            && s.namespaces[0].learners.is_empty()
+    })
+    .await;
+    let (ga, gb) = (a.gate("main").unwrap(), b.gate("main").unwrap());
+    let act = ga.begin_act(Duration::from_millis(400)).expect("it leads");
+    let stepping = tokio::spawn(async move {
+        a.step_down("main").await.unwrap();
+        a
+    });
+    eventually("no new act begins", || async { !ga.is_leader() }).await;
+    // The other must not act while this one still does.
+    let until = Instant::now() + Duration::from_millis(400);
+    while Instant::now() < until {
+        assert!(!gb.is_leader(), "the successor acts beside an act in flight");
+        assert!(!stepping.is_finished());
+        tokio::task::yield_now().await;
+    }
+    act.finish().expect("the act had its term to itself");
+    let a = stepping.await.unwrap();
+    eventually("then another acts", || async { gb.is_leader() }).await;
+    // One that does not lead says so; a stop waits in the same way.
+    assert!(matches!(a.step_down("main").await, Err(HostError::Commit(_))));
+    let act = gb.begin_act(Duration::from_millis(300)).expect("it leads");
+    let stopping = tokio::spawn(b.stop());
+    let until = Instant::now() + Duration::from_millis(300);
+    while Instant::now() < until {
+        assert!(!ga.is_leader() && !stopping.is_finished());
+        tokio::task::yield_now().await;
+    }
+    act.finish().expect("the act had its term to itself");
+    stopping.await.unwrap().unwrap();
 }
 
 /// A certificate for 127.0.0.1, signed by `issuer`.

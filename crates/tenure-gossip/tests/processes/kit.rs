@@ -34,34 +34,58 @@ impl Process {
     }
 
     pub fn try_start(folder: &Path, port: u16, args: &[&str]) -> Option<Self> {
+        Self::try_start_as(Command::new(BIN), folder, port, args)
+    }
+
+    /// Starts a node by another command: it gets the arguments of `tenure-gossip node`.
+    pub fn try_start_as(
+        mut program: Command,
+        folder: &Path,
+        port: u16,
+        args: &[&str],
+    ) -> Option<Self> {
         let address = format!("127.0.0.1:{port}");
-        let mut child = Command::new(BIN)
-            .args(["node", "--listen", &address, "--data"])
-            .arg(folder)
-            .args(args)
+        program.args(["node", "--listen", &address, "--data"]).arg(folder).args(args);
+        Self::try_start_by(program, folder, port, args)
+    }
+
+    /// Starts a node by a whole command, and waits for its line `ready ADDRESS ID`.
+    pub fn try_start_by(
+        mut program: Command,
+        folder: &Path,
+        port: u16,
+        args: &[&str],
+    ) -> Option<Self> {
+        let mut child = program
             .env("RUST_LOG", std::env::var("RUST_LOG").unwrap_or_else(|_| "error".into()))
             .stdout(Stdio::piped())
             .spawn()
             .expect("the program runs");
-        let mut line = String::new();
-        let out = child.stdout.take().expect("piped");
-        BufReader::new(out).read_line(&mut line).expect("readable");
-        let Some(id) = line.split_whitespace().nth(2).map(ToOwned::to_owned) else {
+        let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+        let ready = lines.map_while(Result::ok).find(|l| l.starts_with("ready "));
+        let Some(id) = ready.and_then(|l| l.split(' ').nth(2).map(ToOwned::to_owned)) else {
             let _ = child.wait();
             return None;
         };
         let args = args.iter().map(ToString::to_string).collect();
+        let address = format!("127.0.0.1:{port}");
         Some(Self { child, address, id, folder: folder.to_owned(), args })
     }
 
     /// The same node again, from what it left on disk.
-    pub fn restart(mut self) -> Self {
+    pub fn restart(self) -> Self {
+        let args: Vec<String> = self.args.iter().filter(|a| *a != "--bootstrap").cloned().collect();
+        self.restart_with(&args.iter().map(String::as_str).collect::<Vec<_>>())
+            .expect("the node gets ready")
+    }
+
+    /// The same with other arguments; `None` if it refuses to start.
+    pub fn restart_with(mut self, args: &[&str]) -> Option<Self> {
         self.kill();
         let port = self.address.rsplit_once(':').expect("host:port").1.parse().expect("a port");
         let folder = self.folder.clone();
-        let args: Vec<String> = self.args.iter().filter(|a| *a != "--bootstrap").cloned().collect();
         drop(self);
-        Self::start(&folder, port, &args.iter().map(String::as_str).collect::<Vec<_>>())
+        Self::try_start(&folder, port, args)
     }
 
     pub fn kill(&mut self) {
@@ -73,6 +97,28 @@ impl Process {
         let pid = self.child.id().to_string();
         let sent = Command::new("kill").args([signal, &pid]).status().expect("kill runs");
         assert!(sent.success());
+    }
+
+    /// The exit code of one that ends by itself.
+    pub fn ends(&mut self, seconds: u64) -> Option<i32> {
+        let mut code = None;
+        eventually("the process ends", seconds, || {
+            code = self.child.try_wait().expect("a child of ours");
+            code.is_some()
+        });
+        code.and_then(|c| c.code())
+    }
+
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    pub fn get(&self, key: &str) -> String {
+        String::from_utf8_lossy(&self.ask(&["get", key]).stdout).trim().to_owned()
+    }
+
+    pub fn voters(&self) -> usize {
+        self.main()["voters"].as_array().map_or(0, Vec::len)
     }
 
     /// SIGTERM, and its exit code.

@@ -1,6 +1,10 @@
 //! The specification's test cases with real processes, and what else only real ones can show.
 
+mod faults;
 mod kit;
+mod members;
+mod usage;
+mod witness;
 
 use std::time::{Duration, Instant};
 
@@ -283,7 +287,15 @@ fn watch_follows_and_metrics_are_served() {
         stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
         let mut text = String::new();
         stream.read_to_string(&mut text).unwrap();
-        ["leader_tenure_seconds", "pending_transactions", "acting"]
+        let of_the_specification = [
+            "leader_changes_total",
+            "leader_tenure_seconds",
+            "goal_result_timeouts_total",
+            "history_requests_total",
+            "pending_transactions",
+            "acting",
+        ];
+        of_the_specification
             .iter()
             .all(|name| text.contains(&format!("tenure_gossip_{name}{{namespace=\"main\"}}")))
     });

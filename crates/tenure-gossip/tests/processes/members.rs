@@ -1,0 +1,129 @@
+//! Who founds, joins, votes and goes, with real processes.
+
+use serde_json::json;
+
+use crate::kit::{Process, cluster_with, eventually, free_port, leader};
+
+fn stderr(out: &std::process::Output) -> String {
+    String::from_utf8_lossy(&out.stderr).into_owned()
+}
+
+#[test]
+fn a_removed_voter_stays_out_until_it_is_added_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut nodes = cluster_with(dir.path(), 3, &["--snapshot-every", "16"]);
+    let at = leader(&nodes);
+    let gone = (at + 1) % 3;
+    let id = nodes[gone].id.clone();
+    // Asked of the one that goes: the order finds the leader by itself.
+    let out = nodes[gone].ask(&["voter", "remove", &id]);
+    assert!(out.status.success(), "{}", stderr(&out));
+    eventually("two voters are left", 10, || nodes[at].voters() == 2);
+    // Enough records that the removal is only in a snapshot, and another leader, which knows it from there.
+    for i in 0..40 {
+        nodes[at].submit(&["put", &format!("k{i}"), "1"]);
+    }
+    let back = nodes.remove(at).restart();
+    nodes.insert(at, back);
+    let back = nodes.remove(gone).restart();
+    nodes.insert(gone, back);
+    leader(&nodes);
+    let out = nodes[at].ask(&["step-down"]);
+    assert!(out.status.success(), "{}", stderr(&out));
+    let now = leader(&nodes);
+    assert_ne!(now, gone, "one that was removed does not lead");
+    // It follows all the same, and asks five times a second to be let in while it does.
+    for i in 0..3 {
+        let record = nodes[gone].submit(&["put", "after", &i.to_string()]);
+        eventually("the removed one follows", 15, || {
+            nodes[gone].main()["index"] == record["index"]
+        });
+    }
+    let main = nodes[now].main();
+    assert_eq!(main["removed"], json!([id]));
+    assert_eq!(main["learners"], json!([]));
+    assert!(!main["voters"].as_array().unwrap().contains(&json!(id)));
+
+    let out = nodes[gone].ask(&["voter", "add", &id]);
+    assert!(out.status.success(), "{}", stderr(&out));
+    eventually("it votes again", 15, || {
+        nodes[now].voters() == 3 && nodes[now].main()["removed"] == json!([])
+    });
+}
+
+#[test]
+fn one_that_joined_cannot_found_a_second_history() {
+    let dir = tempfile::tempdir().unwrap();
+    let a = Process::start(&dir.path().join("a"), free_port(), &["--bootstrap"]);
+    a.submit(&["put", "x", "1"]);
+    // An observer has the history and nothing of the engine: it must not take itself for fresh.
+    let b =
+        Process::start(&dir.path().join("b"), free_port(), &["--join", &a.address, "--observer"]);
+    eventually("it has the history", 15, || b.main()["index"] == json!(1));
+    assert!(b.restart_with(&["--bootstrap"]).is_none(), "a second founder of the same namespace");
+
+    // The founder may found another namespace later, and goes on with the first.
+    let a = a
+        .restart_with(&["--bootstrap", "--namespace", "main", "--namespace", "more"])
+        .expect("the founder may");
+    assert_eq!(a.submit(&["--namespace", "more", "put", "y", "2"])["index"], json!(1));
+    assert_eq!(a.get("x"), "1");
+}
+
+#[test]
+fn one_that_joined_through_another_joiner_belongs_to_the_same_cluster() {
+    let dir = tempfile::tempdir().unwrap();
+    let port = free_port();
+    let seed = format!("127.0.0.1:{port}");
+    let b = Process::start(&dir.path().join("b"), free_port(), &["--join", &seed]);
+    let c = Process::start(&dir.path().join("c"), free_port(), &["--join", &b.address]);
+    let a = Process::start(&dir.path().join("a"), port, &["--bootstrap"]);
+    eventually("three vote", 30, || a.voters() == 3 && c.voters() == 3);
+    // It remembers where it belongs: without a word about it, it goes on there, and nowhere else.
+    let c = c.restart_with(&[]).expect("it has a cluster");
+    let other = Process::start(&dir.path().join("o"), free_port(), &["--bootstrap"]);
+    let c = c.restart_with(&["--join", &other.address]).expect("it starts");
+    let record = c.submit(&["put", "x", "1"]);
+    eventually("the record is where it belongs", 10, || a.main()["index"] == record["index"]);
+    assert_eq!(other.main()["index"], json!(0));
+    assert_eq!(other.status()["connected"], json!([]));
+}
+
+#[test]
+fn one_that_meets_two_clusters_joins_one_and_never_hears_the_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let a = Process::start(&dir.path().join("a"), free_port(), &["--bootstrap"]);
+    let b = Process::start(&dir.path().join("b"), free_port(), &["--bootstrap"]);
+    a.submit(&["put", "x", "1"]);
+    b.submit(&["put", "x", "2"]);
+    let args = ["--join", a.address.as_str(), "--join", b.address.as_str()];
+    let c = Process::start(&dir.path().join("c"), free_port(), &args);
+    eventually("it votes in one of them", 20, || c.voters() == 2);
+    let (home, other) = if a.voters() == 2 { (&a, &b) } else { (&b, &a) };
+    assert_eq!((other.voters(), other.status()["connected"].clone()), (1, json!([])));
+    eventually("it has that one's history", 10, || c.main()["head"] == home.main()["head"]);
+    assert_eq!(c.main()["halted"], json!(null));
+}
+
+#[test]
+fn a_key_without_the_store_it_voted_with_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let a = Process::start(&dir.path().join("a"), free_port(), &["--bootstrap"]);
+    let mut b = Process::start(&dir.path().join("b"), free_port(), &["--join", &a.address]);
+    eventually("both vote", 20, || a.voters() == 2);
+    b.kill();
+    std::fs::remove_file(b.folder().join("node.redb")).unwrap();
+    assert!(b.restart_with(&["--join", &a.address]).is_none(), "it could vote twice in a term");
+}
+
+#[test]
+fn stepping_down_can_be_asked_of_any_node() {
+    let dir = tempfile::tempdir().unwrap();
+    let nodes = cluster_with(dir.path(), 3, &[]);
+    let old = leader(&nodes);
+    let term = nodes[old].main()["term"].as_u64();
+    assert!(nodes[(old + 1) % 3].ask(&["step-down"]).status.success());
+    eventually("a later term", 10, || {
+        nodes.iter().any(|n| n.acts() && n.main()["term"].as_u64() > term)
+    });
+}

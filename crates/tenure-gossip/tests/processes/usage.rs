@@ -1,0 +1,104 @@
+//! What a newcomer types, and what is said to wrong words: one sentence and a remedy.
+
+use std::process::Command;
+
+use crate::kit::{BIN, Process, cluster, free_port};
+
+fn run(args: &[&str]) -> (Option<i32>, String) {
+    let out = Command::new(BIN).args(args).env("RUST_LOG", "error").output().expect("it runs");
+    (out.status.code(), String::from_utf8_lossy(&out.stderr).into_owned())
+}
+
+#[test]
+fn wrong_words_to_a_node_are_answered_with_a_remedy() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("d");
+    let data = data.to_str().unwrap();
+    let short = dir.path().join("short");
+    std::fs::write(&short, "guess").unwrap();
+    let short = short.to_str().unwrap();
+    let node =
+        |args: &[&str]| run(&[&["node", "--listen", "127.0.0.1:0", "--data", data], args].concat());
+    for (args, says) in [
+        (&[][..], "--bootstrap (once, on one node) or with --join"),
+        (&["--bootstrap", "--goal-timeout", "1s"], "goal_timeout: 5 s to 15 s"),
+        (&["--bootstrap", "--lease", "2m"], "lease: at most 60s"),
+        (&["--bootstrap", "--lease", "10ms"], "lease: at least 100ms"),
+        (&["--bootstrap", "--snapshot-every", "1"], "snapshot_every: at least 16"),
+        (&["--bootstrap", "--namespace", ""], "must have 1 to 64 bytes"),
+        (&["--bootstrap", "--allow", "abc"], "allow: 64 hexadecimal digits"),
+        (&["--bootstrap", "--secret-file", short], "at least 16 bytes"),
+        (&["--bootstrap", "--secret-file", "/nowhere/at/all"], "secret file /nowhere/at/all"),
+        (&["--bootstrap", "--tls-cert", "c", "--tls-key", "k", "--tls-ca", "a"], "tls"),
+        (&["--join", "no-port"], "join: HOST:PORT"),
+        (&["--bootstrap", "--advertise", "no-port"], "advertise: HOST:PORT"),
+    ] {
+        let (code, text) = node(args);
+        assert_eq!(code, Some(1), "{args:?}: {text}");
+        assert!(text.to_lowercase().contains(&says.to_lowercase()), "{args:?} says {text:?}");
+        assert!(text.lines().count() == 1, "{args:?} says more than a line: {text:?}");
+    }
+    // And usage errors are clap's, with 2.
+    assert_eq!(node(&["--bootstrap", "--join", "127.0.0.1:1"]).0, Some(2));
+    assert_eq!(node(&["--lease", "soon"]).0, Some(2));
+    assert_eq!(run(&["node", "--listen", "here"]).0, Some(2));
+}
+
+#[test]
+fn a_goal_for_a_node_that_is_just_starting_waits_for_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let port = free_port();
+    let address = format!("127.0.0.1:{port}");
+    // As the README is pasted: the goal may be there before the node.
+    let goal = std::thread::spawn({
+        let address = address.clone();
+        move || crate::kit::ask(&address, &["submit", "put", "a", "1"])
+    });
+    let _node = Process::start(dir.path(), port, &["--bootstrap"]);
+    let out = goal.join().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+}
+
+#[test]
+fn wrong_words_to_a_client_are_answered_with_a_remedy() {
+    let dir = tempfile::tempdir().unwrap();
+    let nodes = cluster(dir.path(), 1);
+    let a = nodes[0].address.as_str();
+    let nobody = format!("127.0.0.1:{}", free_port());
+    for (args, says) in [
+        (
+            vec!["submit", "--node", a, "--namespace", "x", "put", "a", "1"],
+            "carries no namespace \"x\"",
+        ),
+        (vec!["submit", "--node", a, "--tx", "42", "put", "a", "1"], "tx: 32 hexadecimal digits"),
+        (vec!["get", "--node", a, "nothing"], "no \"nothing\" at index"),
+        (vec!["get", "--node", a, "--namespace", "x"], "carries no namespace"),
+        (vec!["history", "--node", a, "--namespace", "x"], "carries no namespace"),
+        (vec!["watch", "--node", a, "--namespace", "x"], "carries no namespace"),
+        (vec!["voter", "--node", a, "remove", "abc"], "id: 64 hexadecimal digits"),
+        (
+            vec!["voter", "--node", a, "remove", nodes[0].id.as_str()],
+            "makes no sense for the present members",
+        ),
+        (vec!["step-down", "--node", a], "makes no sense for the present members"),
+        (vec!["step-down", "--node", a, "--namespace", "x"], "carries no namespace"),
+        (vec!["status", "--node", nobody.as_str()], "is a node running there"),
+        (vec!["status", "--node", "no-port"], "HOST:PORT"),
+    ] {
+        let (code, text) = run(&args);
+        assert_eq!(code, Some(1), "{args:?}: {text}");
+        assert!(text.contains(says), "{args:?} says {text:?}");
+        assert!(text.matches("os error").count() <= 1, "{args:?} says it twice: {text:?}");
+        assert!(!text.contains("may or may not be decided"), "{args:?} says {text:?}");
+    }
+    // A goal that cannot be reached is decided: it has an exit code of its own.
+    let rejected = nodes[0].ask(&["submit", "json", "{\"fly\": {}}"]);
+    assert_eq!(rejected.status.code(), Some(3));
+    // Without a majority the caller is told how to go on, under the same name.
+    let b = Process::start(&dir.path().join("b"), free_port(), &["--join", a]);
+    crate::kit::eventually("both vote", 20, || nodes[0].voters() == 2 && b.voters() == 2);
+    drop(b);
+    let (code, text) = run(&["submit", "--node", a, "--timeout", "1s", "put", "a", "1"]);
+    assert_eq!(code, Some(1));
+    assert!(text.contains("submit it again with --tx "), "{text}");
+}
