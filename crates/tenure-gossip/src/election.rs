@@ -16,7 +16,9 @@
 //! leader that stops making new ones is forgotten by everybody within that time, however often its
 //! last beacon is passed on. No two clocks are compared: each relay adds the time it kept the beacon.
 
-use std::{collections::BTreeMap, time::Duration};
+mod roll;
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use rand::{
     Rng,
@@ -25,6 +27,7 @@ use rand::{
 };
 use serde::{Deserialize, Serialize};
 
+use self::roll::Roll;
 use crate::{
     bug::{Bug, Bugs},
     identity::{Keys, PeerId, Signature},
@@ -147,8 +150,8 @@ pub struct Vote {
     pub voter: PeerId,
     /// Strictly increasing with every vote of this voter.
     pub seq: u64,
-    /// The leader voted for.
-    pub beacon: Beacon,
+    /// The leader voted for. Shared: one beacon is relayed by everybody.
+    pub beacon: Arc<Beacon>,
     /// Milliseconds since the beacon was made, as far as the voter knows.
     pub age: u32,
     /// The voter heard of too few others lately, and would like a vote in return.
@@ -181,7 +184,7 @@ impl Rejected {
 
 #[derive(Debug, Clone)]
 struct Neighbour {
-    leader: PeerId,
+    beacon: Arc<Beacon>,
     seq: u64,
     heard: Time,
     hungry: bool,
@@ -189,7 +192,7 @@ struct Neighbour {
 
 #[derive(Debug, Clone)]
 struct Sighting {
-    beacon: Beacon,
+    beacon: Arc<Beacon>,
     /// When it was made, on this node's clock.
     made: Time,
 }
@@ -215,8 +218,8 @@ pub struct Election {
     base: u64,
     last_stamp: u64,
     started: Time,
-    neighbours: BTreeMap<PeerId, Neighbour>,
-    sightings: BTreeMap<PeerId, Sighting>,
+    neighbours: Roll<Neighbour>,
+    sightings: Roll<Sighting>,
     current: PeerId,
     since: Time,
     /// Whether the current leader was seen to be established.
@@ -248,8 +251,8 @@ impl Election {
             base: incarnation << 40,
             last_stamp: 0,
             started: now,
-            neighbours: BTreeMap::new(),
-            sightings: BTreeMap::new(),
+            neighbours: Roll::new(),
+            sightings: Roll::new(),
             current: me,
             since: now,
             confirmed: false,
@@ -316,21 +319,20 @@ impl Election {
         &mut self,
         now: Time,
         from: PeerId,
-        vote: Vote,
+        vote: &Vote,
         keys: &dyn Keys,
     ) -> Result<(), Rejected> {
-        let checked = self.check(now, from, &vote, keys);
+        let checked = self.check(now, from, vote, keys);
         if let Err(why) = checked {
             *self.rejected.entry(why).or_default() += 1;
             return checked;
         }
-        let Vote { voter, seq, beacon, age, hungry, .. } = vote;
-        let leader = beacon.leader;
+        let Vote { voter, seq, ref beacon, age, hungry, .. } = *vote;
         self.sight(beacon, now - Duration::from_millis(age.into()));
-        self.neighbours.insert(voter, Neighbour { leader, seq, heard: now, hungry });
+        let neighbour = Neighbour { beacon: beacon.clone(), seq, heard: now, hungry };
+        self.neighbours.insert(voter, neighbour);
         if self.neighbours.len() > MAX_NEIGHBOURS {
-            let oldest = self.neighbours.iter().min_by_key(|(_, n)| n.heard).map(|(p, _)| *p);
-            oldest.map(|p| self.neighbours.remove(&p));
+            self.neighbours.remove_min(|n| n.heard);
         }
         Ok(())
     }
@@ -393,7 +395,7 @@ impl Election {
         Ok(())
     }
 
-    fn sight(&mut self, beacon: Beacon, made: Time) {
+    fn sight(&mut self, beacon: &Arc<Beacon>, made: Time) {
         if beacon.leader == self.me {
             return;
         }
@@ -401,13 +403,12 @@ impl Election {
             // A stamp seen before is never made younger; an older stamp tells nothing new.
             Some(s) if beacon.stamp < s.beacon.stamp => {}
             Some(s) if beacon.stamp == s.beacon.stamp => s.made = s.made.min(made),
-            Some(s) => *s = Sighting { beacon, made: made.max(s.made) },
+            Some(s) => *s = Sighting { beacon: beacon.clone(), made: made.max(s.made) },
             None => {
                 if self.sightings.len() >= MAX_SIGHTINGS {
-                    let oldest = self.sightings.iter().min_by_key(|(_, s)| s.made).map(|(p, _)| *p);
-                    oldest.map(|p| self.sightings.remove(&p));
+                    self.sightings.remove_min(|s| s.made);
                 }
-                self.sightings.insert(beacon.leader, Sighting { beacon, made });
+                self.sightings.insert(beacon.leader, Sighting { beacon: beacon.clone(), made });
             }
         }
     }
@@ -422,28 +423,31 @@ impl Election {
     }
 
     fn round(&mut self, now: Time, rng: &mut SmallRng) -> Option<LeaderChange> {
-        let validity = self.config.validity();
         if !self.bugs.has(Bug::StaleNeighbours) {
-            let (sightings, me) = (&self.sightings, self.me);
-            self.neighbours.retain(|_, n| {
+            let mut neighbours = std::mem::replace(&mut self.neighbours, Roll::new());
+            let validity = self.config.validity();
+            // Nearly all of them name the current leader: it is looked up once.
+            let current_lives = self.alive(&self.current, now);
+            neighbours.retain(|_, n| {
+                let leader = &n.beacon.leader;
                 now.since(n.heard) <= validity
-                    && (n.leader == me
-                        || sightings.get(&n.leader).is_some_and(|s| now.since(s.made) <= validity))
+                    && if *leader == self.current { current_lives } else { self.alive(leader, now) }
             });
+            self.neighbours = neighbours;
             // Sightings stay, up to their bound: who forgot a stamp would take it for new again.
         }
         let votes: Vec<PeerId> = {
             // A vote of ten rounds ago is valid, but its voter has thought on since: those that
             // spoke lately are asked first. (The documented mode asks any valid one.)
             let lately = self.config.delta_r * 5 / 4;
-            let mut all: Vec<_> =
-                self.neighbours.values().filter(|n| now.since(n.heard) <= lately).collect();
+            let valid = || self.neighbours.iter().map(|(_, n)| n);
+            let mut all: Vec<_> = valid().filter(|n| now.since(n.heard) <= lately).collect();
             if all.len() < SAMPLE || self.config.tie == TieBreak::Random {
-                all = self.neighbours.values().collect();
+                all = valid().collect();
             }
             index::sample(rng, all.len(), SAMPLE.min(all.len()))
                 .iter()
-                .map(|i| all[i].leader)
+                .map(|i| all[i].beacon.leader)
                 .collect()
         };
         let next = self.decide(now, &votes, rng);
@@ -529,7 +533,7 @@ impl Election {
             Some(s) if self.bugs.has(Bug::RelayedStamps) => {
                 // The specification's bug: the relay puts its own time on the leader's word.
                 let stamp = s.beacon.stamp + 1;
-                (Beacon { stamp, ..s.beacon.clone() }, 0)
+                (Arc::new(Beacon { stamp, ..(*s.beacon).clone() }), 0)
             }
             Some(s) => (s.beacon.clone(), now.since(s.made).as_millis() as u32),
             None => {
@@ -541,7 +545,7 @@ impl Election {
                     signature: Signature([0; 32], [0; 32]),
                 };
                 beacon.signature = keys.sign(beacon_text(&self.namespace, &beacon).bytes());
-                (beacon, 0)
+                (Arc::new(beacon), 0)
             }
         };
         let mut vote = Vote {

@@ -31,7 +31,7 @@ impl Scene {
         Self::with(ElectionConfig::default())
     }
 
-    fn beacon(leader: u8, term: u64, reign: u32, stamp: u64) -> Beacon {
+    fn beacon(leader: u8, term: u64, reign: u32, stamp: u64) -> Arc<Beacon> {
         let mut beacon = Beacon {
             leader: id(leader),
             term,
@@ -40,10 +40,10 @@ impl Scene {
             signature: Signature([0; 32], [0; 32]),
         };
         beacon.signature = StandInKeys(id(leader)).sign(beacon_text("ns", &beacon).bytes());
-        beacon
+        Arc::new(beacon)
     }
 
-    fn vote(&mut self, voter: u8, beacon: Beacon, age: u32) -> Vote {
+    fn vote(&mut self, voter: u8, beacon: Arc<Beacon>, age: u32) -> Vote {
         self.seq += 1;
         let mut vote = Vote {
             voter: id(voter),
@@ -57,13 +57,19 @@ impl Scene {
         vote
     }
 
-    fn hear(&mut self, now: Time, voter: u8, beacon: Beacon, age: u32) -> Result<(), Rejected> {
+    fn hear(
+        &mut self,
+        now: Time,
+        voter: u8,
+        beacon: Arc<Beacon>,
+        age: u32,
+    ) -> Result<(), Rejected> {
         let vote = self.vote(voter, beacon, age);
-        self.me.handle_vote(now, id(voter), vote, &self.keys)
+        self.me.handle_vote(now, id(voter), &vote, &self.keys)
     }
 
     /// Three neighbours vote for a leader, and a round passes.
-    fn round(&mut self, now: Time, beacon: &Beacon, age: u32) -> Option<LeaderChange> {
+    fn round(&mut self, now: Time, beacon: &Arc<Beacon>, age: u32) -> Option<LeaderChange> {
         for voter in [11, 12, 13] {
             let _ = self.hear(now, voter, beacon.clone(), age);
         }
@@ -87,13 +93,13 @@ fn a_forged_vote_is_rejected_and_counted() {
     let mut changed = good.clone();
     changed.age = 7;
     let mut lent = good.clone();
-    lent.beacon.stamp = 99;
+    Arc::make_mut(&mut lent.beacon).stamp = 99;
     lent.signature = StandInKeys(id(2)).sign(vote_text("ns", &lent).bytes());
     for (from, vote) in [(2, changed), (3, good.clone()), (2, lent)] {
-        assert_eq!(s.me.handle_vote(at(0), id(from), vote, &s.keys), Err(Rejected::Forged));
+        assert_eq!(s.me.handle_vote(at(0), id(from), &vote, &s.keys), Err(Rejected::Forged));
     }
     assert_eq!(s.me.rejected().get(&Rejected::Forged), Some(&3));
-    assert_eq!(s.me.handle_vote(at(0), id(2), good, &s.keys), Ok(()));
+    assert_eq!(s.me.handle_vote(at(0), id(2), &good, &s.keys), Ok(()));
 }
 
 #[test]
@@ -101,15 +107,15 @@ fn a_vote_for_another_namespace_is_forged_here() {
     let mut s = Scene::new();
     let mut vote = s.vote(2, Scene::beacon(9, 0, 0, 1), 0);
     vote.signature = StandInKeys(id(2)).sign(vote_text("other", &vote).bytes());
-    assert_eq!(s.me.handle_vote(at(0), id(2), vote, &s.keys), Err(Rejected::Forged));
+    assert_eq!(s.me.handle_vote(at(0), id(2), &vote, &s.keys), Err(Rejected::Forged));
 }
 
 #[test]
 fn a_replayed_vote_is_rejected_and_counted() {
     let mut s = Scene::new();
     let vote = s.vote(2, Scene::beacon(9, 0, 0, 1), 0);
-    assert_eq!(s.me.handle_vote(at(0), id(2), vote.clone(), &s.keys), Ok(()));
-    assert_eq!(s.me.handle_vote(at(9), id(2), vote, &s.keys), Err(Rejected::Replayed));
+    assert_eq!(s.me.handle_vote(at(0), id(2), &vote, &s.keys), Ok(()));
+    assert_eq!(s.me.handle_vote(at(9), id(2), &vote, &s.keys), Err(Rejected::Replayed));
     assert_eq!(s.me.rejected().get(&Rejected::Replayed), Some(&1));
 }
 
@@ -215,6 +221,28 @@ fn random_ties_pick_one_of_the_sampled() {
 }
 
 #[test]
+fn without_stickiness_and_hysteresis_rank_alone_decides() {
+    let mut s = Scene::with(ElectionConfig { sticky: None, ..ElectionConfig::default() });
+    s.round(at(0), &Scene::beacon(8, 0, 1, 1), 0);
+    s.round(at(300), &Scene::beacon(8, 0, 1, 2), 0);
+    s.round(at(600), &Scene::beacon(9, 0, 50, 1), 0);
+    assert_eq!(s.me.leader(), id(9));
+}
+
+#[test]
+fn longer_rounds_vote_as_often_as_they_are_long_and_remember_for_longer() {
+    let second = Duration::from_secs(1);
+    let mut s = Scene::with(ElectionConfig { delta_r: second, ..ElectionConfig::default() });
+    let mut sent = Vec::new();
+    while s.me.poll_timeout() <= at(20_000) {
+        let now = s.me.poll_timeout();
+        sent.extend(s.me.handle_timeout(now, &s.keys, &mut s.rng).1.map(|_| now));
+    }
+    assert!(sent.len() >= 19 && sent.windows(2).all(|w| w[1].since(w[0]) == second), "{sent:?}");
+    assert_eq!(s.me.config.validity(), Duration::from_millis(16_050));
+}
+
+#[test]
 fn bad_parameters_are_named() {
     let bad = |c: ElectionConfig| c.validate().unwrap_err();
     let d = ElectionConfig::default;
@@ -235,9 +263,9 @@ fn real_signatures_are_checked_the_same_way() {
     let mut theirs = Election::new(b.id(), "ns", ElectionConfig::default(), 1, at(0), &mut rng);
     let vote = theirs.vote(at(10), &b);
     let mut forged = vote.clone();
-    forged.beacon.reign = 1_000_000;
-    assert_eq!(mine.handle_vote(at(20), b.id(), forged, &a), Err(Rejected::Forged));
-    assert_eq!(mine.handle_vote(at(20), b.id(), vote, &a), Ok(()));
+    Arc::make_mut(&mut forged.beacon).reign = 1_000_000;
+    assert_eq!(mine.handle_vote(at(20), b.id(), &forged, &a), Err(Rejected::Forged));
+    assert_eq!(mine.handle_vote(at(20), b.id(), &vote, &a), Ok(()));
 }
 
 proptest! {

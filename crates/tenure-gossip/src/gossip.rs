@@ -1,6 +1,6 @@
 //! Peer sampling and election together: the part of a node that needs no agreement.
 
-use std::collections::VecDeque;
+use std::{borrow::Borrow, collections::VecDeque};
 
 use rand::{rngs::SmallRng, seq::SliceRandom};
 
@@ -34,6 +34,8 @@ pub struct Gossip {
     keys: Box<dyn Keys>,
     rng: SmallRng,
     out: VecDeque<GossipOutput>,
+    /// The vote of this round and those it still has to be sent to.
+    ballot: Option<(Vec<PeerId>, Vote)>,
 }
 
 impl Gossip {
@@ -54,6 +56,7 @@ impl Gossip {
             keys,
             rng,
             out: VecDeque::new(),
+            ballot: None,
         }
     }
 
@@ -128,8 +131,13 @@ impl Gossip {
     ///
     /// # Errors
     /// Why it was thrown away.
-    pub fn handle_vote(&mut self, now: Time, from: PeerId, vote: Vote) -> Result<(), Rejected> {
-        self.election.handle_vote(now, from, vote, &*self.keys)
+    pub fn handle_vote(
+        &mut self,
+        now: Time,
+        from: PeerId,
+        vote: impl Borrow<Vote>,
+    ) -> Result<(), Rejected> {
+        self.election.handle_vote(now, from, vote.borrow(), &*self.keys)
     }
 
     /// Time has passed.
@@ -152,16 +160,28 @@ impl Gossip {
                 let hungry = back.iter().filter(|(_, hungry)| *hungry).count();
                 back.truncate(hungry.clamp(ANSWERED, MAX_ANSWERED));
                 to.extend(back.into_iter().map(|(p, _)| p));
-                for peer in to {
-                    self.out.push_back(GossipOutput::Send(peer, Message::Vote(vote.clone())));
-                }
+                self.ballot = Some((to, vote));
             }
         }
     }
 
     /// The next thing to be done.
     pub fn poll_output(&mut self) -> Option<GossipOutput> {
-        self.out.pop_front()
+        if let Some(output) = self.out.pop_front() {
+            return Some(output);
+        }
+        let (to, vote) = self.ballot.as_mut()?;
+        let next = to.pop().map(|peer| GossipOutput::Send(peer, Message::Vote(vote.clone())));
+        if next.is_none() {
+            self.ballot = None;
+        }
+        next
+    }
+
+    /// The vote to be sent, and to whom: for those who can send one to many. Others get it from
+    /// [`Gossip::poll_output`], copy by copy.
+    pub(crate) fn poll_vote(&mut self) -> Option<(Vec<PeerId>, Vote)> {
+        self.ballot.take()
     }
 
     /// When [`Gossip::handle_timeout`] wants to be called.

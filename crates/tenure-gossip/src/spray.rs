@@ -503,6 +503,25 @@ mod tests {
     }
 
     #[test]
+    fn a_group_of_which_half_takes_its_leave_shrinks_its_views_and_stays_connected() {
+        let mut g = Group::of(600, 9);
+        g.run(5);
+        let mean = |g: &Group| {
+            g.nodes.values().map(Spray::arcs).sum::<usize>() as f64 / g.nodes.len() as f64
+        };
+        let before = mean(&g);
+        for gone in (0..300).map(id) {
+            let node = g.nodes.remove(&gone).expect("there");
+            g.deliver(gone, node.leave());
+        }
+        g.run(40);
+        let after = mean(&g);
+        // One whose last arc is just on its way names itself in its next exchange.
+        assert!(g.reachable() >= 297, "{} of 300", g.reachable());
+        assert!(after < before && after > 0.6 * 300f64.ln(), "{before} arcs, then {after}");
+    }
+
+    #[test]
     fn an_oversized_sample_does_not_grow_the_view_without_bound() {
         let mut rng = SmallRng::seed_from_u64(1);
         let mut s = Spray::new(id(0), SprayConfig::default(), Time::ZERO, &mut rng);

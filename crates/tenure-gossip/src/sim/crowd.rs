@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
+    rc::Rc,
     time::Duration,
 };
 
@@ -13,11 +14,11 @@ use super::{
 };
 use crate::{
     bug::Bugs,
-    election::ElectionConfig,
+    election::{ElectionConfig, Vote},
     gossip::{Gossip, GossipOutput},
     identity::{Ed25519Keys, Keys, PeerId, StandInKeys},
     message::Message,
-    spray::SprayConfig,
+    spray::{SprayConfig, SprayMessage},
     time::Time,
 };
 
@@ -57,7 +58,7 @@ impl CrowdConfig {
 
 enum Happening {
     Timer { node: u32, life: u32 },
-    Arrival { from: u32, to: u32, message: Box<Message> },
+    Spray { from: u32, to: u32, message: Box<SprayMessage> },
     Churn,
 }
 
@@ -75,6 +76,11 @@ pub struct Crowd {
     queue: Queue<Happening>,
     network: Network,
     members: Vec<Member>,
+    /// Votes on their way to each node or at its door, with their time of arrival. A vote causes
+    /// nothing until its receiver's next round, so it is no event: the receiver reads its mail, in order
+    /// and as of the times it came, before it does anything by the clock. The trace is the same, and
+    /// a node's memory is fetched once for a dozen votes.
+    mail: Vec<Vec<(u64, Rc<Vote>)>>,
     /// By the first eight bytes of the name: looked up for every message.
     index_of: HashMap<u64, u32>,
     rng: SmallRng,
@@ -82,6 +88,7 @@ pub struct Crowd {
     pub sent: u64,
     /// Changes of mind on any node.
     pub changes: u64,
+    trace: u64,
 }
 
 impl Crowd {
@@ -100,11 +107,13 @@ impl Crowd {
             now: 1_000_000,
             queue: Queue::new(),
             network: Network::new(config.faults),
+            mail: vec![Vec::new(); config.nodes],
             members,
             index_of,
             rng,
             sent: 0,
             changes: 0,
+            trace: 0xcbf2_9ce4_8422_2325,
             config,
         };
         for i in 0..crowd.config.nodes {
@@ -125,6 +134,11 @@ impl Crowd {
     /// Milliseconds since the start.
     pub fn now_ms(&self) -> u64 {
         (self.now - 1_000_000) / 1_000
+    }
+
+    /// A hash of everything that happened: the same for the same seed.
+    pub fn trace(&self) -> u64 {
+        self.trace
     }
 
     /// The most named leader that runs, and how many of the running nodes name it.
@@ -215,6 +229,8 @@ impl Crowd {
         self.members[i].gossip = Some(gossip);
         self.members[i].life = life;
         self.members[i].timer = u64::MAX;
+        // What came before it did is lost.
+        self.mail[i].retain(|(at, _)| *at > self.now);
         // The messages of a join are delivered at once: what is measured is the election.
         let mut queue = VecDeque::from([i]);
         while let Some(at) = queue.pop_front() {
@@ -245,23 +261,21 @@ impl Crowd {
                 }
                 m.timer = u64::MAX;
                 if let Some(gossip) = &mut m.gossip {
+                    let mail = &mut self.mail[node as usize];
+                    mail.sort_by_key(|(at, _)| *at);
+                    let arrived = mail.partition_point(|(arrival, _)| *arrival <= at);
+                    for (arrival, vote) in mail.drain(..arrived) {
+                        let _ = gossip.handle_vote(Time::from_micros(arrival), vote.voter, &*vote);
+                    }
                     gossip.handle_timeout(now);
                 }
                 self.after(node as usize);
             }
-            Happening::Arrival { from, to, message } => {
+            Happening::Spray { from, to, message } => {
                 let id = self.members[from as usize].id;
-                let Some(gossip) = self.members[to as usize].gossip.as_mut() else { return };
-                match *message {
-                    Message::Vote(vote) => {
-                        // A vote causes nothing until the next round: no outputs, no timer.
-                        let _ = gossip.handle_vote(now, id, vote);
-                    }
-                    Message::Spray(m) => {
-                        gossip.handle_spray(id, m);
-                        self.after(to as usize);
-                    }
-                    other => debug_assert!(false, "gossip alone sends no {}", other.kind()),
+                if let Some(gossip) = self.members[to as usize].gossip.as_mut() {
+                    gossip.handle_spray(id, *message);
+                    self.after(to as usize);
                 }
             }
             Happening::Churn => {
@@ -277,30 +291,45 @@ impl Crowd {
     }
 
     fn after(&mut self, i: usize) {
+        let Some(gossip) = self.members[i].gossip.as_mut() else { return };
+        if let Some((peers, vote)) = gossip.poll_vote() {
+            let vote = Rc::new(vote);
+            for to in peers {
+                self.send(i, to, |crowd, arrival, to| {
+                    crowd.mail[to].push((arrival, vote.clone()));
+                });
+            }
+        }
         while let Some(output) = self.members[i].gossip.as_mut().and_then(Gossip::poll_output) {
             match output {
-                GossipOutput::Send(to, message) => {
-                    self.sent += 1;
-                    let to = self.index_of[&to.short()];
-                    let arrivals = self.network.deliveries(i, to as usize, &mut self.rng);
-                    let mut message = Some(Box::new(message));
-                    let mut arrivals = arrivals.peekable();
-                    while let Some(delay) = arrivals.next() {
-                        let copy = if arrivals.peek().is_some() {
-                            message.clone()
-                        } else {
-                            message.take()
-                        };
-                        if let Some(message) = copy {
-                            let arrival = Happening::Arrival { from: i as u32, to, message };
-                            self.queue.push(self.now + delay, arrival);
-                        }
-                    }
+                GossipOutput::Send(to, Message::Spray(m)) => self.send(i, to, |crowd, at, to| {
+                    let message = Box::new(m.clone());
+                    crowd
+                        .queue
+                        .push(at, Happening::Spray { from: i as u32, to: to as u32, message });
+                }),
+                GossipOutput::Send(_, other) => unreachable!("a {} without a node", other.kind()),
+                GossipOutput::Leader(change) => {
+                    self.changes += 1;
+                    self.mark(change.to.short());
                 }
-                GossipOutput::Leader(_) => self.changes += 1,
             }
         }
         self.schedule(i);
+    }
+
+    fn send(&mut self, from: usize, to: PeerId, arrive: impl Fn(&mut Self, u64, usize)) {
+        self.sent += 1;
+        let to = self.index_of[&to.short()] as usize;
+        for delay in self.network.deliveries(from, to, &mut self.rng) {
+            let arrival = self.now + delay;
+            self.mark(arrival << 32 ^ (from as u64) << 16 ^ to as u64);
+            arrive(self, arrival, to);
+        }
+    }
+
+    fn mark(&mut self, word: u64) {
+        self.trace = (self.trace ^ word).wrapping_mul(0x0100_0000_01b3);
     }
 
     fn schedule(&mut self, i: usize) {

@@ -27,7 +27,7 @@ fn a_cold_start_agrees_within_twelve_rounds_up_to_a_thousand_nodes() {
 
 #[test]
 fn a_dead_leader_is_replaced_by_all_within_thirty_rounds() {
-    for nodes in [3, 5, 30, 300] {
+    for nodes in [3, 5, 30, 300, 1_000] {
         for seed in 0..3 {
             let rounds = after_death(&mut crowd(seed, nodes, |_| ()), 60);
             assert!(rounds.is_some_and(|r| r <= 30), "{nodes} nodes, seed {seed}: {rounds:?}");
@@ -90,4 +90,52 @@ fn the_documented_mode_agrees_in_a_small_group() {
     let mut c = crowd(2, 5, |c| c.election = ElectionConfig::documented());
     assert_eq!(c.config.election.tie, TieBreak::Random);
     assert!(c.rounds_to_agreement(200).is_some());
+}
+
+#[test]
+fn one_seed_is_one_trace_also_with_loss_and_churn() {
+    let trace = |seed| {
+        let mut c = crowd(seed, 200, |c| {
+            c.faults = Faults { loss: 100, duplicates: 50, stragglers: 20, ..Faults::default() };
+            c.churn = 100;
+        });
+        c.run(Duration::from_secs(30));
+        (c.trace(), c.sent, c.changes)
+    };
+    assert_eq!(trace(7), trace(7));
+    assert_ne!(trace(7).0, trace(8).0);
+}
+
+#[test]
+fn longer_rounds_agree_in_as_many_of_them() {
+    let mut c = crowd(4, 100, |c| c.election.delta_r = Duration::from_secs(1));
+    let rounds = c.rounds_to_agreement(60);
+    assert!(rounds.is_some_and(|r| r <= 12), "{rounds:?}");
+    assert!(c.now_ms() >= u64::from(rounds.unwrap_or(0)) * 1_000, "rounds of a second");
+}
+
+#[test]
+fn hysteresis_and_stickiness_delay_no_cold_start_and_keep_no_dead_leader() {
+    let mut c = crowd(6, 100, |c| {
+        c.election.hysteresis = 3;
+        c.election.sticky = Some(Duration::from_secs(60));
+    });
+    let cold = c.rounds_to_agreement(60);
+    assert!(cold.is_some_and(|r| r <= 12), "{cold:?}");
+    c.run(Duration::from_secs(20));
+    c.kill(c.agreed().expect("a calm crowd"));
+    let again = c.rounds_to_agreement(60);
+    assert!(again.is_some_and(|r| r <= 30), "{again:?}");
+}
+
+#[test]
+fn the_view_stays_near_the_logarithm_while_a_tenth_of_the_nodes_is_replaced_every_minute() {
+    for nodes in [100, 1_000] {
+        let mut c = crowd(2, nodes, |c| c.churn = 100);
+        c.run(Duration::from_secs(180));
+        let (view, ln) = (c.mean_view(), (nodes as f64).ln());
+        assert!((0.7 * ln..1.7 * ln).contains(&view), "{nodes} nodes: {view} arcs, ln is {ln}");
+        let (_, most) = c.plurality().expect("somebody is named");
+        assert!(most * 10 >= nodes * 9, "{nodes} nodes: {most} of them name the same leader");
+    }
 }

@@ -60,7 +60,7 @@ impl Network {
         from: usize,
         to: usize,
         rng: &mut SmallRng,
-    ) -> impl Iterator<Item = u64> {
+    ) -> impl Iterator<Item = u64> + use<> {
         let f = self.faults;
         let lost = (!self.cut.is_empty() && self.cut.contains(&(from, to)))
             || (f.loss > 0 && rng.random_range(0..1_000) < f.loss);
