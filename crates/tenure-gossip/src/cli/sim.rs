@@ -1,8 +1,10 @@
 //! `sim`: storms of faults, crowds of thousands, and the published figures and plots.
 
+mod figures;
+
 use std::{
     collections::BTreeMap,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::ExitCode,
     sync::{
         Mutex,
@@ -12,14 +14,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::Context as _;
 use clap::{Args, Subcommand};
-use serde_json::{Value, json};
+use serde_json::json;
 
-use super::{
-    plot::{Series, lines},
-    say,
-};
+use super::say;
 use crate::{
     bug::Bugs,
     election::ElectionConfig,
@@ -71,6 +69,9 @@ enum What {
         /// How long to go on after agreement.
         #[arg(long, default_value = "60s", value_parser = humantime::parse_duration)]
         time: Duration,
+        /// Real ed25519 signatures instead of the simulator's cheap stand-ins: a thousand times slower.
+        #[arg(long)]
+        signed: bool,
     },
     /// Everything that docs/gossip.md publishes of the simulator, with its plots.
     Plot {
@@ -83,16 +84,23 @@ enum What {
         /// The largest crowd.
         #[arg(long, default_value_t = 10_000)]
         largest: usize,
+        /// Threads: each runs crowds of its own, so they change no figure but the times.
+        #[arg(long, default_value_t = 2)]
+        threads: usize,
     },
 }
 
 pub(super) fn run(args: &SimArgs) -> anyhow::Result<ExitCode> {
     match &args.what {
         What::Storm { seeds, from, threads } => storms(*from, *seeds, (*threads).max(1)),
-        What::Crowd { nodes, seed, documented, loss, churn, time } => {
-            crowd(*nodes, *seed, *documented, *loss, *churn, *time)
+        What::Crowd { nodes, seed, documented, loss, churn, time, signed } => {
+            let mut config = config(*nodes, *seed, *documented, *loss, *churn);
+            config.real_keys = *signed;
+            crowd(config, *time)
         }
-        What::Plot { out, seeds, largest } => plot(out, *seeds, *largest),
+        What::Plot { out, seeds, largest, threads } => {
+            figures::publish(out, *seeds, *largest, (*threads).max(1))
+        }
     }
 }
 
@@ -159,16 +167,10 @@ fn config(nodes: usize, seed: u64, documented: bool, loss: u32, churn: u32) -> C
     config
 }
 
-fn crowd(
-    nodes: usize,
-    seed: u64,
-    documented: bool,
-    loss: u32,
-    churn: u32,
-    time: Duration,
-) -> anyhow::Result<ExitCode> {
+fn crowd(config: CrowdConfig, time: Duration) -> anyhow::Result<ExitCode> {
     let begun = Instant::now();
-    let mut crowd = Crowd::new(config(nodes, seed, documented, loss, churn));
+    let nodes = config.nodes;
+    let mut crowd = Crowd::new(config);
     let rounds = crowd.rounds_to_agreement(200);
     let (sent, changes) = (crowd.sent, crowd.changes);
     crowd.run(time);
@@ -179,186 +181,10 @@ fn crowd(
         "arcs_per_view": crowd.mean_view(),
         "messages_per_node_and_round": (crowd.sent - sent) as f64 / nodes as f64 / spent,
         "changes_after_agreement": crowd.changes - changes,
+        "trace": format!("{:016x}", crowd.trace()),
         "simulated_seconds": crowd.now_ms() / 1_000,
         "wall_seconds": begun.elapsed().as_secs_f64(),
     }))?;
-    Ok(ExitCode::SUCCESS)
-}
-
-/// The most rounds anybody is given to agree.
-const LIMIT: u32 = 400;
-
-struct Point {
-    cold: Vec<u64>,
-    death: Vec<u64>,
-    messages: f64,
-    arcs: f64,
-}
-
-/// Cold start, then a leader's death, for each seed. What does not agree counts as the limit.
-fn measure(nodes: usize, seeds: u64, documented: bool) -> Point {
-    let mut point = Point { cold: Vec::new(), death: Vec::new(), messages: 0.0, arcs: 0.0 };
-    for seed in 0..seeds {
-        let mut crowd = Crowd::new(config(nodes, seed, documented, 0, 0));
-        let cold = crowd.rounds_to_agreement(LIMIT);
-        point.cold.push(cold.unwrap_or(LIMIT).into());
-        let before = crowd.sent;
-        crowd.run(crowd.round() * 20);
-        point.messages += (crowd.sent - before) as f64 / nodes as f64 / 20.0 / seeds as f64;
-        point.arcs += crowd.mean_view() / seeds as f64;
-        if let Some(leader) = crowd.agreed()
-            && nodes > 1
-        {
-            crowd.kill(leader);
-            point.death.push(crowd.rounds_to_agreement(LIMIT).unwrap_or(LIMIT).into());
-        }
-    }
-    point.cold.sort_unstable();
-    point.death.sort_unstable();
-    point
-}
-
-/// Changes an hour, as all nodes and as the plurality see them, after agreement.
-fn stability(nodes: usize, documented: bool, loss: u32, churn: u32, time: Duration) -> (f64, f64) {
-    let mut crowd = Crowd::new(config(nodes, 1, documented, loss, churn));
-    crowd.rounds_to_agreement(LIMIT);
-    crowd.run(Duration::from_secs(10));
-    let before = crowd.changes;
-    let (mut moves, mut leader) = (0, crowd.plurality().map(|(l, _)| l));
-    let rounds = (time.as_secs_f64() / crowd.round().as_secs_f64()) as u32;
-    for _ in 0..rounds {
-        crowd.run(crowd.round());
-        let now = crowd.plurality().map(|(l, _)| l);
-        if now != leader {
-            moves += 1;
-            leader = now;
-        }
-    }
-    let hours = time.as_secs_f64() / 3_600.0;
-    ((crowd.changes - before) as f64 / nodes as f64 / hours, f64::from(moves) / hours)
-}
-
-fn plot(out: &Path, seeds: u64, largest: usize) -> anyhow::Result<ExitCode> {
-    std::fs::create_dir_all(out).with_context(|| out.display().to_string())?;
-    let sizes = [3, 5, 7, 10, 30, 100, 300, 1_000, 3_000, 10_000];
-    let mut rows: Vec<Value> = Vec::new();
-    let mut series: BTreeMap<&str, Vec<(f64, f64)>> = BTreeMap::new();
-    for nodes in sizes.into_iter().filter(|n| *n <= largest) {
-        for documented in [false, true] {
-            // The documented election does not agree in crowds: its limit is all there is to see.
-            if documented && nodes > 1_000 {
-                continue;
-            }
-            let begun = Instant::now();
-            let p = measure(nodes, seeds, documented);
-            let (n, worst) = (nodes as f64, |v: &[u64]| v.last().copied().unwrap_or(0));
-            let names = if documented {
-                ["cold documented", "death documented"]
-            } else {
-                ["cold default", "death default"]
-            };
-            series.entry(names[0]).or_default().push((n, worst(&p.cold) as f64));
-            series.entry(names[1]).or_default().push((n, worst(&p.death) as f64));
-            if !documented {
-                series.entry("messages").or_default().push((n, p.messages));
-                series.entry("arcs").or_default().push((n, p.arcs));
-            }
-            let row = json!({
-                "nodes": nodes, "documented": documented, "seeds": seeds,
-                "cold_rounds": { "p50": quantile(&p.cold, 0.5), "max": worst(&p.cold) },
-                "death_rounds": { "p50": quantile(&p.death, 0.5), "max": worst(&p.death), "seeds": p.death.len() },
-                "messages_per_node_and_round": p.messages, "arcs_per_view": p.arcs,
-                "wall_seconds": begun.elapsed().as_secs_f64(),
-            });
-            say(&row)?;
-            rows.push(row);
-        }
-    }
-    let mut stable: Vec<Value> = Vec::new();
-    let hour = Duration::from_secs(3_600);
-    for (nodes, time) in
-        [(3, hour), (7, hour), (30, hour / 2), (100, hour / 10), (1_000, hour / 60)]
-    {
-        for documented in [false, true] {
-            for (loss, churn) in [(0, 0), (100, 0), (300, 0), (0, 20), (100, 20)] {
-                let (each, all) = stability(nodes, documented, loss, churn, time);
-                let row = json!({
-                    "nodes": nodes, "documented": documented, "loss_percent": loss / 10,
-                    "churn_percent_per_minute": churn / 10, "minutes": time.as_secs() / 60,
-                    "changes_per_node_and_hour": each, "plurality_changes_per_hour": all,
-                });
-                say(&row)?;
-                stable.push(row);
-                if (churn == 0) && !(documented && nodes > 100) {
-                    let name = match (documented, loss) {
-                        (false, 0) => "default, 0 %",
-                        (false, 100) => "default, 10 %",
-                        (false, _) => "default, 30 %",
-                        (true, 0) => "documented, 0 %",
-                        (true, 100) => "documented, 10 %",
-                        (true, _) => "documented, 30 %",
-                    };
-                    series.entry(name).or_default().push((nodes as f64, each));
-                }
-            }
-        }
-    }
-    let pick = |name: &str, label: &str| Series {
-        name: label.to_owned(),
-        points: series.get(name).cloned().unwrap_or_default(),
-        dashed: name.contains("documented"),
-    };
-    let write = |name: &str, text: String| {
-        let path = out.join(name);
-        std::fs::write(&path, text).with_context(|| path.display().to_string())
-    };
-    let both = |kind: &str| {
-        [
-            pick(&format!("{kind} default"), "default"),
-            pick(&format!("{kind} documented"), "documented"),
-        ]
-    };
-    write(
-        "cold-start.svg",
-        lines(
-            "Rounds to agreement from cold start (worst seed)",
-            "nodes",
-            "rounds",
-            true,
-            &both("cold"),
-        ),
-    )?;
-    write(
-        "leader-death.svg",
-        lines(
-            "Rounds to agreement after the leader's death (worst seed)",
-            "nodes",
-            "rounds",
-            true,
-            &both("death"),
-        ),
-    )?;
-    let cost = [pick("messages", "messages"), pick("arcs", "arcs in a view")];
-    write("messages.svg", lines("Messages per node and round", "nodes", "per node", true, &cost))?;
-    let calm: Vec<_> = [
-        "default, 0 %",
-        "default, 10 %",
-        "default, 30 %",
-        "documented, 0 %",
-        "documented, 10 %",
-        "documented, 30 %",
-    ]
-    .into_iter()
-    .map(|name| pick(name, name))
-    .collect();
-    write(
-        "leader-changes.svg",
-        lines("Leader changes per node and hour, by loss", "nodes", "changes", true, &calm),
-    )?;
-    write(
-        "sim.json",
-        serde_json::to_string_pretty(&json!({ "agreement": rows, "stability": stable }))? + "\n",
-    )?;
     Ok(ExitCode::SUCCESS)
 }
 
