@@ -247,7 +247,7 @@ async fn a_followers_stream_rebuilds_all_ten_statuses_with_their_blocks() {
     let again = node.arrival().await;
     assert_eq!(again.raw, arrived.raw);
     again.accept().status(json!("dropped"));
-    assert_eq!(next(&|s| *s == TransactionStatus::Dropped).await.1, false);
+    assert!(!next(&|s| *s == TransactionStatus::Dropped).await.1, "the duty goes on");
     let again = node.arrival().await;
     again.accept().status(json!("invalid"));
     next(&|s| s.state() == State::Invalid).await;
