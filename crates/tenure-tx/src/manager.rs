@@ -34,7 +34,9 @@
 //!                                 ▲────────────────────────────────┘
 //! ```
 
+mod config;
 mod entry;
+mod message;
 mod nonces;
 
 use std::collections::BTreeMap;
@@ -42,203 +44,13 @@ use std::time::Duration;
 
 use crate::chain::{Head, Located, Outcome};
 use crate::status::{Hash, State, TransactionStatus};
+pub use config::ManagerConfig;
 use entry::{Entry, Phase};
+pub use message::{Attempt, Effect, Input, OpenTransaction};
 pub use nonces::ReserveError;
 
 /// A point on the caller's monotonic clock.
 pub type Now = Duration;
-
-/// How patient the manager is.
-#[derive(Debug, Clone)]
-pub struct ManagerConfig {
-    /// How long the lowest unmined nonce may wait before it is sent again with a higher tip.
-    /// Default 60 s. Below a few block times it pays for nothing; too high delays everything behind it.
-    pub stuck_after: Duration,
-    /// How long a nonce below others may stay unused before a no-op fills it. Default 30 s.
-    /// New requests take a gap first, so this matters only when none come.
-    pub gap_after: Duration,
-    /// First pause before a resubmission; doubles up to `retry_max`. Default 500 ms.
-    pub retry: Duration,
-    /// Longest pause between resubmissions. Default 30 s.
-    pub retry_max: Duration,
-    /// How often one nonce may be replaced by a higher tip. Default 10.
-    pub max_replacements: u32,
-    /// How much each replacement adds to the tip, in percent. Default 25 (most pools ask for 10).
-    pub tip_bump_percent: u32,
-    /// The least a replacement adds, so that a tip of zero grows. Default 1.
-    pub min_tip_bump: u128,
-    /// The most it may ever tip. Default: no bound but `max_replacements`.
-    pub max_tip: u128,
-    /// How often a refused transaction is signed anew before its request is given up. Default 3.
-    pub max_refusals: u32,
-    /// How many transactions may be open before a new one is refused. Default 50,000.
-    pub max_open: usize,
-}
-
-impl Default for ManagerConfig {
-    fn default() -> Self {
-        ManagerConfig {
-            stuck_after: Duration::from_secs(60),
-            gap_after: Duration::from_secs(30),
-            retry: Duration::from_millis(500),
-            retry_max: Duration::from_secs(30),
-            max_replacements: 10,
-            tip_bump_percent: 25,
-            min_tip_bump: 1,
-            max_tip: u128::MAX,
-            max_refusals: 3,
-            max_open: 50_000,
-        }
-    }
-}
-
-/// One signed form of a nonce's content.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Attempt {
-    /// The transaction's hash.
-    pub hash: Hash,
-    /// What it tips.
-    #[serde(with = "tip_text")]
-    pub tip: u128,
-    /// Whether it is a no-op in place of the request.
-    #[serde(default)]
-    pub noop: bool,
-    /// The last block it is valid in, if it is mortal.
-    #[serde(default)]
-    pub valid_until: Option<u64>,
-}
-
-/// JSON numbers lose tips above 2^53: they travel as text.
-mod tip_text {
-    use serde::Deserialize as _;
-
-    pub(super) fn serialize<S: serde::Serializer>(tip: &u128, s: S) -> Result<S::Ok, S::Error> {
-        s.collect_str(tip)
-    }
-
-    pub(super) fn deserialize<'de, D: serde::Deserializer<'de>>(d: D) -> Result<u128, D::Error> {
-        String::deserialize(d)?.parse().map_err(serde::de::Error::custom)
-    }
-}
-
-/// An open row, as the store loads it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OpenTransaction {
-    /// Its nonce.
-    pub nonce: u64,
-    /// All its signed forms, the current one last. Never empty.
-    pub attempts: Vec<Attempt>,
-    /// Its last known status.
-    pub status: TransactionStatus,
-    /// Whether the call is stored, so that it can be signed anew.
-    pub resignable: bool,
-}
-
-/// What happens to the manager.
-#[derive(Debug, Clone)]
-pub enum Input {
-    /// This process leads: `rows` are all open rows, `consumed` is one above the highest nonce
-    /// the table knows to be used for good.
-    Recovered {
-        /// All open rows of the account.
-        rows: Vec<OpenTransaction>,
-        /// One above the highest nonce whose row ended finalized or usurped.
-        consumed: u64,
-        /// The chain's view.
-        head: Head,
-    },
-    /// This process leads no more.
-    Demoted,
-    /// The row with this attempt is committed under our epoch.
-    Built {
-        /// Of which nonce.
-        nonce: u64,
-        /// The attempt now stored.
-        attempt: Attempt,
-    },
-    /// The attempt asked for was not stored, for certain.
-    BuildFailed {
-        /// Of which nonce.
-        nonce: u64,
-    },
-    /// The node answered a submission, or did not.
-    Submitted {
-        /// Of which nonce.
-        nonce: u64,
-        /// Which attempt.
-        hash: Hash,
-        /// Its answer.
-        outcome: Outcome,
-    },
-    /// A watch reports.
-    Status {
-        /// Of which nonce.
-        nonce: u64,
-        /// Of which attempt.
-        hash: Hash,
-        /// What it saw.
-        status: TransactionStatus,
-    },
-    /// A watch ended without an ended status.
-    WatchClosed {
-        /// Of which nonce.
-        nonce: u64,
-        /// Of which attempt.
-        hash: Hash,
-    },
-    /// The chain was asked where a nonce's attempts are.
-    Located {
-        /// Of which nonce.
-        nonce: u64,
-        /// The answer.
-        located: Located,
-    },
-    /// The chain moved.
-    Head(Head),
-    /// Time passed.
-    Tick,
-}
-
-/// What the manager wants done.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Effect {
-    /// Sign the content of `nonce` with `tip` and commit the row; answer with `Built` or `BuildFailed`.
-    Build {
-        /// Which nonce.
-        nonce: u64,
-        /// Which attempt it will be, from 1.
-        attempt: u32,
-        /// What to tip.
-        tip: u128,
-        /// A no-op instead of the request.
-        noop: bool,
-    },
-    /// Send the stored bytes and watch them; answer with `Submitted`, then `Status`, then perhaps `WatchClosed`.
-    Submit {
-        /// Which nonce.
-        nonce: u64,
-        /// Which attempt.
-        hash: Hash,
-    },
-    /// Find out which attempt, if any, is in a block; answer with `Located`.
-    Locate {
-        /// Which nonce.
-        nonce: u64,
-        /// All attempts.
-        hashes: Vec<Hash>,
-    },
-    /// Store a status. With `ended` the duty is over and the entry is gone.
-    Record {
-        /// Which nonce.
-        nonce: u64,
-        /// Which attempt; the current one, or the older one that won.
-        hash: Hash,
-        /// The status.
-        status: TransactionStatus,
-        /// Whether the duty is over.
-        ended: bool,
-    },
-}
 
 /// The state machine. Call order: [`Input::Recovered`] begins a term, [`Input::Demoted`] ends it;
 /// in between, anything in any order.

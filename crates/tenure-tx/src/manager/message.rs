@@ -1,0 +1,152 @@
+//! What goes into the manager and what comes out.
+
+use crate::chain::{Head, Located, Outcome};
+use crate::status::{Hash, TransactionStatus};
+
+/// What happens to the manager.
+#[derive(Debug, Clone)]
+pub enum Input {
+    /// This process leads: `rows` are all open rows, `consumed` is one above the highest nonce
+    /// the table knows to be used for good.
+    Recovered {
+        /// All open rows of the account.
+        rows: Vec<OpenTransaction>,
+        /// One above the highest nonce whose row ended finalized or usurped.
+        consumed: u64,
+        /// The chain's view.
+        head: Head,
+    },
+    /// This process leads no more.
+    Demoted,
+    /// The row with this attempt is committed under our epoch.
+    Built {
+        /// Of which nonce.
+        nonce: u64,
+        /// The attempt now stored.
+        attempt: Attempt,
+    },
+    /// The attempt asked for was not stored, for certain.
+    BuildFailed {
+        /// Of which nonce.
+        nonce: u64,
+    },
+    /// The node answered a submission, or did not.
+    Submitted {
+        /// Of which nonce.
+        nonce: u64,
+        /// Which attempt.
+        hash: Hash,
+        /// Its answer.
+        outcome: Outcome,
+    },
+    /// A watch reports.
+    Status {
+        /// Of which nonce.
+        nonce: u64,
+        /// Of which attempt.
+        hash: Hash,
+        /// What it saw.
+        status: TransactionStatus,
+    },
+    /// A watch ended without an ended status.
+    WatchClosed {
+        /// Of which nonce.
+        nonce: u64,
+        /// Of which attempt.
+        hash: Hash,
+    },
+    /// The chain was asked where a nonce's attempts are.
+    Located {
+        /// Of which nonce.
+        nonce: u64,
+        /// The answer.
+        located: Located,
+    },
+    /// The chain moved.
+    Head(Head),
+    /// Time passed.
+    Tick,
+}
+
+/// What the manager wants done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Effect {
+    /// Sign the content of `nonce` with `tip` and commit the row; answer with `Built` or `BuildFailed`.
+    Build {
+        /// Which nonce.
+        nonce: u64,
+        /// Which attempt it will be, from 1.
+        attempt: u32,
+        /// What to tip.
+        tip: u128,
+        /// A no-op instead of the request.
+        noop: bool,
+    },
+    /// Send the stored bytes and watch them; answer with `Submitted`, then `Status`, then perhaps `WatchClosed`.
+    Submit {
+        /// Which nonce.
+        nonce: u64,
+        /// Which attempt.
+        hash: Hash,
+    },
+    /// Find out which attempt, if any, is in a block; answer with `Located`.
+    Locate {
+        /// Which nonce.
+        nonce: u64,
+        /// All attempts.
+        hashes: Vec<Hash>,
+    },
+    /// Store a status. With `ended` the duty is over and the entry is gone.
+    Record {
+        /// Which nonce.
+        nonce: u64,
+        /// Which attempt; the current one, or the older one that won.
+        hash: Hash,
+        /// The status.
+        status: TransactionStatus,
+        /// Whether the duty is over.
+        ended: bool,
+    },
+}
+
+/// One signed form of a nonce's content.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Attempt {
+    /// The transaction's hash.
+    pub hash: Hash,
+    /// What it tips.
+    #[serde(with = "tip_text")]
+    pub tip: u128,
+    /// Whether it is a no-op in place of the request.
+    #[serde(default)]
+    pub noop: bool,
+    /// The last block it is valid in, if it is mortal.
+    #[serde(default)]
+    pub valid_until: Option<u64>,
+}
+
+/// JSON numbers lose tips above 2^53: they travel as text.
+mod tip_text {
+    use serde::Deserialize as _;
+
+    pub(super) fn serialize<S: serde::Serializer>(tip: &u128, s: S) -> Result<S::Ok, S::Error> {
+        s.collect_str(tip)
+    }
+
+    pub(super) fn deserialize<'de, D: serde::Deserializer<'de>>(d: D) -> Result<u128, D::Error> {
+        String::deserialize(d)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// An open row, as the store loads it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OpenTransaction {
+    /// Its nonce.
+    pub nonce: u64,
+    /// All its signed forms, the current one last. Never empty.
+    pub attempts: Vec<Attempt>,
+    /// Its last known status.
+    pub status: TransactionStatus,
+    /// Whether the call is stored, so that it can be signed anew.
+    pub resignable: bool,
+}
