@@ -31,19 +31,39 @@ create table tenure_tx.pending_transactions (
     updated_at      timestamptz not null default clock_timestamp(),
     ended_at        timestamptz,
     change          bigint not null default nextval('tenure_tx.change'),
+    -- What is indexed instead of `change`: it stays the same from one status to the next as long as
+    -- not too much happens in between, so that most updates touch no index at all.
+    era             bigint not null generated always as (change / 4096) stored,
     primary key (account_id, nonce),
-    unique (account_id, request_id),
+    -- The account comes last, here and below, so that only the key's own index leads to a nonce.
+    unique (request_id, account_id),
     constraint known_state check (state in ('future', 'ready', 'broadcast', 'in_block', 'retracted',
         'finalized', 'usurped', 'dropped', 'invalid', 'finality_timeout')),
     constraint block_where_due check (block_hash is not null
         or state not in ('in_block', 'retracted', 'finalized', 'finality_timeout')),
     constraint ended_for_good check (ended_at is null or state in ('finalized', 'usurped', 'invalid'))
-) with (fillfactor = 70);
+) with (fillfactor = 50);  -- room for each row's next status beside it
 
 create index pending_transactions_hash on tenure_tx.pending_transactions (hash);
 create index pending_transactions_open on tenure_tx.pending_transactions (account_id, nonce)
     where ended_at is null;
-create index pending_transactions_change on tenure_tx.pending_transactions (account_id, change);
+create index pending_transactions_era on tenure_tx.pending_transactions (era, account_id);
+
+-- Refused transactions whose nonce went to another request before a reader may have seen their end:
+-- written by a trigger, so that no writer can forget it; read together with the table by `change`.
+create table tenure_tx.overwritten_transactions (like tenure_tx.pending_transactions);
+create index overwritten_transactions_change
+    on tenure_tx.overwritten_transactions (change, account_id);
+
+create function tenure_tx.keep_overwritten() returns trigger language plpgsql as $$
+begin
+    insert into tenure_tx.overwritten_transactions values (old.*);
+    return new;
+end $$;
+
+create trigger keep_overwritten before update on tenure_tx.pending_transactions for each row
+    when (old.ended_at is not null and old.request_id <> new.request_id)
+    execute function tenure_tx.keep_overwritten();
 
 -- Orders the writers of one account, so that `change` follows the order of commits.
 create function tenure_tx.lock_account(p_account bytea) returns void language sql volatile as $$

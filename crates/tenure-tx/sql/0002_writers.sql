@@ -1,20 +1,109 @@
 -- The leader's writes. Each is one statement from the client, fenced first.
 --
--- Invariant: nothing here touches a row of a nonce that is used for good.
---
--- The updates also name the range of nonces: on a table that grew since it was last analysed the
--- planner would otherwise read all open rows for a handful of them.
+-- Invariants:
+--   * Nothing here touches a row of a nonce that is used for good.
+--   * `change` never goes back, not even when a crash or a failover of the database loses the last
+--     commits: a session's first write lifts it above all that was ever seen (open_writer).
+--   * One plan for every batch: for each nonce given, one look into an index, whatever the planner
+--     believes of the table. Left to itself it plans every batch anew, which costs more than
+--     writing it, and on a table that grew since it was last analysed it reads all open rows for a
+--     handful of them. So each update finds its rows first, by key, and then names them by ctid;
+--     nothing else of the table is left to choose, and nobody moves a row under the account's lock.
 
--- New rows. A nonce is taken over only from a row that ended as invalid: no node ever took that
--- one. Returns the nonces stored; a missing one belongs to another live transaction.
-create function tenure_tx.accept(
-    p_role text, p_epoch bigint, p_account bytea, p_creator text, p_block bigint,
-    p_nonces bigint[], p_hashes bytea[], p_calls bytea[], p_raws bytea[], p_tips text[],
-    p_noops boolean[], p_attempts text[], p_requests text[]
-) returns setof bigint language plpgsql volatile as $$
+-- What a reader saw may be lost in a crash (statuses are not flushed) or in a failover; the numbers
+-- it saw must not be given again, or it would take what comes next for old. The clock is above
+-- any number given before, since nobody writes a million rows a second; should it have been set
+-- back, the step is above what can be lost on one server.
+create function tenure_tx.open_writer() returns void language plpgsql volatile as $$
+begin
+    if current_setting('tenure_tx.writer', true) is distinct from 'open' then
+        -- "tenurech": one at a time, or the second would set back what the first has set.
+        perform pg_advisory_xact_lock(x'74656e7572656368'::bigint);
+        perform setval('tenure_tx.change', greatest(
+            (select last_value from tenure_tx.change) + 1048576,
+            (extract(epoch from clock_timestamp()) * 1000000)::bigint));
+        perform set_config('tenure_tx.writer', 'open', false);
+        -- Durable before anybody sees a number above it.
+        perform set_config('synchronous_commit', 'on', true);
+    end if;
+end $$;
+
+-- What every write does first: it passes the fence, then it is alone on the account. Not flushed
+-- if told so, and never less than the session's first write.
+create function tenure_tx.begin_write(
+    p_role text, p_epoch bigint, p_account bytea, p_flush boolean
+) returns void language plpgsql volatile as $$
 begin
     perform tenure.fence(p_role, p_epoch);
     perform tenure_tx.lock_account(p_account);
+    if not p_flush then
+        perform set_config('synchronous_commit', 'off', true);
+    end if;
+    perform tenure_tx.open_writer();
+end $$;
+
+-- Statuses, without the fence: for the functions below. One for another hash than the current
+-- attempt's is ignored, unless it is an older attempt that finalised: that one wins.
+create function tenure_tx.put_statuses(
+    p_epoch bigint, p_account bytea,
+    p_nonces bigint[], p_hashes bytea[], p_states text[], p_blocks bytea[], p_metadata text[],
+    p_ended boolean[]
+) returns setof bigint language plpgsql volatile as $$
+begin
+    return query
+    update tenure_tx.pending_transactions t set
+        state = n.state, block_hash = n.block, status_metadata = n.metadata::jsonb,
+        epoch = p_epoch, updated_at = clock_timestamp(),
+        ended_at = case when n.ended then clock_timestamp() end,
+        change = nextval('tenure_tx.change')
+        from unnest(p_nonces, p_hashes, p_states, p_blocks, p_metadata, p_ended)
+             as n (nonce, hash, state, block, metadata, ended)
+             cross join lateral (
+                 select r.ctid as place from tenure_tx.pending_transactions r
+                     where r.account_id = p_account and r.nonce = n.nonce
+                       and r.ended_at is null and r.hash = n.hash
+                     limit 1) k
+        where t.ctid = k.place
+    returning t.nonce;
+    if 'finalized' = any (p_states) then
+        return query
+        update tenure_tx.pending_transactions t set
+            hash = n.hash, raw = null, tip = k.tip, noop = k.noop,
+            state = 'finalized', block_hash = n.block, status_metadata = '{}',
+            epoch = p_epoch, updated_at = clock_timestamp(),
+            ended_at = case when n.ended then clock_timestamp() end,
+            change = nextval('tenure_tx.change')
+            from unnest(p_nonces, p_hashes, p_states, p_blocks, p_ended)
+                 as n (nonce, hash, state, block, ended)
+                 cross join lateral (
+                     select r.ctid as place, (a ->> 'tip')::numeric as tip,
+                            coalesce((a ->> 'noop')::boolean, false) as noop
+                         from tenure_tx.pending_transactions r, jsonb_array_elements(r.attempts) a
+                         where r.account_id = p_account and r.nonce = n.nonce
+                           and r.ended_at is null and r.hash <> n.hash
+                           and n.state = 'finalized'
+                           and a ->> 'hash' = '0x' || encode(n.hash, 'hex')
+                         limit 1) k
+            where t.ctid = k.place
+        returning t.nonce;
+    end if;
+end $$;
+
+-- New rows, and with them, in one commit, statuses of others. A nonce is taken over only from a
+-- row that ended as invalid: no node ever took that one, and it is kept for its readers
+-- (overwritten_transactions). Returns the nonces stored; a missing one belongs to another live
+-- transaction.
+create function tenure_tx.accept(
+    p_role text, p_epoch bigint, p_account bytea, p_creator text, p_block bigint,
+    p_nonces bigint[], p_hashes bytea[], p_calls bytea[], p_raws bytea[], p_tips text[],
+    p_noops boolean[], p_attempts text[], p_requests text[],
+    s_nonces bigint[], s_hashes bytea[], s_states text[], s_blocks bytea[], s_metadata text[],
+    s_ended boolean[]
+) returns setof bigint language plpgsql volatile
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off set enable_memoize = off as $$
+begin
+    perform tenure_tx.begin_write(p_role, p_epoch, p_account, true);
     return query
     insert into tenure_tx.pending_transactions as t
         (account_id, nonce, hash, call_scale, raw, state, tip, noop, attempts, request_id,
@@ -32,6 +121,10 @@ begin
         updated_at = clock_timestamp(), ended_at = null, change = nextval('tenure_tx.change')
         where t.ended_at is not null and t.state = 'invalid'
     returning t.nonce;
+    if cardinality(s_nonces) > 0 then
+        perform tenure_tx.put_statuses(p_epoch, p_account, s_nonces, s_hashes, s_states, s_blocks,
+                                       s_metadata, s_ended);
+    end if;
 end $$;
 
 -- Further attempts of open rows. Returns the nonces stored; a missing one has ended.
@@ -40,13 +133,10 @@ create function tenure_tx.replace(
     p_nonces bigint[], p_hashes bytea[], p_raws bytea[], p_tips text[], p_noops boolean[],
     p_attempts text[]
 ) returns setof bigint language plpgsql volatile
-set enable_seqscan = off as $$
-declare
-    low  bigint := (select min(u) from unnest(p_nonces) u);
-    high bigint := (select max(u) from unnest(p_nonces) u);
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off set enable_memoize = off as $$
 begin
-    perform tenure.fence(p_role, p_epoch);
-    perform tenure_tx.lock_account(p_account);
+    perform tenure_tx.begin_write(p_role, p_epoch, p_account, true);
     return query
     update tenure_tx.pending_transactions t set
         hash = n.hash, raw = n.raw, state = 'future', block_hash = null, status_metadata = '{}',
@@ -54,60 +144,26 @@ begin
         epoch = p_epoch, updated_at = clock_timestamp(), change = nextval('tenure_tx.change')
         from unnest(p_nonces, p_hashes, p_raws, p_tips, p_noops, p_attempts)
              as n (nonce, hash, raw, tip, noop, attempts)
-        where t.account_id = p_account and t.nonce between low and high and t.nonce = n.nonce
-          and t.ended_at is null
+             cross join lateral (
+                 select r.ctid as place from tenure_tx.pending_transactions r
+                     where r.account_id = p_account and r.nonce = n.nonce and r.ended_at is null
+                     limit 1) k
+        where t.ctid = k.place
     returning t.nonce;
 end $$;
 
--- Statuses. One for another hash than the current attempt's is ignored, unless it is an older
--- attempt that finalised: that one wins. Not flushed: a lost status is learnt again from the chain.
+-- Statuses alone. Not flushed: a lost status is learnt again from the chain.
 create function tenure_tx.record(
     p_role text, p_epoch bigint, p_account bytea,
     p_nonces bigint[], p_hashes bytea[], p_states text[], p_blocks bytea[], p_metadata text[],
     p_ended boolean[]
 ) returns setof bigint language plpgsql volatile
-set enable_seqscan = off as $$
-declare
-    low  bigint := (select min(u) from unnest(p_nonces) u);
-    high bigint := (select max(u) from unnest(p_nonces) u);
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off set enable_memoize = off as $$
 begin
-    perform tenure.fence(p_role, p_epoch);
-    perform tenure_tx.lock_account(p_account);
-    perform set_config('synchronous_commit', 'off', true);
-    return query
-    update tenure_tx.pending_transactions t set
-        state = n.state, block_hash = n.block, status_metadata = n.metadata::jsonb,
-        epoch = p_epoch, updated_at = clock_timestamp(),
-        ended_at = case when n.ended then clock_timestamp() end,
-        change = nextval('tenure_tx.change')
-        from unnest(p_nonces, p_hashes, p_states, p_blocks, p_metadata, p_ended)
-             as n (nonce, hash, state, block, metadata, ended)
-        where t.account_id = p_account and t.nonce between low and high and t.nonce = n.nonce
-          and t.ended_at is null
-          and t.hash = n.hash
-    returning t.nonce;
-    if 'finalized' = any (p_states) then
-        return query
-        update tenure_tx.pending_transactions t set
-            hash = n.hash, raw = null,
-            tip = (select (a ->> 'tip')::numeric from jsonb_array_elements(t.attempts) a
-                    where a ->> 'hash' = n.name limit 1),
-            noop = (select coalesce((a ->> 'noop')::boolean, false)
-                      from jsonb_array_elements(t.attempts) a where a ->> 'hash' = n.name limit 1),
-            state = 'finalized', block_hash = n.block, status_metadata = '{}',
-            epoch = p_epoch, updated_at = clock_timestamp(),
-            ended_at = case when n.ended then clock_timestamp() end,
-            change = nextval('tenure_tx.change')
-            from (select s.*, '0x' || encode(s.hash, 'hex') as name
-                    from unnest(p_nonces, p_hashes, p_states, p_blocks, p_ended)
-                         as s (nonce, hash, state, block, ended)
-                    where s.state = 'finalized') n
-            where t.account_id = p_account and t.nonce between low and high and t.nonce = n.nonce
-          and t.ended_at is null
-              and t.hash <> n.hash
-              and t.attempts @> jsonb_build_array(jsonb_build_object('hash', n.name))
-        returning t.nonce;
-    end if;
+    perform tenure_tx.begin_write(p_role, p_epoch, p_account, false);
+    return query select tenure_tx.put_statuses(p_epoch, p_account, p_nonces, p_hashes, p_states,
+                                               p_blocks, p_metadata, p_ended);
 end $$;
 
 -- Removes ended rows below the finalised nonce that are old enough; at most p_limit at once.
@@ -118,6 +174,8 @@ declare
     gone bigint;
 begin
     perform tenure.fence(p_role, p_epoch);
+    delete from tenure_tx.overwritten_transactions o
+        where o.account_id = p_account and o.ended_at < clock_timestamp() - p_age;
     delete from tenure_tx.pending_transactions t
         where t.account_id = p_account and t.nonce in (
             select o.nonce from tenure_tx.pending_transactions o

@@ -127,53 +127,71 @@ impl Batch {
     }
 
     async fn write(self, store: &Store) -> Report {
+        let epoch = self.epoch;
         let statuses: Vec<StatusChange> = self.statuses.into_values().collect();
+        // A status may follow a replacement of its nonce, so then it is not written before it.
+        let (with_news, after) = match self.replacements.is_empty() {
+            true if !self.news.is_empty() => (statuses, Vec::new()),
+            true | false => (Vec::new(), statuses),
+        };
         // Pipelined on one session, so they take effect in this order.
-        let (news, replaced, recorded) = tokio::join!(
-            accept(store, self.epoch, self.block, &self.news),
+        let ((mut rows, with_news), replaced, recorded) = tokio::join!(
+            accept(store, epoch, self.block, &self.news, &with_news),
             async {
                 if self.replacements.is_empty() {
                     return Ok(Vec::new());
                 }
-                store.replace(self.epoch, &self.replacements).await
+                store.replace(epoch, &self.replacements).await
             },
-            async {
-                if statuses.is_empty() {
-                    return Ok(Vec::new());
-                }
-                store.update_state(self.epoch, &statuses).await
-            },
+            record(store, epoch, &after),
         );
         let nonces = self.replacements.iter().map(|r| r.nonce);
-        let mut rows = news;
         rows.extend(outcomes(nonces, replaced));
-        let statuses_failed = recorded.err().map(written_of);
+        let statuses_failed = with_news.or(recorded);
         Report { generation: self.generation, rows, statuses_failed }
     }
 }
 
-/// Stores new rows. If one of many has a request id that exists, each goes alone.
+/// Stores new rows with statuses in one commit; says what became of each row, and why the statuses
+/// were not recorded. If the server refuses one of many (its request id exists, or its text is
+/// nothing a database can hold), each goes alone: nobody pays for a neighbour.
 async fn accept(
     store: &Store,
     epoch: Epoch,
     block: u64,
     rows: &[NewTransaction],
-) -> Vec<(u64, Written)> {
+    statuses: &[StatusChange],
+) -> (Vec<(u64, Written)>, Option<Written>) {
     if rows.is_empty() {
-        return Vec::new();
+        return (Vec::new(), None);
     }
     metrics::observe(metrics::BATCH, rows.len());
-    match store.accept(epoch, block, rows).await {
-        Err(StoreError::DuplicateRequest) if rows.len() > 1 => {
+    match store.accept_with(epoch, block, rows, statuses).await {
+        Err(StoreError::DuplicateRequest | StoreError::Database(_))
+            if rows.len() > 1 || !statuses.is_empty() =>
+        {
             let mut outcome = Vec::with_capacity(rows.len());
             for row in rows {
                 let one = store.accept(epoch, block, std::slice::from_ref(row)).await;
                 outcome.extend(outcomes([row.nonce].into_iter(), one));
             }
-            outcome
+            (outcome, record(store, epoch, statuses).await)
         }
-        stored => outcomes(rows.iter().map(|r| r.nonce), stored),
+        Err(error) => {
+            let written = written_of(error);
+            let rows = rows.iter().map(|r| (r.nonce, written.clone())).collect();
+            (rows, Some(written).filter(|_| !statuses.is_empty()))
+        }
+        stored => (outcomes(rows.iter().map(|r| r.nonce), stored), None),
     }
+}
+
+/// Records statuses; says why they were not.
+async fn record(store: &Store, epoch: Epoch, statuses: &[StatusChange]) -> Option<Written> {
+    if statuses.is_empty() {
+        return None;
+    }
+    store.update_state(epoch, statuses).await.err().map(written_of)
 }
 
 fn outcomes(

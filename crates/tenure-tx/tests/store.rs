@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use kit::{E1, attempt, bump, database, hash, row, store};
 use tenure_core::epoch::Epoch;
-use tenure_testkit::{Proxy, shared_cluster};
+use tenure_testkit::{Cluster, Proxy, shared_cluster};
 use tenure_tx::feed::{FeedItem, FeedOptions, feed};
 use tenure_tx::manager::Attempt;
 use tenure_tx::status::{State, TransactionStatus};
@@ -70,6 +70,83 @@ async fn a_live_nonce_is_never_taken_over_and_a_dead_one_is() {
     assert_eq!(store.accept(E1, 0, &[row(0, 2, "r1")]).await.expect("leads"), [0]);
     let reused = store.by_nonce(0).await.expect("readable").expect("there");
     assert_eq!((reused.request_id.as_str(), reused.ended), ("r1", false));
+}
+
+#[tokio::test]
+async fn the_end_of_a_refused_request_is_seen_although_its_nonce_was_given_away() {
+    let db = database().await;
+    let store = store(&db.dsn(), "a");
+    store.accept(E1, 0, &[row(0, 1, "refused")]).await.expect("leads");
+    let invalid = TransactionStatus::Invalid(Some("no funds".into()));
+    store.update_state(E1, &[change(0, 1, invalid.clone(), true)]).await.expect("leads");
+    assert_eq!(store.accept(E1, 0, &[row(0, 2, "next")]).await.expect("leads"), [0]);
+    // A reader that was away all the time.
+    let seen = store.changes(0).await.expect("readable");
+    let seen: Vec<_> = seen.iter().map(|t| (t.request_id.as_str(), &t.status, t.ended)).collect();
+    assert_eq!(seen, [("refused", &invalid, true), ("next", &TransactionStatus::Future, false)]);
+    // Kept as long as every ended row.
+    store.cleanup(E1, 0, Duration::from_secs(60)).await.expect("leads");
+    assert_eq!(store.changes(0).await.expect("readable").len(), 2);
+    store.cleanup(E1, 0, Duration::ZERO).await.expect("leads");
+    assert_eq!(store.changes(0).await.expect("readable").len(), 1);
+}
+
+#[tokio::test]
+async fn new_rows_and_statuses_of_others_are_one_commit() {
+    let db = database().await;
+    let store = store(&db.dsn(), "a");
+    store.accept(E1, 0, &[row(0, 1, "r0")]).await.expect("leads");
+    let ready = [change(0, 1, TransactionStatus::Ready, false)];
+    let twice = store.accept_with(E1, 0, &[row(1, 2, "r0")], &ready).await;
+    assert!(matches!(twice, Err(StoreError::DuplicateRequest)), "{twice:?}");
+    assert_eq!(state(&store, 0).await, TransactionStatus::Future, "neither");
+    let both = store.accept_with(E1, 0, &[row(1, 2, "r1")], &ready).await;
+    assert_eq!(both.expect("leads"), [1]);
+    assert_eq!(state(&store, 0).await, TransactionStatus::Ready, "both");
+    bump(&db).await;
+    let broadcast = [change(0, 1, TransactionStatus::Broadcast(vec![]), false)];
+    let stale = store.accept_with(E1, 0, &[row(2, 3, "r2")], &broadcast).await;
+    assert!(matches!(stale, Err(StoreError::Stale)), "{stale:?}");
+    assert_eq!(state(&store, 0).await, TransactionStatus::Ready);
+}
+
+#[tokio::test]
+async fn a_reason_no_database_can_hold_is_recorded_all_the_same() {
+    let db = database().await;
+    let store = store(&db.dsn(), "a");
+    store.accept(E1, 0, &[row(0, 1, "r0")]).await.expect("leads");
+    let reason = TransactionStatus::Invalid(Some("bad\0proof".into()));
+    assert_eq!(store.update_state(E1, &[change(0, 1, reason, false)]).await.expect("leads"), [0]);
+    let written = TransactionStatus::Invalid(Some("bad\u{fffd}proof".into()));
+    assert_eq!(state(&store, 0).await, written);
+}
+
+/// Statuses are not flushed, so a crash loses some that a reader has seen: what is written after it
+/// must not look old to that reader.
+#[tokio::test]
+async fn numbers_a_reader_saw_are_not_given_again_after_a_crash() {
+    let cluster = Cluster::start().await.expect("a server of its own");
+    // Nothing is flushed that nobody asked for.
+    cluster.set(&[("wal_writer_delay", "10s")]).await.expect("reloads");
+    let db = kit::prepare(cluster.database().await.expect("a database")).await;
+    let writer = store(&db.dsn(), "writer");
+    writer.accept(E1, 0, &[row(0, 1, "r0")]).await.expect("leads");
+    // The session's first write is flushed; from then on the statuses are not.
+    for _ in 0..100 {
+        for status in [TransactionStatus::Ready, TransactionStatus::Dropped] {
+            writer.update_state(E1, &[change(0, 1, status, false)]).await.expect("leads");
+        }
+    }
+    let seen = writer.newest_change().await.expect("readable");
+    cluster.crash().await.expect("crashes");
+    cluster.start_again().await.expect("starts");
+    let next = store(&db.dsn(), "next");
+    let kept = next.newest_change().await.expect("readable");
+    assert!(kept < seen, "the crash lost nothing, so this test shows nothing");
+    let done = TransactionStatus::Finalized(hash(9));
+    next.update_state(E1, &[change(0, 1, done, true)]).await.expect("leads");
+    let fresh = next.changes(seen).await.expect("readable");
+    assert_eq!(fresh.iter().map(|t| t.ended).collect::<Vec<_>>(), [true], "the end is news");
 }
 
 #[tokio::test]

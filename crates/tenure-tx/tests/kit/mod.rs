@@ -40,7 +40,11 @@ pub(crate) fn connector(dsn: &str) -> Connector {
 
 /// A database with both schemas and a role at epoch 1.
 pub(crate) async fn database() -> Database {
-    let database = shared_cluster().await.database().await.expect("a fresh database");
+    prepare(shared_cluster().await.database().await.expect("a fresh database")).await
+}
+
+/// Puts both schemas and the role into an empty database.
+pub(crate) async fn prepare(database: Database) -> Database {
     let client = database.client().await.expect("it answers");
     client.batch_execute(&tenure::schema::script()).await.expect("tenure's schema");
     client.batch_execute(&tenure_tx::schema::script()).await.expect("our schema");

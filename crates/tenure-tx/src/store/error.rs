@@ -1,0 +1,77 @@
+//! What can go wrong with the table, and what it leaves behind.
+
+use tenure::connect::ConnectError;
+use tokio_postgres::error::SqlState;
+
+use crate::status::UnknownState;
+
+/// The table could not be read or written.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// Another leader's epoch is newer. Nothing was written; stop acting.
+    #[error("another leader has a newer epoch; nothing was written, this node must stop acting")]
+    Stale,
+    /// The connection broke or was too slow. A write may have happened: read before writing again.
+    #[error("the outcome is unknown: {0}; read the table before trying again")]
+    Lost(String),
+    /// No connection. Nothing was written.
+    #[error("the database cannot be reached; check that it runs and the connection string")]
+    Unreachable(#[from] ConnectError),
+    /// Another row has this request id. Nothing was written.
+    #[error("a row with the same request id exists; look it up by that id")]
+    DuplicateRequest,
+    /// A row of a newer version.
+    #[error("row with nonce {nonce}: {source}")]
+    UnknownState {
+        /// Its nonce.
+        nonce: u64,
+        /// What was found.
+        source: UnknownState,
+    },
+    /// A row nobody should have written.
+    #[error("row with nonce {nonce} is damaged: {what}; repair or remove it by hand")]
+    Corrupt {
+        /// Its nonce.
+        nonce: u64,
+        /// What is wrong.
+        what: String,
+    },
+    /// A row without a signed form.
+    #[error("nonce {0} has no attempt; the row is damaged, repair or remove it by hand")]
+    NoAttempt(u64),
+    /// A number PostgreSQL cannot hold.
+    #[error("{0} is beyond a bigint; no chain counts that far, check the input")]
+    TooLarge(u64),
+    /// The server refused. Nothing was written.
+    #[error("the database refused: {}", message(.0))]
+    Database(#[source] tokio_postgres::Error),
+}
+
+/// The driver's own text is only "db error".
+fn message(error: &tokio_postgres::Error) -> String {
+    error.as_db_error().map_or_else(|| error.to_string(), |db| db.message().to_owned())
+}
+
+impl From<tokio_postgres::Error> for StoreError {
+    fn from(error: tokio_postgres::Error) -> Self {
+        let Some(code) = error.code() else {
+            return StoreError::Lost(error.to_string());
+        };
+        if code.code() == "TN001" {
+            StoreError::Stale
+        } else if *code == SqlState::UNIQUE_VIOLATION {
+            StoreError::DuplicateRequest
+        } else {
+            StoreError::Database(error)
+        }
+    }
+}
+
+impl StoreError {
+    /// Whether the write may have happened.
+    #[must_use]
+    pub fn is_unknown(&self) -> bool {
+        matches!(self, StoreError::Lost(_))
+    }
+}

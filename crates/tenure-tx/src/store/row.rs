@@ -1,0 +1,189 @@
+//! Rows as they are read and as they are to be.
+
+use bytes::Bytes;
+use tenure_core::epoch::Epoch;
+use tokio_postgres::Row;
+
+use super::StoreError;
+use crate::manager::{Attempt, OpenTransaction};
+use crate::status::{Hash, State, StatusMetadata, TransactionStatus};
+
+/// A row of the table.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StoredTransaction {
+    /// Its nonce.
+    pub nonce: u64,
+    /// The current attempt, or the one that won.
+    pub hash: Hash,
+    /// The call, if the group can sign it anew.
+    pub call: Option<Bytes>,
+    /// The signed bytes of the current attempt.
+    pub raw: Option<Bytes>,
+    /// Its last known status.
+    pub status: TransactionStatus,
+    /// All attempts, the newest last.
+    pub attempts: Vec<Attempt>,
+    /// Whether a no-op took the request's place.
+    pub noop: bool,
+    /// The caller's name for it.
+    pub request_id: String,
+    /// The instance that accepted it.
+    pub creator_id: String,
+    /// The epoch of the last writer.
+    pub epoch: Epoch,
+    /// The best block when it was accepted.
+    pub built_at_block: u64,
+    /// When it was accepted, for people.
+    pub created_at: String,
+    /// When it last changed, for people.
+    pub updated_at: String,
+    /// Whether the duty is over.
+    pub ended: bool,
+    /// Grows with every change of any row of the account, in commit order.
+    pub change: i64,
+}
+
+impl StoredTransaction {
+    /// What the manager needs of an open row.
+    #[must_use]
+    pub fn open(&self) -> OpenTransaction {
+        OpenTransaction {
+            nonce: self.nonce,
+            attempts: self.attempts.clone(),
+            status: self.status.clone(),
+            resignable: self.call.is_some(),
+        }
+    }
+}
+
+/// A row to be.
+#[derive(Debug, Clone)]
+pub struct NewTransaction {
+    /// Its nonce.
+    pub nonce: u64,
+    /// Its first attempt.
+    pub attempt: Attempt,
+    /// The call, if it may be signed anew.
+    pub call: Option<Bytes>,
+    /// The signed bytes.
+    pub raw: Bytes,
+    /// The caller's name for it.
+    pub request_id: String,
+}
+
+/// A further attempt of an open row.
+#[derive(Debug, Clone)]
+pub struct Replacement {
+    /// Its nonce.
+    pub nonce: u64,
+    /// All attempts, the new one last.
+    pub attempts: Vec<Attempt>,
+    /// The new one's bytes.
+    pub raw: Bytes,
+}
+
+/// A status to record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StatusChange {
+    /// Its nonce.
+    pub nonce: u64,
+    /// The attempt it is about.
+    pub hash: Hash,
+    /// The status.
+    pub status: TransactionStatus,
+    /// Whether the duty is over.
+    pub ended: bool,
+}
+
+/// What a new leader reads.
+#[derive(Debug, Clone)]
+pub struct Snapshot {
+    /// All open rows, by nonce.
+    pub open: Vec<StoredTransaction>,
+    /// One above the highest nonce the table knows to be used for good.
+    pub consumed: u64,
+}
+
+/// What [`read_row`] reads, in its order.
+pub(super) const COLUMNS: &str = "nonce, hash, call_scale, raw, state, block_hash, status_metadata::text, \
+    attempts::text, noop, request_id, creator_id, epoch, built_at_block, created_at::text, \
+    updated_at::text, ended_at is not null, change";
+
+/// The position of `change` among them, from 1.
+pub(super) const CHANGE_COLUMN: usize = 17;
+
+/// Statuses as the writers take them: one array per column.
+pub(super) struct StatusColumns<'a> {
+    pub(super) nonces: Vec<i64>,
+    pub(super) hashes: Vec<&'a [u8]>,
+    pub(super) states: Vec<&'static str>,
+    pub(super) blocks: Vec<Option<Vec<u8>>>,
+    pub(super) metadata: Vec<String>,
+    pub(super) ended: Vec<bool>,
+}
+
+impl<'a> StatusColumns<'a> {
+    pub(super) fn of(changes: &'a [StatusChange]) -> Result<Self, StoreError> {
+        let metadata = |c: &StatusChange| {
+            let text = serde_json::to_string(&c.status.metadata()).unwrap_or_else(|_| "{}".into());
+            // A node's reason may hold what jsonb does not.
+            text.replace("\\u0000", "\\ufffd")
+        };
+        Ok(StatusColumns {
+            nonces: changes.iter().map(|c| to_sql(c.nonce)).collect::<Result<_, _>>()?,
+            hashes: changes.iter().map(|c| c.hash.0.as_slice()).collect(),
+            states: changes.iter().map(|c| c.status.state().as_str()).collect(),
+            blocks: changes.iter().map(|c| c.status.block().map(|b| b.0.to_vec())).collect(),
+            metadata: changes.iter().map(metadata).collect(),
+            ended: changes.iter().map(|c| c.ended).collect(),
+        })
+    }
+}
+
+pub(super) fn attempts_json(attempts: &[Attempt]) -> String {
+    serde_json::to_string(attempts).unwrap_or_else(|_| "[]".to_owned())
+}
+
+/// PostgreSQL's bigint holds all nonces a chain will see; one that does not fit is refused.
+pub(super) fn to_sql(number: u64) -> Result<i64, StoreError> {
+    i64::try_from(number).map_err(|_| StoreError::TooLarge(number))
+}
+
+pub(super) fn from_sql(number: i64) -> u64 {
+    u64::try_from(number).unwrap_or(0)
+}
+
+pub(super) fn read_row(row: &Row) -> Result<StoredTransaction, StoreError> {
+    let nonce = from_sql(row.get(0));
+    let corrupt = |what: String| StoreError::Corrupt { nonce, what };
+    let hash = |bytes: &[u8]| Hash::from_slice(bytes).map_err(|e| corrupt(e.to_string()));
+    let state: State = row
+        .get::<_, &str>(4)
+        .parse()
+        .map_err(|source| StoreError::UnknownState { nonce, source })?;
+    let block = row.get::<_, Option<&[u8]>>(5).map(hash).transpose()?;
+    let metadata: StatusMetadata =
+        serde_json::from_str(row.get(6)).map_err(|e| corrupt(format!("status_metadata: {e}")))?;
+    let attempts: Vec<Attempt> =
+        serde_json::from_str(row.get(7)).map_err(|e| corrupt(format!("attempts: {e}")))?;
+    if attempts.is_empty() {
+        return Err(StoreError::NoAttempt(nonce));
+    }
+    Ok(StoredTransaction {
+        nonce,
+        hash: hash(row.get(1))?,
+        call: row.get::<_, Option<Vec<u8>>>(2).map(Bytes::from),
+        raw: row.get::<_, Option<Vec<u8>>>(3).map(Bytes::from),
+        status: TransactionStatus::from_parts(state, block, metadata),
+        attempts,
+        noop: row.get(8),
+        request_id: row.get(9),
+        creator_id: row.get(10),
+        epoch: Epoch(row.get(11)),
+        built_at_block: from_sql(row.get(12)),
+        created_at: row.get(13),
+        updated_at: row.get(14),
+        ended: row.get(15),
+        change: row.get(16),
+    })
+}
