@@ -12,23 +12,22 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use futures_util::StreamExt as _;
 use tenure_core::epoch::Epoch;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
-use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{MissedTickBehavior, interval, sleep};
 
-use crate::account::{SignError, Signed, Signer, Unsigned};
-use crate::chain::{Chain, ChainError, Head, Located, Outcome, Submission};
+use crate::account::{SignError, Signed, Signer};
+use crate::chain::{Chain, ChainError, Head, Located, Outcome};
 use crate::leadership::Leadership;
-use crate::manager::{Attempt, Effect, Input, TransactionManager};
+use crate::manager::{Attempt, Input, TransactionManager};
 use crate::metrics;
-use crate::scribe::{self, Order, Report, Write, Written};
+use crate::scribe::{self, Order};
 use crate::service::{
     Drained, HandleState, Payload, SendError, SendRequest, ServiceOptions, TransactionHandle,
 };
 use crate::status::{Hash, TransactionStatus};
-use crate::store::{NewTransaction, Replacement, Snapshot, StatusChange, Store, StoredTransaction};
+use crate::store::{Snapshot, Store, StoredTransaction};
 
 pub(crate) type Reply = oneshot::Sender<Result<TransactionHandle, SendError>>;
 

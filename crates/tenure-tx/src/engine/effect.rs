@@ -1,6 +1,19 @@
 //! Carries out what the manager asks for: sign, store, submit, look up, record.
 
-use super::*;
+use std::sync::Arc;
+
+use futures_util::StreamExt as _;
+use tokio::time::timeout;
+
+use super::{Answer, Engine, MAX_CLASHES, outcome_name};
+use crate::account::{SignError, Signed, Unsigned};
+use crate::chain::{Outcome, Submission};
+use crate::manager::{Attempt, Effect, Input};
+use crate::metrics;
+use crate::scribe::{Order, Report, Write, Written};
+use crate::service::{HandleState, SendError, TransactionHandle};
+use crate::status::{Hash, TransactionStatus};
+use crate::store::{NewTransaction, Replacement, StatusChange};
 
 impl Engine {
     pub(super) fn carry_out(&mut self, effects: Vec<Effect>) {
