@@ -45,6 +45,15 @@ create function tenure.unlock(k bigint, pair boolean) returns boolean language s
                 else pg_advisory_unlock(k) end
 $$;
 
+-- One role of a claim, as it is asked for.
+create type tenure.ask as (role text, key bigint, pair boolean, seen bigint, keep bigint,
+                           insist boolean);
+
+-- The advisory key between those who register, shared, and who lowers a role's lease.
+create function tenure.lease_key() returns bigint language sql immutable as $$
+    select hashtextextended('tenure lease', 0)
+$$;
+
 -- A member takes its seat, or takes it again after a lost connection: it ends its own old backend
 -- first (pid and start must match, pids are reused).
 create function tenure.join_as(p jsonb) returns jsonb language plpgsql volatile as $$
@@ -96,15 +105,39 @@ begin
     return m;
 end $$;
 
--- Makes roles known, with their key and policy, and this member a candidate for them.
+-- Locks the rows of those roles, in key order, and says which: somebody else's lock costs 20 ms once
+-- and one role, not the statement and with it the seat. A fence does not stand in the way of this.
+create function tenure.lock_rows(p_names text[]) returns text[] language plpgsql volatile as $$
+declare
+    got text[] := array(select name from tenure.role where name = any (p_names)
+                        order by pair, key for no key update skip locked);
+    old text := current_setting('lock_timeout');
+    one text;
+begin
+    if cardinality(got) < cardinality(p_names) then
+        perform set_config('lock_timeout', '20', true);
+        for one in select name from tenure.role
+                   where name = any (p_names) and name <> all (got) order by pair, key loop
+            begin
+                perform from tenure.role where name = one for no key update;
+                got := got || one;
+            exception when lock_not_available then
+                perform set_config('lock_timeout', '1', true);
+            end;
+        end loop;
+        perform set_config('lock_timeout', old, true);
+    end if;
+    return got;
+end $$;
+
+-- Makes roles known, with their key and policy, and this member a candidate for them. A role whose
+-- row is held up and would have to be changed is answered `blocked`: nothing happened to it.
 create function tenure.register(me text, p_roles jsonb) returns jsonb
-language plpgsql volatile as $$
+language plpgsql volatile set plan_cache_mode = force_custom_plan as $$
 declare
     m   tenure.member := tenure.prove(me);
-    out jsonb := '[]';
-    q   record;
-    r   tenure.role;
-    why text;
+    out jsonb;
+    low text[];
     -- New on the line of history on which the schema was born: nobody ever led it.
     fresh text := (select m.incarnation from tenure.origin
                    where lineage = tenure.lineage_of(m.incarnation));
@@ -114,58 +147,68 @@ declare
         * (current_setting('max_connections')::bigint
            + current_setting('max_prepared_transactions')::bigint);
 begin
-    for q in select * from jsonb_to_recordset(p_roles) as x(role text, key bigint, pair boolean,
-            policy text, priority integer, ready boolean, observer boolean) order by pair, key loop
-        why := null;
-        if known < room then
-            insert into tenure.role (name, key, pair, policy, lease_ms, paid_in)
-            values (q.role, q.key, q.pair, q.policy, m.lease_ms, fresh)
-            on conflict do nothing;
-            if found then known := known + 1; end if;
-        end if;
-        -- Raised before it is used, and only ever raised: successors wait at least this long.
-        update tenure.role set lease_ms = m.lease_ms where name = q.role and lease_ms < m.lease_ms;
-        select * into r from tenure.role where name = q.role;
-        if not found and known >= room then
-            why := 'locks:' || room;
-        elsif not found then
-            why := 'collision:' || (select name from tenure.role where key = q.key and pair = q.pair);
-        elsif (r.key, r.pair) is distinct from (q.key, q.pair) then
-            why := 'key:' || case when r.pair then (r.key >> 32) || ',' || (r.key << 32 >> 32)
-                                  else r.key::text end;
-        elsif r.policy <> q.policy then
-            why := 'policy:' || r.policy;
-        else
-            insert into tenure.candidate as c (role, member, priority, ready, observer)
-            values (q.role, me, q.priority, q.ready, q.observer)
-            on conflict (role, member) do update set priority = excluded.priority,
-                ready = excluded.ready, observer = excluded.observer
-            where (c.priority, c.ready, c.observer)
-                  is distinct from (excluded.priority, excluded.ready, excluded.observer);
-        end if;
-        out := out || jsonb_build_object('role', q.role, 'refused', why);
-    end loop;
+    -- Whoever lowers a role's lease must see every registration: see tenure.lower_lease().
+    perform pg_advisory_xact_lock_shared(tenure.lease_key());
+    insert into tenure.role (name, key, pair, policy, lease_ms, paid_in)
+        select x.role, x.key, x.pair, x.policy, m.lease_ms, fresh
+        from jsonb_to_recordset(p_roles) as x(role text, key bigint, pair boolean, policy text)
+        where not exists (select from tenure.role r where r.name = x.role)
+        order by x.pair, x.key limit greatest(room - known, 0)
+        on conflict do nothing;
+    -- Raised before it is used: successors wait at least this long.
+    low := array(select r.name from jsonb_to_recordset(p_roles) as x(role text)
+                 join tenure.role r on r.name = x.role where r.lease_ms < m.lease_ms);
+    if low <> '{}' then
+        update tenure.role set lease_ms = m.lease_ms
+            where name = any (tenure.lock_rows(low)) and lease_ms < m.lease_ms;
+    end if;
+    with asked as materialized (
+        select x.*, case
+            when r.name is null then coalesce(
+                'collision:' || (select name from tenure.role where key = x.key and pair = x.pair),
+                'locks:' || room)
+            when (r.key, r.pair) is distinct from (x.key, x.pair) then
+                'key:' || case when r.pair then (r.key >> 32) || ',' || (r.key << 32 >> 32)
+                               else r.key::text end
+            when r.policy <> x.policy then 'policy:' || r.policy
+            when r.lease_ms < m.lease_ms then 'blocked' end as why
+        from jsonb_to_recordset(p_roles) as x(role text, key bigint, pair boolean, policy text,
+                priority integer, ready boolean, observer boolean)
+            left join tenure.role r on r.name = x.role
+    ), candidates as (
+        insert into tenure.candidate as c (role, member, priority, ready, observer)
+        select role, me, priority, ready, observer from asked where why is null
+        on conflict (role, member) do update set priority = excluded.priority,
+            ready = excluded.ready, observer = excluded.observer
+        where (c.priority, c.ready, c.observer)
+              is distinct from (excluded.priority, excluded.ready, excluded.observer)
+    )
+    select coalesce(jsonb_agg(jsonb_build_object('role', role, 'refused', why)), '[]')
+        into out from asked;
     return out;
 end $$;
 
--- Whether somebody else should have a role first, and why. A matter of manners, never of safety:
--- clocks may be wrong here.
-create function tenure.better_candidate(m tenure.member, r tenure.role) returns text
-language sql volatile as $$
-    select case when c.member = r.successor then 'successor'
-                when c.ready and not mine.ready then 'ready' else 'priority' end
-    from tenure.candidate c
+-- Which of those roles somebody else should have first, and why. A matter of manners, never of
+-- safety: clocks may be wrong here.
+create function tenure.better_candidates(m tenure.member, p_names text[])
+returns table (role text, why text, holder text, epoch bigint) language plpgsql volatile as $$
+begin
+    return query select distinct on (r.name) r.name,
+        case when c.member = r.successor then 'successor'
+             when c.ready and not mine.ready then 'ready' else 'priority' end, r.holder, r.epoch
+    from tenure.role r
+        join tenure.candidate mine on mine.role = r.name and mine.member = m.identity
+        join tenure.candidate c on c.role = r.name and c.member <> m.identity
         join tenure.member o on o.identity = c.member and o.left_at is null
-        join tenure.candidate mine on mine.role = c.role and mine.member = m.identity
-    where c.role = r.name and c.member <> m.identity and not c.observer
+    where r.name = any (p_names) and not c.observer
       -- Who has just let go does not want it back so soon.
-      and not (r.holder is null and c.member = r.last_holder)
+      and not (r.holder is null and c.member is not distinct from r.last_holder)
       and o.seen_at > clock_timestamp() - make_interval(secs => o.lease_ms / 1000.0)
       and (c.member = r.successor and r.successor_until > clock_timestamp()
            or (c.ready, c.priority) > (mine.ready, mine.priority)
               and r.successor is distinct from m.identity)
-    order by 1 desc limit 1
-$$;
+    order by r.name, 2 desc;
+end $$;
 
 -- One role of a claim. The caller holds nothing; on return the lock is held exactly if the
 -- outcome is `won` or `kept`.
@@ -188,7 +231,7 @@ begin
     if r.holder is null and keep is null and not coalesce((q->>'insist')::boolean, false) then
         -- Before the lock, so that who stands back is not in the way of who should have it. After
         -- the lock it is asked again: what is read here is stale.
-        why := tenure.better_candidate(m, r);
+        select b.why into why from tenure.better_candidates(m, array[r.name]) b;
         if why is not null then
             return ans || jsonb_build_object('out', 'yield', 'to', why, 'epoch', r.epoch);
         end if;
@@ -209,7 +252,7 @@ begin
         return ans || jsonb_build_object('out', 'paused');
     end if;
     paid := (r.debtor is null and r.paid_in is not distinct from m.incarnation)
-         or (r.debtor = m.identity and r.acted_in = m.incarnation);
+         or coalesce(r.debtor = m.identity and r.acted_in = m.incarnation, false);
     if keep is not null and r.holder = m.identity and r.epoch = keep and r.held_in = m.incarnation
        and r.debtor = m.identity then
         return ans || jsonb_build_object('out', 'kept');
@@ -219,7 +262,7 @@ begin
         return ans || jsonb_build_object('out', 'moved');
     end if;
     if not coalesce((q->>'insist')::boolean, false) then
-        why := tenure.better_candidate(m, r);
+        select b.why into why from tenure.better_candidates(m, array[r.name]) b;
         if why is not null then
             perform tenure.unlock(k, two);
             return ans || jsonb_build_object('out', 'yield', 'to', why);
@@ -238,6 +281,7 @@ begin
         held_in = m.incarnation, since = clock_timestamp(), released_at = null,
         last_holder = coalesce(r.holder, last_holder),
         successor = null, successor_until = null, order_id = null, order_to = null,
+        lease_ms = greatest(lease_ms, m.lease_ms),
         debtor = case when paid then m.identity else debtor end,
         debtor_lease_ms = case when paid then m.lease_ms else debtor_lease_ms end,
         acted_in = case when paid then m.incarnation else acted_in end,
@@ -270,6 +314,116 @@ exception
         return ans || jsonb_build_object('out', 'error', 'sqlstate', sqlstate, 'error', sqlerrm);
 end $$;
 
+-- The same for many roles at once, each decided as claim_one() decides it. It answers those that
+-- nothing stands before: a role whose row is held up or missing, or all of them if one fails, is
+-- left out of the answer, without its lock, and comes to claim_one().
+create function tenure.claim_many(m tenure.member, p_roles jsonb) returns jsonb
+language plpgsql volatile set plan_cache_mode = force_custom_plan as $$
+declare
+    asked   tenure.ask[] := array(
+        select row(x.role, x.key, x.pair, x.seen, x.keep, coalesce(x.insist, false))::tenure.ask
+        from jsonb_to_recordset(p_roles) as x(role text, key bigint, pair boolean, seen bigint,
+            keep bigint, insist boolean) order by x.pair, x.key);
+    line    text := tenure.lineage_of(m.incarnation);
+    origin  text := (select o.lineage from tenure.origin o);
+    yields  text[];
+    won     text[];
+    rows    tenure.role[];
+    answers jsonb;
+    more    jsonb;
+begin
+    select coalesce(array_agg(b.role), '{}'), coalesce(jsonb_agg(jsonb_build_object('role', b.role,
+               'out', 'yield', 'to', b.why, 'epoch', b.epoch)), '[]')
+        into yields, answers
+        from tenure.better_candidates(m, array(select q.role from unnest(asked) q
+                                               where q.keep is null and not q.insist)) b
+        where b.holder is null;
+    -- The locks, in key order; then, in statements that see what the locks protect, the rows.
+    select coalesce(array_agg(t.role) filter (where t.got), '{}'),
+           coalesce(jsonb_agg(jsonb_build_object('role', t.role, 'out', 'held', 'holder', r.holder,
+               'epoch', r.epoch, 'held_by_us', r.holder = m.identity)) filter (where not t.got), '[]')
+        into won, more
+        from (select q.role, tenure.try_lock(q.key, q.pair) as got
+              from (select * from unnest(asked) where role <> all (yields) offset 0) q offset 0) t
+            left join tenure.role r on r.name = t.role;
+    answers := answers || more;
+    rows := array(select r from tenure.role r where r.name = any (won)
+                  order by r.pair, r.key for update skip locked);
+    with seen as materialized (
+        select r.*, q.role as asked_for, q.key as k, q.pair as two, q.keep, b.why, case
+                when (r.key, r.pair) is distinct from (q.key, q.pair) then 'unknown'
+                when r.paused then 'paused'
+                when q.keep is not null and r.holder = m.identity and r.epoch = q.keep
+                     and r.held_in = m.incarnation and r.debtor = m.identity then 'kept'
+                when q.keep is not null then 'moved'
+                when b.role is not null and not q.insist then 'yield'
+                else 'won' end as out,
+            r.policy = 'fenced'
+                or r.debtor is null and r.paid_in is not distinct from m.incarnation
+                or coalesce(r.debtor = m.identity and r.acted_in = m.incarnation, false) as paid,
+            tenure.next_epoch(greatest(r.epoch, q.seen),
+                case when line <> case when r.lineage = '' then origin else r.lineage end
+                     then split_part(line, '/', 2)::integer end) as next
+        from unnest(asked) q join unnest(rows) r on r.name = q.role
+            left join tenure.better_candidates(m, won) b on b.role = q.role
+    ), taken as materialized (select * from seen where out = 'won'),
+    ended as (
+        update tenure.term t set ended_at = clock_timestamp(), how = 'replaced'
+        from taken w where t.role = w.name and t.epoch = w.epoch and t.ended_at is null
+    ), bumped as (
+        update tenure.role r set epoch = w.next, lineage = line, holder = m.identity,
+            held_in = m.incarnation, since = clock_timestamp(), released_at = null,
+            last_holder = coalesce(w.holder, r.last_holder),
+            successor = null, successor_until = null, order_id = null, order_to = null,
+            lease_ms = greatest(r.lease_ms, m.lease_ms),
+            debtor = case when w.paid then m.identity else r.debtor end,
+            debtor_lease_ms = case when w.paid then m.lease_ms else r.debtor_lease_ms end,
+            acted_in = case when w.paid then m.incarnation else r.acted_in end,
+            paid_in = case when w.paid then null else r.paid_in end
+        from taken w where r.name = w.name
+    ), begun as (
+        insert into tenure.term (role, epoch, member, acting_at)
+        select name, next, m.identity, case when paid then clock_timestamp() end from taken
+    ), told as (
+        update tenure.member o set revoked = o.revoked + h.lost
+        from (select holder, count(*) as lost from taken where holder <> m.identity
+              group by holder) h
+        where o.identity = h.holder and o.identity in (
+            select identity from tenure.member
+            where identity in (select holder from taken where holder <> m.identity)
+            for no key update skip locked)
+    ), freed as materialized (
+        select tenure.unlock(k, two) from seen where out not in ('won', 'kept')
+    )
+    select coalesce(jsonb_agg(case when s.out = 'unknown'
+            then jsonb_build_object('role', s.name, 'out', s.out)
+            else jsonb_build_object('role', s.name, 'out', s.out, 'holder', s.holder,
+                'epoch', case when s.out = 'won' then s.next else s.epoch end)
+            || case when s.out = 'yield' then jsonb_build_object('to', s.why)
+                    when s.out = 'won' and s.paid then jsonb_build_object('acting', true)
+                    when s.out = 'won' then jsonb_build_object('acting', false,
+                        'debtor', s.debtor, 'debtor_beat', d.beat, 'debtor_lease_ms',
+                        case when s.debtor is not null and s.acted_in = m.incarnation
+                             then s.debtor_lease_ms
+                             else greatest(s.debtor_lease_ms, s.lease_ms, d.lease_ms) end)
+                    else '{}' end end), '[]')
+        into more
+        from seen s left join tenure.member d on d.identity = s.debtor, (select count(*) from freed) f;
+    -- What was skipped is not kept locked either.
+    perform tenure.unlock(q.key, q.pair) from unnest(asked) q
+        where q.role = any (won) and not exists (select from unnest(rows) r where r.name = q.role);
+    return answers || more;
+exception when others then
+    -- Locks outlive what is rolled back here. None of these roles was held before.
+    perform tenure.unlock(q.key, q.pair) from unnest(asked) q join pg_locks l
+        on l.locktype = 'advisory' and l.pid = pg_backend_pid() and l.granted
+           and l.classid = ((q.key >> 32) & 4294967295)::oid
+           and l.objid = (q.key & 4294967295)::oid
+           and l.objsubid = case when q.pair then 2 else 1 end
+        where l.database = (select oid from pg_database where datname = current_database());
+    return '[]';
+end $$;
+
 -- The claim itself: it waits `p_lock_ms` for the row of the first role that is held up and hardly at
 -- all for the rows of the others, and it takes no more than about `p_ms`. Roles it did not come to
 -- are missing from its answer: a claim of very many roles must not outlast the seat's deadline.
@@ -278,12 +432,19 @@ language plpgsql volatile as $$
 declare
     m     tenure.member := tenure.prove(me);
     until timestamptz := clock_timestamp() + make_interval(secs => p_ms / 1000.0);
+    done  jsonb := '[]';
     out   jsonb[] := '{}';
     one   jsonb;
     q     jsonb;
 begin
+    -- A few are quicker one by one: nothing has to be planned for them.
+    if jsonb_array_length(p_roles) > 8 then
+        done := tenure.claim_many(m, p_roles);
+    end if;
     perform set_config('lock_timeout', p_lock_ms::text, true);
     for q in select x from jsonb_array_elements(p_roles) x
+             where done = '[]' or x->>'role' not in (select y->>'role'
+                                                     from jsonb_array_elements(done) y)
              order by (x->>'pair')::boolean, (x->>'key')::bigint loop
         one := tenure.claim_one(m, q);
         out := out || one;
@@ -292,27 +453,33 @@ begin
         end if;
         exit when clock_timestamp() > until;
     end loop;
-    return jsonb_build_object('beat', m.beat, 'roles', to_jsonb(out));
+    return jsonb_build_object('beat', m.beat, 'roles', done || to_jsonb(out));
 end $$;
 
--- The durable word "my gate opens now": from here on this member is the debtor.
+-- The durable word "my gate opens now": from here on this member is the debtor. `blocked` are those
+-- that are ours and whose row somebody holds up: their gates stay shut.
 create function tenure.act(me text, p_roles jsonb) returns jsonb language plpgsql volatile as $$
 declare
-    m   tenure.member := tenure.prove(me);
-    out jsonb;
+    m    tenure.member := tenure.prove(me);
+    ours text[] := array(select r.name
+        from jsonb_to_recordset(p_roles) as x(role text, epoch bigint)
+            join tenure.role r on r.name = x.role and r.epoch = x.epoch and r.holder = me);
+    free text[] := tenure.lock_rows(ours);
+    out  jsonb;
 begin
     with done as (
         update tenure.role r set debtor = me, debtor_lease_ms = m.lease_ms,
             acted_in = m.incarnation, paid_in = null
         from jsonb_to_recordset(p_roles) as x(role text, epoch bigint)
-        where r.name = x.role and r.epoch = x.epoch and r.holder = me
+        where r.name = any (free) and r.name = x.role and r.epoch = x.epoch and r.holder = me
         returning r.name, r.epoch
     ), terms as (
         update tenure.term t set acting_at = clock_timestamp() from done d
         where t.role = d.name and t.epoch = d.epoch
     )
     select coalesce(jsonb_agg(name), '[]') into out from done;
-    return jsonb_build_object('beat', m.beat, 'roles', out);
+    return jsonb_build_object('beat', m.beat, 'roles', out, 'blocked', (
+        select coalesce(jsonb_agg(name), '[]') from unnest(ours) name where name <> all (free)));
 end $$;
 
 -- The heartbeat. Not durable (a lost beat only makes others wait longer, and a crash voids what
@@ -357,17 +524,20 @@ begin
 end $$;
 
 -- The first half of a release: the row. Guarded by holder and epoch, so that a late release cannot
--- overwrite a successor. The second half (unlock and notify) writes nothing and is its own
+-- overwrite a successor. A row that somebody holds up stays as it is, and the lock goes all the same:
+-- the successor finds a debt and waits. The second half (unlock and notify) writes nothing and is its own
 -- transaction: a poller that wins the lock finds the row as it is written here.
 create function tenure.release(me text, p_roles jsonb) returns jsonb language plpgsql volatile as $$
 declare
-    m   tenure.member := tenure.prove(me);
-    out jsonb;
+    m    tenure.member := tenure.prove(me);
+    free text[];
+    out  jsonb;
 begin
     -- A clean flag that a crash loses makes the successor wait: safe, so it need not be durable.
     if current_setting('synchronous_standby_names') = '' then
         perform set_config('synchronous_commit', 'off', true);
     end if;
+    free := tenure.lock_rows(array(select x.role from jsonb_to_recordset(p_roles) as x(role text)));
     with done as (
         update tenure.role r set holder = null, held_in = null, last_holder = me,
             released_at = clock_timestamp(),
@@ -380,7 +550,7 @@ begin
             successor_until = case when x."to" is not null
                 then clock_timestamp() + make_interval(secs => m.lease_ms / 1000.0) end
         from jsonb_to_recordset(p_roles) as x(role text, epoch bigint, clean boolean, "to" text)
-        where r.name = x.role and r.epoch = x.epoch and r.holder = me
+        where r.name = any (free) and r.name = x.role and r.epoch = x.epoch and r.holder = me
         returning r.name, r.epoch, x.clean
     ), terms as (
         update tenure.term t set ended_at = clock_timestamp(),

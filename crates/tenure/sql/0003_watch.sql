@@ -40,13 +40,15 @@ end $$;
 
 -- Ends the sessions that hold up a seat's claim: transactions older than `p_age_ms` that stand
 -- before it. Called from another session while the seat waits, for at most `p_ms`. The age spares
--- whoever merely passes through; a frozen leader's open fenced transaction is always older.
+-- whoever merely passes through; a frozen leader's open fenced transaction is always older. A
+-- prepared transaction has no session, and only who knows its outcome may end it: it is named.
 create function tenure.unblock(p_seat_pid integer, p_age_ms integer, p_ms integer) returns jsonb
 language plpgsql volatile as $$
 declare
-    until timestamptz := clock_timestamp() + make_interval(secs => p_ms / 1000.0);
-    ended jsonb := '[]';
-    b     record;
+    until    timestamptz := clock_timestamp() + make_interval(secs => p_ms / 1000.0);
+    ended    jsonb := '[]';
+    prepared text;
+    b        record;
 begin
     loop
         for b in select a.pid, a.application_name from unnest(pg_blocking_pids(p_seat_pid)) x
@@ -61,8 +63,21 @@ begin
                 return jsonb_build_object('ended', ended, 'refused', b.pid);
             end;
         end loop;
-        exit when jsonb_array_length(ended) > 0 or clock_timestamp() > until;
+        select p.gid into prepared from pg_locks l
+            join pg_prepared_xacts p on p.transaction = l.transactionid
+            where l.pid = p_seat_pid and not l.granted and l.locktype = 'transactionid';
+        exit when jsonb_array_length(ended) > 0 or prepared is not null
+            or clock_timestamp() > until;
         perform pg_sleep(0.01);
     end loop;
-    return jsonb_build_object('ended', ended);
+    return jsonb_build_object('ended', ended, 'prepared', prepared);
 end $$;
+
+-- The prepared transactions of this database that hold a fence, or any other lock on a role's row.
+create function tenure.prepared_fences() returns table (gid text) language sql volatile as $$
+    select p.gid from pg_prepared_xacts p
+        join pg_locks own on own.locktype = 'transactionid' and own.transactionid = p.transaction
+                         and own.pid is null
+        join pg_locks l on l.virtualtransaction = own.virtualtransaction and l.pid is null
+    where p.database = current_database() and l.relation = 'tenure.role'::regclass
+$$;

@@ -41,6 +41,41 @@ begin
     return jsonb_build_object('holder', r.holder, 'epoch', r.epoch);
 end $$;
 
+-- Lowers the lease that successors wait out after a restart or failover to the longest that still
+-- takes part. It only ever rose by itself: after a failover that lost writes, whoever led before may
+-- have been any member that had registered.
+--
+-- Why this is safe. The role must be settled in this incarnation, in which no write was lost: so the
+-- one gate that may be open is the debtor's, and its lease counts. Every gate that opens later belongs
+-- to a member that is registered now, whose lease counts, or registers later and raises the lease
+-- first; the key keeps the two apart, as a registration in progress cannot be seen. A failover that
+-- loses this write brings the longer lease back.
+create function tenure.lower_lease(p_role text, p_by text) returns jsonb
+language plpgsql volatile as $$
+declare
+    inc   text := tenure.incarnation();
+    r     tenure.role;
+    low   integer;
+begin
+    perform set_config('lock_timeout', '1000', true);
+    perform pg_advisory_xact_lock(tenure.lease_key());
+    select * into r from tenure.role where name = p_role for no key update;
+    if not found then return jsonb_build_object('error', 'unknown_role'); end if;
+    if inc is distinct from (case when r.debtor is null then r.paid_in else r.acted_in end) then
+        return jsonb_build_object('error', 'not_settled');
+    end if;
+    select greatest(max(m.lease_ms), r.debtor_lease_ms) into low
+        from tenure.candidate c join tenure.member m on m.identity = c.member
+        where c.role = p_role and m.left_at is null;
+    if low < r.lease_ms then
+        update tenure.role set lease_ms = low where name = p_role;
+        insert into tenure.event (role, member, epoch, kind, detail)
+            values (p_role, r.holder, r.epoch, 'lower_lease',
+                    'asked by ' || p_by || ', from ' || r.lease_ms || ' ms to ' || low || ' ms');
+    end if;
+    return jsonb_build_object('from_ms', r.lease_ms, 'to_ms', least(r.lease_ms, low));
+end $$;
+
 create function tenure.force_release(p_role text, p_by text) returns jsonb
 language plpgsql volatile as $$
 declare

@@ -25,7 +25,7 @@ use crate::hub::Hub;
 use crate::line::{Heard, Line, LineError};
 use crate::metrics;
 use crate::preflight;
-use crate::seat::{Done, Key, Seat, Seated, Sitter, millis, settings};
+use crate::seat::{Done, Key, Seat, Seated, Sitter, millis, parse, settings};
 use crate::sentinel::{Sentinel, Word, call_sign};
 use crate::sql::literal;
 
@@ -70,6 +70,8 @@ pub struct RoleHealth {
     pub is_leader: bool,
     /// The epoch it holds.
     pub epoch: Option<tenure_core::epoch::Epoch>,
+    /// What keeps this member from leading it that only an operator can end, with the remedy.
+    pub trouble: Option<String>,
 }
 
 pub(crate) struct Actor {
@@ -92,7 +94,9 @@ struct Hands {
     op: Option<Boxed<Result<Done, LineError>>>,
     connecting: Option<Boxed<Result<Taken, TenureError>>>,
     drains: FuturesUnordered<Boxed<RoleName>>,
-    side: FuturesUnordered<Boxed<()>>,
+    side: FuturesUnordered<Boxed<Option<(RoleName, String)>>>,
+    /// What stands before a role and cannot be ended from here.
+    obstacles: BTreeMap<RoleName, String>,
     retry_at: Tick,
     /// When the seat was taken.
     seated_at: Tick,
@@ -104,6 +108,8 @@ struct Hands {
     failures: u32,
     trouble: Option<String>,
     led_since: BTreeMap<RoleName, Tick>,
+    /// When the lengths of the terms are told next.
+    metered_at: Tick,
 }
 
 struct Taken {
@@ -135,6 +141,7 @@ impl Actor {
             connecting: None,
             drains: FuturesUnordered::new(),
             side: FuturesUnordered::new(),
+            obstacles: BTreeMap::new(),
             retry_at: Tick::ZERO,
             seated_at: Tick::ZERO,
             heard_call: String::new(),
@@ -142,6 +149,7 @@ impl Actor {
             failures: 0,
             trouble: None,
             led_since: BTreeMap::new(),
+            metered_at: Tick::ZERO,
         };
         let mut open = true;
         loop {
@@ -179,8 +187,12 @@ impl Actor {
             if let Some(beat) = self.engine.last_beat() {
                 metrics::heartbeat_age(now.saturating_since(beat));
             }
-            for (role, since) in &hands.led_since {
-                metrics::tenure(role, now.saturating_since(*since));
+            // Not at every turn: there may be ten thousand of them.
+            if now >= hands.metered_at {
+                hands.metered_at = now + self.sitter.lease.heartbeat() / 2;
+                for (role, since) in &hands.led_since {
+                    metrics::tenure(role, now.saturating_since(*since));
+                }
             }
             let mut wake = self.engine.next_timeout();
             if hands.seat.is_none() && hands.connecting.is_none() && self.engine.wants_seat() {
@@ -204,23 +216,11 @@ impl Actor {
                         Err(error) => self.seat_lost(&mut hands, &error.to_string()),
                     }
                 }
-                heard = hands.heard.recv(), if seated => match heard {
-                    Some(Heard::Notification { channel, payload }) => {
-                        if channel == self.sitter.channel
-                            && payload.starts_with(&call_sign(&self.sitter))
-                        {
-                            hands.unheard.take_if(|(call, _)| *call == payload);
-                            hands.heard_call = payload;
-                        } else if channel == self.sitter.channel {
-                            self.engine.notified(&payload, self.clock.now());
-                            if payload.is_empty() {
-                                look_again.notify_one();
-                            }
-                        }
+                heard = hands.heard.recv(), if seated => {
+                    if self.heard(&mut hands, heard) {
+                        look_again.notify_one();
                     }
-                    Some(Heard::Closed(error)) => self.seat_lost(&mut hands, &error),
-                    None => self.seat_lost(&mut hands, "the reader of the session ended"),
-                },
+                }
                 taken = poll_some(&mut hands.connecting) => {
                     hands.connecting = None;
                     self.connected(&mut hands, taken);
@@ -252,7 +252,11 @@ impl Actor {
                 Some(role) = hands.drains.next(), if !hands.drains.is_empty() => {
                     self.engine.drained(&role, self.clock.now());
                 }
-                Some(()) = hands.side.next(), if !hands.side.is_empty() => {}
+                Some(found) = hands.side.next(), if !hands.side.is_empty() => {
+                    if let Some((role, obstacle)) = found {
+                        self.obstructed(&mut hands, role, obstacle);
+                    }
+                }
                 () = sleep(pause) => {}
             }
         }
@@ -260,6 +264,36 @@ impl Actor {
         if let Some(seat) = hands.seat.take().and_then(Arc::into_inner) {
             seat.stand_up().await;
         }
+    }
+
+    /// Takes in what the seat heard, and what it heard since: a turn of the loop looks at every role,
+    /// and a release of a thousand roles is told a thousand times. But no more than those: anybody
+    /// may send notifications, and an answer must not wait behind them. True: the ring may have
+    /// changed.
+    fn heard(&mut self, hands: &mut Hands, first: Option<Heard>) -> bool {
+        let (mut next, mut look) = (first, false);
+        for _ in 0..1024 {
+            match next {
+                Some(Heard::Notification { channel, .. }) if channel != self.sitter.channel => {}
+                Some(Heard::Notification { payload, .. }) => {
+                    if payload.starts_with(&call_sign(&self.sitter)) {
+                        hands.unheard.take_if(|(call, _)| *call == payload);
+                        hands.heard_call = payload;
+                    } else if !payload.is_empty() {
+                        self.engine.notified(&payload, self.clock.now());
+                    } else if !std::mem::replace(&mut look, true) {
+                        self.engine.notified("", self.clock.now());
+                    }
+                }
+                Some(Heard::Closed(error)) => self.seat_lost(hands, &error),
+                None => self.seat_lost(hands, "the reader of the session ended"),
+            }
+            match hands.heard.try_recv() {
+                Ok(heard) => next = Some(heard),
+                Err(_) => break,
+            }
+        }
+        look
     }
 
     fn waiting_keys(&self, hands: &Hands) -> Vec<Key> {
@@ -359,6 +393,19 @@ impl Actor {
         tracing::warn!(member = %self.sitter.identity, "the seat is lost: {error}");
     }
 
+    /// Told once, and tried again slowly: every try costs a session beside the seat.
+    fn obstructed(&mut self, hands: &mut Hands, role: RoleName, obstacle: String) {
+        let now = self.clock.now();
+        self.engine.obstructed(&role, now);
+        if hands.obstacles.get(&role) != Some(&obstacle) {
+            tracing::error!(member = %self.sitter.identity, %role, "{obstacle}");
+            if let Some(hub) = hands.hubs.get(&role) {
+                hub.tell(Notice::Error(obstacle.clone()), now);
+            }
+            hands.obstacles.insert(role, obstacle);
+        }
+    }
+
     fn command(&mut self, hands: &mut Hands, command: Command) {
         let now = self.clock.now();
         match command {
@@ -410,7 +457,9 @@ impl Actor {
                 .filter_map(|(role, hub)| {
                     let (state, epoch) = self.engine.state(role)?;
                     let is_leader = hub.gate.is_leader();
-                    Some(RoleHealth { role: role.clone(), state, is_leader, epoch })
+                    let trouble = hands.obstacles.get(role).cloned();
+                    let trouble = trouble.filter(|_| self.engine.is_blocked(role));
+                    Some(RoleHealth { role: role.clone(), state, is_leader, epoch, trouble })
                 })
                 .collect(),
         }
@@ -430,6 +479,9 @@ impl Actor {
                     hub.tell(notice, now);
                 }
                 Output::Gate(role, epoch) => {
+                    if epoch.is_some() {
+                        hands.obstacles.remove(&role);
+                    }
                     if let Some(hub) = hands.hubs.get(&role) {
                         hub.set_leading(epoch);
                         metrics::gate(&role, epoch);
@@ -548,13 +600,13 @@ async fn unblock(
     seat_pid: i32,
     age: Duration,
     within: Duration,
-) {
+) -> Option<(RoleName, String)> {
     let name = literal(role.as_str());
     let barrier = format!("select pg_try_advisory_lock(tenure.barrier({name}))");
     let epoch = format!("select epoch from tenure.role where name = {name}");
     let sql = format!("select tenure.unblock({seat_pid}, {}, {})", millis(age), millis(within));
     let limit = sitter.lease.statement_deadline() + within;
-    let ended = aside(&connector, &sitter, limit, async |line| {
+    let found = aside(&connector, &sitter, limit, async |line| {
         // No new fence is set while the barrier is held, so that what stands before the claim ends
         // by itself or becomes old enough to be ended. It goes with this session. A fence that just
         // passes may be in the way of the first tries; another one of us, of all.
@@ -562,30 +614,58 @@ async fn unblock(
         while line.ask(&barrier, limit).await?.as_deref() != Some("t") {
             tries += 1;
             if tries == 50 {
-                return Ok(String::from("somebody else is at it"));
+                return Ok(Found::default());
             }
             sleep(Duration::from_millis(2)).await;
         }
         let before = line.ask(&epoch, limit).await?;
-        let mut ended = String::new();
+        let mut found = Found::default();
         let until = tokio::time::Instant::now() + age + within * 2;
         while tokio::time::Instant::now() < until && line.ask(&epoch, limit).await? == before {
-            ended = line.ask(&sql, limit).await?.unwrap_or_default();
+            found = parse(line.ask(&sql, limit).await?)?;
+            if found.prepared.is_some() {
+                break;
+            }
         }
-        Ok(ended)
+        Ok(found)
     })
     .await;
-    match ended {
-        Ok(ended) => tracing::warn!(
+    match found {
+        Ok(Found { prepared: Some(gid), .. }) => {
+            let gid = literal(&gid);
+            let obstacle = format!(
+                "the prepared transaction {gid} holds up role {role} and has no session that could \
+                 be ended; run `rollback prepared {gid}` (or `commit prepared {gid}`)"
+            );
+            return Some((role, obstacle));
+        }
+        Ok(Found { ended, refused, prepared: None }) => tracing::warn!(
             member = %sitter.identity,
             %role,
-            "a claim was held up for longer than the lease: {ended}"
+            ended = ?ended,
+            refused = ?refused,
+            "a claim was held up for longer than the lease"
         ),
         Err(error) => tracing::warn!(member = %sitter.identity, "could not unblock: {error}"),
     }
+    None
 }
 
-async fn preempt(connector: Arc<Connector>, sitter: Sitter, role: RoleName) {
+/// What stood before a claim.
+#[derive(Debug, Default, serde::Deserialize)]
+struct Found {
+    ended: Vec<serde_json::Value>,
+    /// A session that we may not end.
+    refused: Option<i32>,
+    /// The name of a prepared transaction.
+    prepared: Option<String>,
+}
+
+async fn preempt(
+    connector: Arc<Connector>,
+    sitter: Sitter,
+    role: RoleName,
+) -> Option<(RoleName, String)> {
     let (me, name) = (literal(&sitter.identity), literal(role.as_str()));
     let sql = format!(
         "select tenure.order_step_down({name}, {me}, {me}) where exists (\
@@ -601,6 +681,7 @@ async fn preempt(connector: Arc<Connector>, sitter: Sitter, role: RoleName) {
     if let Err(error) = asked {
         tracing::debug!(member = %sitter.identity, %role, "could not ask for the role: {error}");
     }
+    None
 }
 
 /// Bounds how long `start` waits for the registration.

@@ -36,10 +36,8 @@ use tenure_core::lifecycle::{Input, Lifecycle, LockState, Notice};
 
 use crate::seat::{Op, Seated};
 
-/// How many roles one claim or one registration carries. A claim costs the server about 0.1 ms a
-/// role, and the beat waits behind it.
-const CLAIM_BATCH: usize = 1000;
-const REGISTER_BATCH: usize = 200;
+/// How many roles one round trip carries: the beat waits behind it.
+const BATCH: usize = 1000;
 /// Every how many beats everything we hold is looked at.
 const INSPECT_EVERY: u32 = 30;
 /// How long a claim waits for a role's row before it goes on to the next role.
@@ -97,6 +95,9 @@ struct Role {
     /// From here on it does not stand back for a better candidate any more.
     insist_at: Option<Tick>,
     try_at: Option<Tick>,
+    /// Not before then is a registration or an `acting` write tried again that was held up.
+    write_at: Option<Tick>,
+    /// Somebody has held up the role's row for as long.
     blocked_since: Option<Tick>,
     seen: Epoch,
     holder: Option<String>,
@@ -203,6 +204,11 @@ impl Engine {
         self.roles.get(role).map(|role| (role.life.state(), role.life.epoch()))
     }
 
+    /// Whether somebody holds up the role's row.
+    pub(crate) fn is_blocked(&self, role: &RoleName) -> bool {
+        self.roles.get(role).is_some_and(|role| role.blocked_since.is_some())
+    }
+
     pub(crate) fn last_beat(&self) -> Option<Tick> {
         self.last_beat
     }
@@ -244,6 +250,7 @@ impl Engine {
             keep: None,
             insist_at: None,
             try_at: None,
+            write_at: None,
             blocked_since: None,
             seen: Epoch::ZERO,
             holder: None,
@@ -314,6 +321,7 @@ impl Engine {
             role.registered = false;
             role.holder = None;
             role.stand_back = None;
+            role.write_at = None;
             if role.life.state() == LockState::Follower {
                 self.input(&name, Input::AcquireAttempt, now);
             }
@@ -399,6 +407,14 @@ impl Engine {
         }
     }
 
+    /// What holds up a role's row cannot be ended from here: no use in trying at every turn.
+    pub(crate) fn obstructed(&mut self, name: &RoleName, now: Tick) {
+        let until = now + self.lease.lease();
+        if let Some(role) = self.roles.get_mut(name) {
+            role.stand_back = Some(until);
+        }
+    }
+
     pub(crate) fn drained(&mut self, name: &RoleName, now: Tick) {
         self.input(name, Input::Drained, now);
     }
@@ -415,7 +431,8 @@ impl Engine {
         let roles = self
             .roles
             .values()
-            .flat_map(|role| [role.life.next_timeout(), role.try_at].into_iter().flatten());
+            .flat_map(|role| [role.life.next_timeout(), role.try_at, role.write_at])
+            .flatten();
         // What is due on the seat waits for the round trip under way: no timer before its end.
         let idle = self.up.as_ref().filter(|_| self.in_flight.is_none());
         let seat = idle.map(|up| up.next_beat.min(self.poll_at));
@@ -435,13 +452,15 @@ impl Engine {
                 up.next_beat = now;
             }
         }
-        for name in self.names(|_| true) {
+        let due = |at: Option<Tick>| at.is_some_and(|at| at <= now);
+        for name in self.names(|r| due(r.life.next_timeout()) || due(r.try_at) || due(r.write_at)) {
             let role = self.roles.get_mut(&name).expect("just listed");
             if role.life.next_timeout().is_some_and(|at| at <= now) {
                 let effects = role.life.handle_timeout(now, self.pace);
                 self.carry_out(&name, effects, now);
             }
             let role = self.roles.get_mut(&name).expect("just listed");
+            role.write_at.take_if(|at| *at <= now);
             if role.try_at.is_some_and(|at| at <= now) {
                 role.try_at = None;
                 if role.life.state() == LockState::Reconnecting && role.keep.is_some() {

@@ -146,6 +146,16 @@ pub struct Ordered {
     pub sessions_ended: Option<i64>,
 }
 
+/// A role's lease before and after [`Operator::lower_lease`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Lowered {
+    /// Before.
+    pub from_ms: i64,
+    /// After.
+    pub to_ms: i64,
+}
+
 /// A session for questions and orders.
 pub struct Operator {
     line: Line,
@@ -312,7 +322,21 @@ impl Operator {
         self.order(role, &call).await
     }
 
-    async fn order(&self, role: &RoleName, call: &str) -> Result<Ordered, TenureError> {
+    /// Lowers the lease that a role's successors wait out after a restart or failover of the
+    /// database to the longest one that still takes part: for when a group's lease was made shorter.
+    /// A member that was away meanwhile and comes back with a longer one raises it again.
+    ///
+    /// # Errors
+    /// If there is no such role, or nobody has led it since the database was started.
+    pub async fn lower_lease(&self, role: &RoleName) -> Result<Lowered, TenureError> {
+        self.order(role, &format!("tenure.lower_lease({}, {})", name(role), self.by())).await
+    }
+
+    async fn order<T: serde::de::DeserializeOwned>(
+        &self,
+        role: &RoleName,
+        call: &str,
+    ) -> Result<T, TenureError> {
         let value: serde_json::Value = self.query(&format!("select {call}")).await?;
         if let Some(error) = value.get("error").and_then(serde_json::Value::as_str) {
             return Err(TenureError::Order(match error {
@@ -320,6 +344,10 @@ impl Operator {
                 "no_leader" => format!("role {role} has no leader now; there is nobody to ask"),
                 "unknown_member" => format!(
                     "that member is no candidate for role {role}; `tenure status` lists them"
+                ),
+                "not_settled" => format!(
+                    "nobody has led role {role} since the database was started, so an earlier \
+                     leader's lease may still run; try again when it has a leader"
                 ),
                 "already_leader" => format!("that member leads role {role} already"),
                 other => other.to_owned(),

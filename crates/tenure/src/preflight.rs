@@ -271,6 +271,7 @@ impl Look<'_> {
                 self.schema(&one, &mut report).await?;
                 self.privileges(&one, &mut report).await?;
                 self.fence_index(&one, &mut report).await?;
+                self.prepared(&one, &mut report).await?;
             }
             self.lock_table(&one, &mut report).await?;
             self.standbys(&one, &mut report).await?;
@@ -531,6 +532,23 @@ impl Look<'_> {
             );
         } else {
             report.good("failover", "every connected standby acknowledges commits");
+        }
+        Ok(())
+    }
+
+    /// Who holds a fence in a prepared transaction holds up the next leader until it is ended.
+    async fn prepared(&self, line: &Line, report: &mut Report) -> Result<(), Stop> {
+        let sql = "select string_agg(distinct quote_literal(gid), ', ') \
+                   from tenure.prepared_fences()";
+        let names = self.ask(line, sql).await?;
+        if !names.is_empty() {
+            report.warn(
+                "prepared",
+                format!(
+                    "prepared transactions hold fences, and no claim of those roles can succeed \
+                     before they end; run `rollback prepared` or `commit prepared` with {names}"
+                ),
+            );
         }
         Ok(())
     }

@@ -110,8 +110,11 @@ pub(crate) enum Op {
 pub(crate) enum Done {
     Registered(Vec<Registered>),
     Claimed(Vec<Claimed>),
-    /// The roles whose `acting` write went through.
-    Acting(Vec<String>),
+    /// The roles whose `acting` write went through, and those whose row somebody holds up.
+    Acting {
+        written: Vec<String>,
+        blocked: Vec<String>,
+    },
     Beaten(Beaten),
     /// The roles that are not ours any more.
     Inspected(Vec<String>),
@@ -249,9 +252,11 @@ impl Seat {
                 #[derive(Deserialize)]
                 struct Acting {
                     roles: Vec<String>,
+                    blocked: Vec<String>,
                 }
                 let sql = format!("tenure.act({me}, {})", json(rows));
-                Done::Acting(self.ask::<Acting>(&sql).await?.roles)
+                let Acting { roles: written, blocked } = self.ask(&sql).await?;
+                Done::Acting { written, blocked }
             }
             Op::Beat => Done::Beaten(self.ask(&format!("tenure.beat({me})")).await?),
             Op::Inspect(rows) => {
@@ -334,7 +339,8 @@ impl Seat {
             }
             Op::Act(rows) => {
                 self.ping().await?;
-                Done::Acting(rows.iter().map(|row| row.role.clone()).collect())
+                let written = rows.iter().map(|row| row.role.clone()).collect();
+                Done::Acting { written, blocked: Vec::new() }
             }
             Op::Beat => {
                 self.ping().await?;
@@ -408,7 +414,7 @@ async fn answer<T: serde::de::DeserializeOwned>(
     parse(line.ask(sql, within).await?)
 }
 
-fn parse<T: serde::de::DeserializeOwned>(text: Option<String>) -> Result<T, LineError> {
+pub(crate) fn parse<T: serde::de::DeserializeOwned>(text: Option<String>) -> Result<T, LineError> {
     let text = text.ok_or_else(|| LineError::Unreadable("nothing".to_owned()))?;
     serde_json::from_str(&text).map_err(|error| LineError::Unreadable(error.to_string()))
 }

@@ -38,17 +38,18 @@ impl Engine {
                     self.claimed(row, now);
                 }
             }
-            (Done::Acting(written), Op::Act(rows)) => {
+            (Done::Acting { written, blocked }, Op::Act(rows)) => {
                 let written: BTreeSet<String> = written.into_iter().collect();
+                let blocked: BTreeSet<String> = blocked.into_iter().collect();
                 for row in rows {
-                    let name = self.known(&row.role);
-                    let input = if written.contains(&row.role) {
-                        Input::Cleared { epoch: Epoch(row.epoch) }
+                    let Some(name) = self.known(&row.role) else { continue };
+                    if blocked.contains(&row.role) {
+                        self.act_blocked(&name, Epoch(row.epoch), now);
+                    } else if written.contains(&row.role) {
+                        self.unblocked(&name);
+                        self.input(&name, Input::Cleared { epoch: Epoch(row.epoch) }, now);
                     } else {
-                        Input::EpochMoved
-                    };
-                    if let Some(name) = name {
-                        self.input(&name, input, now);
+                        self.input(&name, Input::EpochMoved, now);
                     }
                 }
             }
@@ -81,7 +82,7 @@ impl Engine {
             (Done::Left, _) => {
                 self.left = true;
             }
-            (Done::Claimed(_) | Done::Acting(_) | Done::Released, _) => {
+            (Done::Claimed(_) | Done::Acting { .. } | Done::Released, _) => {
                 unreachable!("an answer belongs to its question")
             }
         }
@@ -91,8 +92,7 @@ impl Engine {
     fn renew(&mut self, sent: Tick) {
         self.lease_until = self.lease.gate_deadline(sent);
         self.last_beat = Some(sent);
-        for name in self.names(|role| role.life.epoch().is_some()) {
-            let role = self.roles.get_mut(&name).expect("just listed");
+        for role in self.roles.values_mut() {
             if let Some(epoch) = role.life.epoch() {
                 role.keeper.extend(epoch, self.lease_until);
             }
@@ -110,6 +110,11 @@ impl Engine {
                         self.outputs.push_back(Output::Registered(name, Ok(())));
                     }
                 }
+                Some(why) if why == "blocked" => {
+                    // Nobody may use a lease that is not written down: not yet a candidate.
+                    entry.registered = false;
+                    self.blocked(&name, now);
+                }
                 Some(why) => {
                     entry.candidate = false;
                     entry.claim = false;
@@ -117,6 +122,32 @@ impl Engine {
                     self.input(&name, Input::StopRequested, now);
                 }
             }
+        }
+    }
+
+    /// Somebody holds up the role's row: what had to be written there is tried again a little later,
+    /// and no other role waits for it. Returns since when.
+    fn blocked(&mut self, name: &RoleName, now: Tick) -> Tick {
+        let pause = self.lease.heartbeat() / 10;
+        let role = self.roles.get_mut(name).expect("just found");
+        role.write_at = Some(now + pause);
+        *role.blocked_since.get_or_insert(now)
+    }
+
+    fn unblocked(&mut self, name: &RoleName) {
+        self.roles.get_mut(name).expect("just found").blocked_since = None;
+    }
+
+    /// The lock is ours and the gate stays shut. Who is held up for a lease gives the lock back and
+    /// claims anew: a claim can find out who stands before it, and end that.
+    fn act_blocked(&mut self, name: &RoleName, epoch: Epoch, now: Tick) {
+        if now.saturating_since(self.blocked(name, now)) > self.lease.lease() {
+            self.input(name, Input::EpochMoved, now);
+            return;
+        }
+        let role = self.roles.get_mut(name).expect("just found");
+        if role.life.state() == LockState::Acquiring && role.life.epoch() == Some(epoch) {
+            role.act = Some(epoch);
         }
     }
 

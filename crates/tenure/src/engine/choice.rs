@@ -6,13 +6,16 @@ use tenure_core::key::RoleName;
 use tenure_core::lease::TakeoverPolicy;
 use tenure_core::lifecycle::LockState;
 
-use super::{CLAIM_BATCH, Engine, INSPECT_EVERY, Output, REGISTER_BATCH, ROW_WAIT, Role};
+use super::{BATCH, Engine, INSPECT_EVERY, Output, ROW_WAIT, Role};
 use crate::seat::{ClaimRow, Key, Op, RegisterRow, ReleaseRow, TermRow};
 
 impl Engine {
     pub(super) fn choose_op(&mut self, now: Tick) -> Option<Op> {
         let mut releases = Vec::new();
         for (name, role) in &mut self.roles {
+            if releases.len() == BATCH {
+                break;
+            }
             if let Some((epoch, to)) = role.release.take() {
                 releases.push(ReleaseRow {
                     term: term(name, role, epoch),
@@ -26,7 +29,10 @@ impl Engine {
         }
         let mut acts = Vec::new();
         for (name, role) in &mut self.roles {
-            if let Some(epoch) = role.act.take() {
+            if acts.len() == BATCH {
+                break;
+            }
+            if let Some(epoch) = role.act.take_if(|_| role.write_at.is_none()) {
                 acts.push(term(name, role, epoch));
             }
         }
@@ -59,7 +65,8 @@ impl Engine {
             .roles
             .values_mut()
             .filter(|role| !role.registered && (role.joined || role.candidate))
-            .take(REGISTER_BATCH)
+            .filter(|role| role.write_at.is_none())
+            .take(BATCH)
             .map(|role| {
                 // Now, and not when it is answered: what changes meanwhile must be told again.
                 role.registered = true;
@@ -98,7 +105,7 @@ impl Engine {
         };
         let mut rows = Vec::new();
         for (name, role) in &mut self.roles {
-            if rows.len() == CLAIM_BATCH {
+            if rows.len() == BATCH {
                 break;
             }
             if !role.life.wants_claim() && role.life.state() != LockState::Reconnecting {

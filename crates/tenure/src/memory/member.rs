@@ -223,7 +223,7 @@ impl MemoryMember {
                     connected: self.session.is_some(),
                     heartbeat_age: self.engine.last_beat().map(|at| now.saturating_since(at)),
                     error: None,
-                    roles: vec![RoleHealth { role, state, is_leader, epoch }],
+                    roles: vec![RoleHealth { role, state, is_leader, epoch, trouble: None }],
                 });
             }
             Command::Leave => self.engine.leave(now),

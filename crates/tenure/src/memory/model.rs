@@ -213,9 +213,11 @@ impl Model {
                     rows.into_iter().map(|row| self.claim(session, &me, row, now)).collect(),
                 )
             }
-            Op::Act(rows) => Done::Acting(
-                rows.iter().filter(|row| self.act(&me, row)).map(|row| row.role.clone()).collect(),
-            ),
+            Op::Act(rows) => {
+                let done = rows.iter().filter(|row| self.act(&me, row));
+                let written = done.map(|row| row.role.clone()).collect();
+                Done::Acting { written, blocked: Vec::new() }
+            }
             Op::Beat => {
                 durable = false;
                 Done::Beaten(self.beat(&me))

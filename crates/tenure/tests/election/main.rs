@@ -1,6 +1,8 @@
 //! The election on a real PostgreSQL, in one process: what does not need a process to die.
 
+mod claims;
 mod fence;
+mod obstacles;
 mod preflight;
 mod quiet;
 mod roles;

@@ -1,0 +1,48 @@
+//! How long one member takes to lead very many roles, and how many round trips that costs.
+//!
+//! `cargo run --release -p tenure --example roles -- postgresql://localhost/app 10000`
+#![allow(clippy::print_stdout, reason = "it is a benchmark")]
+
+use std::time::{Duration, Instant};
+
+use tenure::config::{Config, RoleSpec};
+use tenure::operate::Operator;
+use tenure::{Leadership, Member};
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    tracing_subscriber::fmt().with_max_level(tracing::Level::WARN).init();
+    let mut args = std::env::args().skip(1);
+    let dsn = args.next().ok_or("usage: roles DSN [ROLES]")?;
+    let roles: usize = args.next().map_or(Ok(10_000), |text| text.parse())?;
+    let mut builder = Config::builder().dsn(&dsn);
+    for n in 0..roles {
+        builder = builder.role(RoleSpec::named(format!("roles:{n}")));
+    }
+    let member = Member::start(builder.build()?).await?;
+    let before = Instant::now();
+    member.start_all().await?;
+    let registered = before.elapsed();
+    let locks = member.locks();
+    for lock in &locks {
+        lock.wait_for_leadership(None).await;
+    }
+    println!("{roles} roles: registered after {registered:?}, led after {:?}", before.elapsed());
+    // A while of nothing: beats alone must keep every gate open.
+    let (mut oldest, mut shut) = (Duration::ZERO, 0);
+    let idle = Instant::now();
+    while idle.elapsed() < Duration::from_secs(10) {
+        tokio::time::sleep(Duration::from_millis(250)).await;
+        oldest = oldest.max(member.health().await?.heartbeat_age.unwrap_or_default());
+        shut += locks.iter().filter(|lock| !lock.is_leader()).count();
+    }
+    println!("10 s idle: oldest heartbeat {oldest:?}, gates found shut {shut}");
+    let operator = Operator::connect(member.config()).await?;
+    let before = Instant::now();
+    let terms = operator.audit(None).await?.terms;
+    println!("audit of {terms} terms: {:?}", before.elapsed());
+    let before = Instant::now();
+    member.shutdown(Some(Duration::from_secs(60))).await?;
+    println!("let go after {:?}", before.elapsed());
+    Ok(())
+}
