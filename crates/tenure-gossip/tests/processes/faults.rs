@@ -107,16 +107,47 @@ fn a_frozen_follower_slows_nobody_down_and_catches_up() {
     let frozen = (at + 1) % 3;
     nodes[frozen].signal("-STOP");
     let value = "x".repeat(50_000);
-    let mut slowest = Duration::ZERO;
-    for i in 0..40 {
-        let begun = Instant::now();
-        nodes[at].submit(&["put", &format!("k{i}"), &value]);
-        slowest = slowest.max(begun.elapsed());
-    }
-    assert!(slowest < Duration::from_secs(2), "{slowest:?}");
+    let mut taken: Vec<_> = (0..40)
+        .map(|i| {
+            let begun = Instant::now();
+            nodes[at].submit(&["put", &format!("k{i}"), &value]);
+            begun.elapsed()
+        })
+        .collect();
+    // Whoever waited for the frozen one would do so every time; a busy machine is slow now and then.
+    taken.sort();
+    assert!(taken[20] < Duration::from_secs(1), "{taken:?}");
     nodes[frozen].signal("-CONT");
     eventually("it has caught up", 20, || nodes[frozen].main()["index"] == json!(40));
     assert_eq!(nodes[frozen].main()["head"], nodes[at].main()["head"]);
+}
+
+#[test]
+fn a_goal_nobody_can_decide_times_out_skips_nothing_and_is_decided_later() {
+    let dir = tempfile::tempdir().unwrap();
+    let nodes = cluster_with(dir.path(), 3, &["--goal-timeout", "5s"]);
+    nodes[0].submit(&["put", "a", "1"]);
+    eventually("all have it", 10, || nodes.iter().all(|n| n.main()["index"] == json!(1)));
+    let at = leader(&nodes);
+    let (alone, others) = ((at + 1) % 3, [at, (at + 2) % 3]);
+    others.iter().for_each(|i| nodes[*i].signal("-STOP"));
+    let address = nodes[alone].address.clone();
+    let goal = std::thread::spawn(move || {
+        kit::ask(&address, &["submit", "--timeout", "40s", "increment", "n"])
+    });
+    eventually("the goal times out, and history is asked for", 15, || {
+        let main = nodes[alone].main();
+        main["goal_result_timeouts"].as_u64() >= Some(1)
+            && main["history_requests"].as_u64() >= Some(1)
+    });
+    let main = nodes[alone].main();
+    assert_eq!((&main["index"], &main["pending"]), (&json!(1), &json!(1)), "nothing is skipped");
+    others.iter().for_each(|i| nodes[*i].signal("-CONT"));
+    let out = goal.join().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    eventually("all have the same", 15, || {
+        nodes.iter().all(|n| n.main()["index"] == json!(2) && n.get("n") == "1")
+    });
 }
 
 #[test]

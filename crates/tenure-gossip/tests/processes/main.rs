@@ -219,18 +219,23 @@ fn a_voter_is_removed_at_run_time() {
 #[test]
 fn namespaces_have_their_own_leaders_and_histories() {
     let dir = tempfile::tempdir().unwrap();
-    let node = Process::start(
-        dir.path(),
-        free_port(),
-        &["--bootstrap", "--namespace", "a", "--namespace", "b"],
-    );
-    assert_eq!(node.submit(&["--namespace", "a", "put", "x", "1"])["index"], json!(1));
-    assert_eq!(node.submit(&["--namespace", "b", "put", "x", "2"])["index"], json!(1));
-    assert_eq!(
-        String::from_utf8_lossy(&node.ask(&["get", "--namespace", "a", "x"]).stdout).trim(),
-        "1"
-    );
-    assert!(!node.ask(&["get", "--namespace", "c", "x"]).status.success());
+    let nodes = cluster_with(dir.path(), 3, &["--namespace", "a", "--namespace", "b"]);
+    let space = |i: usize, n: usize| nodes[i].status()["namespaces"][n].clone();
+    eventually("both namespaces have three voters", 30, || {
+        (0..2).all(|n| space(0, n)["voters"].as_array().is_some_and(|v| v.len() == 3))
+    });
+    assert_eq!(nodes[1].submit(&["--namespace", "a", "put", "x", "1"])["index"], json!(1));
+    assert_eq!(nodes[2].submit(&["--namespace", "b", "put", "x", "2"])["index"], json!(1));
+    let terms = || (0..2).map(|n| space(0, n)["term"].as_u64().unwrap()).collect::<Vec<_>>();
+    let before = terms();
+    let out = nodes[0].ask(&["step-down", "--namespace", "a"]);
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    assert_eq!(nodes[0].submit(&["--namespace", "a", "put", "y", "1"])["index"], json!(2));
+    eventually("one has another term", 10, || terms()[0] > before[0]);
+    assert_eq!(terms()[1], before[1], "the other namespace is not touched");
+    let get = |n: &str| nodes[0].ask(&["get", "--namespace", n, "x"]).stdout;
+    eventually("each has its own value", 10, || get("a") == b"1\n" && get("b") == b"2\n");
+    assert!(!nodes[0].ask(&["get", "--namespace", "c", "x"]).status.success());
 }
 
 #[test]

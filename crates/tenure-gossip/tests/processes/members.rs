@@ -39,6 +39,9 @@ fn a_removed_voter_stays_out_until_it_is_added_again() {
             nodes[gone].main()["index"] == record["index"]
         });
     }
+    eventually("it has known whom to ask for three seconds", 30, || {
+        nodes[gone].main()["hint_ms"].as_u64() >= Some(3_000)
+    });
     let main = nodes[now].main();
     assert_eq!(main["removed"], json!([id]));
     assert_eq!(main["learners"], json!([]));
