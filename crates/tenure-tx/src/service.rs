@@ -392,14 +392,14 @@ async fn watch_table(
         }
     };
     loop {
-        let unheard = statuses.receiver_count() == 0;
         // A stale view is looked after here until it is fresh: the feed would start with a view of
         // its own and never say that this one is over.
-        if unheard || view.is_stale() {
+        if statuses.receiver_count() == 0 || view.is_stale() {
             let news = match store.newest_change().await {
                 Ok(newest) => {
-                    // What subscribers have not seen yet is theirs.
-                    if unheard {
+                    // What subscribers have not seen is theirs, also of those who came while the
+                    // table was asked.
+                    if statuses.receiver_count() == 0 {
                         after = newest;
                     }
                     view.read()

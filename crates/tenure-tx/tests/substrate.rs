@@ -21,7 +21,7 @@ use tenure_tx::account::{AccountId, SignError, Signed, Signer, Unsigned};
 use tenure_tx::chain::substrate::{SubstrateChain, extrinsic_hash};
 use tenure_tx::chain::{Chain as _, Located, Outcome};
 use tenure_tx::service::{
-    Parts, Payload, SendError, SendRequest, TransactionHandle, TransactionService,
+    Parts, Payload, SendError, SendRequest, ServiceOptions, TransactionHandle, TransactionService,
 };
 use tenure_tx::status::{Hash, State, TransactionStatus};
 use tokio::time::timeout;
@@ -64,7 +64,7 @@ async fn service(
     node: &ScriptedNode,
     mortal: Option<u64>,
 ) -> (Throne, TransactionService) {
-    let (throne, service) = member(db, node, "a", mortal).await;
+    let (throne, service) = member(db, node, "a", mortal, impatient()).await;
     throne.lead(E1);
     service.recovered().await.expect("leads");
     (throne, service)
@@ -76,6 +76,7 @@ async fn member(
     node: &ScriptedNode,
     name: &str,
     mortal: Option<u64>,
+    options: ServiceOptions,
 ) -> (Throne, TransactionService) {
     let throne = Throne::new(name);
     let signer = ToySigner { account: account(), serial: AtomicU32::new(0), mortal };
@@ -86,7 +87,7 @@ async fn member(
         signer: Arc::new(signer),
         follower_sync: None,
     };
-    let service = TransactionService::start(parts, impatient()).await.expect("starts");
+    let service = TransactionService::start(parts, options).await.expect("starts");
     (throne, service)
 }
 
@@ -208,11 +209,19 @@ async fn an_extrinsic_goes_through_a_reorganisation_to_finality() {
     assert!(handle.state().ended);
 }
 
+const PAUSE: Duration = Duration::from_secs(2);
+
 #[tokio::test]
 async fn a_followers_stream_rebuilds_all_ten_statuses_with_their_blocks() {
     let (db, mut node) = (database().await, ScriptedNode::start().await);
-    let (_throne, leader) = service(&db, &node, None).await;
-    let (_follower, follower) = member(&db, &node, "b", None).await;
+    // A reader sees the last state, not each: the leader gives it time before it signs anew.
+    let mut patient = impatient();
+    (patient.manager.retry, patient.manager.retry_max) = (PAUSE, PAUSE);
+    patient.manager.stuck_after = Duration::from_secs(60);
+    let (throne, leader) = member(&db, &node, "a", None, patient.clone()).await;
+    throne.lead(E1);
+    leader.recovered().await.expect("leads");
+    let (_follower, follower) = member(&db, &node, "b", None, patient).await;
     let mut stream = follower.statuses();
     let _kept = leader.send(SendRequest::call(Bytes::from_static(b"pay"))).await.expect("accepted");
     let mut next = async |wanted: &dyn Fn(&TransactionStatus) -> bool| {
