@@ -147,6 +147,7 @@ async fn numbers_a_reader_saw_are_not_given_again_after_a_crash() {
     next.update_state(E1, &[change(0, 1, done, true)]).await.expect("leads");
     let fresh = next.changes(seen).await.expect("readable");
     assert_eq!(fresh.iter().map(|t| t.ended).collect::<Vec<_>>(), [true], "the end is news");
+    assert!(fresh[0].change >= kept + 1_048_576, "far above what can have been lost");
 }
 
 #[tokio::test]
