@@ -106,18 +106,24 @@ begin
 end $$;
 
 -- Locks the rows of those roles, in key order, and says which: somebody else's lock costs 20 ms once
--- and one role, not the statement and with it the seat. A fence does not stand in the way of this.
+-- and its role, not the statement and with it the seat. A fence does not stand in the way of this.
 create function tenure.lock_rows(p_names text[]) returns text[] language plpgsql volatile as $$
 declare
     got text[] := array(select name from tenure.role where name = any (p_names)
                         order by pair, key for no key update skip locked);
     old text := current_setting('lock_timeout');
+    -- A quarter of the seat's deadline for all rows that are held up, however many they are.
+    quarter double precision := nullif(extract(epoch from
+        current_setting('statement_timeout')::interval), 0) / 4;
+    until timestamptz := clock_timestamp() + make_interval(secs => quarter);
     one text;
 begin
     if cardinality(got) < cardinality(p_names) then
-        perform set_config('lock_timeout', '20', true);
+        perform set_config('lock_timeout',
+            greatest(1, least(20, (quarter * 1000)::integer))::text, true);
         for one in select name from tenure.role
                    where name = any (p_names) and name <> all (got) order by pair, key loop
+            exit when clock_timestamp() > until;
             begin
                 perform from tenure.role where name = one for no key update;
                 got := got || one;
@@ -541,17 +547,20 @@ begin
     with done as (
         update tenure.role r set holder = null, held_in = null, last_holder = me,
             released_at = clock_timestamp(),
-            debtor = case when x.clean and r.debtor = me then null else r.debtor end,
-            debtor_lease_ms = case when x.clean and r.debtor = me then null
-                                   else r.debtor_lease_ms end,
-            paid_in = case when x.clean and r.debtor = me then m.incarnation else r.paid_in end,
+            debtor = case when x.pays then null else r.debtor end,
+            debtor_lease_ms = case when x.pays then null else r.debtor_lease_ms end,
+            paid_in = case when x.pays then m.incarnation else r.paid_in end,
             order_id = null, order_to = null,
             successor = x."to",
             successor_until = case when x."to" is not null
                 then clock_timestamp() + make_interval(secs => m.lease_ms / 1000.0) end
-        from jsonb_to_recordset(p_roles) as x(role text, epoch bigint, clean boolean, "to" text)
+        -- A debt of ours from another incarnation is not ours to pay: who led after us may have been
+        -- lost with a failover.
+        from (select y.*, y.clean and o.debtor = me and o.acted_in = m.incarnation as pays
+              from jsonb_to_recordset(p_roles) as y(role text, epoch bigint, clean boolean, "to" text)
+                  join tenure.role o on o.name = y.role) x
         where r.name = any (free) and r.name = x.role and r.epoch = x.epoch and r.holder = me
-        returning r.name, r.epoch, x.clean
+        returning r.name, r.epoch
     ), terms as (
         update tenure.term t set ended_at = clock_timestamp(),
             how = case when t.acting_at is null then 'abandoned' else 'released' end

@@ -40,20 +40,28 @@ end $$;
 
 -- Ends the sessions that hold up a seat's claim: transactions older than `p_age_ms` that stand
 -- before it. Called from another session while the seat waits, for at most `p_ms`. The age spares
--- whoever merely passes through; a frozen leader's open fenced transaction is always older. A
--- prepared transaction has no session, and only who knows its outcome may end it: it is named.
+-- whoever merely passes through; a frozen leader's open fenced transaction is always older. Who waits
+-- for the same row is spared whatever its age: it holds nothing, and other members are among
+-- them. A prepared transaction has no session, and only who knows its outcome may end it: it is named.
 create function tenure.unblock(p_seat_pid integer, p_age_ms integer, p_ms integer) returns jsonb
 language plpgsql volatile as $$
 declare
     until    timestamptz := clock_timestamp() + make_interval(secs => p_ms / 1000.0);
     ended    jsonb := '[]';
     prepared text;
+    waiting  integer[];
     b        record;
 begin
     loop
-        for b in select a.pid, a.application_name from unnest(pg_blocking_pids(p_seat_pid)) x
-                 join pg_stat_get_activity(null) a on a.pid = x
-                 where a.xact_start < clock_timestamp() - make_interval(secs => p_age_ms / 1000.0)
+        -- A lock of the kind `tuple` is had only by who waits for the row.
+        waiting := p_seat_pid || array(select w.pid from pg_locks mine
+            join pg_locks w using (locktype, database, relation, page, tuple)
+            where mine.pid = p_seat_pid and not mine.granted and locktype = 'tuple');
+        for b in select distinct a.pid, a.application_name
+                 from unnest(waiting) w, unnest(pg_blocking_pids(w)) x
+                     join pg_stat_get_activity(null) a on a.pid = x
+                 where x <> all (waiting)
+                   and a.xact_start < clock_timestamp() - make_interval(secs => p_age_ms / 1000.0)
         loop
             begin
                 if pg_terminate_backend(b.pid, 200) then
@@ -65,7 +73,7 @@ begin
         end loop;
         select p.gid into prepared from pg_locks l
             join pg_prepared_xacts p on p.transaction = l.transactionid
-            where l.pid = p_seat_pid and not l.granted and l.locktype = 'transactionid';
+            where l.pid = any (waiting) and not l.granted and l.locktype = 'transactionid';
         exit when jsonb_array_length(ended) > 0 or prepared is not null
             or clock_timestamp() > until;
         perform pg_sleep(0.01);

@@ -58,9 +58,12 @@ declare
     low   integer;
 begin
     perform set_config('lock_timeout', '1000', true);
-    perform pg_advisory_xact_lock(tenure.lease_key());
     select * into r from tenure.role where name = p_role for no key update;
     if not found then return jsonb_build_object('error', 'unknown_role'); end if;
+    -- After the row, which may be long in coming, and briefly: who registers waits behind this one, on
+    -- its seat, and with it its beats.
+    perform set_config('lock_timeout', '20', true);
+    perform pg_advisory_xact_lock(tenure.lease_key());
     if inc is distinct from (case when r.debtor is null then r.paid_in else r.acted_in end) then
         return jsonb_build_object('error', 'not_settled');
     end if;

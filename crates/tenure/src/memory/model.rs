@@ -497,7 +497,9 @@ impl Model {
             row.order = None;
             let lease = std::time::Duration::from_millis(lease_ms);
             row.successor = to.clone().map(|to| (to, now + lease));
-            if *clean && row.debtor.as_ref() == Some(&me) {
+            // A debt from before a failover is not ours to pay: who led after us may be lost with it.
+            let ours = row.acted_in.as_ref() == Some(&incarnation);
+            if *clean && ours && row.debtor.as_ref() == Some(&me) {
                 row.debtor = None;
                 row.debtor_lease_ms = None;
                 row.paid_in = Some(incarnation.clone());

@@ -122,6 +122,94 @@ async fn who_holds_up_an_acting_write_for_longer_than_a_lease_is_ended() {
     gone(member).await;
 }
 
+/// A failover may have lost who led after us. So a debt of ours that is older than this incarnation is
+/// paid by waiting, not by stepping down while we wait.
+#[tokio::test]
+async fn who_steps_down_while_it_waits_leaves_a_debt_from_before_a_failover() {
+    let (database, member, r1, r2, outsider) = about_to_act().await;
+    outsider.batch_execute("rollback").await.unwrap();
+    let client = database.client().await.unwrap();
+    let held = "update tenure.role set debtor = holder where debtor = 'ghost'";
+    assert_eq!(client.execute(held, &[]).await.unwrap(), 2, "both still wait");
+    for lock in [&r1, &r2] {
+        lock.step_down(Some(PATIENCE)).await.unwrap();
+    }
+    let paid = "select count(*) from tenure.role where debtor is null";
+    assert_eq!(one(&client, paid).await, "0", "the next leader would not wait");
+    gone(member).await;
+}
+
+/// The first of the queue is an old transaction that holds nothing yet.
+#[tokio::test]
+async fn who_only_waits_for_the_same_row_is_not_ended() {
+    let database = database().await;
+    let (member, r1, _) = two_roles(&database, Duration::from_secs(1)).await;
+    leads(&r1).await;
+    gone(member).await;
+    let client = database.client().await.unwrap();
+    let outsider = outsider(&database).await;
+    let innocent = database.client().await.unwrap();
+    let waits = tokio::spawn(async move {
+        let sql = "begin; select from tenure.role where name = 'r1' for update; commit";
+        innocent.batch_execute(sql).await
+    });
+    let queued = "select count(*) from pg_locks where locktype = 'tuple' and granted";
+    until(&client, queued, "1").await;
+    let (member, r1, _) = two_roles(&database, Duration::from_secs(1)).await;
+    leads(&r1).await;
+    outsider.batch_execute("select 1").await.expect_err("it was ended");
+    waits.await.unwrap().expect("it held up nobody");
+    gone(member).await;
+}
+
+/// All together they would take longer than the seat's deadline.
+#[tokio::test]
+async fn a_thousand_rows_that_are_held_up_cost_no_seat() {
+    let database = database().await;
+    let (member, r1, _) = two_roles(&database, LEASE).await;
+    leads(&r1).await;
+    let client = database.client().await.unwrap();
+    client
+        .batch_execute(
+            "insert into tenure.role (name, key, policy, lease_ms) \
+             select 'x' || n, n, 'exclusive', 1000 from generate_series(1, 1000) n",
+        )
+        .await
+        .unwrap();
+    let outsider = database.client().await.unwrap();
+    outsider.batch_execute("begin; select from tenure.role for update").await.unwrap();
+    client
+        .batch_execute(
+            "set statement_timeout = '500ms'; \
+             select tenure.lock_rows(array(select name from tenure.role))",
+        )
+        .await
+        .expect("within the deadline of a seat");
+    outsider.batch_execute("rollback").await.unwrap();
+    gone(member).await;
+}
+
+/// Who lowers a lease and finds the row held up is not in the way of those who register.
+#[tokio::test]
+async fn lowering_a_lease_that_is_held_up_delays_no_registration() {
+    let database = database().await;
+    let (member, r1, _) = two_roles(&database, LEASE).await;
+    leads(&r1).await;
+    let outsider = outsider(&database).await;
+    let operator = Operator::connect(member.config()).await.unwrap();
+    let lowering =
+        tokio::spawn(async move { operator.lower_lease(&RoleName::new("r1").unwrap()).await });
+    let client = database.client().await.unwrap();
+    let waits = "select count(*) from pg_stat_activity \
+                 where wait_event_type = 'Lock' and query like '%lower_lease%' and pid <> pg_backend_pid()";
+    until(&client, waits, "1").await;
+    let free = "select pg_try_advisory_xact_lock_shared(tenure.lease_key())";
+    assert_eq!(one(&client, free).await, "t");
+    outsider.batch_execute("rollback").await.unwrap();
+    lowering.await.unwrap().expect("the row came free");
+    gone(member).await;
+}
+
 #[tokio::test]
 async fn a_fence_in_a_prepared_transaction_is_named_with_its_remedy() {
     let options = ClusterOptions::default().set("max_prepared_transactions", 5);
