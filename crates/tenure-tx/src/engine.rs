@@ -27,7 +27,7 @@ use crate::service::{
     Drained, HandleState, Payload, SendError, SendRequest, ServiceOptions, TransactionHandle,
 };
 use crate::status::{Hash, TransactionStatus};
-use crate::store::{Snapshot, Store, StoredTransaction};
+use crate::store::{CLEANUP_ROWS, Snapshot, Store, StoredTransaction};
 
 pub(crate) type Reply = oneshot::Sender<Result<TransactionHandle, SendError>>;
 
@@ -100,6 +100,47 @@ const MAX_CLASHES: u8 = 3;
 
 /// After so many heads in a row that lack what was final, the chain is taken to be another one.
 const MAX_BEHIND: u8 = 3;
+
+/// The longest pause before what is open is read again: a leader that waits sends nothing.
+const RECOVER_MAX: Duration = Duration::from_secs(5);
+
+/// Why what is open cannot be taken over yet.
+enum Trouble {
+    Table(String),
+    Chain(String),
+    Behind { chain: u64, table: u64 },
+}
+
+impl Trouble {
+    /// A chain that catches up is one trouble, however far it is.
+    fn is(&self, other: &Trouble) -> bool {
+        match (self, other) {
+            (Trouble::Table(one), Trouble::Table(other))
+            | (Trouble::Chain(one), Trouble::Chain(other)) => one == other,
+            (Trouble::Behind { .. }, Trouble::Behind { .. }) => true,
+            (Trouble::Table(_) | Trouble::Chain(_) | Trouble::Behind { .. }, _) => false,
+        }
+    }
+
+    fn say(&self) {
+        match self {
+            Trouble::Table(error) => {
+                tracing::error!(error, "cannot read what is open; not acting until it can be read");
+            }
+            Trouble::Chain(error) => {
+                tracing::warn!(error, "cannot read the chain's head; not acting until it answers");
+            }
+            Trouble::Behind { chain, table } => tracing::error!(
+                chain,
+                table,
+                "THE CHAIN IS BEHIND THE TABLE: it has not used nonces that were final; not acting \
+                 until it has. It may still be catching up, or be another chain, or have lost its \
+                 state; if it was reset on purpose, remove the account's rows from \
+                 tenure_tx.pending_transactions"
+            ),
+        }
+    }
+}
 
 /// How far a term is.
 enum Phase {
@@ -292,15 +333,18 @@ impl Engine {
         self.parked.extend(std::mem::take(&mut self.lookups).into_values());
     }
 
-    /// Reads the table and the head, again and again until both answer.
+    /// Reads the table and the head, again and again until both answer, ever more slowly.
     fn recover(&mut self) {
         self.reset();
         self.behind = 0;
         self.phase = Phase::Recovering { since: Instant::now() };
         let (store, chain, account) =
             (self.reader.clone(), Arc::clone(&self.chain), self.signer.account().clone());
-        let pause = self.options.manager.retry;
+        let mut pause = self.options.manager.retry;
+        let longest = self.options.manager.retry_max.min(RECOVER_MAX);
         self.spawn(async move |answers, generation| {
+            // Each trouble is said once, or it would drown the one that comes after it.
+            let mut said: Option<Trouble> = None;
             loop {
                 let snapshot = async {
                     match &store {
@@ -308,28 +352,23 @@ impl Engine {
                         None => Ok(Snapshot { open: Vec::new(), consumed: 0 }),
                     }
                 };
-                match tokio::join!(snapshot, chain.head(&account)) {
-                    (Ok(snapshot), Ok(head)) if head.best_nonce < snapshot.consumed => {
-                        tracing::error!(
-                            chain = head.best_nonce, table = snapshot.consumed,
-                            "THE CHAIN IS BEHIND THE TABLE: it has not used nonces that were final; \
-                             not acting until it has. It may still be catching up, or be another \
-                             chain, or have lost its state; if it was reset on purpose, remove the \
-                             account's rows from tenure_tx.pending_transactions"
-                        );
-                    }
-                    (Ok(snapshot), Ok(head)) => {
+                let trouble = match tokio::join!(snapshot, chain.head(&account)) {
+                    (Ok(snapshot), Ok(head)) if head.best_nonce >= snapshot.consumed => {
                         let _ = answers.send((generation, Answer::Recovered { snapshot, head }));
                         return;
                     }
-                    (Err(error), _) => {
-                        tracing::error!(%error, "cannot read what is open; not acting until it can be read");
+                    (Ok(snapshot), Ok(head)) => {
+                        Trouble::Behind { chain: head.best_nonce, table: snapshot.consumed }
                     }
-                    (Ok(_), Err(error)) => {
-                        tracing::warn!(%error, "cannot read the chain's head; not acting until it answers");
-                    }
+                    (Err(error), _) => Trouble::Table(error.to_string()),
+                    (Ok(_), Err(error)) => Trouble::Chain(error.to_string()),
+                };
+                if said.as_ref().is_none_or(|last| !last.is(&trouble)) {
+                    trouble.say();
+                    said = Some(trouble);
                 }
                 sleep(pause).await;
+                pause = (pause * 2).min(longest);
             }
         });
     }
@@ -412,12 +451,15 @@ impl Engine {
                         if let Some(store) = &store
                             && cleaned.elapsed() > Duration::from_secs(60)
                         {
-                            cleaned = Instant::now();
-                            if let Err(error) =
-                                store.cleanup(epoch, head.finalized_nonce, keep).await
-                            {
-                                tracing::debug!(%error, "old rows were not removed");
+                            match store.cleanup(epoch, head.finalized_nonce, keep).await {
+                                // More are due: not in a minute, or a busy table only grows.
+                                Ok(gone) if gone >= CLEANUP_ROWS => continue,
+                                Ok(_) => {}
+                                Err(error) => {
+                                    tracing::debug!(%error, "old rows were not removed");
+                                }
                             }
+                            cleaned = Instant::now();
                         }
                     }
                     Err(error) => tracing::warn!(%error, "cannot read the chain's head"),

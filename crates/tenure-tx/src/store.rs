@@ -28,6 +28,9 @@ use row::{CHANGE_COLUMN, COLUMNS, StatusColumns, attempts_json, from_sql, read_r
 pub use row::{NewTransaction, Replacement, Snapshot, StatusChange, StoredTransaction};
 use session::Session;
 
+/// How many rows one [`Store::cleanup`] removes at most: it holds the fence meanwhile.
+pub(crate) const CLEANUP_ROWS: u64 = 10_000;
+
 /// Where and for whom a store works.
 #[derive(Debug, Clone)]
 pub struct StoreOptions {
@@ -313,13 +316,14 @@ impl Store {
         let options = &self.0.options;
         let row = self
             .bounded(session.client.query_one(
-                "select tenure_tx.cleanup($1, $2, $3, $4, make_interval(secs => $5), 10000)",
+                "select tenure_tx.cleanup($1, $2, $3, $4, make_interval(secs => $5), $6)",
                 &[
                     &options.role,
                     &epoch.get(),
                     &options.account.as_bytes(),
                     &to_sql(below)?,
                     &seconds,
+                    &i32::try_from(CLEANUP_ROWS).unwrap_or(i32::MAX),
                 ],
             ))
             .await?;
