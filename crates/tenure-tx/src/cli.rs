@@ -8,6 +8,7 @@
 mod bench;
 mod node;
 mod report;
+mod scrape;
 mod wire;
 
 use std::io::IsTerminal as _;

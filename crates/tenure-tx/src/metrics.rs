@@ -23,6 +23,16 @@ pub const VIEW_STALE: &str = "tenure_tx_view_stale";
 /// Histogram: rows per commit.
 pub const BATCH: &str = "tenure_tx_rows_per_commit";
 
+/// What has not happened yet is zero, not absent: an alert on a rate needs the first step.
+#[cfg(feature = "cli")]
+pub(crate) fn begin_at_zero() {
+    for name in [ACCEPTED, REFUSED_NOT_LEADER, REPLACEMENTS, TASKS_SUPPRESSED, UNCERTAIN] {
+        counter!(name).increment(0);
+    }
+    set(OPEN, 0);
+    set(VIEW_STALE, 0);
+}
+
 pub(crate) fn count(name: &'static str) {
     counter!(name).increment(1);
 }

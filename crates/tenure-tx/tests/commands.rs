@@ -10,6 +10,8 @@ use kit::anvil::{ADDRESS, Anvil, KEY};
 use kit::substrate_node::ScriptedNode;
 use serde_json::{Value, json};
 use tenure_testkit::{Child, Cluster, Signal, Stop, shared_cluster};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 use tokio::process::Command;
 use tokio::time::timeout;
 
@@ -254,6 +256,7 @@ async fn every_mistake_is_one_sentence_with_a_remedy_and_no_secret() {
         ([&node[..], &key, &["--account", "0xaa"]].concat(), 1, "that one's key"),
         ([&["node", "--rpc", rpc], &key[..]].concat(), 1, "--standalone"),
         ([&["node", "--rpc", "hunter2"], &key[..]].concat(), 1, "http://"),
+        ([&node[..], &["--metrics", "here"]].concat(), 2, "127.0.0.1:9464"),
         (substrate.to_vec(), 1, "--account"),
         ([&substrate[..], &["--account", "0xaa"]].concat(), 1, "--signer-command"),
         (vec!["list", "--account", ADDRESS], 1, "SH_PENDING_DB_URL"),
@@ -355,6 +358,72 @@ async fn a_node_whose_database_goes_away_says_so_loudly_and_when_it_is_back() {
     child.wait_line(&leads, Duration::from_secs(30)).await.expect("leads again");
     let sent = run(&["send", "--node", address, "--call", &call]).await;
     assert!(sent.status.success(), "{sent:?}");
+}
+
+/// What a scraper gets, head and body.
+async fn scrape(address: &str) -> String {
+    let got = async {
+        let mut stream = TcpStream::connect(address).await?;
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: node\r\n\r\n").await?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await?;
+        std::io::Result::Ok(answer)
+    };
+    timeout(Duration::from_secs(10), got).await.expect("in time").expect("an answer")
+}
+
+#[tokio::test]
+async fn a_node_serves_the_metrics_the_guide_names() {
+    let anvil = Anvil::start(&[]).await;
+    let database = shared_cluster().await.database().await.expect("a database");
+    let mut command = program();
+    command.args(["node", "--rpc", &anvil.url, "--key-env", "RELAYER_KEY", "--poll", "100ms"]);
+    command.args(["--dsn", &database.dsn(), "--metrics", "0"]);
+    let mut child = Child::spawn(command).expect("starts");
+    let listening = |line: &str| line.contains("listening");
+    let line = child.wait_line(listening, Duration::from_secs(30)).await.expect("listens");
+    let line: Value = serde_json::from_str(&line).expect("JSON");
+    let metrics = line["metrics"].as_str().expect("an address");
+    assert!(metrics.starts_with("127.0.0.1:"), "a port alone is this machine's own: {metrics}");
+    // Before anything happened: zero, not absent.
+    let first = scrape(metrics).await;
+    let (head, body) = first.split_once("\r\n\r\n").expect("a head");
+    assert!(head.starts_with("HTTP/1.1 200 ") && head.contains("text/plain; version=0.0.4"));
+    assert!(head.contains(&format!("Content-Length: {}\r\n", body.len())), "{head}");
+    assert!(body.contains("\ntenure_tx_accepted_total 0\n"), "{body}");
+    let call = json!({"to": format!("0x{:040x}", 7), "value": "0x5", "gas": 21_000}).to_string();
+    let node = line["address"].as_str().expect("an address");
+    let sent = run(&["send", "--node", node, "--call", &call]).await;
+    assert!(sent.status.success(), "{sent:?}");
+    anvil.mine(3).await;
+    let guide = include_str!("../../../docs/transactions.md");
+    let names = || guide.split('`').filter(|w| w.starts_with("tenure_tx_") && !w.contains(' '));
+    let complete = async {
+        loop {
+            let page = scrape(metrics).await;
+            let there = |name: &str| match name.split_once('{') {
+                Some((name, label)) => {
+                    page.contains(&format!("\n{name}{{{}=", &label[..label.len() - 1]))
+                }
+                None => {
+                    page.contains(&format!("\n{name} "))
+                        || page.contains(&format!("\n{name}_count "))
+                }
+            };
+            if names().all(there) {
+                return page;
+            }
+        }
+    };
+    let page = timeout(Duration::from_secs(30), complete).await.expect("all of them");
+    for line in [
+        "\ntenure_tx_accepted_total 1\n",
+        "\ntenure_tx_submissions_total{outcome=\"accepted\"} 1\n",
+        "\ntenure_tx_ended_total{state=\"finalized\"} 1\n",
+        "\ntenure_tx_view_stale 0\n",
+    ] {
+        assert!(page.contains(line), "{line}: {page}");
+    }
 }
 
 #[tokio::test]

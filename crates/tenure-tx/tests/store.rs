@@ -150,6 +150,103 @@ async fn numbers_a_reader_saw_are_not_given_again_after_a_crash() {
     assert!(fresh[0].change >= kept + 1_048_576, "far above what can have been lost");
 }
 
+/// A piece of SQL as the guide gives it.
+fn from_the_guide(first_words: &str) -> String {
+    let guide = include_str!("../../../docs/transactions.md");
+    let block = guide.split("```sql\n").skip(1).filter_map(|rest| rest.split("```").next());
+    block.into_iter().find(|sql| sql.contains(first_words)).expect("in the guide").to_owned()
+}
+
+/// Numbers are read by era: neither its boundary, nor another writer, nor a page's end hides one.
+#[tokio::test]
+async fn a_reader_that_goes_on_from_any_number_misses_nothing() {
+    let db = database().await;
+    let client = db.client().await.expect("it answers");
+    let first = store(&db.dsn(), "first");
+    let invalid = TransactionStatus::Invalid(None);
+    first.accept(E1, 0, &[row(0, 1, "refused")]).await.expect("leads");
+    // The last three numbers of an era, then the next.
+    let edge = "select setval('tenure_tx.change', \
+                ((select last_value from tenure_tx.change) / 4096 + 2) * 4096 - 4)";
+    client.query_one(edge, &[]).await.expect("the owner may");
+    first.update_state(E1, &[change(0, 1, invalid, true)]).await.expect("leads");
+    for nonce in 0..6 {
+        first.accept(E1, 0, &[row(nonce, 2, &format!("r{nonce}"))]).await.expect("leads");
+    }
+    let second = store(&db.dsn(), "second");
+    let many: Vec<_> = (6..2_506).map(|n| row(n, 3, &format!("r{n}"))).collect();
+    second.accept(E1, 0, &many).await.expect("leads");
+    let mut all = Vec::new();
+    let mut last = 0;
+    loop {
+        let page = second.changes(last).await.expect("readable");
+        let Some(newest) = page.last() else { break };
+        last = newest.change;
+        all.extend(page.into_iter().map(|t| (t.change, t.request_id)));
+    }
+    assert_eq!(all.len(), 1 + 6 + 2_500);
+    assert!(all.is_sorted_by(|a, b| a.0 < b.0));
+    assert_eq!(all[0].1, "refused");
+    let eras: Vec<i64> = all[..7].iter().map(|(change, _)| change / 4096).collect();
+    assert!(eras[0] < eras[6] && eras[6] < all[7].0 / 4096, "{eras:?}: no boundary was met");
+    let query = from_the_guide("order by era, change");
+    let query = query.rsplit(';').find(|part| part.contains("select")).expect("a query");
+    let query = query.replace("'\\x…'", &format!("'\\x{}'", "aa".repeat(20)));
+    for at in (0..all.len()).filter(|at| *at < 8 || at % 500 == 0) {
+        let after = second.changes(all[at].0).await.expect("readable");
+        let seen: Vec<i64> = after.iter().map(|t| t.change).collect();
+        let expected: Vec<i64> = all[at + 1..].iter().take(1_000).map(|row| row.0).collect();
+        assert_eq!(seen, expected);
+        let rows = client.query(&query.replace(":last", &all[at].0.to_string()), &[]).await;
+        let seen: Vec<i64> = rows.expect("runs").iter().map(|r| r.get("change")).collect();
+        let expected: Vec<i64> = all[at + 1..].iter().map(|row| row.0).collect();
+        assert_eq!(seen, expected, "the guide's query");
+    }
+}
+
+#[tokio::test]
+async fn the_guides_grants_are_enough_for_a_node_and_no_more() {
+    let db = database().await;
+    let client = db.client().await.expect("it answers");
+    let login = format!("app_{}", db.name());
+    client.batch_execute(&format!("create role {login} login")).await.expect("a login");
+    let election = tenure::schema::privileges_sql(&login);
+    client.batch_execute(&election).await.expect("the election's grants");
+    let ours = from_the_guide("grant ").replace(" app", &format!(" {login}"));
+    client.batch_execute(&ours).await.expect("the guide's grants");
+    let node = store(&db.dsn_for(&login), "a");
+    node.migrate().await.expect("nothing is left to do");
+    // Everything a node does, a nonce given away and the clean-up among it.
+    node.accept(E1, 0, &[row(0, 1, "refused"), row(1, 2, "done")]).await.expect("accepts");
+    let attempts = vec![attempt(2), attempt(3)];
+    let replacement = Replacement { nonce: 1, attempts, raw: Bytes::from_static(b"3") };
+    assert_eq!(node.replace(E1, &[replacement]).await.expect("replaces"), [1]);
+    let ends = [
+        change(0, 1, TransactionStatus::Invalid(None), true),
+        change(1, 3, TransactionStatus::Finalized(hash(9)), true),
+    ];
+    assert_eq!(node.update_state(E1, &ends).await.expect("records").len(), 2);
+    assert_eq!(node.accept(E1, 0, &[row(0, 4, "next")]).await.expect("accepts"), [0]);
+    assert_eq!(node.changes(0).await.expect("reads").len(), 3);
+    assert_eq!(node.snapshot().await.expect("reads").open.len(), 1);
+    assert_eq!(node.cleanup(E1, 2, Duration::ZERO).await.expect("removes"), 1);
+    assert_eq!(node.changes(0).await.expect("reads").len(), 1);
+    let set = format!("set role {login}");
+    client.batch_execute(&set).await.expect("its rights");
+    for forbidden in [
+        "drop table tenure_tx.pending_transactions",
+        "truncate tenure_tx.pending_transactions",
+        "update tenure_tx.overwritten_transactions set nonce = 0",
+        "insert into tenure_tx.migration (version) values (9)",
+        "alter table tenure_tx.pending_transactions disable trigger all",
+        "create table tenure_tx.mine ()",
+    ] {
+        assert!(client.batch_execute(forbidden).await.is_err(), "{forbidden}");
+    }
+    let clean = format!("reset role; drop owned by {login}; drop role {login}");
+    client.batch_execute(&clean).await.expect("a cluster without it");
+}
+
 #[tokio::test]
 async fn a_request_id_is_stored_once_and_found_again() {
     let db = database().await;

@@ -15,7 +15,7 @@ use tenure::{Leadership as _, Member, TakeoverPolicy};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::{DatabaseArgs, Unshown, say, wire};
+use super::{DatabaseArgs, Unshown, say, scrape, wire};
 use crate::account::{AccountId, Signer};
 use crate::chain::Chain;
 use crate::chain::ethereum::{EthereumChain, EthereumOptions, EthereumSigner, Finality};
@@ -57,6 +57,9 @@ pub struct NodeArgs {
     /// Where callers ask.
     #[arg(long, default_value = "127.0.0.1:0")]
     pub listen: SocketAddr,
+    /// Serve metrics for Prometheus here: an address, or a port of this machine alone.
+    #[arg(long, value_name = "ADDR", value_parser = scrape::address_of)]
+    pub metrics: Option<SocketAddr>,
     /// The tip of a first attempt, in wei per gas or in the chain's smallest unit [default:
     /// 1000000000 on Ethereum, 0 on Substrate]
     #[arg(long)]
@@ -129,6 +132,11 @@ async fn chain(args: &NodeArgs) -> anyhow::Result<(Arc<dyn Chain>, Arc<dyn Signe
 }
 
 pub(super) async fn run(args: NodeArgs) -> anyhow::Result<ExitCode> {
+    // First of all: what is counted before there is a recorder is lost.
+    let metrics = match args.metrics {
+        Some(address) => Some(scrape::start(address).await?),
+        None => None,
+    };
     let (chain, signer) = chain(&args).await?;
     let account = signer.account().clone();
     if let Some(named) = args.account.as_ref().filter(|named| **named != account) {
@@ -177,7 +185,12 @@ pub(super) async fn run(args: NodeArgs) -> anyhow::Result<ExitCode> {
     let service = Arc::new(TransactionService::start(parts, service).await?);
     let listener = TcpListener::bind(args.listen).await.context("the callers' address")?;
     let address = listener.local_addr()?;
-    say(json!({"event": "listening", "address": address, "account": account.to_string()}))?;
+    let mut listening =
+        json!({"event": "listening", "address": address, "account": account.to_string()});
+    if let Some(metrics) = metrics {
+        listening["metrics"] = json!(metrics);
+    }
+    say(listening)?;
     let serving = tokio::spawn(wire::serve(listener, Arc::clone(&service)));
     let mut changes = service.leader_changes();
     let mut term = signal(SignalKind::terminate())?;

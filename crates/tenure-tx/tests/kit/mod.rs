@@ -3,9 +3,11 @@
 
 #[cfg(feature = "ethereum")]
 pub(crate) mod anvil;
+pub(crate) mod log;
 pub(crate) mod meter;
 #[cfg(feature = "substrate")]
 pub(crate) mod substrate_node;
+pub(crate) mod tap;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
