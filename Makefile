@@ -21,7 +21,7 @@ help:               ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 16
 
 demo: setup         ## Watch three members survive kills, freezes, partitions and a database restart
-	$(CARGO) run -p tenure-cli -- demo
+	$(CARGO) run -p tenure-cli --no-default-features -- demo
 
 test: lint unit faults loom newer-server test-chain deny   ## Everything CI runs
 	@echo "all tests passed"

@@ -69,6 +69,8 @@ pub(crate) enum Command {
     Resume(Order),
     /// Free a role's lock by force: the last resort
     Release(Release),
+    /// Shorten what a role's successors wait out, once every member's lease is shorter
+    LowerLease(Order),
     /// Write a support bundle without secrets
     Doctor(Doctor),
     /// Create the schema, or bring it up to date

@@ -84,6 +84,7 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
             Command::Pause(args) => order::pause(args).await,
             Command::Resume(args) => order::resume(args).await,
             Command::Release(args) => order::release(args).await,
+            Command::LowerLease(args) => order::lower_lease(args).await,
             Command::Doctor(args) => check::doctor(args).await,
             Command::Migrate(args) => check::migrate(args).await,
             Command::Key(args) => manual::key(&args),

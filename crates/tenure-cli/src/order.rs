@@ -1,6 +1,6 @@
 //! What an operator orders: step-down, pause, resume, and release by force.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tenure::RoleName;
 use tenure::operate::Operator;
@@ -94,6 +94,20 @@ pub(crate) async fn resume(order: Order) -> Result<Exit, Failure> {
     operator.resume(&role).await?;
     operator.close().await;
     say!("{role} is open again");
+    Ok(Exit::Clean)
+}
+
+pub(crate) async fn lower_lease(order: Order) -> Result<Exit, Failure> {
+    let (operator, role) = connect(&order).await?;
+    let lowered = operator.lower_lease(&role).await?;
+    operator.close().await;
+    let [from, to] =
+        [lowered.from_ms, lowered.to_ms].map(|ms| Duration::from_millis(ms.unsigned_abs()));
+    if from == to {
+        say!("{role}: the lease stays {from:?}, the longest that takes part");
+    } else {
+        say!("{role}: the lease is {to:?} now, {from:?} before");
+    }
     Ok(Exit::Clean)
 }
 

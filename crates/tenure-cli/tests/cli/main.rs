@@ -4,6 +4,8 @@
 mod acquire;
 mod demo;
 mod embedded;
+#[cfg(feature = "gossip")]
+mod gossip;
 mod guard;
 mod help;
 mod input;

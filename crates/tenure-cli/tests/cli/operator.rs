@@ -119,6 +119,20 @@ async fn release_needs_force_and_is_recorded() {
 }
 
 #[tokio::test]
+async fn a_lease_comes_down_to_the_longest_that_takes_part() {
+    let database = database().await;
+    let dsn = database.dsn();
+    let mut one = member(&["--role", "r", "--dsn", &dsn]);
+    event(&mut one, "acquired").await;
+    let client = database.client().await.expect("a session");
+    client.execute("update tenure.role set lease_ms = 9000", &[]).await.expect("longer");
+    let lower = ["lower-lease", "--role", "r", "--dsn", &dsn];
+    assert_eq!(stdout(&ends(&lower).await), "r: the lease is 3s now, 9s before\n");
+    assert_eq!(stdout(&ends(&lower).await), "r: the lease stays 3s, the longest that takes part\n");
+    refuses(&ends(&["lower-lease", "--role", "q", "--dsn", &dsn]).await, 1, "there is no role q");
+}
+
+#[tokio::test]
 async fn history_lists_terms_and_audit_judges_them() {
     let database = database().await;
     let dsn = database.dsn();
