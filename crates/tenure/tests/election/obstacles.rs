@@ -129,11 +129,13 @@ async fn who_steps_down_while_it_waits_leaves_a_debt_from_before_a_failover() {
     let (database, member, r1, r2, outsider) = about_to_act().await;
     outsider.batch_execute("rollback").await.unwrap();
     let client = database.client().await.unwrap();
-    let held = "update tenure.role set debtor = holder where debtor = 'ghost'";
+    // Paused, so that it does not claim again.
+    let held = "update tenure.role set debtor = holder, paused = true where debtor = 'ghost'";
     assert_eq!(client.execute(held, &[]).await.unwrap(), 2, "both still wait");
     for lock in [&r1, &r2] {
         lock.step_down(Some(PATIENCE)).await.unwrap();
     }
+    until(&client, "select count(*) from tenure.role where holder is null", "2").await;
     let paid = "select count(*) from tenure.role where debtor is null";
     assert_eq!(one(&client, paid).await, "0", "the next leader would not wait");
     gone(member).await;
