@@ -119,7 +119,7 @@ fn strike(world: &mut World, rng: &mut SmallRng, faults: Faults) {
             }
         }
         10 => {
-            // An operator lets a voter go; it may come back by itself.
+            // An operator lets a voter go; nobody adds it again, so it only follows from then on.
             if let Some(leader) = world.acting()
                 && let Some(id) = world.node(any).map(|x| x.id())
                 && world.node(leader).is_some_and(|l| {
