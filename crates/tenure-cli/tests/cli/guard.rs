@@ -184,7 +184,7 @@ fn a_killed_guardian_takes_its_child_along_in_a_container_too() {
         command
     };
     if !unshare("true".as_ref()).status().is_ok_and(|status| status.success()) {
-        println!("skipped: only root may make a PID namespace");
+        // Only root may make a PID namespace.
         return;
     }
     let name = "guard::a_killed_guardian_takes_its_child_along_and_the_role_moves_on";
