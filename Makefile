@@ -7,7 +7,7 @@ FEATURES := --workspace --features tenure/negative-control,tenure-tx/cli,tenure-
 # Every test program, by the target that runs it; `lint` sees to it that none is forgotten.
 UNIT := cli conformance connect election embedded gate hosts kit lifecycle_properties \
 	lifecycle_table observe processes sceptic
-CHAIN := commands ethereum group manager_properties service store substrate
+CHAIN := commands ethereum group engine_properties service store substrate
 ELSEWHERE := faults gate_loom
 
 # Compiled from scratch in CI: incremental state would only cost time.

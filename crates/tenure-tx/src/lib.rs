@@ -5,10 +5,10 @@
 //! at any moment. A transaction that was accepted from a caller executes once, whoever dies when.
 //!
 //! ```text
-//!   caller ──send──▶ service ──▶ manager (pure: which nonce, what next)
+//!   caller ──send──▶ service ──▶ engine (pure: which nonce, what next)
 //!                       │  intent first                │ effects
 //!                       ▼                              ▼
-//!        scribe ── INSERT, fenced ──▶ PostgreSQL     chain (Ethereum, Substrate)
+//!        writer ── INSERT, fenced ──▶ PostgreSQL     chain (Ethereum, Substrate)
 //!                                        │ NOTIFY + poll
 //!                       followers ◀──────┘
 //! ```
@@ -64,14 +64,20 @@ pub mod account;
 pub mod chain;
 #[cfg(feature = "cli")]
 pub mod cli;
-mod engine;
+mod driver;
+pub mod engine;
 pub mod events;
 pub mod feed;
 pub mod leadership;
-pub mod manager;
 pub mod metrics;
 pub mod schema;
-mod scribe;
 pub mod service;
 pub mod status;
 pub mod store;
+mod writer;
+
+#[doc(hidden)]
+pub mod manager {
+    pub use crate::engine::EngineConfig as ManagerConfig;
+    pub use crate::engine::*;
+}

@@ -11,11 +11,11 @@ use tokio::time::{sleep, timeout};
 
 use crate::account::{SignError, Signer};
 use crate::chain::{Chain, ChainError};
-use crate::engine::{Command, Engine};
+use crate::driver::{Command, Driver};
+use crate::engine::{EngineConfig, ReserveError};
 use crate::events::{FollowerSync, keep_ready};
 use crate::feed::{FeedItem, FeedOptions, View, feed};
 use crate::leadership::{LeaderStateChanged, Leadership, NodeRole, Unready};
-use crate::manager::{ManagerConfig, ReserveError};
 use crate::metrics;
 use crate::status::{Hash, TransactionStatus};
 use crate::store::{Store, StoreError, StoredTransaction};
@@ -24,7 +24,7 @@ use crate::store::{Store, StoreError, StoredTransaction};
 #[derive(Debug, Clone)]
 pub struct ServiceOptions {
     /// The state machine's patience.
-    pub manager: ManagerConfig,
+    pub manager: EngineConfig,
     /// How often the chain's head is read. Default 1 s.
     pub head_every: Duration,
     /// How often time is looked at. Default 200 ms; it bounds how exact all waits are.
@@ -55,7 +55,7 @@ pub struct ServiceOptions {
 impl Default for ServiceOptions {
     fn default() -> Self {
         ServiceOptions {
-            manager: ManagerConfig::default(),
+            manager: EngineConfig::default(),
             head_every: Duration::from_secs(1),
             tick: Duration::from_millis(200),
             in_flight: 64,
@@ -232,8 +232,8 @@ impl TransactionService {
             tasks.spawn(keep_ready(leadership.clone(), hook, options.sync_every));
         }
         let patience = options.accept;
-        let engine = Engine::new(leadership.clone(), store, chain, signer, options);
-        tasks.spawn(engine.run(inbox));
+        let driver = Driver::new(leadership.clone(), store, chain, signer, options);
+        tasks.spawn(driver.run(inbox));
         Ok(TransactionService { leadership, commands, statuses, stale, patience, tasks })
     }
 

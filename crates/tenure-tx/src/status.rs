@@ -171,7 +171,7 @@ impl State {
     }
 
     /// Whether a pool's watch ends with it. The leader may still owe work: see
-    /// [`crate::manager`] on the difference between an ended status and an ended duty.
+    /// [`crate::engine`] on the difference between an ended status and an ended duty.
     #[must_use]
     pub const fn is_ended(self) -> bool {
         match self {

@@ -18,8 +18,8 @@ use tenure_testkit::Database;
 use tenure_tx::account::{Signer as _, Unsigned};
 use tenure_tx::chain::ethereum::{EthereumSigner, Fees};
 use tenure_tx::chain::{Chain as _, Head, Outcome};
+use tenure_tx::engine::ReserveError;
 use tenure_tx::leadership::NodeRole;
-use tenure_tx::manager::ReserveError;
 use tenure_tx::service::{
     Parts, Payload, SendError, SendRequest, ServiceOptions, TransactionHandle, TransactionService,
 };

@@ -9,8 +9,8 @@ use bytes::Bytes;
 use kit::{E1, attempt, bump, database, hash, row, store};
 use tenure_core::epoch::Epoch;
 use tenure_testkit::{Cluster, Proxy, shared_cluster};
+use tenure_tx::engine::Attempt;
 use tenure_tx::feed::{FeedItem, FeedOptions, feed};
-use tenure_tx::manager::Attempt;
 use tenure_tx::status::{State, TransactionStatus};
 use tenure_tx::store::{NewTransaction, Replacement, StatusChange, Store, StoreError};
 

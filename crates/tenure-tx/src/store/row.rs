@@ -5,7 +5,7 @@ use tenure_core::epoch::Epoch;
 use tokio_postgres::Row;
 
 use super::StoreError;
-use crate::manager::{Attempt, OpenTransaction};
+use crate::engine::{Attempt, OpenTransaction};
 use crate::status::{Hash, State, StatusMetadata, TransactionStatus};
 
 /// A row of the table.
@@ -44,7 +44,7 @@ pub struct StoredTransaction {
 }
 
 impl StoredTransaction {
-    /// What the manager needs of an open row.
+    /// What the engine needs of an open row.
     #[must_use]
     pub fn open(&self) -> OpenTransaction {
         OpenTransaction {

@@ -22,8 +22,8 @@ use tenure_core::gate::{GateKeeper, LeaderGate};
 use tenure_core::identity::Identity;
 use tenure_testkit::{Database, shared_cluster};
 use tenure_tx::account::AccountId;
+use tenure_tx::engine::{Attempt, EngineConfig};
 use tenure_tx::leadership::Leadership;
-use tenure_tx::manager::{Attempt, ManagerConfig};
 use tenure_tx::service::ServiceOptions;
 use tenure_tx::status::Hash;
 use tenure_tx::store::{NewTransaction, Store, StoreOptions};
@@ -135,12 +135,12 @@ impl Throne {
 /// Quick enough for a test.
 pub(crate) fn impatient() -> ServiceOptions {
     ServiceOptions {
-        manager: ManagerConfig {
+        manager: EngineConfig {
             stuck_after: Duration::from_secs(3),
             gap_after: Duration::from_millis(500),
             retry: Duration::from_millis(50),
             retry_max: Duration::from_millis(500),
-            ..ManagerConfig::default()
+            ..EngineConfig::default()
         },
         head_every: Duration::from_millis(100),
         tick: Duration::from_millis(25),

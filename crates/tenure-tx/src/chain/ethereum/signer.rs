@@ -152,7 +152,7 @@ impl Signer for EthereumSigner {
                 priority = priority.max(outbid(old_priority));
                 max = max.max(outbid(old_max));
             } else {
-                // Signed anew, not outbid: how much is paid is the manager's to say, within its
+                // Signed anew, not outbid: how much is paid is the engine's to say, within its
                 // bounds. The same fees give the same bytes, unless the base fee has outgrown them.
                 priority = old_priority;
                 if old_max >= base.saturating_add(priority) {

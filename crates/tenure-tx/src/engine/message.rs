@@ -1,9 +1,9 @@
-//! What goes into the manager and what comes out.
+//! What goes into the engine and what comes out.
 
 use crate::chain::{Head, Located, Outcome};
 use crate::status::{Hash, TransactionStatus};
 
-/// What happens to the manager.
+/// What happens to the engine.
 #[derive(Debug, Clone)]
 pub enum Input {
     /// This process leads: `rows` are all open rows, `consumed` is one above the highest nonce
@@ -68,7 +68,7 @@ pub enum Input {
     Tick,
 }
 
-/// What the manager wants done.
+/// What the engine wants done.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Effect {
     /// Sign the content of `nonce` with `tip` and commit the row; answer with `Built` or `BuildFailed`.

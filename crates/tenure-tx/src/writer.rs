@@ -264,7 +264,7 @@ pub(crate) async fn run(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::manager::Attempt;
+    use crate::engine::Attempt;
     use crate::status::{Hash, TransactionStatus};
 
     fn order(write: Write) -> Order {

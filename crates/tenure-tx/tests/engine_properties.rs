@@ -7,9 +7,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use tenure_tx::chain::{Block, Head, Located, Outcome};
-use tenure_tx::manager::{
-    Attempt, Effect, Input, ManagerConfig, OpenTransaction, TransactionManager,
-};
+use tenure_tx::engine::{Attempt, Effect, Engine, EngineConfig, Input, OpenTransaction};
 use tenure_tx::status::{Hash, State, TransactionStatus};
 
 /// What a signed transaction carries.
@@ -68,7 +66,7 @@ struct Transaction {
 }
 
 struct World {
-    manager: TransactionManager,
+    engine: Engine,
     now: Duration,
     rows: BTreeMap<u64, Row>,
     signed: BTreeMap<Hash, Transaction>,
@@ -88,13 +86,13 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        let config = ManagerConfig {
+        let config = EngineConfig {
             stuck_after: Duration::from_secs(20),
             gap_after: Duration::from_secs(5),
-            ..ManagerConfig::default()
+            ..EngineConfig::default()
         };
         let mut world = World {
-            manager: TransactionManager::new(config),
+            engine: Engine::new(config),
             now: Duration::ZERO,
             rows: BTreeMap::new(),
             signed: BTreeMap::new(),
@@ -148,7 +146,7 @@ impl World {
     }
 
     fn feed(&mut self, input: Input) {
-        let effects = self.manager.handle(self.now, input);
+        let effects = self.engine.handle(self.now, input);
         self.take(effects);
     }
 
@@ -365,7 +363,7 @@ impl World {
             Action::Send => {
                 self.serial += 1;
                 let request = self.serial;
-                if let Ok(nonce) = self.manager.reserve(None, 10, true) {
+                if let Ok(nonce) = self.engine.reserve(None, 10, true) {
                     assert!(
                         self.wanted.insert(nonce, request).is_none(),
                         "one nonce, two requests"
@@ -407,7 +405,7 @@ impl World {
                 self.feed(Input::Tick);
             }
             Action::Cancel(nonce) => {
-                if let Ok(effects) = self.manager.cancel(nonce) {
+                if let Ok(effects) = self.engine.cancel(nonce) {
                     self.cancelled.insert(nonce);
                     self.take(effects);
                 }
@@ -443,7 +441,7 @@ impl World {
     /// The world calms down: everything works from now on.
     fn settle(&mut self) {
         for _ in 0..400 {
-            if self.rows.values().all(|row| row.ended) && self.manager.open() == 0 {
+            if self.rows.values().all(|row| row.ended) && self.engine.open() == 0 {
                 return;
             }
             self.now += Duration::from_secs(7);
@@ -462,7 +460,7 @@ impl World {
             self.feed(Input::Head(self.head()));
         }
         let open: Vec<_> = self.rows.iter().filter(|(_, row)| !row.ended).collect();
-        panic!("never settled: {open:?}\nmanager: {:?}", self.manager);
+        panic!("never settled: {open:?}\nengine: {:?}", self.engine);
     }
 
     fn verdict(&self) {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Attempt, Effect, ManagerConfig, Now, OpenTransaction};
+use super::{Attempt, Effect, EngineConfig, Now, OpenTransaction};
 use crate::chain::Head;
 use crate::status::{Hash, State, TransactionStatus};
 
@@ -142,7 +142,7 @@ impl Entry {
     }
 
     /// The next higher tip, within the bound.
-    pub(super) fn bumped(&self, config: &ManagerConfig) -> u128 {
+    pub(super) fn bumped(&self, config: &EngineConfig) -> u128 {
         let step = (self.tip / 100).saturating_mul(config.tip_bump_percent.into());
         self.tip.saturating_add(step.max(config.min_tip_bump)).min(config.max_tip)
     }
@@ -151,7 +151,7 @@ impl Entry {
     pub(super) fn replace(
         &mut self,
         nonce: u64,
-        config: &ManagerConfig,
+        config: &EngineConfig,
         out: &mut Vec<Effect>,
     ) -> bool {
         let tip = self.bumped(config);
@@ -175,7 +175,7 @@ impl Entry {
     }
 
     /// Backs off, then is examined.
-    pub(super) fn wait(&mut self, now: Now, config: &ManagerConfig) {
+    pub(super) fn wait(&mut self, now: Now, config: &EngineConfig) {
         let pause = config.retry.saturating_mul(1 << self.tries.min(16)).min(config.retry_max);
         self.tries += 1;
         self.phase = Phase::Waiting { until: now + pause };
@@ -214,7 +214,7 @@ impl Entry {
         nonce: u64,
         head: &Head,
         now: Now,
-        config: &ManagerConfig,
+        config: &EngineConfig,
         out: &mut Vec<Effect>,
     ) {
         match self.phase {
@@ -251,7 +251,7 @@ impl Entry {
         first: bool,
         head: &Head,
         now: Now,
-        config: &ManagerConfig,
+        config: &EngineConfig,
         out: &mut Vec<Effect>,
     ) {
         match self.phase {

@@ -1,21 +1,21 @@
-//! Carries out what the manager asks for: sign, store, submit, look up, record.
+//! Carries out what the engine asks for: sign, store, submit, look up, record.
 
 use std::sync::Arc;
 
 use futures_util::StreamExt as _;
 use tokio::time::timeout;
 
-use super::{Answer, Engine, MAX_CLASHES, outcome_name};
+use super::{Answer, Driver, MAX_CLASHES, outcome_name};
 use crate::account::{SignError, Signed, Unsigned};
 use crate::chain::{Outcome, Submission};
-use crate::manager::{Attempt, Effect, Input};
+use crate::engine::{Attempt, Effect, Input};
 use crate::metrics;
-use crate::scribe::{Order, Report, Write, Written};
 use crate::service::{HandleState, SendError, TransactionHandle};
 use crate::status::{Hash, TransactionStatus};
 use crate::store::{NewTransaction, Replacement, StatusChange};
+use crate::writer::{Order, Report, Write, Written};
 
-impl Engine {
+impl Driver {
     pub(super) fn carry_out(&mut self, effects: Vec<Effect>) {
         for effect in effects {
             match effect {
@@ -80,7 +80,7 @@ impl Engine {
             }
         };
         let attempt = Attempt { hash: signed.hash, tip, noop, valid_until: signed.valid_until };
-        let mut attempts = self.manager.attempts(nonce).to_vec();
+        let mut attempts = self.engine.attempts(nonce).to_vec();
         content.storing = Some((attempt.clone(), signed.raw.clone()));
         let write = if attempts.is_empty() {
             let row = NewTransaction {
@@ -102,7 +102,7 @@ impl Engine {
     fn order(&mut self, write: Write) {
         if let Some(orders) = &self.orders {
             let order = Order { generation: self.generation, epoch: self.epoch, write };
-            // The scribe ends only with this engine.
+            // The writer ends only with this driver.
             let _ = orders.send(order);
         }
     }
@@ -149,12 +149,12 @@ impl Engine {
             let (request_id, state) = (content.request_id.clone(), content.handle.subscribe());
             asked.answer(Ok(TransactionHandle { nonce, request_id, state }));
         }
-        let effects = self.manager.handle(self.now(), Input::Built { nonce, attempt });
+        let effects = self.engine.handle(self.now(), Input::Built { nonce, attempt });
         self.carry_out(effects);
     }
 
     fn not_stored(&mut self, nonce: u64, error: SendError) {
-        let first = self.manager.attempts(nonce).is_empty();
+        let first = self.engine.attempts(nonce).is_empty();
         if let Some(content) = self.contents.get_mut(&nonce) {
             content.storing = None;
         }
@@ -164,14 +164,14 @@ impl Engine {
                 asked.answer(Err(error));
             }
         }
-        let effects = self.manager.handle(self.now(), Input::BuildFailed { nonce });
+        let effects = self.engine.handle(self.now(), Input::BuildFailed { nonce });
         self.carry_out(effects);
     }
 
     /// The table has a live row of another creator at this nonce: the memory is wrong and the
     /// table has to be read again. A row of ours that ended meanwhile is no clash.
     fn clashed(&mut self, nonce: u64) -> bool {
-        let first = self.manager.attempts(nonce).is_empty();
+        let first = self.engine.attempts(nonce).is_empty();
         let asked = self.contents.get_mut(&nonce).and_then(|c| c.asked.as_mut());
         let again = asked.is_some_and(|asked| {
             asked.clashes += 1;
@@ -187,7 +187,7 @@ impl Engine {
     fn duplicate(&mut self, nonce: u64) {
         let Some(content) = self.contents.remove(&nonce) else { return };
         self.requests.remove(&content.request_id);
-        let effects = self.manager.handle(self.now(), Input::BuildFailed { nonce });
+        let effects = self.engine.handle(self.now(), Input::BuildFailed { nonce });
         self.carry_out(effects);
         if let Some(mut asked) = content.asked {
             asked.request.request_id = Some(content.request_id);

@@ -1,10 +1,10 @@
-//! How patient the manager is, and how far it goes.
+//! How patient the engine is, and how far it goes.
 
 use std::time::Duration;
 
-/// How patient the manager is.
+/// How patient the engine is.
 #[derive(Debug, Clone)]
-pub struct ManagerConfig {
+pub struct EngineConfig {
     /// How long the lowest unmined nonce may wait before it is sent again with a higher tip.
     /// Default 60 s. Below a few block times it pays for nothing; too high delays everything behind it.
     pub stuck_after: Duration,
@@ -29,9 +29,9 @@ pub struct ManagerConfig {
     pub max_open: usize,
 }
 
-impl Default for ManagerConfig {
+impl Default for EngineConfig {
     fn default() -> Self {
-        ManagerConfig {
+        EngineConfig {
             stuck_after: Duration::from_secs(60),
             gap_after: Duration::from_secs(30),
             retry: Duration::from_millis(500),
