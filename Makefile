@@ -38,6 +38,7 @@ lint:               ## Formatting and clippy, warnings are errors
 		|| { echo "$$path is in no list of the Makefile: add it"; exit 1; }; done
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy $(FEATURES) --all-targets -- -D warnings
+	$(CARGO) clippy -p tenure-core --no-default-features -- -D warnings
 
 unit: setup         ## Unit, property, integration and documentation tests, each on real servers
 	$(CARGO) test $(FEATURES) --lib --bins --examples $(UNIT:%=--test %)

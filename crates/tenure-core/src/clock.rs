@@ -15,8 +15,10 @@ use std::time::Duration;
 ///
 /// Ticks of processes on one machine that use the same kind of clock may be compared; ticks of
 /// different machines may not.
-#[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(transparent))]
+#[derive(
+    Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, serde::Serialize, serde::Deserialize,
+)]
+#[serde(transparent)]
 pub struct Tick(u64);
 
 impl Tick {

@@ -26,12 +26,10 @@ const MAX_LEASE: Duration = Duration::from_secs(3600);
 const MAX_DERIVED_HEARTBEAT: Duration = Duration::from_secs(5);
 
 /// What a new holder must wait for before it may act.
-#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Default)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(rename_all = "lowercase")
+#[derive(
+    Copy, Clone, Debug, PartialEq, Eq, Hash, Default, serde::Serialize, serde::Deserialize,
 )]
+#[serde(rename_all = "lowercase")]
 pub enum TakeoverPolicy {
     /// Until every gate that may have been open must be shut.
     #[default]
@@ -86,8 +84,7 @@ pub enum Fault {
 }
 
 /// Timings as written; what is `None` follows from the rest.
-#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct LeaseSpec {
     /// The interval between heartbeats, spread by ±20 %. Default 1 s, or a third of the lease (at
     /// most 5 s) if only that is given. At least 20 ms. Shorter sees faults sooner and costs the

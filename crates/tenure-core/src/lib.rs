@@ -100,12 +100,20 @@
 //! ```
 
 pub mod clock;
+#[cfg(not(loom))]
+#[doc(hidden)]
+pub mod engine;
 pub mod epoch;
 pub mod gate;
 pub mod identity;
 pub mod key;
 pub mod lease;
 pub mod lifecycle;
+#[cfg(all(feature = "model", not(loom)))]
+#[doc(hidden)]
+pub mod model;
+#[doc(hidden)]
+pub mod protocol;
 pub mod retry;
 
 #[cfg(feature = "boot-clock")]

@@ -1,4 +1,4 @@
-//! The member's hands: one task that carries out what [`crate::engine`] decides.
+//! The member's hands: one task that carries out what [`tenure_core::engine`] decides.
 //!
 //! One round trip at a time on the seat; connecting, draining and the sentinel run beside it.
 //! Nothing here decides anything about leadership.
@@ -19,15 +19,16 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::sleep;
 
 use crate::connect::Connector;
-use crate::engine::{Campaign, Engine, Output};
 use crate::error::TenureError;
 use crate::hub::Hub;
 use crate::line::{Heard, Line, LineError};
 use crate::metrics;
 use crate::preflight;
-use crate::seat::{Done, Key, Seat, Seated, Sitter, millis, parse, settings};
+use crate::seat::{Seat, Sitter, parse, settings};
 use crate::sentinel::{Sentinel, Word, call_sign};
 use crate::sql::literal;
+use tenure_core::engine::{Campaign, Engine, Output};
+use tenure_core::protocol::{Done, Key, Seated, millis};
 
 type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 

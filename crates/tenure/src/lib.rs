@@ -74,7 +74,6 @@ mod actor;
 pub mod config;
 pub mod connect;
 pub mod dsn;
-mod engine;
 mod error;
 mod fence;
 mod hub;

@@ -16,12 +16,12 @@ use tokio::time::timeout;
 use crate::actor::{Actor, Command, Health, registration_wait};
 use crate::config::{Config, RoleConfig, RoleSpec};
 use crate::connect::Connector;
-use crate::engine::{Campaign, Engine};
 use crate::error::TenureError;
 use crate::hub::Hub;
 use crate::lock::{LeaderLock, Leadership};
 use crate::preflight;
 use crate::seat::Sitter;
+use tenure_core::engine::{Campaign, Engine};
 
 /// A member of the group.
 ///

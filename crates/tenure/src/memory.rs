@@ -31,7 +31,6 @@
 //! ```
 
 mod member;
-pub(crate) mod model;
 #[cfg(test)]
 mod simulation;
 
@@ -50,12 +49,12 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::config::RoleSpec;
-use crate::engine::{Campaign, Engine};
 use crate::error::TenureError;
 use crate::hub::{Hub, LeaderStateChanged};
 use crate::lock::{LeaderLock, Leadership};
 use member::MemoryMember;
-use model::{Model, SessionId};
+use tenure_core::engine::{Campaign, Engine};
+use tenure_core::model::{Model, SessionId};
 
 /// The members of one test, and the database they think they share. Clones are the same group.
 #[derive(Debug, Clone)]

@@ -29,7 +29,7 @@ use tenure_core::epoch::Epoch;
 use tenure_core::key::{LockKey, RoleName};
 use tenure_core::lifecycle::Notice;
 
-use crate::seat::Op;
+use tenure_core::protocol::Op;
 
 /// Every metric's name, in the order of the table above.
 pub const NAMES: &[&str] = &[

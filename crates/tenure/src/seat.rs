@@ -7,9 +7,11 @@
 
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-use tenure_core::key::LockKey;
+use serde::Deserialize;
 use tenure_core::lease::Lease;
+use tenure_core::protocol::{
+    Beaten, Claimed, Done, Key, Op, Registered, Seated, TermRow, member_key, millis,
+};
 use tokio::sync::mpsc;
 
 use crate::connect::Session;
@@ -28,161 +30,6 @@ pub(crate) struct Sitter {
     pub(crate) lock_only: bool,
     /// How many roles it was configured with.
     pub(crate) roles: usize,
-}
-
-/// A key as the database's functions take it: for a pair, `key1 << 32 | key2`.
-#[derive(Debug, Clone, Copy, Serialize, PartialEq, Eq)]
-pub(crate) struct Key {
-    pub(crate) key: i64,
-    pub(crate) pair: bool,
-}
-
-impl From<LockKey> for Key {
-    fn from(key: LockKey) -> Self {
-        match key {
-            LockKey::Big(key) => Key { key, pair: false },
-            LockKey::Pair(high, low) => {
-                Key { key: i64::from(high) << 32 | i64::from(low as u32), pair: true }
-            }
-        }
-    }
-}
-
-#[derive(Debug, Clone, Serialize)]
-pub(crate) struct RegisterRow {
-    pub(crate) role: String,
-    #[serde(flatten)]
-    pub(crate) key: Key,
-    pub(crate) policy: &'static str,
-    pub(crate) priority: i32,
-    pub(crate) ready: bool,
-    pub(crate) observer: bool,
-}
-
-#[derive(Debug, Clone, Serialize)]
-pub(crate) struct ClaimRow {
-    pub(crate) role: String,
-    #[serde(flatten)]
-    pub(crate) key: Key,
-    /// The highest epoch this member ever saw of the role.
-    pub(crate) seen: i64,
-    /// Only this epoch, which was ours, may be taken up again.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) keep: Option<i64>,
-    /// Do not stand back for a better candidate any more.
-    pub(crate) insist: bool,
-}
-
-#[derive(Debug, Clone, Serialize)]
-pub(crate) struct TermRow {
-    pub(crate) role: String,
-    pub(crate) epoch: i64,
-    #[serde(flatten)]
-    pub(crate) key: Key,
-}
-
-#[derive(Debug, Clone, Serialize)]
-pub(crate) struct ReleaseRow {
-    #[serde(flatten)]
-    pub(crate) term: TermRow,
-    pub(crate) clean: bool,
-    pub(crate) to: Option<String>,
-}
-
-/// One round trip.
-#[derive(Debug, Clone)]
-pub(crate) enum Op {
-    Register(Vec<RegisterRow>),
-    Claim {
-        rows: Vec<ClaimRow>,
-        /// How long the first role that is held up may wait for its row.
-        row_wait: Duration,
-    },
-    Act(Vec<TermRow>),
-    Beat,
-    Inspect(Vec<TermRow>),
-    Release(Vec<ReleaseRow>),
-    Leave,
-}
-
-/// What became of it.
-#[derive(Debug, Clone)]
-pub(crate) enum Done {
-    Registered(Vec<Registered>),
-    Claimed(Vec<Claimed>),
-    /// The roles whose `acting` write went through, and those whose row somebody holds up.
-    Acting {
-        written: Vec<String>,
-        blocked: Vec<String>,
-    },
-    Beaten(Beaten),
-    /// The roles that are not ours any more.
-    Inspected(Vec<String>),
-    /// The roles whose lock was let go.
-    Released,
-    Left,
-}
-
-#[derive(Debug, Clone, Deserialize)]
-pub(crate) struct Registered {
-    pub(crate) role: String,
-    pub(crate) refused: Option<String>,
-}
-
-#[derive(Debug, Clone, Deserialize, Default)]
-pub(crate) struct Claimed {
-    pub(crate) role: String,
-    pub(crate) out: String,
-    #[serde(default)]
-    pub(crate) epoch: Option<i64>,
-    #[serde(default)]
-    pub(crate) holder: Option<String>,
-    #[serde(default)]
-    pub(crate) held_by_us: Option<bool>,
-    #[serde(default)]
-    pub(crate) acting: bool,
-    #[serde(default)]
-    pub(crate) debtor: Option<String>,
-    #[serde(default)]
-    pub(crate) debtor_beat: Option<i64>,
-    #[serde(default)]
-    pub(crate) debtor_lease_ms: Option<u64>,
-    /// With `yield`: to whom (successor, ready, priority).
-    #[serde(default)]
-    pub(crate) to: Option<String>,
-    #[serde(default)]
-    pub(crate) sqlstate: Option<String>,
-    #[serde(default)]
-    pub(crate) error: Option<String>,
-}
-
-/// Another member as a beat shows it: identity, beat, grace in milliseconds.
-#[derive(Debug, Clone, Deserialize)]
-pub(crate) struct Other(pub(crate) String, pub(crate) i64, pub(crate) u64);
-
-#[derive(Debug, Clone, Deserialize)]
-pub(crate) struct Order {
-    pub(crate) role: String,
-    pub(crate) paused: bool,
-    pub(crate) id: Option<i64>,
-    pub(crate) to: Option<String>,
-}
-
-#[derive(Debug, Clone, Deserialize)]
-pub(crate) struct Beaten {
-    pub(crate) revoked: i64,
-    #[serde(default)]
-    pub(crate) others: Option<Vec<Other>>,
-    #[serde(default)]
-    pub(crate) orders: Option<Vec<Order>>,
-}
-
-/// What a member learns when it takes its seat.
-#[derive(Debug, Clone, Deserialize)]
-pub(crate) struct Seated {
-    pub(crate) backend_pid: i32,
-    #[serde(default)]
-    pub(crate) revoked: i64,
 }
 
 /// The session itself.
@@ -394,18 +241,6 @@ impl Seat {
     }
 }
 
-/// The advisory key under which a member lives.
-pub(crate) fn member_key(identity: &str) -> i64 {
-    match LockKey::of_name(&format!("tenure member {identity}")) {
-        LockKey::Big(key) => key,
-        LockKey::Pair(..) => unreachable!("a name makes a bigint key"),
-    }
-}
-
-pub(crate) fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
-}
-
 async fn answer<T: serde::de::DeserializeOwned>(
     line: &Line,
     sql: &str,
@@ -469,6 +304,8 @@ pub(crate) fn settings(idle: Duration, statement: Duration, check: Duration) -> 
 
 #[cfg(test)]
 mod tests {
+    use tenure_core::key::LockKey;
+
     use super::*;
 
     #[test]

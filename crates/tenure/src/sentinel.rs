@@ -14,8 +14,9 @@ use tokio::time::sleep;
 
 use crate::connect::Connector;
 use crate::line::{Line, LineError};
-use crate::seat::{Key, Sitter, millis, settings};
+use crate::seat::{Sitter, settings};
 use crate::sql::literal;
+use tenure_core::protocol::{Key, millis};
 
 /// Every how many waits the member's own listening is tried out.
 const CALL_EVERY: usize = 20;

@@ -10,12 +10,8 @@ use crate::epoch::Epoch;
 use crate::retry::{ExponentialBackoff, RetryStrategy};
 
 /// Where a role's lifecycle stands.
-#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(rename_all = "lowercase")
-)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum LockState {
     /// Not running; the first and the last state.
     Stopped,

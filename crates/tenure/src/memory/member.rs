@@ -1,4 +1,4 @@
-//! A member of a group in memory: it carries out what [`crate::engine`] decides, on the model.
+//! A member of a group in memory: it carries out what [`tenure_core::engine`] decides, on the model.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,13 +11,13 @@ use tenure_core::identity::Identity;
 use tenure_core::lifecycle::{Input, LockState, Notice};
 use tokio::sync::{mpsc, oneshot};
 
-use super::model::{Joiner, SessionId, joiner};
 use super::{Heard, Line, Shared};
 use crate::actor::{Command, Health, RoleHealth};
-use crate::engine::{Engine, Output};
 use crate::error::TenureError;
 use crate::hub::{Hub, View};
 use crate::metrics;
+use tenure_core::engine::{Engine, Output};
+use tenure_core::model::{Joiner, SessionId, joiner};
 
 pub(super) struct MemoryMember {
     shared: Arc<Shared>,

@@ -1,6 +1,6 @@
 //! Engines on the model of the database, in virtual time: one seed, one run, every time the same.
 //!
-//! The real [`crate::engine::Engine`] of each member talks to [`super::model::Model`] over a network that
+//! The real [`tenure_core::engine::Engine`] of each member talks to [`tenure_core::model::Model`] over a network that
 //! delays and loses, on clocks that run at different rates. Sessions are ended, processes pause, die
 //! and come back, members step down and stop; the database restarts, crashes (losing what it had not
 //! flushed) and fails over (losing what it had not replicated). After every single event:
@@ -17,7 +17,7 @@ mod world;
 
 use std::time::Duration;
 
-use super::model::past::Bug;
+use tenure_core::model::past::Bug;
 use verdict::Verdict;
 use world::World;
 

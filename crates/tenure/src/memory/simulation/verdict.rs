@@ -6,7 +6,7 @@ use std::time::Duration;
 use tenure_core::epoch::Epoch;
 use tenure_core::lease::TakeoverPolicy;
 
-use crate::seat::Claimed;
+use tenure_core::protocol::Claimed;
 
 /// The result of a run.
 #[derive(Debug, Default, PartialEq, Eq)]

@@ -17,10 +17,10 @@ use tenure_core::retry::FixedInterval;
 use super::fault::{self, Fault};
 use super::verdict::{Verdict, Yes};
 use super::{Setting, TROUBLE};
-use crate::engine::{Campaign, Engine, Output};
-use crate::memory::model::past::Bug;
-use crate::memory::model::{Joiner, Model, SessionId, joiner};
-use crate::seat::{Done, Op, ReleaseRow, Seated};
+use tenure_core::engine::{Campaign, Engine, Output};
+use tenure_core::model::past::Bug;
+use tenure_core::model::{Joiner, Model, SessionId, joiner};
+use tenure_core::protocol::{Done, Op, ReleaseRow, Seated};
 
 const ROLES: [(&str, TakeoverPolicy); 2] =
     [("exclusive", TakeoverPolicy::Exclusive), ("fenced", TakeoverPolicy::Fenced)];
@@ -141,6 +141,7 @@ impl World {
         let mut random = SmallRng::seed_from_u64(seed);
         let mut database = Model::default();
         database.past.bug = setting.bug;
+        database.past.keeps = true;
         let mut world = World {
             now: 1,
             seq: 0,

@@ -3,16 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tenure_core::clock::{ManualClock, Tick};
-use tenure_core::gate::LeaderGate;
-use tenure_core::identity::Identity;
-use tenure_core::key::RoleName;
-use tenure_core::lease::{LeaseSpec, TakeoverPolicy};
-use tenure_core::lifecycle::{Input, Lifecycle, LifecycleOptions, LockState};
-use tenure_core::retry::FixedInterval;
+use crate::clock::{ManualClock, Tick};
+use crate::gate::LeaderGate;
+use crate::identity::Identity;
+use crate::key::RoleName;
+use crate::lease::{LeaseSpec, TakeoverPolicy};
+use crate::lifecycle::{Input, Lifecycle, LifecycleOptions, LockState};
+use crate::retry::FixedInterval;
 
 use super::{Campaign, Engine};
-use crate::seat::{Beaten, Claimed, Done, Op, Registered, Seated};
+use crate::protocol::{Beaten, Claimed, Done, Op, Registered, Seated};
 
 /// One member with one role, `r`, on its seat.
 struct Stage {

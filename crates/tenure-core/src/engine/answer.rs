@@ -3,17 +3,17 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use tenure_core::clock::Tick;
-use tenure_core::epoch::Epoch;
-use tenure_core::key::RoleName;
-use tenure_core::lifecycle::{Input, LockState, NotAcquired, Notice};
+use crate::clock::Tick;
+use crate::epoch::Epoch;
+use crate::key::RoleName;
+use crate::lifecycle::{Input, LockState, NotAcquired, Notice};
 
 use super::{Engine, InFlight, Output, Peer};
-use crate::seat::{Beaten, Claimed, Done, Op, Order, Registered};
+use crate::protocol::{Beaten, Claimed, Done, Op, Order, Registered};
 
 impl Engine {
     /// What became of the round trip that `next_op` handed out.
-    pub(crate) fn done(&mut self, done: Done, now: Tick) {
+    pub fn done(&mut self, done: Done, now: Tick) {
         let Some(InFlight { op, sent }) = self.in_flight.take() else { return };
         self.renew(sent);
         if matches!(op, Op::Beat | Op::Inspect(_)) {

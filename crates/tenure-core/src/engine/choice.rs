@@ -1,13 +1,13 @@
 //! Which round trip comes next: what lets go comes first, then what is timed, then what is wanted.
 
-use tenure_core::clock::Tick;
-use tenure_core::epoch::Epoch;
-use tenure_core::key::RoleName;
-use tenure_core::lease::TakeoverPolicy;
-use tenure_core::lifecycle::LockState;
+use crate::clock::Tick;
+use crate::epoch::Epoch;
+use crate::key::RoleName;
+use crate::lease::TakeoverPolicy;
+use crate::lifecycle::LockState;
 
 use super::{BATCH, Engine, INSPECT_EVERY, Output, ROW_WAIT, Role};
-use crate::seat::{ClaimRow, Key, Op, RegisterRow, ReleaseRow, TermRow};
+use crate::protocol::{ClaimRow, Key, Op, RegisterRow, ReleaseRow, TermRow};
 
 impl Engine {
     pub(super) fn choose_op(&mut self, now: Tick) -> Option<Op> {

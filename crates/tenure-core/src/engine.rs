@@ -1,7 +1,7 @@
 //! The member's mind: pure, without I/O and without a clock.
 //!
 //! It owns every role's lifecycle and gate, and decides which round trip comes next. The caller
-//! ([`crate::actor`]) carries round trips out and reports what became of them:
+//! (the driver in `tenure`) carries round trips out and reports what became of them:
 //!
 //! - *inputs*: `start` … `set_candidacy` (commands), `seat_taken`, `seat_lost`, `done`, `notified`,
 //!   `died`, `drained`, `timeout`;
@@ -27,14 +27,14 @@ mod tests;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use tenure_core::clock::Tick;
-use tenure_core::epoch::Epoch;
-use tenure_core::gate::{Drained, GateKeeper};
-use tenure_core::key::{LockKey, RoleName};
-use tenure_core::lease::{Lease, TakeoverPolicy};
-use tenure_core::lifecycle::{Input, Lifecycle, LockState, Notice};
+use crate::clock::Tick;
+use crate::epoch::Epoch;
+use crate::gate::{Drained, GateKeeper};
+use crate::key::{LockKey, RoleName};
+use crate::lease::{Lease, TakeoverPolicy};
+use crate::lifecycle::{Input, Lifecycle, LockState, Notice};
 
-use crate::seat::{Op, Seated};
+use crate::protocol::{Op, Seated};
 
 /// How many roles one round trip carries: the beat waits behind it.
 const BATCH: usize = 1000;
@@ -45,19 +45,19 @@ const ROW_WAIT: Duration = Duration::from_millis(20);
 
 /// What a role is, as its member takes part in it.
 #[derive(Debug, Clone)]
-pub(crate) struct Campaign {
-    pub(crate) name: RoleName,
-    pub(crate) key: LockKey,
-    pub(crate) policy: TakeoverPolicy,
-    pub(crate) priority: i32,
-    pub(crate) ready: bool,
-    pub(crate) observer: bool,
-    pub(crate) preempt: bool,
+pub struct Campaign {
+    pub name: RoleName,
+    pub key: LockKey,
+    pub policy: TakeoverPolicy,
+    pub priority: i32,
+    pub ready: bool,
+    pub observer: bool,
+    pub preempt: bool,
 }
 
 /// What the caller must do or tell.
 #[derive(Debug)]
-pub(crate) enum Output {
+pub enum Output {
     /// A role's lifecycle says something.
     Notice(RoleName, Notice),
     /// Whether the role's registration was taken, and why not.
@@ -132,7 +132,7 @@ struct InFlight {
 }
 
 /// See the module's documentation.
-pub(crate) struct Engine {
+pub struct Engine {
     lease: Lease,
     /// The longest time between two repair polls.
     poll: Duration,
@@ -158,12 +158,11 @@ pub(crate) struct Engine {
     /// stay together in one claim, however many they are. Members still differ from each other.
     pace: f64,
     /// A mistake that the simulation must catch.
-    #[cfg(test)]
-    pub(crate) keeps_old_sightings: bool,
+    pub keeps_old_sightings: bool,
 }
 
 impl Engine {
-    pub(crate) fn new(
+    pub fn new(
         lease: Lease,
         poll: Duration,
         stale_after: Option<Duration>,
@@ -189,47 +188,46 @@ impl Engine {
             outputs: VecDeque::new(),
             random,
             pace: 0.5,
-            #[cfg(test)]
             keeps_old_sightings: false,
         }
     }
 
     // --- getters ---
 
-    pub(crate) fn has_role(&self, role: &RoleName) -> bool {
+    pub fn has_role(&self, role: &RoleName) -> bool {
         self.roles.contains_key(role)
     }
 
-    pub(crate) fn state(&self, role: &RoleName) -> Option<(LockState, Option<Epoch>)> {
+    pub fn state(&self, role: &RoleName) -> Option<(LockState, Option<Epoch>)> {
         self.roles.get(role).map(|role| (role.life.state(), role.life.epoch()))
     }
 
     /// Whether somebody holds up the role's row.
-    pub(crate) fn is_blocked(&self, role: &RoleName) -> bool {
+    pub fn is_blocked(&self, role: &RoleName) -> bool {
         self.roles.get(role).is_some_and(|role| role.blocked_since.is_some())
     }
 
-    pub(crate) fn last_beat(&self) -> Option<Tick> {
+    pub fn last_beat(&self) -> Option<Tick> {
         self.last_beat
     }
 
     /// Whether some role takes part, so that a session is needed.
-    pub(crate) fn wants_seat(&self) -> bool {
+    pub fn wants_seat(&self) -> bool {
         self.is_engaged()
     }
 
     /// No lock is held, so that giving up the seat costs nobody a term.
-    pub(crate) fn holds_nothing(&self) -> bool {
+    pub fn holds_nothing(&self) -> bool {
         !self.roles.values().any(|role| role.life.holds_lock())
     }
 
     /// It was asked to let everything go: nothing is to be started any more.
-    pub(crate) fn is_leaving(&self) -> bool {
+    pub fn is_leaving(&self) -> bool {
         self.leaving
     }
 
     /// Everything was let go and said: the member may close its session.
-    pub(crate) fn has_left(&self) -> bool {
+    pub fn has_left(&self) -> bool {
         self.left || self.leaving && self.up.is_none() && !self.is_engaged()
     }
 
@@ -239,7 +237,7 @@ impl Engine {
 
     // --- inputs: commands ---
 
-    pub(crate) fn add(&mut self, spec: Campaign, life: Lifecycle, keeper: GateKeeper) {
+    pub fn add(&mut self, spec: Campaign, life: Lifecycle, keeper: GateKeeper) {
         let role = Role {
             life,
             keeper,
@@ -266,7 +264,7 @@ impl Engine {
     }
 
     /// Feeds one input to one role's lifecycle and carries its effects out.
-    pub(crate) fn input(&mut self, name: &RoleName, input: Input, now: Tick) {
+    pub fn input(&mut self, name: &RoleName, input: Input, now: Tick) {
         let pace = self.pace;
         if let Some(role) = self.roles.get_mut(name) {
             let effects = role.life.handle(input, now, pace);
@@ -274,7 +272,7 @@ impl Engine {
         }
     }
 
-    pub(crate) fn set_candidacy(
+    pub fn set_candidacy(
         &mut self,
         name: &RoleName,
         ready: Option<bool>,
@@ -290,7 +288,7 @@ impl Engine {
     }
 
     /// Lets everything go and says goodbye.
-    pub(crate) fn leave(&mut self, now: Tick) {
+    pub fn leave(&mut self, now: Tick) {
         self.leaving = true;
         for name in self.names(|_| true) {
             self.input(&name, Input::StopRequested, now);
@@ -299,12 +297,8 @@ impl Engine {
 
     // --- inputs: the session ---
 
-    pub(crate) fn seat_taken(&mut self, seated: Seated, now: Tick) {
-        #[cfg(test)]
-        let forget = !self.keeps_old_sightings;
-        #[cfg(not(test))]
-        let forget = true;
-        if forget {
+    pub fn seat_taken(&mut self, seated: Seated, now: Tick) {
+        if !self.keeps_old_sightings {
             self.contact = now;
             self.peers.clear();
         }
@@ -329,7 +323,7 @@ impl Engine {
     }
 
     /// The session is gone, or is to be thrown away: every gate shuts, then the rest.
-    pub(crate) fn seat_lost(&mut self, error: &str, now: Tick) {
+    pub fn seat_lost(&mut self, error: &str, now: Tick) {
         for (name, role) in &mut self.roles {
             if role.keeper.gate().epoch().is_some() {
                 self.outputs.push_back(Output::Gate(name.clone(), None));
@@ -356,7 +350,7 @@ impl Engine {
     }
 
     /// A try to connect failed.
-    pub(crate) fn unreachable(&mut self, error: &str, now: Tick) {
+    pub fn unreachable(&mut self, error: &str, now: Tick) {
         for name in self.names(|role| role.joined && role.life.wants_claim()) {
             self.input(&name, Input::SessionLost { error: error.to_owned() }, now);
         }
@@ -365,7 +359,7 @@ impl Engine {
     // --- inputs: hints ---
 
     /// A notification: the name of a role, or nothing for "look again".
-    pub(crate) fn notified(&mut self, payload: &str, now: Tick) {
+    pub fn notified(&mut self, payload: &str, now: Tick) {
         let names = match self.known(payload) {
             Some(name) => vec![name],
             None if payload.is_empty() => self.names(|_| true),
@@ -394,7 +388,7 @@ impl Engine {
     }
 
     /// A member's session is gone: its roles are free.
-    pub(crate) fn died(&mut self, identity: &str, now: Tick) {
+    pub fn died(&mut self, identity: &str, now: Tick) {
         let free = |role: &Role| {
             role.life.state() == LockState::Follower
                 && role.holder.as_deref().is_none_or(|holder| holder == identity)
@@ -408,25 +402,25 @@ impl Engine {
     }
 
     /// What holds up a role's row cannot be ended from here: no use in trying at every turn.
-    pub(crate) fn obstructed(&mut self, name: &RoleName, now: Tick) {
+    pub fn obstructed(&mut self, name: &RoleName, now: Tick) {
         let until = now + self.lease.lease();
         if let Some(role) = self.roles.get_mut(name) {
             role.stand_back = Some(until);
         }
     }
 
-    pub(crate) fn drained(&mut self, name: &RoleName, now: Tick) {
+    pub fn drained(&mut self, name: &RoleName, now: Tick) {
         self.input(name, Input::Drained, now);
     }
 
     // --- polls ---
 
-    pub(crate) fn next_output(&mut self) -> Option<Output> {
+    pub fn next_output(&mut self) -> Option<Output> {
         self.outputs.pop_front()
     }
 
     /// When `timeout` wants to be called next.
-    pub(crate) fn next_timeout(&self) -> Option<Tick> {
+    pub fn next_timeout(&self) -> Option<Tick> {
         let leads = self.roles.values().any(|role| role.life.state() == LockState::Leader);
         let roles = self
             .roles
@@ -441,7 +435,7 @@ impl Engine {
         roles.chain(seat).chain(late).min()
     }
 
-    pub(crate) fn timeout(&mut self, now: Tick) {
+    pub fn timeout(&mut self, now: Tick) {
         if self.lease_until > Tick::ZERO && now >= self.lease_until && !self.late {
             self.late = true;
             for name in self.names(|role| role.life.holds_lock()) {
@@ -479,7 +473,7 @@ impl Engine {
     }
 
     /// The next round trip, if the seat is free and there is one. `now` counts as its sending.
-    pub(crate) fn next_op(&mut self, now: Tick) -> Option<Op> {
+    pub fn next_op(&mut self, now: Tick) -> Option<Op> {
         if self.in_flight.is_some() || self.up.is_none() || self.left {
             return None;
         }

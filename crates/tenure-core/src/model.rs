@@ -3,36 +3,35 @@
 //!
 //! It answers each [`Op`] as the SQL function of the same name does; the conformance suite runs on
 //! both. It knows no time but what it is given, and that only for manners (head starts), as in SQL.
-//! Under test it also remembers what it was, so that a crash or a failover can take back commits.
+//! If asked to it also remembers what it was, so that a crash or a failover can take back commits.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tenure_core::clock::Tick;
-use tenure_core::epoch::{Epoch, next_epoch};
+use crate::clock::Tick;
+use crate::epoch::{Epoch, next_epoch};
 
-use crate::seat::{
+use crate::protocol::{
     Beaten, ClaimRow, Claimed, Done, Key, Op, Order, Other, RegisterRow, Registered, ReleaseRow,
     Seated, TermRow, millis,
 };
 
-#[cfg(test)]
-pub(super) mod past;
+pub mod past;
 
 /// A backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct SessionId(u64);
+pub struct SessionId(u64);
 
 /// Who takes a seat.
 #[derive(Debug, Clone)]
-pub(crate) struct Joiner {
-    pub(crate) identity: String,
-    pub(crate) lease_ms: u64,
-    pub(crate) grace_ms: u64,
+pub struct Joiner {
+    pub identity: String,
+    pub lease_ms: u64,
+    pub grace_ms: u64,
 }
 
 /// What the tables hold. Everything a crash may take back is in here, and nothing else.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Tables {
+pub struct Tables {
     members: BTreeMap<String, MemberRow>,
     roles: BTreeMap<String, RoleRow>,
     candidates: BTreeMap<(String, String), Candidate>,
@@ -88,13 +87,13 @@ struct Boot {
 
 /// Somebody who listens is told of a role.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Told {
-    pub(crate) session: SessionId,
-    pub(crate) role: String,
+pub struct Told {
+    pub session: SessionId,
+    pub role: String,
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Model {
+pub struct Model {
     tables: Tables,
     boot: Boot,
     /// Live sessions, by the member that sits there.
@@ -103,25 +102,23 @@ pub(crate) struct Model {
     locks: BTreeMap<(bool, i64), SessionId>,
     told: Vec<Told>,
     last_id: u64,
-    #[cfg(test)]
-    pub(super) past: past::Past,
+    pub past: past::Past,
 }
 
 impl Model {
     // --- getters ---
 
-    pub(crate) fn is_alive(&self, session: SessionId) -> bool {
+    pub fn is_alive(&self, session: SessionId) -> bool {
         self.sessions.contains_key(&session)
     }
 
     /// What was said to listeners since the last call.
-    pub(crate) fn take_told(&mut self) -> Vec<Told> {
+    pub fn take_told(&mut self) -> Vec<Told> {
         std::mem::take(&mut self.told)
     }
 
     fn incarnation(&self) -> String {
         let Boot { timeline, start, mark } = self.boot;
-        #[cfg(test)]
         if self.past.bug == past::Bug::OneIncarnation {
             return String::new();
         }
@@ -131,7 +128,7 @@ impl Model {
     // --- sessions ---
 
     /// `join_as`: a member takes its seat, and ends its own old session first.
-    pub(crate) fn join(&mut self, joiner: &Joiner, now: Tick) -> (SessionId, Seated) {
+    pub fn join(&mut self, joiner: &Joiner, now: Tick) -> (SessionId, Seated) {
         let old = self.sessions.iter().find(|(_, who)| **who == joiner.identity).map(|(id, _)| *id);
         if let Some(old) = old {
             self.end(old);
@@ -161,13 +158,13 @@ impl Model {
     }
 
     /// A session ends, and its locks with it. Returns whose it was.
-    pub(crate) fn end(&mut self, session: SessionId) -> Option<String> {
+    pub fn end(&mut self, session: SessionId) -> Option<String> {
         self.locks.retain(|_, holder| *holder != session);
         self.sessions.remove(&session)
     }
 
     /// A restart in good order: nothing is lost but the sessions.
-    pub(crate) fn restart(&mut self) {
+    pub fn restart(&mut self) {
         self.boot.start += 1;
         self.end_all();
     }
@@ -179,7 +176,7 @@ impl Model {
     }
 
     /// `bury`: records a death, if it is still one. Returns whether it did.
-    pub(crate) fn bury(&mut self, identity: &str, now: Tick) -> bool {
+    pub fn bury(&mut self, identity: &str, now: Tick) -> bool {
         if self.sessions.values().any(|who| who == identity) {
             return false;
         }
@@ -195,7 +192,7 @@ impl Model {
     // --- what a seat says ---
 
     /// One round trip. An error is what the server would raise; the caller drops the seat.
-    pub(crate) fn run(&mut self, session: SessionId, op: &Op, now: Tick) -> Result<Done, String> {
+    pub fn run(&mut self, session: SessionId, op: &Op, now: Tick) -> Result<Done, String> {
         if let Op::Release(rows) = op {
             self.release(session, rows, now)?;
             return self.let_go(session, rows);
@@ -237,13 +234,7 @@ impl Model {
     /// `prove`: that this runs on the seat of record; it also advances the beat.
     fn prove(&mut self, session: SessionId, now: Tick, op: &Op) -> Result<String, String> {
         let me = self.sessions.get(&session).cloned().ok_or("the session has ended")?;
-        #[cfg(test)]
         let quiet = self.past.bug == past::Bug::QuietAct && matches!(op, Op::Act(_));
-        #[cfg(not(test))]
-        let quiet = {
-            let _ = op;
-            false
-        };
         match self.tables.members.get_mut(&me) {
             Some(row) if row.session == session && !row.left => {
                 row.beat += i64::from(!quiet);
@@ -320,10 +311,7 @@ impl Model {
         let incarnation = self.member(me).incarnation.clone();
         let here = Some(&incarnation);
         let mine = r.debtor.as_deref() == Some(me);
-        #[cfg(test)]
         let lax = self.past.bug == past::Bug::KeepInAnyIncarnation;
-        #[cfg(not(test))]
-        let lax = false;
         if let Some(keep) = q.keep {
             let still = r.holder.as_deref() == Some(me)
                 && r.epoch == keep
@@ -342,20 +330,14 @@ impl Model {
         let paid = r.policy == "fenced"
             || r.debtor.is_none() && r.paid_in.as_ref() == here
             || mine && r.acted_in.as_ref() == here;
-        #[cfg(test)]
         let paid = paid || self.past.bug == past::Bug::IgnoreTheDebt;
         let moved = r.timeline.unwrap_or(0) != self.boot.timeline;
         let moved_to = moved.then_some(self.boot.timeline + 1);
-        #[cfg(test)]
         let moved_to = moved_to.filter(|_| self.past.bug != past::Bug::OneGeneration);
-        #[cfg(test)]
         let moved_to =
             moved_to.map(|to| if self.past.bug == past::Bug::NextGeneration { 1 } else { to });
         let won = next_epoch(Epoch(r.epoch), Epoch(q.seen), moved_to).get();
-        #[cfg(test)]
         let indebted = paid || self.past.bug == past::Bug::DebtMovesWithTheClaim;
-        #[cfg(not(test))]
-        let indebted = paid;
         let lease_ms = self.member(me).lease_ms;
         let timeline = self.boot.timeline;
         let row = self.role(&q.role);
@@ -476,7 +458,7 @@ impl Model {
     }
 
     /// The first half of a release: the row, guarded by holder and epoch.
-    pub(crate) fn release(
+    pub fn release(
         &mut self,
         session: SessionId,
         rows: &[ReleaseRow],
@@ -510,11 +492,7 @@ impl Model {
     }
 
     /// The second half: unlock and tell. It writes nothing.
-    pub(crate) fn let_go(
-        &mut self,
-        session: SessionId,
-        rows: &[ReleaseRow],
-    ) -> Result<Done, String> {
+    pub fn let_go(&mut self, session: SessionId, rows: &[ReleaseRow]) -> Result<Done, String> {
         if !self.is_alive(session) {
             return Err("the session has ended".to_owned());
         }
@@ -536,7 +514,7 @@ impl Model {
 
     // --- what an operator says ---
 
-    pub(crate) fn set_paused(&mut self, role: &str, paused: bool, now: Tick) -> bool {
+    pub fn set_paused(&mut self, role: &str, paused: bool, now: Tick) -> bool {
         let Some(row) = self.tables.roles.get_mut(role) else { return false };
         row.paused = paused;
         self.commit(true, now);
@@ -545,7 +523,7 @@ impl Model {
     }
 
     /// A step-down that `to` asks for, if it stands above the holder.
-    pub(crate) fn preempt(&mut self, role: &str, to: &str, now: Tick) {
+    pub fn preempt(&mut self, role: &str, to: &str, now: Tick) {
         let priority = |member: &str| {
             let key = (role.to_owned(), member.to_owned());
             self.tables.candidates.get(&key).map(|candidate| candidate.priority)
@@ -576,15 +554,12 @@ impl Model {
     }
 
     fn commit(&mut self, durable: bool, now: Tick) {
-        #[cfg(test)]
         self.past.commit(&self.tables, durable, now);
-        #[cfg(not(test))]
-        let _ = (durable, now);
     }
 }
 
 /// For [`Joiner`].
-pub(crate) fn joiner(identity: &str, lease: &tenure_core::lease::Lease) -> Joiner {
+pub fn joiner(identity: &str, lease: &crate::lease::Lease) -> Joiner {
     Joiner {
         identity: identity.to_owned(),
         lease_ms: millis(lease.lease()),

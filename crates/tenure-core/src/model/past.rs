@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use tenure_core::clock::Tick;
+use crate::clock::Tick;
 
 use super::{Boot, Model, Tables};
 
@@ -14,7 +14,7 @@ const LAG: usize = 24;
 
 /// A mistake to make on purpose; the simulation must catch every one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(in crate::memory) enum Bug {
+pub enum Bug {
     #[default]
     None,
     /// A claim leads at once, whatever the last leader's gate does.
@@ -44,8 +44,10 @@ struct Version {
 
 /// The last commits, the newest last.
 #[derive(Default)]
-pub(in crate::memory) struct Past {
-    pub(in crate::memory) bug: Bug,
+pub struct Past {
+    pub bug: Bug,
+    /// Whether commits are remembered, so that they can be lost.
+    pub keeps: bool,
     versions: VecDeque<Version>,
 }
 
@@ -57,6 +59,9 @@ impl std::fmt::Debug for Past {
 
 impl Past {
     pub(super) fn commit(&mut self, tables: &Tables, durable: bool, at: Tick) {
+        if !self.keeps {
+            return;
+        }
         if self.versions.len() > LAG {
             self.versions.pop_front();
         }
@@ -77,7 +82,7 @@ impl Past {
 impl Model {
     /// A crash, which loses up to `lose` commits that nobody waited for. With `postmaster` the
     /// server's start time is new; without it only a backend was killed.
-    pub(in crate::memory) fn crash(&mut self, lose: usize, postmaster: bool, now: Tick) {
+    pub fn crash(&mut self, lose: usize, postmaster: bool, now: Tick) {
         let may =
             |version: &Version| !version.durable && now.saturating_since(version.at) < UNFLUSHED;
         if let Some(tables) = self.past.back(lose, may) {
@@ -89,7 +94,7 @@ impl Model {
     }
 
     /// A standby that was up to `lose` commits behind is promoted.
-    pub(in crate::memory) fn fail_over(&mut self, lose: usize) {
+    pub fn fail_over(&mut self, lose: usize) {
         if let Some(tables) = self.past.back(lose, |_| true) {
             self.tables = tables;
         }

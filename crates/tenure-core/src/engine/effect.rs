@@ -3,10 +3,10 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use tenure_core::clock::Tick;
-use tenure_core::key::RoleName;
-use tenure_core::lease::TakeoverPolicy;
-use tenure_core::lifecycle::{Effect, Input, NotAcquired};
+use crate::clock::Tick;
+use crate::key::RoleName;
+use crate::lease::TakeoverPolicy;
+use crate::lifecycle::{Effect, Input, NotAcquired};
 
 use super::{Engine, Output, Role};
 
