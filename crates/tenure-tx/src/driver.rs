@@ -9,9 +9,10 @@ mod effect;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
+use tenure_core::clock::{Clock, Tick};
 use tenure_core::epoch::Epoch;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
@@ -104,6 +105,9 @@ const MAX_BEHIND: u8 = 3;
 /// The longest pause before what is open is read again: a leader that waits sends nothing.
 const RECOVER_MAX: Duration = Duration::from_secs(5);
 
+/// How often old rows are removed.
+const CLEANUP_EVERY: Duration = Duration::from_secs(60);
+
 /// Why what is open cannot be taken over yet.
 enum Trouble {
     Table(String),
@@ -147,7 +151,7 @@ enum Phase {
     Following,
     /// Reading the table and the head.
     Recovering {
-        since: Instant,
+        since: Tick,
     },
     Leading {
         took: Duration,
@@ -179,7 +183,7 @@ pub(crate) struct Driver {
     /// How many heads in a row were below what the table knows to be final.
     behind: u8,
     waiting_recovered: Vec<oneshot::Sender<Option<Duration>>>,
-    started: Instant,
+    clock: Arc<dyn Clock>,
     answers: mpsc::UnboundedSender<(u64, Answer)>,
     inbox: Option<mpsc::UnboundedReceiver<(u64, Answer)>>,
     orders: Option<mpsc::UnboundedSender<Order>>,
@@ -195,6 +199,7 @@ impl Driver {
         chain: Arc<dyn Chain>,
         signer: Arc<dyn Signer>,
         options: ServiceOptions,
+        clock: Arc<dyn Clock>,
     ) -> Self {
         // Unbounded: what comes back is bounded by what is open (`max_open`).
         let (answers, inbox) = mpsc::unbounded_channel();
@@ -219,7 +224,7 @@ impl Driver {
             refuse_new: false,
             behind: 0,
             waiting_recovered: Vec::new(),
-            started: Instant::now(),
+            clock,
             answers,
             inbox: Some(inbox),
             orders: None,
@@ -261,7 +266,7 @@ impl Driver {
                 },
                 _ = tick.tick() => {
                     self.reconsider();
-                    let effects = self.engine.handle(self.now(), Input::Tick);
+                    let effects = self.engine.handle(self.now(), Input::TimePassed);
                     self.carry_out(effects);
                     metrics::set(metrics::OPEN, self.engine.open());
                 }
@@ -272,8 +277,8 @@ impl Driver {
         }
     }
 
-    fn now(&self) -> Duration {
-        self.started.elapsed()
+    fn now(&self) -> Tick {
+        self.clock.now()
     }
 
     // Terms.
@@ -337,7 +342,7 @@ impl Driver {
     fn recover(&mut self) {
         self.reset();
         self.behind = 0;
-        self.phase = Phase::Recovering { since: Instant::now() };
+        self.phase = Phase::Recovering { since: self.now() };
         let (store, chain, account) =
             (self.reader.clone(), Arc::clone(&self.chain), self.signer.account().clone());
         let mut pause = self.options.manager.retry;
@@ -399,7 +404,7 @@ impl Driver {
         }
         let input = Input::Recovered { rows, consumed: snapshot.consumed, head };
         let effects = self.engine.handle(self.now(), input);
-        let took = since.elapsed();
+        let took = self.now().saturating_since(since);
         tracing::info!(epoch = %self.epoch, open = self.engine.open(), ?took, "took over");
         self.phase = Phase::Leading { took };
         for reply in self.waiting_recovered.drain(..) {
@@ -438,9 +443,9 @@ impl Driver {
     fn follow_head(&mut self) {
         let (chain, account) = (Arc::clone(&self.chain), self.signer.account().clone());
         let (store, epoch, keep) = (self.store.clone(), self.epoch, self.options.keep);
-        let every = self.options.head_every;
+        let (every, clock) = (self.options.head_every, Arc::clone(&self.clock));
         self.spawn(async move |answers, generation| {
-            let mut cleaned = Instant::now();
+            let mut cleaned = clock.now();
             loop {
                 sleep(every).await;
                 match chain.head(&account).await {
@@ -449,7 +454,7 @@ impl Driver {
                             return;
                         }
                         if let Some(store) = &store
-                            && cleaned.elapsed() > Duration::from_secs(60)
+                            && clock.now() > cleaned + CLEANUP_EVERY
                         {
                             match store.cleanup(epoch, head.finalized_nonce, keep).await {
                                 // More are due: not in a minute, or a busy table only grows.
@@ -459,7 +464,7 @@ impl Driver {
                                     tracing::debug!(%error, "old rows were not removed");
                                 }
                             }
-                            cleaned = Instant::now();
+                            cleaned = clock.now();
                         }
                     }
                     Err(error) => tracing::warn!(%error, "cannot read the chain's head"),

@@ -40,7 +40,8 @@ mod message;
 mod nonces;
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+
+use tenure_core::clock::Tick;
 
 use crate::chain::{Head, Located, Outcome};
 use crate::status::{Hash, State, TransactionStatus};
@@ -48,9 +49,6 @@ pub use config::EngineConfig;
 use entry::{Entry, Phase};
 pub use message::{Attempt, Effect, Input, OpenTransaction};
 pub use nonces::ReserveError;
-
-/// A point on the caller's monotonic clock.
-pub type Now = Duration;
 
 /// The state machine. Call order: [`Input::Recovered`] begins a term, [`Input::Demoted`] ends it;
 /// in between, anything in any order.
@@ -68,7 +66,7 @@ struct Term {
     consumed: u64,
     entries: BTreeMap<u64, Entry>,
     /// When each gap was first seen.
-    gaps: BTreeMap<u64, Now>,
+    gaps: BTreeMap<u64, Tick>,
 }
 
 impl Engine {
@@ -173,7 +171,7 @@ impl Engine {
     }
 
     /// Takes one input and tells what to do.
-    pub fn handle(&mut self, now: Now, input: Input) -> Vec<Effect> {
+    pub fn handle(&mut self, now: Tick, input: Input) -> Vec<Effect> {
         let mut effects = Vec::new();
         match input {
             Input::Recovered { rows, consumed, head } => {
@@ -203,7 +201,7 @@ impl Engine {
             }
             Input::Located { nonce, located } => self.located(now, nonce, located, &mut effects),
             Input::Head(head) => self.moved(now, head, &mut effects),
-            Input::Tick => self.tick(now, &mut effects),
+            Input::TimePassed => self.time_passed(now, &mut effects),
         }
         effects
     }
@@ -227,7 +225,7 @@ impl Engine {
 
     fn recover(
         &mut self,
-        now: Now,
+        now: Tick,
         rows: Vec<OpenTransaction>,
         consumed: u64,
         head: Head,
@@ -244,7 +242,7 @@ impl Engine {
         self.term = Some(Term { head, consumed, entries, gaps: BTreeMap::new() });
     }
 
-    fn build_failed(&mut self, now: Now, nonce: u64) {
+    fn build_failed(&mut self, now: Tick, nonce: u64) {
         let Some(term) = self.term.as_mut() else {
             return;
         };
@@ -260,7 +258,7 @@ impl Engine {
 
     fn submitted(
         &mut self,
-        now: Now,
+        now: Tick,
         nonce: u64,
         hash: Hash,
         outcome: Outcome,
@@ -307,7 +305,7 @@ impl Engine {
     }
 
     /// A node refused the bytes on their merits.
-    fn refused(&mut self, now: Now, nonce: u64, reason: String, out: &mut Vec<Effect>) {
+    fn refused(&mut self, now: Tick, nonce: u64, reason: String, out: &mut Vec<Effect>) {
         let config = self.config.clone();
         let Some(entry) = self.entry(nonce) else {
             return;
@@ -331,7 +329,7 @@ impl Engine {
 
     fn reported(
         &mut self,
-        now: Now,
+        now: Tick,
         nonce: u64,
         hash: Hash,
         status: TransactionStatus,
@@ -389,7 +387,7 @@ impl Engine {
         entry.record(nonce, hash, status, now, out);
     }
 
-    fn located(&mut self, now: Now, nonce: u64, located: Located, out: &mut Vec<Effect>) {
+    fn located(&mut self, now: Tick, nonce: u64, located: Located, out: &mut Vec<Effect>) {
         let config = self.config.clone();
         let Some(entry) = self.entry(nonce) else {
             return;
@@ -431,7 +429,7 @@ impl Engine {
         }
     }
 
-    fn missing(&mut self, now: Now, nonce: u64, by: Option<Hash>, out: &mut Vec<Effect>) {
+    fn missing(&mut self, now: Tick, nonce: u64, by: Option<Hash>, out: &mut Vec<Effect>) {
         let config = self.config.clone();
         let Some(entry) = self.entry(nonce) else {
             return;
@@ -444,7 +442,7 @@ impl Engine {
         }
     }
 
-    fn moved(&mut self, now: Now, head: Head, out: &mut Vec<Effect>) {
+    fn moved(&mut self, now: Tick, head: Head, out: &mut Vec<Effect>) {
         let config = self.config.clone();
         let Some(term) = self.term.as_mut() else {
             return;
@@ -457,7 +455,7 @@ impl Engine {
         term.age_gaps(now);
     }
 
-    fn tick(&mut self, now: Now, out: &mut Vec<Effect>) {
+    fn time_passed(&mut self, now: Tick, out: &mut Vec<Effect>) {
         let config = self.config.clone();
         let Some(term) = self.term.as_mut() else {
             return;
@@ -465,7 +463,7 @@ impl Engine {
         // Only the lowest unmined nonce can be stuck on its own merits; the rest wait for it.
         let first = term.head.best_nonce.max(term.consumed);
         for (&nonce, entry) in &mut term.entries {
-            entry.on_tick(nonce, nonce == first, &term.head, now, &config, out);
+            entry.on_time(nonce, nonce == first, &term.head, now, &config, out);
         }
         term.age_gaps(now);
         for nonce in term.gaps_older_than(now, config.gap_after) {

@@ -5,10 +5,12 @@
 //! reconnects after any cut goes on where it stopped.
 
 use std::future::poll_fn;
+use std::sync::Arc;
 use std::time::Duration;
 
+use tenure_core::clock::{BootClock, Clock, Tick};
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 use tokio_postgres::AsyncMessage;
 
 use crate::store::{Store, StoreError, StoredTransaction};
@@ -47,7 +49,7 @@ pub enum FeedItem {
 pub fn feed(store: Store, change: i64, options: FeedOptions) -> mpsc::Receiver<FeedItem> {
     let (sender, receiver) = mpsc::channel(1_024);
     tokio::spawn(async move {
-        let view = View::new(options.stale_after);
+        let view = View::new(options.stale_after, Arc::new(BootClock));
         let mut reader = Reader { store, change, options, sender, view };
         // Ends only when nobody listens.
         let _ = reader.run().await;
@@ -70,13 +72,14 @@ struct Reader {
 #[derive(Debug)]
 pub(crate) struct View {
     stale_after: Duration,
-    failing: Option<Instant>,
+    failing: Option<Tick>,
     stale: bool,
+    clock: Arc<dyn Clock>,
 }
 
 impl View {
-    pub(crate) fn new(stale_after: Duration) -> Self {
-        View { stale_after, failing: None, stale: false }
+    pub(crate) fn new(stale_after: Duration, clock: Arc<dyn Clock>) -> Self {
+        View { stale_after, failing: None, stale: false, clock }
     }
 
     pub(crate) fn is_stale(&self) -> bool {
@@ -91,8 +94,9 @@ impl View {
 
     /// It was not. Something to say if that has lasted too long.
     pub(crate) fn failed(&mut self, reason: &str) -> Option<FeedItem> {
-        let since = *self.failing.get_or_insert_with(Instant::now);
-        if self.stale || since.elapsed() < self.stale_after {
+        let now = self.clock.now();
+        let since = *self.failing.get_or_insert(now);
+        if self.stale || now < since + self.stale_after {
             return None;
         }
         self.stale = true;
@@ -186,5 +190,27 @@ struct AbortOnDrop(tokio::task::AbortHandle);
 impl Drop for AbortOnDrop {
     fn drop(&mut self) {
         self.0.abort();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tenure_core::clock::ManualClock;
+
+    use super::*;
+
+    #[test]
+    fn a_view_that_cannot_be_read_for_too_long_is_stale_and_says_so_once() {
+        let clock = ManualClock::new(Tick::ZERO);
+        let mut view = View::new(Duration::from_secs(5), Arc::new(clock.clone()));
+        assert!(view.read().is_none(), "it was never stale");
+        assert!(view.failed("away").is_none());
+        clock.advance(Duration::from_secs(4));
+        assert!(view.failed("away").is_none());
+        // A suspended machine reads nothing, and its clock counts that time.
+        clock.advance(Duration::from_secs(3_600));
+        assert!(matches!(view.failed("away"), Some(FeedItem::Stale(_))));
+        assert!(view.failed("away").is_none() && view.is_stale());
+        assert!(matches!(view.read(), Some(FeedItem::Fresh)));
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use tenure_core::clock::BootClock;
 use tenure_core::epoch::Epoch;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
@@ -232,7 +233,8 @@ impl TransactionService {
             tasks.spawn(keep_ready(leadership.clone(), hook, options.sync_every));
         }
         let patience = options.accept;
-        let driver = Driver::new(leadership.clone(), store, chain, signer, options);
+        let driver =
+            Driver::new(leadership.clone(), store, chain, signer, options, Arc::new(BootClock));
         tasks.spawn(driver.run(inbox));
         Ok(TransactionService { leadership, commands, statuses, stale, patience, tasks })
     }
@@ -371,7 +373,7 @@ async fn watch_table(
     leadership: Leadership,
 ) {
     let mut after = 0;
-    let mut view = View::new(options.stale_after);
+    let mut view = View::new(options.stale_after, Arc::new(BootClock));
     let health = |item| match item {
         FeedItem::Row(_) => {}
         FeedItem::Stale(reason) => {

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use proptest::prelude::*;
+use tenure_core::clock::Tick;
 use tenure_tx::chain::{Block, Head, Located, Outcome};
 use tenure_tx::engine::{Attempt, Effect, Engine, EngineConfig, Input, OpenTransaction};
 use tenure_tx::status::{Hash, State, TransactionStatus};
@@ -67,7 +68,7 @@ struct Transaction {
 
 struct World {
     engine: Engine,
-    now: Duration,
+    now: Tick,
     rows: BTreeMap<u64, Row>,
     signed: BTreeMap<Hash, Transaction>,
     pool: BTreeMap<u64, Hash>,
@@ -93,7 +94,7 @@ impl World {
         };
         let mut world = World {
             engine: Engine::new(config),
-            now: Duration::ZERO,
+            now: Tick::ZERO,
             rows: BTreeMap::new(),
             signed: BTreeMap::new(),
             pool: BTreeMap::new(),
@@ -401,8 +402,8 @@ impl World {
             }
             Action::Head => self.feed(Input::Head(self.head())),
             Action::Tick(seconds) => {
-                self.now += Duration::from_secs(seconds);
-                self.feed(Input::Tick);
+                self.now = self.now + Duration::from_secs(seconds);
+                self.feed(Input::TimePassed);
             }
             Action::Cancel(nonce) => {
                 if let Ok(effects) = self.engine.cancel(nonce) {
@@ -444,8 +445,8 @@ impl World {
             if self.rows.values().all(|row| row.ended) && self.engine.open() == 0 {
                 return;
             }
-            self.now += Duration::from_secs(7);
-            self.feed(Input::Tick);
+            self.now = self.now + Duration::from_secs(7);
+            self.feed(Input::TimePassed);
             for _ in 0..200 {
                 if self.effects.is_empty() && self.reports.is_empty() {
                     break;

@@ -1,8 +1,8 @@
 //! One nonce of the account, from reservation to its end.
 
-use std::time::Duration;
+use tenure_core::clock::Tick;
 
-use super::{Attempt, Effect, EngineConfig, Now, OpenTransaction};
+use super::{Attempt, Effect, EngineConfig, OpenTransaction};
 use crate::chain::Head;
 use crate::status::{Hash, State, TransactionStatus};
 
@@ -16,7 +16,7 @@ pub(super) enum Phase {
     /// The watch.
     Watching,
     /// A time, after which it is examined.
-    Waiting { until: Now },
+    Waiting { until: Tick },
     /// The chain's word on who used the nonce.
     Locating,
 }
@@ -44,7 +44,7 @@ pub(super) struct Entry {
     /// The tip of the next build.
     tip: u128,
     /// Last progress.
-    since: Now,
+    since: Tick,
 }
 
 impl Entry {
@@ -62,12 +62,12 @@ impl Entry {
             replacements: 0,
             missing: 0,
             tip,
-            since: Duration::ZERO,
+            since: Tick::ZERO,
         }
     }
 
     /// Of a row: whoever wrote it may have sent it.
-    pub(super) fn recovered(row: OpenTransaction, now: Now) -> Self {
+    pub(super) fn recovered(row: OpenTransaction, now: Tick) -> Self {
         let last = row.attempts.last();
         Entry {
             noop: last.is_some_and(|a| a.noop),
@@ -94,7 +94,7 @@ impl Entry {
         self.attempts.iter().any(|a| a.hash == hash)
     }
 
-    pub(super) fn built(&mut self, nonce: u64, attempt: Attempt, now: Now, out: &mut Vec<Effect>) {
+    pub(super) fn built(&mut self, nonce: u64, attempt: Attempt, now: Tick, out: &mut Vec<Effect>) {
         if self.phase != Phase::Building {
             return;
         }
@@ -175,7 +175,7 @@ impl Entry {
     }
 
     /// Backs off, then is examined.
-    pub(super) fn wait(&mut self, now: Now, config: &EngineConfig) {
+    pub(super) fn wait(&mut self, now: Tick, config: &EngineConfig) {
         let pause = config.retry.saturating_mul(1 << self.tries.min(16)).min(config.retry_max);
         self.tries += 1;
         self.phase = Phase::Waiting { until: now + pause };
@@ -187,7 +187,7 @@ impl Entry {
         nonce: u64,
         hash: Hash,
         status: TransactionStatus,
-        now: Now,
+        now: Tick,
         out: &mut Vec<Effect>,
     ) {
         if self.status == status {
@@ -213,7 +213,7 @@ impl Entry {
         &mut self,
         nonce: u64,
         head: &Head,
-        now: Now,
+        now: Tick,
         config: &EngineConfig,
         out: &mut Vec<Effect>,
     ) {
@@ -245,12 +245,12 @@ impl Entry {
         nonce >= head.best_nonce && until.is_some_and(|until| until < head.finalized.number)
     }
 
-    pub(super) fn on_tick(
+    pub(super) fn on_time(
         &mut self,
         nonce: u64,
         first: bool,
         head: &Head,
-        now: Now,
+        now: Tick,
         config: &EngineConfig,
         out: &mut Vec<Effect>,
     ) {

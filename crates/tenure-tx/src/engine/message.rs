@@ -64,8 +64,8 @@ pub enum Input {
     },
     /// The chain moved.
     Head(Head),
-    /// Time passed.
-    Tick,
+    /// Some time passed; how much, the instant that comes with every input tells.
+    TimePassed,
 }
 
 /// What the engine wants done.

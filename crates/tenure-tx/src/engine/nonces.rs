@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use tenure_core::clock::Tick;
+
 use super::entry::Entry;
-use super::{Effect, Now, Term};
+use super::{Effect, Term};
 
 /// How many gaps are looked at in one go: a row with an absurd nonce must not make us count to it.
 const GAPS_AT_ONCE: usize = 64;
@@ -109,7 +111,7 @@ impl Term {
     }
 
     /// Remembers when each gap was first seen and forgets those that closed.
-    pub(super) fn age_gaps(&mut self, now: Now) {
+    pub(super) fn age_gaps(&mut self, now: Tick) {
         let open = self.gaps(GAPS_AT_ONCE);
         self.gaps.retain(|gap, _| open.binary_search(gap).is_ok());
         for gap in open {
@@ -117,8 +119,8 @@ impl Term {
         }
     }
 
-    pub(super) fn gaps_older_than(&self, now: Now, age: Duration) -> Vec<u64> {
-        let old = |(&gap, &since): (&u64, &Now)| (now >= since + age).then_some(gap);
+    pub(super) fn gaps_older_than(&self, now: Tick, age: Duration) -> Vec<u64> {
+        let old = |(&gap, &since): (&u64, &Tick)| (now >= since + age).then_some(gap);
         self.gaps.iter().filter_map(old).collect()
     }
 

@@ -1,5 +1,7 @@
 //! One promise each. The promises about all sequences are in `tests/engine_properties.rs`.
 
+use std::time::Duration;
+
 use super::*;
 
 fn hash(tag: u8) -> Hash {
@@ -14,7 +16,7 @@ fn head(best: u64, finalized: u64, pool: u64) -> Head {
     Head { best_nonce: best, finalized_nonce: finalized, pool_nonce: pool, ..Head::default() }
 }
 
-const T0: Now = Duration::from_secs(1_000);
+const T0: Tick = Tick::from_nanos(1_000_000_000_000);
 
 fn leading(rows: Vec<OpenTransaction>, at: Head) -> (Engine, Vec<Effect>) {
     let mut engine = Engine::new(EngineConfig::default());
@@ -42,14 +44,14 @@ fn report(engine: &mut Engine, tag: u8, status: TransactionStatus) -> Vec<Effect
 }
 
 fn later(engine: &mut Engine, seconds: u64) -> Vec<Effect> {
-    engine.handle(T0 + Duration::from_secs(seconds), Input::Tick)
+    engine.handle(T0 + Duration::from_secs(seconds), Input::TimePassed)
 }
 
 #[test]
 fn a_follower_gives_no_nonce_and_has_no_effects() {
     let mut engine = Engine::new(EngineConfig::default());
     assert_eq!(engine.reserve(None, 0, true), Err(ReserveError::NotLeading));
-    assert!(engine.handle(T0, Input::Tick).is_empty());
+    assert!(engine.handle(T0, Input::TimePassed).is_empty());
     let mut leader = watching();
     assert!(leader.handle(T0, Input::Demoted).is_empty());
     assert!(report(&mut leader, 1, TransactionStatus::Dropped).is_empty());
