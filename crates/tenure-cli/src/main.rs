@@ -6,14 +6,14 @@
 //! # What it guarantees
 //!
 //! - A child runs only while this process leads, and all its descendants are gone before the lease
-//!   ends: see [`guardian`], which is a process of its own.
+//!   ends: see [`tenure_guardian`], which is a process of its own.
 //! - Events and exit codes are contract: see [`events`] and [`exit`].
 //! - It prints no password, and no debug dump.
 //!
 //! # What it does not guarantee
 //!
 //! What no process of this machine can see: a pause of the whole machine or container. What is under
-//! another user, or was handed to a daemon. The failure table is in [`guardian`].
+//! another user, or was handed to a daemon. The failure table is in [`tenure_guardian`].
 //!
 //! # Who is authoritative
 //!
@@ -23,12 +23,10 @@
 mod acquire;
 mod args;
 mod check;
-mod child;
 mod demo;
 mod embedded;
 mod events;
 mod exit;
-mod guardian;
 mod hooks;
 mod manual;
 mod order;
@@ -43,6 +41,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Parser;
+use tenure_guardian::guardian;
 
 use crate::speech::complain;
 use args::{Cli, Command};

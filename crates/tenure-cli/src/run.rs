@@ -18,16 +18,18 @@ use tenure::{
     Act, BootClock, Clock, Epoch, Event, LeaderLock, Leadership, LockState, Member, Notice,
     Refusal, RoleName, TakeoverPolicy, TenureError, Tick,
 };
+use tenure_guardian::child::{Guarded, News};
+use tenure_guardian::guardian::{self, EndedBy};
+use tenure_guardian::kin;
+use tenure_guardian::wire::Report;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 
 use crate::args::{Hooks, Output, Run};
-use crate::child::{Guarded, News};
 use crate::events::{Events, Writer};
 use crate::exit::{Exit, Failure};
-use crate::guardian::{self, EndedBy, kin, wire::Report};
 use crate::hooks::{self, HookRunner};
 use crate::setting::Setting;
 use crate::speech::complain;

@@ -7,11 +7,11 @@
 
 use std::time::Duration;
 
-use tenure::Tick;
+use tenure_core::Tick;
 
 /// What to do to every descendant; the later one outweighs the earlier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Order {
+pub(crate) enum Order {
     Nothing,
     Terminate,
     Kill,
@@ -19,7 +19,7 @@ pub(super) enum Order {
 
 /// Why the child came to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Why {
+pub enum Why {
     /// By itself.
     Exited,
     /// Because `tenure` said so.
@@ -38,7 +38,7 @@ enum Phase {
 }
 
 #[derive(Debug)]
-pub(super) struct Watch {
+pub(crate) struct Watch {
     deadline: Tick,
     grace: Duration,
     reserve: Duration,
@@ -48,22 +48,22 @@ pub(super) struct Watch {
 
 impl Watch {
     /// `reserve` is what the killing itself may take.
-    pub(super) fn new(deadline: Tick, grace: Duration, reserve: Duration) -> Self {
+    pub(crate) fn new(deadline: Tick, grace: Duration, reserve: Duration) -> Self {
         let grace = grace.max(reserve);
         Watch { deadline, grace, reserve, phase: Phase::Running, why: Why::Exited }
     }
 
     /// The reason that came first.
-    pub(super) fn why(&self) -> Why {
+    pub(crate) fn why(&self) -> Why {
         self.why
     }
 
-    pub(super) fn is_killing(&self) -> bool {
+    pub(crate) fn is_killing(&self) -> bool {
         matches!(self.phase, Phase::Killing)
     }
 
     /// When to look again, unless something happens before.
-    pub(super) fn next(&self) -> Tick {
+    pub(crate) fn next(&self) -> Tick {
         match self.phase {
             Phase::Running => before(self.deadline, self.grace),
             Phase::Terminating { kill_at } => kill_at.min(self.last_call()),
@@ -72,11 +72,11 @@ impl Watch {
     }
 
     /// A heartbeat succeeded. Never takes time away: an older word may come late.
-    pub(super) fn extend(&mut self, deadline: Tick) {
+    pub(crate) fn extend(&mut self, deadline: Tick) {
         self.deadline = self.deadline.max(deadline);
     }
 
-    pub(super) fn timeout(&mut self, now: Tick) -> Order {
+    pub(crate) fn timeout(&mut self, now: Tick) -> Order {
         match self.phase {
             Phase::Running if now >= before(self.deadline, self.grace) => {
                 self.why = Why::LeaseEnded;
@@ -92,7 +92,7 @@ impl Watch {
         }
     }
 
-    pub(super) fn stop(&mut self, grace: Duration, now: Tick) -> Order {
+    pub(crate) fn stop(&mut self, grace: Duration, now: Tick) -> Order {
         match self.phase {
             Phase::Running => {
                 self.why = Why::Stopped;
@@ -107,7 +107,7 @@ impl Watch {
     }
 
     /// The child ended; those it left behind get the grace it would have got.
-    pub(super) fn child_exited(&mut self, now: Tick) -> Order {
+    pub(crate) fn child_exited(&mut self, now: Tick) -> Order {
         match self.phase {
             Phase::Running => self.terminate(now + self.grace, now),
             Phase::Terminating { .. } => Order::Nothing,
@@ -115,7 +115,7 @@ impl Watch {
         }
     }
 
-    pub(super) fn orphaned(&mut self) {
+    pub(crate) fn orphaned(&mut self) {
         if matches!(self.phase, Phase::Running) {
             self.why = Why::Orphaned;
         }

@@ -19,7 +19,7 @@ const BURST: u32 = 50;
 const BURSTS_END: u32 = 10_000;
 
 /// Everybody below this process, in no order.
-pub(crate) fn descendants() -> Vec<Pid> {
+pub fn descendants() -> Vec<Pid> {
     let mut found = Vec::new();
     walk(|pid| found.push(pid));
     found
@@ -29,7 +29,7 @@ pub(crate) fn descendants() -> Vec<Pid> {
 ///
 /// To whole process groups: the kernel kills a group in one stroke that no fork slips through, where
 /// a process that forks and exits at once is gone before its number was read.
-pub(crate) fn kill_all() {
+pub fn kill_all() {
     walk(|pid| {
         if let Some(group) = group_of_kin(pid) {
             let _ = kill_process_group(group, Signal::KILL);
@@ -39,7 +39,7 @@ pub(crate) fn kill_all() {
 }
 
 /// How long to wait before look number `looks` after the first.
-pub(crate) fn pause_before(looks: u32) -> Duration {
+pub fn pause_before(looks: u32) -> Duration {
     let at_once = looks < BURSTS_END && !looks.is_multiple_of(BURST);
     if at_once { Duration::ZERO } else { Duration::from_millis(2) }
 }
@@ -94,7 +94,7 @@ impl Band {
 
 /// Reaps children that nobody waits for: what a hook left behind falls to a subreaper. `seen` is who
 /// had ended at the last look: whoever is waited for is gone long before the next.
-pub(crate) fn reap_strays(seen: &mut Vec<Pid>) {
+pub fn reap_strays(seen: &mut Vec<Pid>) {
     let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     let ended = |pid: &Pid| matches!(waitid(WaitId::Pid(*pid), look), Ok(Some(_)));
     let (strays, fresh): (Vec<Pid>, Vec<Pid>) =
@@ -106,7 +106,7 @@ pub(crate) fn reap_strays(seen: &mut Vec<Pid>) {
 }
 
 /// Kills and reaps everybody below this process; false if somebody was left after `within`.
-pub(crate) fn end_all(within: Duration) -> bool {
+pub fn end_all(within: Duration) -> bool {
     let begun = Instant::now();
     for looks in 1_u32.. {
         kill_all();

@@ -35,19 +35,14 @@
 //! | the guardian is killed | the kernel kills CMD; its orphans fall to `tenure`, which kills them |
 //! | SIGTERM to everybody (a service manager) | blocked: the guardian is the last to leave |
 
-pub(crate) mod kin;
-mod watch;
-pub(crate) mod wire;
-
 use std::ffi::OsString;
-use std::io::{IoSliceMut, Stdin};
+use std::io::{self, IoSliceMut, Stdin, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context, bail};
 use nix::sys::signal::SigSet;
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -60,35 +55,39 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
     timerfd_settime,
 };
-use tenure::{BootClock, Clock, Tick};
+use tenure_core::{BootClock, Clock, Tick};
 
-use crate::speech::complain;
-use watch::{Order, Watch, Why};
-use wire::{Frame, Report, Word};
+use crate::kin;
+use crate::watch::{Order, Watch, Why};
+use crate::wire::{Frame, Report, Word};
 
 /// The name by which it is started, and seen in `ps`.
-pub(crate) const NAME: &str = "tenure-guardian";
+pub const NAME: &str = "tenure-guardian";
 
 /// Runs the guardian; `args` are the grace and the reserve in nanoseconds, then CMD.
-pub(crate) fn main(args: Vec<OsString>) -> ExitCode {
+pub fn main(args: Vec<OsString>) -> ExitCode {
     match guard(args) {
         Ok(()) => ExitCode::SUCCESS,
         // Nobody reads this but a person who started it by hand: `tenure` sees the socket end.
         Err(error) => {
-            complain!("the guardian: {error:#}; it is started by `tenure run`, not by hand");
+            let _ = writeln!(std::io::stderr(), "{NAME}: {error}; it is not started by hand");
             ExitCode::from(2)
         }
     }
 }
 
-fn guard(args: Vec<OsString>) -> anyhow::Result<()> {
+fn guard(args: Vec<OsString>) -> io::Result<()> {
     let mut args = args.into_iter();
-    let mut nanos = || -> anyhow::Result<Duration> {
-        let text = args.next().context("it lacks its timings")?;
-        Ok(Duration::from_nanos(text.to_string_lossy().parse().context("a timing is no number")?))
+    let mut nanos = || -> io::Result<Duration> {
+        let text = args.next().ok_or_else(|| io::Error::other("it lacks its timings"))?;
+        let nanos = text
+            .to_string_lossy()
+            .parse()
+            .map_err(|_| io::Error::other("a timing is no number"))?;
+        Ok(Duration::from_nanos(nanos))
     };
     let (grace, reserve) = (nanos()?, nanos()?);
-    let program = args.next().context("it lacks a command")?;
+    let program = args.next().ok_or_else(|| io::Error::other("it lacks a command"))?;
     let socket = std::io::stdin();
     let (deadline, stdin) = hello(&socket)?;
 
@@ -146,7 +145,7 @@ fn guard(args: Vec<OsString>) -> anyhow::Result<()> {
         } else {
             arm(&timer, watch.next())?;
         }
-        let wait = Timespec::try_from(kin::pause_before(looks))?;
+        let wait = timespec(kin::pause_before(looks))?;
         let mut fds =
             vec![PollFd::new(&timer, PollFlags::IN), PollFd::new(&signals, PollFlags::IN)];
         if connected {
@@ -180,20 +179,19 @@ fn guard(args: Vec<OsString>) -> anyhow::Result<()> {
 
 /// The first deadline, and what is to be the child's standard input: the guardian's own is the
 /// socket.
-fn hello(socket: &Stdin) -> anyhow::Result<(Tick, OwnedFd)> {
+fn hello(socket: &Stdin) -> io::Result<(Tick, OwnedFd)> {
     let mut frame = Frame::default();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut parts = [IoSliceMut::new(frame.rest())];
-    let got = recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)
-        .context("its standard input is no socket")?;
+    let got = recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)?;
     let stdin = control.drain().find_map(|message| match message {
         RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
         _ => None,
     });
     match (frame.filled(got.bytes).and_then(Word::read), stdin) {
         (Some(Word::Deadline(deadline)), Some(stdin)) => Ok((deadline, stdin)),
-        _ => bail!("it was not told its deadline"),
+        _ => Err(io::Error::other("it was not told its deadline")),
     }
 }
 
@@ -212,7 +210,7 @@ fn prepare_child(command: &mut Command) {
     }
 }
 
-fn tell(socket: &Stdin, report: Report) -> anyhow::Result<()> {
+fn tell(socket: &Stdin, report: Report) -> io::Result<()> {
     // A starter that is gone does not need to know.
     match send(socket.as_fd(), &report.write(), SendFlags::NOSIGNAL) {
         Ok(_) | Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => Ok(()),
@@ -235,7 +233,7 @@ fn carry_out(order: Order) {
 }
 
 /// One descendant that ended, and how.
-fn reap() -> anyhow::Result<Option<(Pid, i32)>> {
+fn reap() -> io::Result<Option<(Pid, i32)>> {
     match rustix::process::wait(WaitOptions::NOHANG) {
         Ok(Some((pid, status))) => Ok(Some((pid, status.as_raw()))),
         Ok(None) | Err(Errno::CHILD | Errno::INTR) => Ok(None),
@@ -250,20 +248,24 @@ fn is_childless() -> bool {
     matches!(waitid(WaitId::All, look), Err(Errno::CHILD))
 }
 
-fn arm(timer: &OwnedFd, at: Tick) -> anyhow::Result<()> {
+fn arm(timer: &OwnedFd, at: Tick) -> io::Result<()> {
     let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
     // A zero would disarm it.
     let at = Duration::from_nanos(at.as_nanos().max(1));
-    let spec = Itimerspec { it_interval: zero, it_value: Timespec::try_from(at)? };
+    let spec = Itimerspec { it_interval: zero, it_value: timespec(at)? };
     timerfd_settime(timer, TimerfdTimerFlags::ABSTIME, &spec)?;
     Ok(())
 }
 
+fn timespec(time: Duration) -> io::Result<Timespec> {
+    Timespec::try_from(time).map_err(io::Error::other)
+}
+
 /// The exit code that stands for a wait status, as shells have it.
-pub(crate) fn exit_code(status: i32) -> u8 {
+pub fn exit_code(status: i32) -> u8 {
     let status = ExitStatus::from_raw(status);
     let code = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1);
     u8::try_from(code).unwrap_or(1)
 }
 
-pub(crate) use watch::Why as EndedBy;
+pub use crate::watch::Why as EndedBy;

@@ -10,20 +10,19 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use tenure::{Lease, Tick};
+use tenure_core::{Lease, Tick};
 use tokio::net::UnixStream;
 use tokio::task::JoinHandle;
 
-use crate::guardian::{
-    self, kin,
-    wire::{Frame, Report, Word},
-};
+use crate::guardian;
+use crate::kin;
+use crate::wire::{Frame, Report, Word};
 
 /// How long the orphans of a killed guardian are hunted before that is given up.
 const HUNT: Duration = Duration::from_secs(5);
 
 /// A child whose guardian will not let it outlive the lease.
-pub(crate) struct Guarded {
+pub struct Guarded {
     socket: UnixStream,
     guardian: Child,
     reserve: Duration,
@@ -34,7 +33,7 @@ pub(crate) struct Guarded {
 
 /// What is heard of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum News {
+pub enum News {
     /// The guardian's own word.
     Report(Report),
     /// The guardian was killed, and what it guarded has been killed; false: somebody is left.
@@ -47,7 +46,7 @@ impl Guarded {
     ///
     /// # Errors
     /// If no process can be started; nothing runs then.
-    pub(crate) fn start(
+    pub fn start(
         command: &[OsString],
         env: &[(&str, String)],
         lease: &Lease,
@@ -74,24 +73,24 @@ impl Guarded {
     }
 
     /// A heartbeat succeeded.
-    pub(crate) fn extend(&self, deadline: Tick) {
+    pub fn extend(&self, deadline: Tick) {
         self.say(Word::Deadline(deadline));
     }
 
     /// SIGTERM, this grace, SIGKILL; never beyond the lease.
-    pub(crate) fn stop(&self, grace: Duration) {
+    pub fn stop(&self, grace: Duration) {
         self.say(Word::Stop(grace));
     }
 
     /// Whether the guardian has had all the time it may need although nobody told of the end: it is
     /// frozen, or the child cannot be killed.
-    pub(crate) fn is_overdue(&self, now: Tick, deadline: Tick) -> bool {
+    pub fn is_overdue(&self, now: Tick, deadline: Tick) -> bool {
         now + self.reserve / 2 >= deadline
     }
 
     /// Ends a guardian that is not at its post. What it guarded falls to us and is killed by
     /// [`Guarded::next`].
-    pub(crate) fn dismiss(&mut self) {
+    pub fn dismiss(&mut self) {
         // Once it is hunted its number may be somebody else's.
         if self.hunt.is_none() {
             let _ = self.guardian.kill();
@@ -100,7 +99,7 @@ impl Guarded {
 
     /// What happens next. Cancel-safe: a frame that came in part is kept, and so is a hunt that is
     /// under way; nothing is awaited between a whole frame and the return.
-    pub(crate) async fn next(&mut self) -> News {
+    pub async fn next(&mut self) -> News {
         loop {
             if let Some(hunt) = &mut self.hunt {
                 return News::GuardianDied { swept: hunt.await.unwrap_or(false) };
@@ -124,7 +123,7 @@ impl Guarded {
 
     /// Waits for the guardian's exit, which follows its last word; 100 looks are far more than that
     /// takes.
-    pub(crate) async fn reap(mut self) {
+    pub async fn reap(mut self) {
         for _ in 0..100 {
             match self.guardian.try_wait() {
                 Ok(None) => tokio::time::sleep(Duration::from_millis(5)).await,

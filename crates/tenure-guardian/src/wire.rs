@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use tenure::Tick;
+use tenure_core::Tick;
 
-use super::watch::Why;
+use crate::watch::Why;
 
 const BYTES: usize = 16;
 
 /// From `tenure` to the guardian.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Word {
+pub enum Word {
     /// The gate may be open until then.
     Deadline(Tick),
     /// End the child: SIGTERM, this grace, SIGKILL.
@@ -19,7 +19,7 @@ pub(crate) enum Word {
 
 /// From the guardian to `tenure`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Report {
+pub enum Report {
     /// The child runs.
     Started { pid: i32 },
     /// It could not be started; nothing runs.
@@ -30,19 +30,19 @@ pub(crate) enum Report {
 
 /// A frame on its way in, however it is cut.
 #[derive(Debug, Default)]
-pub(crate) struct Frame {
+pub struct Frame {
     bytes: [u8; BYTES],
     full: usize,
 }
 
 impl Frame {
     /// Where the next bytes go.
-    pub(crate) fn rest(&mut self) -> &mut [u8] {
+    pub fn rest(&mut self) -> &mut [u8] {
         &mut self.bytes[self.full..]
     }
 
     /// Counts bytes that were read; the two words once they are complete.
-    pub(crate) fn filled(&mut self, read: usize) -> Option<(u64, u64)> {
+    pub fn filled(&mut self, read: usize) -> Option<(u64, u64)> {
         self.full += read;
         if self.full < BYTES {
             return None;
@@ -62,14 +62,14 @@ fn frame(kind: u64, value: u64) -> [u8; BYTES] {
 }
 
 impl Word {
-    pub(crate) fn write(self) -> [u8; BYTES] {
+    pub fn write(self) -> [u8; BYTES] {
         match self {
             Word::Deadline(at) => frame(1, at.as_nanos()),
             Word::Stop(grace) => frame(2, u64::try_from(grace.as_nanos()).unwrap_or(u64::MAX)),
         }
     }
 
-    pub(crate) fn read((kind, value): (u64, u64)) -> Option<Self> {
+    pub fn read((kind, value): (u64, u64)) -> Option<Self> {
         match kind {
             1 => Some(Word::Deadline(Tick::from_nanos(value))),
             2 => Some(Word::Stop(Duration::from_nanos(value))),
@@ -79,7 +79,7 @@ impl Word {
 }
 
 impl Report {
-    pub(crate) fn write(self) -> [u8; BYTES] {
+    pub fn write(self) -> [u8; BYTES] {
         let low = |n: i32| u64::from(n.cast_unsigned());
         match self {
             Report::Started { pid } => frame(1, low(pid)),
@@ -88,7 +88,7 @@ impl Report {
         }
     }
 
-    pub(crate) fn read((kind, value): (u64, u64)) -> Option<Self> {
+    pub fn read((kind, value): (u64, u64)) -> Option<Self> {
         let low = (value as u32).cast_signed();
         match kind {
             1 => Some(Report::Started { pid: low }),
