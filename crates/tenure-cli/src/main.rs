@@ -36,23 +36,18 @@ mod speech;
 mod status;
 mod table;
 
-use std::ffi::OsString;
-use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Parser;
-use tenure_guardian::guardian;
 
 use crate::speech::complain;
 use args::{Cli, Command};
 use exit::Failure;
 
 fn main() -> ExitCode {
-    let mut args = std::env::args_os();
-    let called = args.next().unwrap_or_default();
-    if Path::new(&called).file_name() == Some(guardian::NAME.as_ref()) {
-        // Before anything else: the guardian stays small.
-        return guardian::main(args.collect::<Vec<OsString>>());
+    // Before anything else: the guardian stays small.
+    if let Some(code) = tenure_guardian::run_if_guardian() {
+        return code;
     }
     let cli = Cli::parse();
     if let Ok(filter) = std::env::var("TENURE_LOG") {

@@ -12,16 +12,14 @@
 //! The guardian alone keeps the deadline. What is decided here can only end a child earlier.
 
 use std::ffi::OsString;
+use std::process::ExitStatus;
 use std::time::Duration;
 
 use tenure::{
     Act, BootClock, Clock, Epoch, Event, LeaderLock, Leadership, LockState, Member, Notice,
     Refusal, RoleName, TakeoverPolicy, TenureError, Tick,
 };
-use tenure_guardian::child::{Guarded, News};
-use tenure_guardian::guardian::{self, EndedBy};
-use tenure_guardian::kin;
-use tenure_guardian::wire::Report;
+use tenure_guardian::{EndedBy, Guarded, News, Strays, Times};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
@@ -217,7 +215,7 @@ impl Campaign {
         let epoch = token.epoch;
         let lease = *self.member.config().lease();
         let env = hooks::variables(self.lock.role().as_str(), self.identity(), Some(epoch));
-        let mut child = Guarded::start(command, &env, &lease, token.deadline())?;
+        let mut child = Guarded::start(command, &env, Times::of(&lease), token.deadline())?;
         // Often enough that the guardian never lags a heartbeat by more than a twentieth of it.
         let mut look = interval(
             (lease.heartbeat() / 20).clamp(Duration::from_millis(2), Duration::from_millis(50)),
@@ -231,17 +229,17 @@ impl Campaign {
         let ended = loop {
             tokio::select! {
                 news = child.next() => match news {
-                    News::Report(Report::Started { pid }) => {
+                    News::Started { pid } => {
                         self.events.tell("child_started", Some(epoch), format!("pid {pid}"));
                     }
-                    News::Report(Report::NotStarted { errno }) => {
+                    News::NotStarted { errno } => {
                         break self.not_started(command, epoch, errno);
                     }
-                    News::Report(Report::Gone { status, why }) => {
-                        break self.gone(epoch, status, why);
+                    News::Gone { status, by } => {
+                        break self.gone(epoch, status, by);
                     }
-                    News::GuardianDied { swept } => {
-                        self.guardian_died(epoch, swept, act).await;
+                    News::GuardianDied { all_ended } => {
+                        self.guardian_died(epoch, all_ended, act).await;
                         return Ok(Some((Ended::Stopped, signalled)));
                     }
                 },
@@ -308,9 +306,9 @@ impl Campaign {
         Ended::NotStarted(if missing { 127 } else { 126 })
     }
 
-    fn gone(&self, epoch: Epoch, status: i32, why: EndedBy) -> Ended {
-        let code = guardian::exit_code(status);
-        let (reason, ended) = match why {
+    fn gone(&self, epoch: Epoch, status: ExitStatus, by: EndedBy) -> Ended {
+        let code = tenure_guardian::exit_code(status);
+        let (reason, ended) = match by {
             EndedBy::Exited => ("it exited by itself", Ended::Exited(code)),
             EndedBy::Stopped => ("it was stopped", Ended::Stopped),
             EndedBy::LeaseEnded => ("the lease was about to end", Ended::Stopped),
@@ -322,10 +320,10 @@ impl Campaign {
 
     /// Somebody killed the guardian. Its orphans were killed; the term ends, cleanly if they were
     /// all reached.
-    async fn guardian_died(&self, epoch: Epoch, swept: bool, act: Act) {
-        let left = if swept { "its processes were killed" } else { "some processes are left" };
+    async fn guardian_died(&self, epoch: Epoch, all_ended: bool, act: Act) {
+        let left = if all_ended { "its processes were killed" } else { "some processes are left" };
         self.events.tell("error", Some(epoch), format!("the guardian was killed; {left}"));
-        if swept {
+        if all_ended {
             drop(act);
         } else {
             // In flight for ever: no release of this term may be called clean.
@@ -388,10 +386,10 @@ fn stop(child: &Guarded, stopping: &mut Option<Tick>, grace: Duration) {
 
 /// What hooks leave behind falls to us, see [`Guarded::start`].
 async fn reap_strays() {
-    let mut seen = Vec::new();
+    let mut strays = Strays::default();
     loop {
         sleep(Duration::from_secs(1)).await;
-        kin::reap_strays(&mut seen);
+        strays.reap();
     }
 }
 

@@ -1,12 +1,12 @@
-//! `tenure`'s side of a guarded child: starts the guardian, feeds it deadlines, hears of the end.
+//! The program's side of a guarded child: starts the guardian, sends it deadlines, learns of the end.
 
 use std::ffi::OsString;
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream as Pair;
-use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -14,57 +14,111 @@ use tenure_core::{Lease, Tick};
 use tokio::net::UnixStream;
 use tokio::task::JoinHandle;
 
-use crate::guardian;
-use crate::kin;
-use crate::wire::{Frame, Report, Word};
+use crate::descendants;
+use crate::process;
+use crate::watch::EndedBy;
+use crate::wire::{Frame, Instruction, Report};
 
-/// How long the orphans of a killed guardian are hunted before that is given up.
+/// How long the program tries to end the orphans of a killed guardian before it gives up.
 const HUNT: Duration = Duration::from_secs(5);
 
-/// A child whose guardian will not let it outlive the lease.
+/// A child whose guardian will not let it outlive its deadline.
+///
+/// Dropping it ends the child and all its descendants at once, as the death of the program would.
+#[derive(Debug)]
 pub struct Guarded {
     socket: UnixStream,
     guardian: Child,
     reserve: Duration,
     frame: Frame,
-    /// Under way once the guardian is gone without one.
+    /// Under way once the guardian is gone without a last report.
     hunt: Option<JoinHandle<bool>>,
 }
 
-/// What is heard of it.
+/// How long the child's end may take, before the deadline.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Times {
+    /// From SIGTERM to the deadline. Too short, and the child cannot finish; too long, and it ends
+    /// although a heartbeat is only late. At least the reserve is used.
+    pub grace: Duration,
+    /// From SIGKILL to the deadline: what the killing itself may take. Never zero; more on a machine
+    /// that is heavily loaded.
+    pub reserve: Duration,
+}
+
+impl Times {
+    /// The lease's own grace; a quarter of it, and at least a fortieth of the lease, for the killing.
+    pub fn of(lease: &Lease) -> Self {
+        let grace = lease.kill_grace();
+        Times { grace, reserve: (grace / 4).max(lease.lease() / 40) }
+    }
+}
+
+/// What [`Guarded::next`] tells of the child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum News {
-    /// The guardian's own word.
-    Report(Report),
-    /// The guardian was killed, and what it guarded has been killed; false: somebody is left.
-    GuardianDied { swept: bool },
+    /// The child runs.
+    Started {
+        /// Its process id.
+        pid: i32,
+    },
+    /// The child could not be started. Nothing runs.
+    NotStarted {
+        /// What the system said, for [`io::Error::from_raw_os_error`].
+        errno: i32,
+    },
+    /// Neither the child nor any of its descendants is alive.
+    Gone {
+        /// How the child itself ended.
+        status: ExitStatus,
+        /// What ended it.
+        by: EndedBy,
+    },
+    /// The guardian was killed, and the program has killed what it guarded.
+    GuardianDied {
+        /// False: a process could not be killed and is left.
+        all_ended: bool,
+    },
+}
+
+impl From<Report> for News {
+    fn from(report: Report) -> Self {
+        match report {
+            Report::Started { pid } => News::Started { pid },
+            Report::NotStarted { errno } => News::NotStarted { errno },
+            Report::Gone { status, by } => News::Gone { status: ExitStatus::from_raw(status), by },
+        }
+    }
 }
 
 impl Guarded {
-    /// Starts the guardian, which starts the command. From now on [`Guarded::extend`] must be
-    /// called with every later deadline, or the child ends.
+    /// Starts the guardian, which starts the command, with these variables beside the program's own.
+    /// From now on [`Guarded::extend`] must be called with every later deadline, or the child ends.
+    ///
+    /// The program becomes a subreaper: orphans of any of its descendants fall to it (see [`Strays`]).
+    /// Must be called in a tokio runtime.
     ///
     /// # Errors
     /// If no process can be started; nothing runs then.
     pub fn start(
         command: &[OsString],
         env: &[(&str, String)],
-        lease: &Lease,
+        times: Times,
         deadline: Tick,
     ) -> io::Result<Self> {
         // If the guardian is killed, its orphans fall to us and not to init.
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
         let (ours, theirs) = Pair::pair()?;
-        let (grace, reserve) = (lease.kill_grace(), reserve(lease));
+        let Times { grace, reserve } = times;
         let mut start = Command::new(own_program());
         start
-            .arg0(guardian::NAME)
+            .arg0(process::NAME)
             .args([grace, reserve].map(|time| time.as_nanos().to_string()))
             .args(command)
             .envs(env.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::from(OwnedFd::from(theirs)));
         let guardian = start.spawn()?;
-        // Its end of the socket must be open nowhere else, or its death would go unheard.
+        // Its end of the socket must be open nowhere else, or its death would go unnoticed.
         drop(start);
         hello(&ours, deadline)?;
         ours.set_nonblocking(true)?;
@@ -72,26 +126,27 @@ impl Guarded {
         Ok(Guarded { socket, guardian, reserve, frame, hunt: None })
     }
 
-    /// A heartbeat succeeded.
+    /// The gate has a later deadline. An earlier one changes nothing.
     pub fn extend(&self, deadline: Tick) {
-        self.say(Word::Deadline(deadline));
+        self.send(Instruction::Deadline(deadline));
     }
 
-    /// SIGTERM, this grace, SIGKILL; never beyond the lease.
+    /// SIGTERM, this grace, SIGKILL; never beyond the deadline. A second call can only shorten the
+    /// grace; zero kills at once.
     pub fn stop(&self, grace: Duration) {
-        self.say(Word::Stop(grace));
+        self.send(Instruction::Stop(grace));
     }
 
-    /// Whether the guardian has had all the time it may need although nobody told of the end: it is
+    /// Whether the guardian has had all the time it may need and has not told of the end: it is
     /// frozen, or the child cannot be killed.
     pub fn is_overdue(&self, now: Tick, deadline: Tick) -> bool {
         now + self.reserve / 2 >= deadline
     }
 
-    /// Ends a guardian that is not at its post. What it guarded falls to us and is killed by
+    /// Kills a guardian that is overdue. What it guarded falls to the program and is killed by
     /// [`Guarded::next`].
     pub fn dismiss(&mut self) {
-        // Once it is hunted its number may be somebody else's.
+        // Once it has been reaped its number may be another process's.
         if self.hunt.is_none() {
             let _ = self.guardian.kill();
         }
@@ -99,10 +154,12 @@ impl Guarded {
 
     /// What happens next. Cancel-safe: a frame that came in part is kept, and so is a hunt that is
     /// under way; nothing is awaited between a whole frame and the return.
+    ///
+    /// [`News::Gone`], [`News::NotStarted`] and [`News::GuardianDied`] are the last news of a child.
     pub async fn next(&mut self) -> News {
         loop {
             if let Some(hunt) = &mut self.hunt {
-                return News::GuardianDied { swept: hunt.await.unwrap_or(false) };
+                return News::GuardianDied { all_ended: hunt.await.unwrap_or(false) };
             }
             if self.socket.readable().await.is_err() {
                 self.hunt();
@@ -112,7 +169,7 @@ impl Guarded {
                 Ok(0) => self.hunt(),
                 Ok(read) => {
                     if let Some(report) = self.frame.filled(read).and_then(Report::read) {
-                        return News::Report(report);
+                        return report.into();
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -121,8 +178,8 @@ impl Guarded {
         }
     }
 
-    /// Waits for the guardian's exit, which follows its last word; 100 looks are far more than that
-    /// takes.
+    /// Waits for the guardian's exit, which follows its last report, so that it leaves no zombie; 100
+    /// looks are far more than that takes.
     pub async fn reap(mut self) {
         for _ in 0..100 {
             match self.guardian.try_wait() {
@@ -132,20 +189,15 @@ impl Guarded {
         }
     }
 
-    /// A word that does not get through only makes the child end sooner.
-    fn say(&self, word: Word) {
-        let _ = self.socket.try_write(&word.write());
+    /// An instruction that does not get through only makes the child end sooner.
+    fn send(&self, instruction: Instruction) {
+        let _ = self.socket.try_write(&instruction.write());
     }
 
-    /// Kills what a guardian that is gone has left to us, and reaps it too.
+    /// Kills what a guardian that is gone has left to the program, and reaps it too.
     fn hunt(&mut self) {
-        self.hunt = Some(tokio::task::spawn_blocking(|| kin::end_all(HUNT)));
+        self.hunt = Some(tokio::task::spawn_blocking(|| descendants::end_all(HUNT)));
     }
-}
-
-/// What the killing itself may take: a quarter of the grace, and never nothing.
-fn reserve(lease: &Lease) -> Duration {
-    (lease.kill_grace() / 4).max(lease.lease() / 40)
 }
 
 /// This very program, also after an upgrade has replaced its file.
@@ -163,7 +215,7 @@ fn hello(socket: &Pair, deadline: Tick) -> io::Result<()> {
     if !control.push(SendAncillaryMessage::ScmRights(&fds)) {
         return Err(io::Error::other("the descriptor does not fit its message"));
     }
-    let bytes = Word::Deadline(deadline).write();
+    let bytes = Instruction::Deadline(deadline).write();
     sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)?;
     Ok(())
 }
@@ -171,23 +223,22 @@ fn hello(socket: &Pair, deadline: Tick) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::guardian::EndedBy;
     use std::io::Write;
 
     #[tokio::test]
-    async fn the_last_word_is_heard_at_once_also_from_a_guardian_that_is_slow_to_exit() {
+    async fn the_last_report_arrives_at_once_also_from_a_guardian_that_is_slow_to_exit() {
         let (ours, mut theirs) = Pair::pair().expect("a pair");
         ours.set_nonblocking(true).expect("set");
         let guardian = Command::new("sleep").arg("60").spawn().expect("sleep runs");
         let socket = UnixStream::from_std(ours).expect("a socket");
         let (reserve, frame) = (Duration::from_millis(1), Frame::default());
         let mut child = Guarded { socket, guardian, reserve, frame, hunt: None };
-        let gone = Report::Gone { status: 0x700, why: EndedBy::Exited };
+        let gone = Report::Gone { status: 0x700, by: EndedBy::Exited };
         theirs.write_all(&gone.write()).expect("said");
         drop(theirs);
-        // Whoever waits beside other things gives up sooner, and must not lose it.
+        // A task that waits beside other things gives up sooner, and must not lose it.
         let news = tokio::time::timeout(Duration::from_millis(50), child.next()).await;
-        assert_eq!(news, Ok(News::Report(gone)));
+        assert_eq!(news, Ok(News::from(gone)));
         child.guardian.kill().expect("killed");
         child.guardian.wait().expect("reaped");
     }

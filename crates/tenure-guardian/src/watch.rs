@@ -9,24 +9,24 @@ use std::time::Duration;
 
 use tenure_core::Tick;
 
-/// What to do to every descendant; the later one outweighs the earlier.
+/// What is done to every descendant; a later one outweighs an earlier one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Order {
+pub(crate) enum Measure {
     Nothing,
     Terminate,
     Kill,
 }
 
-/// Why the child came to its end.
+/// What ended the child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Why {
-    /// By itself.
+pub enum EndedBy {
+    /// It ended by itself.
     Exited,
-    /// Because `tenure` said so.
+    /// [`Guarded::stop`](crate::Guarded::stop).
     Stopped,
-    /// Because the lease was about to end.
+    /// The lease was about to end: no later deadline had come.
     LeaseEnded,
-    /// Because `tenure` was gone.
+    /// The program that started the guardian was gone.
     Orphaned,
 }
 
@@ -43,19 +43,19 @@ pub(crate) struct Watch {
     grace: Duration,
     reserve: Duration,
     phase: Phase,
-    why: Why,
+    ended_by: EndedBy,
 }
 
 impl Watch {
     /// `reserve` is what the killing itself may take.
     pub(crate) fn new(deadline: Tick, grace: Duration, reserve: Duration) -> Self {
         let grace = grace.max(reserve);
-        Watch { deadline, grace, reserve, phase: Phase::Running, why: Why::Exited }
+        Watch { deadline, grace, reserve, phase: Phase::Running, ended_by: EndedBy::Exited }
     }
 
     /// The reason that came first.
-    pub(crate) fn why(&self) -> Why {
-        self.why
+    pub(crate) fn ended_by(&self) -> EndedBy {
+        self.ended_by
     }
 
     pub(crate) fn is_killing(&self) -> bool {
@@ -71,67 +71,67 @@ impl Watch {
         }
     }
 
-    /// A heartbeat succeeded. Never takes time away: an older word may come late.
+    /// Never takes time away: an older deadline may come late.
     pub(crate) fn extend(&mut self, deadline: Tick) {
         self.deadline = self.deadline.max(deadline);
     }
 
-    pub(crate) fn timeout(&mut self, now: Tick) -> Order {
+    pub(crate) fn timeout(&mut self, now: Tick) -> Measure {
         match self.phase {
             Phase::Running if now >= before(self.deadline, self.grace) => {
-                self.why = Why::LeaseEnded;
-                // The word was given: a later deadline does not take it back.
+                self.ended_by = EndedBy::LeaseEnded;
+                // SIGTERM was sent: a later deadline does not take it back.
                 self.terminate(self.last_call(), now)
             }
             Phase::Terminating { kill_at } if now >= kill_at.min(self.last_call()) => {
                 self.phase = Phase::Killing;
-                Order::Kill
+                Measure::Kill
             }
-            Phase::Running | Phase::Terminating { .. } => Order::Nothing,
-            Phase::Killing => Order::Kill,
+            Phase::Running | Phase::Terminating { .. } => Measure::Nothing,
+            Phase::Killing => Measure::Kill,
         }
     }
 
-    pub(crate) fn stop(&mut self, grace: Duration, now: Tick) -> Order {
+    pub(crate) fn stop(&mut self, grace: Duration, now: Tick) -> Measure {
         match self.phase {
             Phase::Running => {
-                self.why = Why::Stopped;
+                self.ended_by = EndedBy::Stopped;
                 self.terminate(now + grace, now)
             }
             Phase::Terminating { kill_at } => {
                 self.phase = Phase::Terminating { kill_at: kill_at.min(now + grace) };
                 self.timeout(now)
             }
-            Phase::Killing => Order::Kill,
+            Phase::Killing => Measure::Kill,
         }
     }
 
-    /// The child ended; those it left behind get the grace it would have got.
-    pub(crate) fn child_exited(&mut self, now: Tick) -> Order {
+    /// The child ended; the processes it left behind get the grace it would have got.
+    pub(crate) fn child_exited(&mut self, now: Tick) -> Measure {
         match self.phase {
             Phase::Running => self.terminate(now + self.grace, now),
-            Phase::Terminating { .. } => Order::Nothing,
-            Phase::Killing => Order::Kill,
+            Phase::Terminating { .. } => Measure::Nothing,
+            Phase::Killing => Measure::Kill,
         }
     }
 
     pub(crate) fn orphaned(&mut self) {
         if matches!(self.phase, Phase::Running) {
-            self.why = Why::Orphaned;
+            self.ended_by = EndedBy::Orphaned;
         }
         self.phase = Phase::Killing;
     }
 
-    fn terminate(&mut self, kill_at: Tick, now: Tick) -> Order {
+    fn terminate(&mut self, kill_at: Tick, now: Tick) -> Measure {
         if now >= kill_at.min(self.last_call()) {
             self.phase = Phase::Killing;
-            return Order::Kill;
+            return Measure::Kill;
         }
         self.phase = Phase::Terminating { kill_at };
-        Order::Terminate
+        Measure::Terminate
     }
 
-    /// From here on nobody may be spared.
+    /// From here on no process may be spared.
     fn last_call(&self) -> Tick {
         before(self.deadline, self.reserve)
     }
@@ -162,13 +162,13 @@ mod tests {
     fn silence_ends_the_child_before_the_deadline() {
         let mut watch = watch();
         assert_eq!(watch.next(), at(2500));
-        assert_eq!(watch.timeout(at(2499)), Order::Nothing);
-        assert_eq!(watch.timeout(at(2500)), Order::Terminate);
+        assert_eq!(watch.timeout(at(2499)), Measure::Nothing);
+        assert_eq!(watch.timeout(at(2500)), Measure::Terminate);
         assert_eq!(watch.next(), at(2900));
-        assert_eq!(watch.timeout(at(2899)), Order::Nothing);
-        assert_eq!(watch.timeout(at(2900)), Order::Kill);
+        assert_eq!(watch.timeout(at(2899)), Measure::Nothing);
+        assert_eq!(watch.timeout(at(2900)), Measure::Kill);
         assert!(watch.is_killing());
-        assert_eq!(watch.why(), Why::LeaseEnded);
+        assert_eq!(watch.ended_by(), EndedBy::LeaseEnded);
     }
 
     #[test]
@@ -176,36 +176,36 @@ mod tests {
         let mut watch = watch();
         watch.extend(at(4000));
         watch.extend(at(3500));
-        assert_eq!(watch.timeout(at(3499)), Order::Nothing);
+        assert_eq!(watch.timeout(at(3499)), Measure::Nothing);
         assert_eq!(watch.next(), at(3500));
     }
 
     #[test]
     fn a_terminated_child_is_killed_even_if_the_lease_goes_on() {
         let mut watch = watch();
-        assert_eq!(watch.timeout(at(2600)), Order::Terminate);
+        assert_eq!(watch.timeout(at(2600)), Measure::Terminate);
         watch.extend(at(9000));
-        assert_eq!(watch.timeout(at(2900)), Order::Kill);
+        assert_eq!(watch.timeout(at(2900)), Measure::Kill);
     }
 
     #[test]
     fn a_stop_gives_its_grace_but_not_beyond_the_lease() {
         let mut watch = watch();
-        assert_eq!(watch.stop(ms(200), at(1000)), Order::Terminate);
+        assert_eq!(watch.stop(ms(200), at(1000)), Measure::Terminate);
         assert_eq!(watch.next(), at(1200));
         let mut late = Watch::new(at(3000), ms(500), ms(100));
-        assert_eq!(late.stop(ms(5000), at(1000)), Order::Terminate);
+        assert_eq!(late.stop(ms(5000), at(1000)), Measure::Terminate);
         assert_eq!(late.next(), at(2900));
-        assert_eq!(late.why(), Why::Stopped);
+        assert_eq!(late.ended_by(), EndedBy::Stopped);
     }
 
     #[test]
     fn a_second_stop_may_only_shorten_the_grace() {
         let mut watch = watch();
         watch.stop(ms(400), at(1000));
-        assert_eq!(watch.stop(ms(900), at(1100)), Order::Nothing);
+        assert_eq!(watch.stop(ms(900), at(1100)), Measure::Nothing);
         assert_eq!(watch.next(), at(1400));
-        assert_eq!(watch.stop(Duration::ZERO, at(1200)), Order::Kill);
+        assert_eq!(watch.stop(Duration::ZERO, at(1200)), Measure::Kill);
     }
 
     #[test]
@@ -213,21 +213,21 @@ mod tests {
         let mut watch = watch();
         watch.orphaned();
         assert!(watch.is_killing());
-        assert_eq!(watch.timeout(at(1)), Order::Kill);
-        assert_eq!(watch.why(), Why::Orphaned);
+        assert_eq!(watch.timeout(at(1)), Measure::Kill);
+        assert_eq!(watch.ended_by(), EndedBy::Orphaned);
     }
 
     #[test]
     fn what_the_child_left_behind_gets_its_grace() {
         let mut watch = watch();
-        assert_eq!(watch.child_exited(at(100)), Order::Terminate);
+        assert_eq!(watch.child_exited(at(100)), Measure::Terminate);
         assert_eq!(watch.next(), at(600));
-        assert_eq!(watch.why(), Why::Exited);
+        assert_eq!(watch.ended_by(), EndedBy::Exited);
     }
 
     #[test]
     fn a_grace_of_zero_still_leaves_time_to_kill() {
         let mut watch = Watch::new(at(3000), Duration::ZERO, ms(100));
-        assert_eq!(watch.timeout(at(2900)), Order::Kill);
+        assert_eq!(watch.timeout(at(2900)), Measure::Kill);
     }
 }

@@ -1,48 +1,48 @@
-//! What `tenure` and its guardian say to each other: frames of two 64-bit words.
+//! What a program and its guardian say to each other: frames of two 64-bit numbers.
 
 use std::time::Duration;
 
 use tenure_core::Tick;
 
-use crate::watch::Why;
+use crate::watch::EndedBy;
 
 const BYTES: usize = 16;
 
-/// From `tenure` to the guardian.
+/// From the program to the guardian.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Word {
+pub(crate) enum Instruction {
     /// The gate may be open until then.
     Deadline(Tick),
     /// End the child: SIGTERM, this grace, SIGKILL.
     Stop(Duration),
 }
 
-/// From the guardian to `tenure`.
+/// From the guardian to the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Report {
+pub(crate) enum Report {
     /// The child runs.
     Started { pid: i32 },
     /// It could not be started; nothing runs.
     NotStarted { errno: i32 },
     /// Neither the child nor any of its descendants is alive.
-    Gone { status: i32, why: Why },
+    Gone { status: i32, by: EndedBy },
 }
 
 /// A frame on its way in, however it is cut.
 #[derive(Debug, Default)]
-pub struct Frame {
+pub(crate) struct Frame {
     bytes: [u8; BYTES],
     full: usize,
 }
 
 impl Frame {
     /// Where the next bytes go.
-    pub fn rest(&mut self) -> &mut [u8] {
+    pub(crate) fn rest(&mut self) -> &mut [u8] {
         &mut self.bytes[self.full..]
     }
 
-    /// Counts bytes that were read; the two words once they are complete.
-    pub fn filled(&mut self, read: usize) -> Option<(u64, u64)> {
+    /// Counts bytes that were read; the two numbers once they are complete.
+    pub(crate) fn filled(&mut self, read: usize) -> Option<(u64, u64)> {
         self.full += read;
         if self.full < BYTES {
             return None;
@@ -61,46 +61,48 @@ fn frame(kind: u64, value: u64) -> [u8; BYTES] {
     bytes
 }
 
-impl Word {
-    pub fn write(self) -> [u8; BYTES] {
+impl Instruction {
+    pub(crate) fn write(self) -> [u8; BYTES] {
         match self {
-            Word::Deadline(at) => frame(1, at.as_nanos()),
-            Word::Stop(grace) => frame(2, u64::try_from(grace.as_nanos()).unwrap_or(u64::MAX)),
+            Instruction::Deadline(at) => frame(1, at.as_nanos()),
+            Instruction::Stop(grace) => {
+                frame(2, u64::try_from(grace.as_nanos()).unwrap_or(u64::MAX))
+            }
         }
     }
 
-    pub fn read((kind, value): (u64, u64)) -> Option<Self> {
+    pub(crate) fn read((kind, value): (u64, u64)) -> Option<Self> {
         match kind {
-            1 => Some(Word::Deadline(Tick::from_nanos(value))),
-            2 => Some(Word::Stop(Duration::from_nanos(value))),
+            1 => Some(Instruction::Deadline(Tick::from_nanos(value))),
+            2 => Some(Instruction::Stop(Duration::from_nanos(value))),
             _ => None,
         }
     }
 }
 
 impl Report {
-    pub fn write(self) -> [u8; BYTES] {
+    pub(crate) fn write(self) -> [u8; BYTES] {
         let low = |n: i32| u64::from(n.cast_unsigned());
         match self {
             Report::Started { pid } => frame(1, low(pid)),
             Report::NotStarted { errno } => frame(2, low(errno)),
-            Report::Gone { status, why } => frame(3, low(status) | (why as u64) << 32),
+            Report::Gone { status, by } => frame(3, low(status) | (by as u64) << 32),
         }
     }
 
-    pub fn read((kind, value): (u64, u64)) -> Option<Self> {
+    pub(crate) fn read((kind, value): (u64, u64)) -> Option<Self> {
         let low = (value as u32).cast_signed();
         match kind {
             1 => Some(Report::Started { pid: low }),
             2 => Some(Report::NotStarted { errno: low }),
             3 => {
-                let why = match value >> 32 {
-                    0 => Why::Exited,
-                    1 => Why::Stopped,
-                    2 => Why::LeaseEnded,
-                    _ => Why::Orphaned,
+                let by = match value >> 32 {
+                    0 => EndedBy::Exited,
+                    1 => EndedBy::Stopped,
+                    2 => EndedBy::LeaseEnded,
+                    _ => EndedBy::Orphaned,
                 };
-                Some(Report::Gone { status: low, why })
+                Some(Report::Gone { status: low, by })
             }
             _ => None,
         }
@@ -115,27 +117,33 @@ mod tests {
         let mut frame = Frame::default();
         for part in bytes.chunks(cut) {
             frame.rest()[..part.len()].copy_from_slice(part);
-            if let Some(words) = frame.filled(part.len()) {
-                return Some(words);
+            if let Some(numbers) = frame.filled(part.len()) {
+                return Some(numbers);
             }
         }
         None
     }
 
     #[test]
-    fn every_word_survives_the_wire_however_it_is_cut() {
-        let words = [Word::Deadline(Tick::from_nanos(u64::MAX - 7)), Word::Stop(Duration::ZERO)];
+    fn every_message_survives_the_wire_however_it_is_cut() {
+        let instructions = [
+            Instruction::Deadline(Tick::from_nanos(u64::MAX - 7)),
+            Instruction::Stop(Duration::ZERO),
+        ];
         let reports = [
             Report::Started { pid: i32::MAX },
             Report::NotStarted { errno: 2 },
-            Report::Gone { status: 0x7f00, why: Why::Exited },
-            Report::Gone { status: 9, why: Why::Orphaned },
-            Report::Gone { status: -1, why: Why::LeaseEnded },
-            Report::Gone { status: 15, why: Why::Stopped },
+            Report::Gone { status: 0x7f00, by: EndedBy::Exited },
+            Report::Gone { status: 9, by: EndedBy::Orphaned },
+            Report::Gone { status: -1, by: EndedBy::LeaseEnded },
+            Report::Gone { status: 15, by: EndedBy::Stopped },
         ];
         for cut in [1, 5, 16] {
-            for word in words {
-                assert_eq!(through(word.write(), cut).and_then(Word::read), Some(word));
+            for instruction in instructions {
+                assert_eq!(
+                    through(instruction.write(), cut).and_then(Instruction::read),
+                    Some(instruction)
+                );
             }
             for report in reports {
                 assert_eq!(through(report.write(), cut).and_then(Report::read), Some(report));

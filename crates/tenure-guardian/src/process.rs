@@ -1,46 +1,11 @@
-//! The guardian: the process that sees to it that a child does not outlive the lease.
-//!
-//! ```text
-//!   tenure ──── socket: deadlines, stop ───► tenure-guardian ── fork ──► CMD ──► its children …
-//!          ◄─── started, gone ─────────────  (subreaper, own session)
-//! ```
-//!
-//! It is a process of its own because `tenure` may be frozen or killed at any instant; and it is
-//! the parent of the child because then the kernel does the book-keeping: whoever is orphaned below
-//! a subreaper becomes its child, whatever session or group it fled to. So "nobody is left" is one
-//! fact, not a search: `wait` says that there is no child.
-//!
-//! # What it guarantees
-//!
-//! - No descendant of CMD lives on when the gate's deadline has come: SIGTERM to all of them at
-//!   `deadline − grace`, SIGKILL from `deadline − reserve` on until none is left.
-//! - The same, without grace, at once, when `tenure` is gone (the socket says so, whatever killed it).
-//! - It has no deadline of its own: it only hears of later ones. No news ends the child.
-//!
-//! # What it does not
-//!
-//! A pause of the whole machine or container stops the guardian too.
-//! A process under another user (set-uid), or in uninterruptible sleep, cannot be killed by it.
-//! What the child asked a daemon to do (`docker run`, `systemd-run`, `at`) is no descendant.
-//! If neither is at its post (both killed in the same instant, or the guardian killed while `tenure`
-//! is frozen), only the child itself dies with the guardian; if both are frozen, nobody does.
-//!
-//! | what happens | what it does |
-//! |---|---|
-//! | `tenure` killed | end of the socket: SIGKILL to all, at once |
-//! | `tenure` frozen, or its database unreachable | no later deadline comes: SIGTERM, SIGKILL |
-//! | the child exits, its children do not | SIGTERM to them, grace, SIGKILL |
-//! | the guardian is frozen | `tenure` kills it when it is overdue, and does as in the next line |
-//! | `tenure` is killed while it is frozen | the kernel wakes it up: SIGKILL to all, at once |
-//! | the guardian is killed | the kernel kills CMD; its orphans fall to `tenure`, which kills them |
-//! | SIGTERM to everybody (a service manager) | blocked: the guardian is the last to leave |
+//! The guardian's own process: one thread, one poll, every decision taken by [`Watch`].
 
 use std::ffi::OsString;
 use std::io::{self, IoSliceMut, Stdin, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Command, ExitCode, ExitStatus, Stdio};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use nix::sys::signal::SigSet;
@@ -57,18 +22,18 @@ use rustix::time::{
 };
 use tenure_core::{BootClock, Clock, Tick};
 
-use crate::kin;
-use crate::watch::{Order, Watch, Why};
-use crate::wire::{Frame, Report, Word};
+use crate::descendants;
+use crate::watch::{EndedBy, Measure, Watch};
+use crate::wire::{Frame, Instruction, Report};
 
-/// The name by which it is started, and seen in `ps`.
-pub const NAME: &str = "tenure-guardian";
+/// The name by which the guardian is started, and seen in `ps`.
+pub(crate) const NAME: &str = "tenure-guardian";
 
-/// Runs the guardian; `args` are the grace and the reserve in nanoseconds, then CMD.
-pub fn main(args: Vec<OsString>) -> ExitCode {
+/// Runs the guardian; `args` are the grace and the reserve in nanoseconds, then the command.
+pub(crate) fn main(args: Vec<OsString>) -> ExitCode {
     match guard(args) {
         Ok(()) => ExitCode::SUCCESS,
-        // Nobody reads this but a person who started it by hand: `tenure` sees the socket end.
+        // Only a person who started it by hand reads this: the program sees the socket end.
         Err(error) => {
             let _ = writeln!(std::io::stderr(), "{NAME}: {error}; it is not started by hand");
             ExitCode::from(2)
@@ -95,17 +60,17 @@ fn guard(args: Vec<OsString>) -> io::Result<()> {
     // Its own session: what is sent to the terminal's or the starter's group does not reach it.
     rustix::process::setsid()?;
     rustix::process::set_child_subreaper(Some(getpid()))?;
-    // Should it be frozen when `tenure` is killed, the kernel wakes it up.
+    // Should it be frozen when the program is killed, the kernel wakes it up.
     rustix::process::set_parent_process_death_signal(Some(Signal::CONT))?;
-    // All signals wait, so that a service manager's SIGTERM to everybody leaves it at its post.
+    // All signals wait, so that a service manager's SIGTERM to every process leaves it at its post.
     let all = SigSet::all();
     all.thread_block()?;
     let signals = SignalFd::with_flags(&all, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
     let timer = timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC)?;
 
     let mut watch = Watch::new(deadline, grace, reserve);
-    if watch.timeout(BootClock.now()) != Order::Nothing {
-        return tell(&socket, Report::Gone { status: 0, why: Why::LeaseEnded });
+    if watch.timeout(BootClock.now()) != Measure::Nothing {
+        return tell(&socket, Report::Gone { status: 0, by: EndedBy::LeaseEnded });
     }
     let mut command = Command::new(program);
     command.args(args).stdin(Stdio::from(stdin)).process_group(0);
@@ -125,27 +90,27 @@ fn guard(args: Vec<OsString>) -> io::Result<()> {
     let mut connected = true;
     let mut looks = 0_u32;
     loop {
-        // Whoever ended is counted before anything is decided.
-        let mut order = watch.timeout(BootClock.now());
+        // Processes that ended are counted before anything is decided.
+        let mut measure = watch.timeout(BootClock.now());
         while let Some((pid, ended)) = reap()? {
             if pid == child {
                 status = Some(ended);
-                order = order.max(watch.child_exited(BootClock.now()));
+                measure = measure.max(watch.child_exited(BootClock.now()));
             }
         }
-        carry_out(order);
+        carry_out(measure);
         if is_childless() {
             let status = status.unwrap_or_default();
-            return tell(&socket, Report::Gone { status, why: watch.why() });
+            return tell(&socket, Report::Gone { status, by: watch.ended_by() });
         }
         let killing = watch.is_killing();
         if killing {
-            carry_out(Order::Kill);
+            carry_out(Measure::Kill);
             looks = looks.saturating_add(1);
         } else {
             arm(&timer, watch.next())?;
         }
-        let wait = timespec(kin::pause_before(looks))?;
+        let wait = timespec(descendants::pause_before(looks))?;
         let mut fds =
             vec![PollFd::new(&timer, PollFlags::IN), PollFd::new(&signals, PollFlags::IN)];
         if connected {
@@ -162,9 +127,9 @@ fn guard(args: Vec<OsString>) -> io::Result<()> {
                     connected = false;
                     watch.orphaned();
                 }
-                Ok((_, read)) => match frame.filled(read).and_then(Word::read) {
-                    Some(Word::Deadline(deadline)) => watch.extend(deadline),
-                    Some(Word::Stop(grace)) => carry_out(watch.stop(grace, BootClock.now())),
+                Ok((_, read)) => match frame.filled(read).and_then(Instruction::read) {
+                    Some(Instruction::Deadline(deadline)) => watch.extend(deadline),
+                    Some(Instruction::Stop(grace)) => carry_out(watch.stop(grace, BootClock.now())),
                     None => {}
                 },
                 Err(Errno::AGAIN | Errno::INTR) => break,
@@ -189,8 +154,8 @@ fn hello(socket: &Stdin) -> io::Result<(Tick, OwnedFd)> {
         RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
         _ => None,
     });
-    match (frame.filled(got.bytes).and_then(Word::read), stdin) {
-        (Some(Word::Deadline(deadline)), Some(stdin)) => Ok((deadline, stdin)),
+    match (frame.filled(got.bytes).and_then(Instruction::read), stdin) {
+        (Some(Instruction::Deadline(deadline)), Some(stdin)) => Ok((deadline, stdin)),
         _ => Err(io::Error::other("it was not told its deadline")),
     }
 }
@@ -218,17 +183,17 @@ fn tell(socket: &Stdin, report: Report) -> io::Result<()> {
     }
 }
 
-fn carry_out(order: Order) {
-    match order {
-        Order::Nothing => {}
-        Order::Terminate => {
-            for pid in kin::descendants() {
+fn carry_out(measure: Measure) {
+    match measure {
+        Measure::Nothing => {}
+        Measure::Terminate => {
+            for pid in descendants::descendants() {
                 let _ = kill_process(pid, Signal::TERM);
                 // One that is stopped would not hear it.
                 let _ = kill_process(pid, Signal::CONT);
             }
         }
-        Order::Kill => kin::kill_all(),
+        Measure::Kill => descendants::kill_all(),
     }
 }
 
@@ -260,12 +225,3 @@ fn arm(timer: &OwnedFd, at: Tick) -> io::Result<()> {
 fn timespec(time: Duration) -> io::Result<Timespec> {
     Timespec::try_from(time).map_err(io::Error::other)
 }
-
-/// The exit code that stands for a wait status, as shells have it.
-pub fn exit_code(status: i32) -> u8 {
-    let status = ExitStatus::from_raw(status);
-    let code = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1);
-    u8::try_from(code).unwrap_or(1)
-}
-
-pub use crate::watch::Why as EndedBy;

@@ -1,8 +1,8 @@
-//! Who descends from this process.
+//! The processes that descend from this one: finding, killing and reaping them.
 //!
 //! The kernel lists a thread's children in `/proc/<pid>/task/<tid>/children` where it was built to
-//! do so; elsewhere every process is asked for its parent. Both may miss somebody who is being born:
-//! callers that must reach everybody look again until nobody is left.
+//! do so; elsewhere every process is asked for its parent. Both may miss a process that is
+//! being born: a caller that must reach all of them looks again until none is left.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -13,25 +13,25 @@ use rustix::process::{
     waitid, waitpid,
 };
 
-/// So many looks are taken without a pause, for those who fork faster than anybody looks.
+/// So many looks are taken without a pause, for processes that fork faster than one look takes.
 const BURST: u32 = 50;
-/// After so many looks who is left cannot be killed, and is no reason to use up a processor.
+/// What is left after so many looks cannot be killed, and is no reason to use up a processor.
 const BURSTS_END: u32 = 10_000;
 
-/// Everybody below this process, in no order.
-pub fn descendants() -> Vec<Pid> {
+/// Every process below this one, in no order.
+pub(crate) fn descendants() -> Vec<Pid> {
     let mut found = Vec::new();
     walk(|pid| found.push(pid));
     found
 }
 
-/// SIGKILL to everybody below this process whom one look finds.
+/// SIGKILL to every process below this one that one look finds.
 ///
 /// To whole process groups: the kernel kills a group in one stroke that no fork slips through, where
 /// a process that forks and exits at once is gone before its number was read.
-pub fn kill_all() {
+pub(crate) fn kill_all() {
     walk(|pid| {
-        if let Some(group) = group_of_kin(pid) {
+        if let Some(group) = group_of_descendants(pid) {
             let _ = kill_process_group(group, Signal::KILL);
         }
         let _ = kill_process(pid, Signal::KILL);
@@ -39,13 +39,13 @@ pub fn kill_all() {
 }
 
 /// How long to wait before look number `looks` after the first.
-pub fn pause_before(looks: u32) -> Duration {
+pub(crate) fn pause_before(looks: u32) -> Duration {
     let at_once = looks < BURSTS_END && !looks.is_multiple_of(BURST);
     if at_once { Duration::ZERO } else { Duration::from_millis(2) }
 }
 
-/// Visits everybody below this process as soon as it is found, the youngest of each family first:
-/// the older they are, the likelier they have ended.
+/// Visits every process below this one as soon as it is found, the youngest of each family first:
+/// the older a process is, the likelier it has ended.
 fn walk(mut visit: impl FnMut(Pid)) {
     let me = getpid();
     let listed = fs::metadata(format!("/proc/{me}/task/{me}/children", me = me.as_raw_pid()));
@@ -67,15 +67,17 @@ fn walk(mut visit: impl FnMut(Pid)) {
     }
 }
 
-/// The group of a descendant, if nobody else can be in it.
+/// The group of a descendant, if only descendants can be in it.
 ///
 /// Not by rustix: it takes every number for a process, and a group or session that began outside our
-/// PID namespace (a container that somebody entered, a sandbox) is number 0.
-fn group_of_kin(pid: Pid) -> Option<Pid> {
+/// PID namespace (a container that was entered, a sandbox) is number 0.
+fn group_of_descendants(pid: Pid) -> Option<Pid> {
     let pid = Some(unistd::Pid::from_raw(pid.as_raw_pid()));
     let theirs = Band { group: unistd::getpgid(pid).ok()?, session: unistd::getsid(pid).ok()? };
     let ours = Band { group: unistd::getpgrp(), session: unistd::getsid(None).ok()? };
-    theirs.is_kin(&ours, unistd::getpid()).then(|| Pid::from_raw(theirs.group.as_raw()))?
+    theirs
+        .holds_only_descendants(&ours, unistd::getpid())
+        .then(|| Pid::from_raw(theirs.group.as_raw()))?
 }
 
 /// The group and the session of a process.
@@ -87,26 +89,37 @@ struct Band {
 impl Band {
     /// A group never spans two sessions, so it is all ours if its session began with process `me` or
     /// below it.
-    fn is_kin(&self, ours: &Band, me: unistd::Pid) -> bool {
+    fn holds_only_descendants(&self, ours: &Band, me: unistd::Pid) -> bool {
         self.group != ours.group && (self.session != ours.session || ours.session == me)
     }
 }
 
-/// Reaps children that nobody waits for: what a hook left behind falls to a subreaper. `seen` is who
-/// had ended at the last look: whoever is waited for is gone long before the next.
-pub fn reap_strays(seen: &mut Vec<Pid>) {
-    let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-    let ended = |pid: &Pid| matches!(waitid(WaitId::Pid(*pid), look), Ok(Some(_)));
-    let (strays, fresh): (Vec<Pid>, Vec<Pid>) =
-        children(getpid()).into_iter().filter(ended).partition(|pid| seen.contains(pid));
-    for pid in strays {
-        let _ = waitpid(Some(pid), WaitOptions::NOHANG);
-    }
-    *seen = fresh;
+/// Children that the program does not wait for. They fall to it because a subreaper inherits the
+/// orphans of all its descendants; without this they stay as zombies.
+#[derive(Debug, Default)]
+pub struct Strays {
+    /// Had ended at the last look. A child that the program waits for is gone before the next one.
+    seen: Vec<Pid>,
 }
 
-/// Kills and reaps everybody below this process; false if somebody was left after `within`.
-pub fn end_all(within: Duration) -> bool {
+impl Strays {
+    /// Reaps every child that had ended by the last call and still has not been waited for. To be
+    /// called at intervals that are longer than the program takes to reap its own children, such as
+    /// every second.
+    pub fn reap(&mut self) {
+        let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        let ended = |pid: &Pid| matches!(waitid(WaitId::Pid(*pid), look), Ok(Some(_)));
+        let (strays, fresh): (Vec<Pid>, Vec<Pid>) =
+            children(getpid()).into_iter().filter(ended).partition(|pid| self.seen.contains(pid));
+        for pid in strays {
+            let _ = waitpid(Some(pid), WaitOptions::NOHANG);
+        }
+        self.seen = fresh;
+    }
+}
+
+/// Kills and reaps every process below this one; false if one was left after `within`.
+pub(crate) fn end_all(within: Duration) -> bool {
     let begun = Instant::now();
     for looks in 1_u32.. {
         kill_all();
@@ -115,7 +128,7 @@ pub fn end_all(within: Duration) -> bool {
             return true;
         }
         for pid in left {
-            // By name: others' children must be reaped by those who wait for them.
+            // By number: the children of others must be reaped by the processes that wait for them.
             let _ = waitpid(Some(pid), WaitOptions::NOHANG);
         }
         if begun.elapsed() > within {
@@ -157,20 +170,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_group_is_kin_only_if_its_session_began_here() {
+    fn a_group_is_killed_only_if_its_session_began_here() {
         let band = |group, session| Band {
             group: unistd::Pid::from_raw(group),
             session: unistd::Pid::from_raw(session),
         };
-        let kin = |theirs: Band, ours: Band| theirs.is_kin(&ours, unistd::Pid::from_raw(10));
-        assert!(kin(band(12, 12), band(10, 5)), "a child's own session");
-        assert!(kin(band(12, 10), band(10, 10)), "a group in the session that we lead");
-        assert!(!kin(band(12, 5), band(10, 5)), "others of the session may have joined it");
-        assert!(!kin(band(10, 10), band(10, 10)), "our own group");
+        let ours_alone = |theirs: Band, ours: Band| {
+            theirs.holds_only_descendants(&ours, unistd::Pid::from_raw(10))
+        };
+        assert!(ours_alone(band(12, 12), band(10, 5)), "a child's own session");
+        assert!(ours_alone(band(12, 10), band(10, 10)), "a group in the session that we lead");
+        assert!(!ours_alone(band(12, 5), band(10, 5)), "others of the session may have joined it");
+        assert!(!ours_alone(band(10, 10), band(10, 10)), "our own group");
         // In a PID namespace whose session and group began outside.
-        assert!(kin(band(12, 12), band(0, 0)), "a child's own session");
-        assert!(!kin(band(12, 0), band(0, 0)), "others of the session may have joined it");
-        assert!(!kin(band(0, 0), band(0, 0)), "our own group");
+        assert!(ours_alone(band(12, 12), band(0, 0)), "a child's own session");
+        assert!(!ours_alone(band(12, 0), band(0, 0)), "others of the session may have joined it");
+        assert!(!ours_alone(band(0, 0), band(0, 0)), "our own group");
     }
 
     #[test]
