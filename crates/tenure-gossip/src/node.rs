@@ -116,7 +116,7 @@ impl NodeConfig {
 
 /// What the engine's log says: the bytes of its commands.
 #[derive(Serialize, Deserialize)]
-enum Command {
+pub(crate) enum Command {
     /// The next record of the history.
     Record(Record),
     /// An operator removed this node: it must not become a member by itself.
@@ -126,7 +126,7 @@ enum Command {
 }
 
 impl Command {
-    fn to_bytes(&self) -> Vec<u8> {
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
         postcard::to_stdvec(self).expect("plain data can always be encoded")
     }
 }

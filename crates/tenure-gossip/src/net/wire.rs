@@ -174,3 +174,6 @@ pub enum Answer {
     /// It cannot be done, and why.
     Refused(String),
 }
+
+#[cfg(test)]
+mod tests;
