@@ -1,6 +1,6 @@
 //! What must not diverge: an ordered log of commands, agreed by a majority of voters.
 //!
-//! [`Commit`] is all the rest of the crate knows of the engine. [`Raft`] implements it on noraft,
+//! [`Commit`] is all the rest of the crate knows of consensus. [`Raft`] implements it on noraft,
 //! and adds what noraft leaves to its user:
 //!
 //! - **payloads**: noraft orders positions, this keeps the bytes at them;
@@ -25,11 +25,11 @@ use serde::{Deserialize, Serialize};
 
 pub use self::{
     raft::{Raft, Restored},
-    wire::{EngineMessage, Entry, EntryKind, Position},
+    wire::{ConsensusMessage, Entry, EntryKind, Position},
 };
 use crate::{identity::PeerId, time::Time};
 
-/// The engine's timing.
+/// The timing of consensus.
 #[derive(Debug, Clone)]
 pub struct CommitConfig {
     /// Time between a leader's heartbeats (250 ms). At most a third of the lease.
@@ -144,12 +144,12 @@ pub enum MemberChange {
     Remove(PeerId),
 }
 
-/// The engine refused; nothing was changed.
+/// Consensus refused; nothing was changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommitError {
     /// Only the leader takes commands.
-    #[error("this node does not lead the engine; send it to the leader")]
+    #[error("this node does not lead; send it to the leader")]
     NotLeader,
     /// A change of members is under way, or the leader is too new.
     #[error("another change of the members is not committed yet; try again in a moment")]
@@ -162,17 +162,17 @@ pub enum CommitError {
     NotFresh,
 }
 
-/// What the engine wants done, in this order: a `Persist` must be durable before any later `Send`
+/// What consensus wants done, in this order: a `Persist` must be durable before any later `Send`
 /// leaves the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CommitOutput {
     /// Make durable.
     Persist(CommitWrite),
     /// Send; may be lost.
-    Send(PeerId, EngineMessage),
+    Send(PeerId, ConsensusMessage),
     /// The entry at this position is committed. In order, without gaps among commands.
     Committed {
-        /// Where it stands in the engine's log.
+        /// Where it stands in the consensus log.
         position: Position,
         /// The bytes that were proposed.
         command: Vec<u8>,
@@ -181,7 +181,7 @@ pub enum CommitOutput {
     NeedsSnapshot(PeerId),
 }
 
-/// What the engine must find again after a crash.
+/// What consensus must find again after a crash.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CommitWrite {
     /// Term, vote, and the longest lease ever promised.
@@ -206,7 +206,7 @@ pub struct HardState {
     pub lease: Duration,
 }
 
-/// How the engine stands.
+/// How consensus stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommitStatus {
     /// The latest term seen.
@@ -234,15 +234,15 @@ pub struct SnapshotPoint {
     pub members: Members,
 }
 
-/// An engine that agrees on a log. Sans-IO: inputs, then [`Commit::poll_output`] until it is dry.
+/// Consensus: an agreement on a log. Sans-IO: inputs, then [`Commit::poll_output`] until it is dry.
 pub trait Commit: Send + 'static {
     /// Makes this node the first of a new cluster of `voters`.
     ///
     /// # Errors
     /// [`CommitError::NotFresh`] if there is a log.
     fn bootstrap(&mut self, now: Time, voters: &BTreeSet<PeerId>) -> Result<(), CommitError>;
-    /// A message of another node's engine.
-    fn handle_message(&mut self, now: Time, from: PeerId, message: EngineMessage);
+    /// A message of another member.
+    fn handle_message(&mut self, now: Time, from: PeerId, message: ConsensusMessage);
     /// Time has passed.
     fn handle_timeout(&mut self, now: Time);
     /// Appends a command, if this node leads.
@@ -272,7 +272,7 @@ pub trait Commit: Send + 'static {
     /// A snapshot that reaches to `point` is durable: forget the log before it, or take the point over.
     /// `false` if it does not fit, and nothing was changed.
     fn snapshot_done(&mut self, point: &SnapshotPoint) -> bool;
-    /// How the engine stands at `now`.
+    /// How consensus stands at `now`.
     fn status(&self, now: Time) -> CommitStatus;
     /// The next thing to be done.
     fn poll_output(&mut self) -> Option<CommitOutput>;

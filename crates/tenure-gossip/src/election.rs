@@ -1,7 +1,7 @@
 //! The election by gossip: who the neighbours believe to be the leader, and whom to vote for.
 //!
 //! It is a **hint**. Two nodes may name two leaders at the same instant, and nothing that must not
-//! diverge depends on it: that is the commit engine's business.
+//! diverge depends on it: that is the business of consensus.
 //!
 //! ```text
 //!  round (Δr = 300 ms)
@@ -133,7 +133,7 @@ impl ElectionConfig {
 pub struct Beacon {
     /// Who speaks.
     pub leader: PeerId,
-    /// The commit engine's term it leads, or 0.
+    /// The consensus term it leads, or 0.
     pub term: u64,
     /// For how many validity times it has believed in itself without a break.
     pub reign: u32,
@@ -280,7 +280,7 @@ impl Election {
         self.since
     }
 
-    /// The engine's term the current leader claims.
+    /// The consensus term the current leader claims.
     pub fn leader_term(&self) -> u64 {
         if self.current == self.me {
             self.my_term
@@ -301,7 +301,7 @@ impl Election {
         &self.rejected
     }
 
-    /// Tells the election that this node leads the commit engine's `term` (0: it does not).
+    /// Tells the election that this node leads by consensus in `term` (0: it does not).
     pub fn set_term(&mut self, term: u64) {
         self.my_term = term;
     }
@@ -478,7 +478,7 @@ impl Election {
                     None if *who == self.me => (self.my_term, self.my_reign(now), who.rank()),
                     None => (0, 0, who.rank()),
                 };
-                // One that leads the engine stands by itself, or nobody would ever hear of its term.
+                // One that leads by consensus stands by itself, or nobody would ever hear of its term.
                 let me = (self.my_term > 0).then_some(self.me);
                 let best = votes.iter().copied().chain(me).max_by_key(rank).unwrap_or(current);
                 if best == current || rank(&best) <= rank(&current) {
@@ -504,7 +504,7 @@ impl Election {
         }
     }
 
-    /// One that leads the engine, or has led the gossip for a validity time: before, a leader is a
+    /// One that leads by consensus, or has led the gossip for a validity time: before, a leader is a
     /// candidate that happens to be ahead, and nobody should stick to it.
     fn established(&self, leader: &PeerId, now: Time) -> bool {
         if *leader == self.me {

@@ -147,7 +147,7 @@ fn a_leader_without_new_stamps_is_forgotten_after_the_validity() {
 }
 
 #[test]
-fn a_later_engine_term_wins_against_any_reign_and_any_majority() {
+fn a_later_consensus_term_wins_against_any_reign_and_any_majority() {
     let mut s = Scene::new();
     s.round(at(0), &Scene::beacon(8, 3, 1_000, 1), 0);
     assert_eq!(s.me.leader(), id(8));

@@ -80,7 +80,7 @@ impl Gossip {
         &self.spray
     }
 
-    /// Tells the neighbours, from the next vote on, that this node leads the engine's `term`; 0: it does not.
+    /// Tells the neighbours, from the next vote on, that this node leads by consensus in `term`; 0: it does not.
     pub fn set_term(&mut self, term: u64) {
         self.election.set_term(term);
     }

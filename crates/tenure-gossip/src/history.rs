@@ -91,7 +91,7 @@ pub struct Record {
     pub index: u64,
     /// The hash of the record before; all zero for the first.
     pub prev: Hash,
-    /// The engine's term in which it was executed.
+    /// The consensus term in which it was executed.
     pub term: u64,
     /// Who executed it.
     pub leader: PeerId,

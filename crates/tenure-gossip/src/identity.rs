@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 pub struct PeerId(pub [u8; 32]);
 
 impl PeerId {
-    /// The first eight bytes as a number: the name under which the commit engine knows the node.
+    /// The first eight bytes as a number: the name under which consensus knows the node.
     pub fn short(&self) -> u64 {
         u64::from_be_bytes(self.0[..8].try_into().expect("eight of thirty-two bytes"))
     }

@@ -23,14 +23,14 @@
 //! # Who is authoritative
 //!
 //! ```text
-//!   SPRAY view ──► election by gossip ──hint──► commit engine (noraft) ──► history ──► state machine
+//!   SPRAY view ──► election by gossip ──hint──► consensus (noraft)     ──► history ──► state machine
 //!   (whom I know)  (whom we believe in)         (what is decided:          (hash       (what it
 //!                                                a majority of voters)      chain)      means)
 //!                                                      │
 //!                                                      └── lease ──► gate
 //! ```
 //!
-//! The engine decides; gossip only says who should stand first. Modules in that order: [`spray`],
+//! Consensus decides; gossip only says who should stand first. Modules in that order: [`spray`],
 //! [`election`], [`gossip`], [`commit`], [`history`], [`machine`], [`kv`], [`node`] (all of it, without
 //! I/O), [`storage`], [`net`], and [`sim`], which runs the same nodes under a clock and a network of
 //! its own.

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    commit::EngineMessage,
+    commit::ConsensusMessage,
     election::Vote,
     history::{Hash, Record, TxId},
     spray::SprayMessage,
@@ -30,8 +30,8 @@ pub enum Message {
     Spray(SprayMessage),
     /// `leader_election_info`.
     Vote(Vote),
-    /// The commit engine.
-    Engine(EngineMessage),
+    /// Consensus.
+    Consensus(ConsensusMessage),
     /// The goal, on its way to the leader.
     Goal {
         /// The transaction's name.
@@ -61,7 +61,7 @@ pub enum Message {
     SnapshotOffer {
         /// The last record it covers.
         index: u64,
-        /// How far into the engine's log it reaches; 0: not at all.
+        /// How far into the consensus log it reaches; 0: not at all.
         log: u64,
         /// Its length.
         length: u64,
@@ -94,7 +94,7 @@ impl Message {
         match self {
             Self::Spray(_) => "spray",
             Self::Vote(_) => "leader_election_info",
-            Self::Engine(_) => "engine",
+            Self::Consensus(_) => "consensus",
             Self::Goal { .. } => "goal",
             Self::Processed(_) => "transaction_processed",
             Self::HistoryRequest { .. } => "ontology_history_request",
@@ -116,7 +116,7 @@ impl Message {
             Self::HistoryRequest { from, upto } => from <= upto,
             Self::Spray(_)
             | Self::Vote(_)
-            | Self::Engine(_)
+            | Self::Consensus(_)
             | Self::Processed(_)
             | Self::SnapshotOffer { .. }
             | Self::SnapshotRequest { .. }

@@ -16,7 +16,7 @@ pub const PENDING: &str = "tenure_gossip_pending_transactions";
 pub const INDEX: &str = "tenure_gossip_history_index";
 /// Gauge: 1 while this node's gate is open.
 pub const ACTING: &str = "tenure_gossip_acting";
-/// Gauge: the commit engine's term.
+/// Gauge: the consensus term.
 pub const TERM: &str = "tenure_gossip_term";
 /// Counter, label `reason`: votes thrown away.
 pub const VOTES_REJECTED: &str = "tenure_gossip_votes_rejected_total";

@@ -1,10 +1,10 @@
-//! One namespace on one node: gossip, engine and history put together. Sans-IO.
+//! One namespace on one node: gossip, consensus and history put together. Sans-IO.
 //!
 //! ```text
 //!             submit                                  subscribers
 //!               │                                          ▲ Processed
 //!               ▼        goal ──► leader                   │
-//!  ┌─────────┐ pending ─────────► execute on the copy ─► propose ─► engine ─► committed ─► Chain ─► history
+//!  ┌─────────┐ pending ─────────► execute on the copy ─► propose ─► consensus ─► committed ─► Chain ─► history
 //!  │ Gossip  │ hint ───────────────────────────────────────────────►┘             ▲
 //!  └─────────┘                                             history of 3 peers ────┘ (gap, timeout, joiner)
 //! ```
@@ -55,7 +55,7 @@ pub struct NodeConfig {
     pub election: ElectionConfig,
     /// The view.
     pub spray: SprayConfig,
-    /// The engine.
+    /// Consensus.
     pub commit: CommitConfig,
     /// How long a goal may go unanswered before history is asked for (10 s; 5 to 15).
     pub goal_timeout: Duration,
@@ -114,7 +114,7 @@ impl NodeConfig {
     }
 }
 
-/// What the engine's log says: the bytes of its commands.
+/// What the consensus log says: the bytes of its commands.
 #[derive(Serialize, Deserialize)]
 pub(crate) enum Command {
     /// The next record of the history.
@@ -136,7 +136,7 @@ impl Command {
 pub struct Snapshot {
     /// The last record it covers.
     pub index: u64,
-    /// What it replaces of the engine's log, if its maker had one.
+    /// What it replaces of the consensus log, if its maker had one.
     pub point: Option<SnapshotPoint>,
     /// Those that were removed, as of that point.
     pub barred: BTreeSet<PeerId>,
@@ -147,7 +147,7 @@ pub struct Snapshot {
 /// What must be stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Write {
-    /// The engine's words.
+    /// What consensus must find again.
     Commit(CommitWrite),
     /// A record that was applied.
     History(Record),
@@ -168,7 +168,7 @@ pub enum Reset {
 
 impl Write {
     /// Whether it must survive a crash before the next message leaves. Records need not: they are in
-    /// the engine's log, or with the peers.
+    /// the consensus log, or with the peers.
     pub fn is_durable(&self) -> bool {
         match self {
             Self::Commit(_) | Self::Snapshot(..) => true,
@@ -207,7 +207,7 @@ pub enum Output {
 pub enum Event {
     /// Gossip names another leader.
     HintChanged(LeaderChange),
-    /// The engine's leader changed; `None`: there is none for now.
+    /// The committed leader changed; `None`: there is none for now.
     LeaderChanged {
         /// Who leads.
         leader: Option<PeerId>,
@@ -255,7 +255,7 @@ pub enum SubmitError {
 pub struct Found {
     /// Larger than at any earlier start.
     pub incarnation: u64,
-    /// The engine's state.
+    /// The consensus state.
     pub commit: Restored,
     /// The latest snapshot.
     pub snapshot: Option<Snapshot>,
@@ -266,7 +266,7 @@ pub struct Found {
 /// How long this node may act, and as which term.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Acting {
-    /// The engine's term: the epoch of the gate.
+    /// The consensus term: the epoch of the gate.
     pub term: u64,
     /// Until when, on this node's clock.
     pub until: Time,
@@ -286,11 +286,11 @@ pub struct Node<M: StateMachine, C: Commit = Raft> {
     gossip: Gossip,
     commit: C,
     chain: Chain<M>,
-    /// Position in the engine's log of the last command applied from it.
+    /// Position in the consensus log of the last command applied from it.
     applied_log: u64,
     /// Those an operator removed, as of `applied_log`: they become members only if one adds them again.
     barred: BTreeSet<PeerId>,
-    /// Bytes applied since the last snapshot: what the engine keeps in memory for those behind.
+    /// Bytes applied since the last snapshot: what consensus keeps in memory for those behind.
     unsnapped: usize,
     lead: Option<Lead<M>>,
     pending: BTreeMap<TxId, Pending>,
@@ -327,7 +327,7 @@ impl<M: StateMachine> Node<M, Raft> {
         restored.snapshot = found.snapshot.as_ref().and_then(|s| s.point.clone());
         let applied_log = restored.snapshot.as_ref().map_or(0, |p| p.position.index);
         let commit = Raft::restore(me, config.commit.clone(), raft_rng, now, restored).ok_or(
-            "the engine's log on disk has a hole; give this node a fresh store and identity",
+            "the consensus log on disk has a hole; give this node a fresh store and identity",
         )?;
         let mut chain = match &found.snapshot {
             Some(s) => Chain::thaw(&s.chain)?,
@@ -403,7 +403,7 @@ impl<M: StateMachine, C: Commit> Node<M, C> {
         &self.gossip
     }
 
-    /// The engine.
+    /// Consensus.
     pub fn commit(&self) -> &C {
         &self.commit
     }
@@ -413,7 +413,7 @@ impl<M: StateMachine, C: Commit> Node<M, C> {
         &self.chain
     }
 
-    /// The leader to whom goals go: the engine's, or for a node outside of it, the one gossip names.
+    /// The leader to whom goals go: the committed one, or for a node outside of it, the one gossip names.
     pub fn leader(&self) -> Option<PeerId> {
         self.leader
     }
@@ -480,7 +480,7 @@ impl<M: StateMachine, C: Commit> Node<M, C> {
         self.gossip.learn(peer);
     }
 
-    /// Says goodbye to the neighbours; the engine's members stay as they are.
+    /// Says goodbye to the neighbours; the voters and learners stay as they are.
     pub fn leave(&mut self, now: Time) {
         self.release(now);
         self.gossip.leave();
@@ -501,7 +501,7 @@ impl<M: StateMachine, C: Commit> Node<M, C> {
         self.settle(now);
     }
 
-    /// Changes the engine's members, if this node leads. One that is removed does not come back by
+    /// Changes the voters and learners, if this node leads. One that is removed does not come back by
     /// itself, whoever leads then: only a [`MemberChange::Learn`] or `Promote` of an operator lets it in.
     ///
     /// # Errors
@@ -528,7 +528,7 @@ impl<M: StateMachine, C: Commit> Node<M, C> {
                     self.out.push_back(Output::Event(Event::VoteRejected(from, why)));
                 }
             }
-            Message::Engine(m) => self.commit.handle_message(now, from, m),
+            Message::Consensus(m) => self.commit.handle_message(now, from, m),
             Message::Goal { tx, goal, hops } => self.goal_arrived(now, from, tx, goal, hops),
             Message::Processed(record) => self.record_arrived(now, record),
             Message::HistoryRequest { from: first, upto } => self.history_asked(from, first, upto),
@@ -575,13 +575,13 @@ impl<M: StateMachine, C: Commit> Node<M, C> {
 
     // Below: what happens after every input
 
-    /// Brings gossip, engine, history and leadership into line with each other.
+    /// Brings gossip, consensus, history and leadership into line with each other.
     fn settle(&mut self, now: Time) {
         self.flush_gossip();
         self.flush_commit(now);
         let status = self.commit.status(now);
         self.follow_leadership(now, &status);
-        // What was executed just now is in the engine's queue.
+        // What was executed just now is in the queue of consensus.
         self.flush_commit(now);
         let acting = status.acting_until.is_some();
         self.gossip.set_term(if acting { status.term } else { 0 });
@@ -606,7 +606,7 @@ impl<M: StateMachine, C: Commit> Node<M, C> {
                     self.out.push_back(Output::Persist(Write::Commit(write)));
                 }
                 CommitOutput::Send(to, message) => {
-                    self.out.push_back(Output::Send(to, Message::Engine(message)));
+                    self.out.push_back(Output::Send(to, Message::Consensus(message)));
                 }
                 CommitOutput::Committed { position, command } => {
                     self.committed(now, position.index, &command);
@@ -629,7 +629,9 @@ impl<M: StateMachine, C: Commit> Node<M, C> {
             }
             Ok(Command::Bar(peer)) => drop(self.barred.insert(peer)),
             Ok(Command::Admit(peer)) => drop(self.barred.remove(&peer)),
-            Err(e) => self.halt(format!("entry {log_index} of the engine's log is no record: {e}")),
+            Err(e) => {
+                self.halt(format!("entry {log_index} of the consensus log is no record: {e}"))
+            }
         }
         self.applied_log = log_index;
         self.snapshot_if_due();
@@ -682,7 +684,7 @@ impl<M: StateMachine, C: Commit> Node<M, C> {
 
         let attached = self.attached(status);
         let hint = self.gossip.election().leader();
-        // Gossip is slower than the engine: a leader of an earlier term than is known here is history.
+        // Gossip is slower than consensus: a leader of an earlier term than is known here is history.
         let hint_term = self.gossip.election().leader_term();
         let named = (hint_term > 0 && hint_term >= status.term).then_some(hint);
         // One that was removed while it was away still believes to be a member: gossip tells it.
@@ -702,7 +704,7 @@ impl<M: StateMachine, C: Commit> Node<M, C> {
         }
     }
 
-    /// Whether the engine's leader counts this node in, as far as it can know.
+    /// Whether the committed leader counts this node in, as far as it can know.
     fn attached(&self, status: &CommitStatus) -> bool {
         status.members.contains(&self.me) && status.leader.is_some()
     }

@@ -1,7 +1,7 @@
 //! What a node finds again after `kill -9`: one redb file for all its namespaces.
 //!
 //! A batch that contains a durable write is synced before [`Store::commit`] returns; one of records
-//! alone is not (they are in the engine's log, or with the peers, and a later sync carries them).
+//! alone is not (they are in the consensus log, or with the peers, and a later sync carries them).
 
 use std::{collections::BTreeSet, path::Path};
 

@@ -9,7 +9,7 @@ use noraft::{Action, Log, LogEntries, LogEntry, LogIndex, Message, Node, NodeId,
 use rand::{Rng, rngs::SmallRng};
 
 use super::{
-    Commit, CommitConfig, CommitError, CommitOutput, CommitStatus, CommitWrite, EngineMessage,
+    Commit, CommitConfig, CommitError, CommitOutput, CommitStatus, CommitWrite, ConsensusMessage,
     Entry, EntryKind, HardState, MAX_LEASE, MemberChange, Members, Position, SnapshotPoint,
     lease::Echoes,
     wire::{Names, beat},
@@ -62,7 +62,7 @@ pub struct Raft {
 }
 
 impl Raft {
-    /// An engine that has never been part of anything.
+    /// Consensus on a node that has never been part of anything.
     pub fn fresh(me: PeerId, config: CommitConfig, rng: SmallRng) -> Self {
         let mut names = Names::default();
         let node = Node::start(names.number(me));
@@ -86,7 +86,7 @@ impl Raft {
         }
     }
 
-    /// An engine as it was found on disk. It keeps still for the longest lease it ever promised:
+    /// Consensus as it was found on disk. It keeps still for the longest lease it ever promised:
     /// it does not remember to whom, or since when.
     pub fn restore(
         me: PeerId,
@@ -197,7 +197,7 @@ impl Raft {
         let message = match message {
             Message::AppendEntriesCall { term, commit_index, entries, .. } => {
                 let Some(wire) = self.entries_out(entries, self.config.batch) else { return };
-                EngineMessage::Append {
+                ConsensusMessage::Append {
                     term: term.get(),
                     commit: commit_index.get(),
                     after: entries.prev_position().into(),
@@ -206,16 +206,16 @@ impl Raft {
                     lease: self.config.lease.as_millis() as u32,
                 }
             }
-            Message::AppendEntriesReply { term, last_position, .. } => EngineMessage::Appended {
+            Message::AppendEntriesReply { term, last_position, .. } => ConsensusMessage::Appended {
                 term: term.get(),
                 last: (*last_position).into(),
                 beat: echo,
             },
             Message::RequestVoteCall { term, last_position, .. } => {
-                EngineMessage::RequestVote { term: term.get(), last: (*last_position).into() }
+                ConsensusMessage::RequestVote { term: term.get(), last: (*last_position).into() }
             }
             Message::RequestVoteReply { term, vote_granted, .. } => {
-                EngineMessage::Voted { term: term.get(), granted: *vote_granted }
+                ConsensusMessage::Voted { term: term.get(), granted: *vote_granted }
             }
         };
         self.out.push_back(CommitOutput::Send(to, message));
@@ -316,7 +316,7 @@ impl Raft {
         self.prevotes = Some((term, BTreeSet::from([self.me])));
         self.timer = now + self.config.heartbeat + self.election_delay();
         for peer in members.all().into_iter().filter(|p| *p != self.me && members.is_voter(p)) {
-            self.out.push_back(CommitOutput::Send(peer, EngineMessage::PreVote { term, last }));
+            self.out.push_back(CommitOutput::Send(peer, ConsensusMessage::PreVote { term, last }));
         }
         self.stand_if_wanted(now);
     }
@@ -349,7 +349,7 @@ impl Raft {
     fn feed(&mut self, now: Time, message: &Message, echo: Option<u64>) {
         let before = self.node.current_term();
         if self.node.handle_message(message).is_err() {
-            // The snapshot here contradicts the leader's log: an engine that has proven itself wrong
+            // The snapshot here contradicts the leader's log: a voter that has proven itself wrong
             // must not speak again. It stays mute; the node above sees no progress and says so.
             tracing::error!(node = %self.me, "the log on disk contradicts the leader; this node needs a fresh store");
             self.timer = Time::NEVER;
@@ -384,10 +384,10 @@ impl Commit for Raft {
         Ok(())
     }
 
-    fn handle_message(&mut self, now: Time, from: PeerId, message: EngineMessage) {
+    fn handle_message(&mut self, now: Time, from: PeerId, message: ConsensusMessage) {
         let number = self.names.number(from);
         match message {
-            EngineMessage::Append { term, commit, after, entries, beat, lease } => {
+            ConsensusMessage::Append { term, commit, after, entries, beat, lease } => {
                 if term.max(commit).max(after.index).max(after.term) > MAX_NUMBER {
                     return;
                 }
@@ -440,7 +440,7 @@ impl Commit for Raft {
                     self.heard = Some(now);
                 }
             }
-            EngineMessage::Appended { term, last, beat } => {
+            ConsensusMessage::Appended { term, last, beat } => {
                 if term.max(last.index).max(last.term) > MAX_NUMBER {
                     return;
                 }
@@ -459,17 +459,19 @@ impl Commit for Raft {
                     self.drain(now, None);
                 }
             }
-            EngineMessage::PreVote { term, last } => {
+            ConsensusMessage::PreVote { term, last } => {
                 let mine = self.node.current_term().get();
                 let open = term > mine || (term == mine && self.node.voted_for().is_none());
                 let granted = open
                     && !self.must_refuse(now)
                     && self.node.log().last_position() <= last.into();
                 let term = if granted { term } else { mine };
-                self.out
-                    .push_back(CommitOutput::Send(from, EngineMessage::PreVoted { term, granted }));
+                self.out.push_back(CommitOutput::Send(
+                    from,
+                    ConsensusMessage::PreVoted { term, granted },
+                ));
             }
-            EngineMessage::PreVoted { term, granted } => {
+            ConsensusMessage::PreVoted { term, granted } => {
                 if term > MAX_NUMBER {
                     return;
                 }
@@ -484,7 +486,7 @@ impl Commit for Raft {
                     self.learn_term(now, number, term);
                 }
             }
-            EngineMessage::RequestVote { term, last } => {
+            ConsensusMessage::RequestVote { term, last } => {
                 // Not even the term is taken over within a lease: a leader that nobody can replace
                 // yet must not be disturbed.
                 if term.max(last.index).max(last.term) > MAX_NUMBER || self.must_refuse(now) {
@@ -497,7 +499,7 @@ impl Commit for Raft {
                 };
                 self.feed(now, &call, None);
             }
-            EngineMessage::Voted { term, granted } => {
+            ConsensusMessage::Voted { term, granted } => {
                 if term > MAX_NUMBER {
                     return;
                 }
@@ -512,7 +514,7 @@ impl Commit for Raft {
                     self.echoes.clear();
                 }
             }
-            EngineMessage::Release { term, successor } => {
+            ConsensusMessage::Release { term, successor } => {
                 if term == self.node.current_term().get() && self.node.voted_for() == Some(number) {
                     self.still_until = Time::ZERO;
                     self.heard = None;
@@ -611,8 +613,10 @@ impl Commit for Raft {
         let term = self.node.current_term().get();
         let others: Vec<_> = self.members().all().into_iter().filter(|p| *p != self.me).collect();
         for peer in &others {
-            self.out
-                .push_back(CommitOutput::Send(*peer, EngineMessage::Release { term, successor }));
+            self.out.push_back(CommitOutput::Send(
+                *peer,
+                ConsensusMessage::Release { term, successor },
+            ));
         }
         // noraft has no way to step down but a later term: this node moves to it without voting, so
         // that the successor can still have its vote there.

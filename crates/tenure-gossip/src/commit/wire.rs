@@ -1,4 +1,4 @@
-//! The engine's messages as they travel, and their translation to and from noraft's.
+//! The consensus messages as they travel, and their translation to and from noraft's.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -39,9 +39,9 @@ pub enum EntryKind {
     Command(Vec<u8>),
 }
 
-/// What engines say to each other. The sender's name comes from the authenticated link.
+/// What the voters say to each other. The sender's name comes from the authenticated link.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum EngineMessage {
+pub enum ConsensusMessage {
     /// Entries, or none: a heartbeat.
     Append {
         /// The leader's term.
@@ -103,7 +103,7 @@ pub enum EngineMessage {
     },
 }
 
-/// The names behind the engine's numbers.
+/// The names behind the numbers of consensus.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Names(BTreeMap<NodeId, PeerId>);
 

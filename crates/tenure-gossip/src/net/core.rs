@@ -553,7 +553,7 @@ impl<M: StateMachine> Core<M> {
                 self.call_address(seed, None);
             }
         }
-        // A member of the engine without a link is called, whether or not there is anything to say.
+        // A member of consensus without a link is called, whether or not there is anything to say.
         let members: BTreeSet<_> = self
             .namespaces
             .values()

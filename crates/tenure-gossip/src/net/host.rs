@@ -127,7 +127,7 @@ pub enum HostError {
     /// A goal was refused, or the namespace is not carried.
     #[error("{0}")]
     Refused(String),
-    /// The engine refused.
+    /// Consensus refused.
     #[error(transparent)]
     Commit(#[from] CommitError),
 }
@@ -239,7 +239,7 @@ impl<M: StateMachine> Host<M> {
             room: Shared::room(),
         });
         let runtime = tokio::runtime::Handle::current();
-        let engine = Core::new(
+        let driver = Core::new(
             address.clone(),
             store,
             shared.clone(),
@@ -253,7 +253,7 @@ impl<M: StateMachine> Host<M> {
         let listener = listen(listener, shared);
         let thread = std::thread::Builder::new()
             .name("tenure-gossip".to_owned())
-            .spawn(move || engine.run())
+            .spawn(move || driver.run())
             .map_err(|why| HostError::Io { what: "thread".to_owned(), why })?;
         let host = Self { id: keys.id(), address, core, gates, listener, thread: Some(thread) };
         // The first answer comes after the first write.
@@ -271,10 +271,10 @@ impl<M: StateMachine> Host<M> {
         &self.address
     }
 
-    /// The gate of a namespace. It opens only while this node is the engine's leader, that leader's
+    /// The gate of a namespace. It opens only while this node is the committed leader, that leader's
     /// first entry is committed, and a majority of voters has promised to elect nobody else: the same
     /// guarantee as on PostgreSQL, *exclusive*. The gossip hint alone never opens it. Its epoch is the
-    /// engine's term.
+    /// consensus term.
     pub fn gate(&self, namespace: &str) -> Option<LeaderGate> {
         self.gates.get(namespace).cloned()
     }

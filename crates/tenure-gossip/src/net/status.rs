@@ -33,7 +33,7 @@ pub struct NamespaceStatus {
     pub leader: Option<String>,
     /// Where it is reached, if this node knows.
     pub leader_address: Option<String>,
-    /// The engine's term.
+    /// The consensus term.
     pub term: u64,
     /// Whether this node's gate is open.
     pub acting: bool,
@@ -47,7 +47,7 @@ pub struct NamespaceStatus {
     pub index: u64,
     /// Its hash.
     pub head: String,
-    /// The engine's last committed entry.
+    /// The last committed entry of the consensus log.
     pub commit_index: u64,
     /// Goals waiting here.
     pub pending: usize,

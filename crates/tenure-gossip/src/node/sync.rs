@@ -10,7 +10,7 @@ const MAX_SNAPSHOT: u64 = 4 << 30;
 const MAX_UNSNAPPED: usize = 64 << 20;
 /// Without a piece for so long, a fetch is given up.
 const FETCH_PATIENCE: Duration = Duration::from_secs(2);
-/// Time between two looks for missed records, for a node outside of the engine.
+/// Time between two looks for missed records, for a node outside of consensus.
 const SYNC_EVERY: Duration = Duration::from_secs(1);
 
 /// A snapshot being fetched.
@@ -94,7 +94,7 @@ impl<M: StateMachine, C: Commit> Node<M, C> {
         }
     }
 
-    /// Passes a new record on to neighbours that are outside of the engine; the members have it from there.
+    /// Passes a new record on to neighbours that are outside of consensus; the members have it from there.
     pub(super) fn spread(&mut self, record: &Record, now: Time) {
         let members = self.commit.status(now).members;
         for peer in self.gossip.spray().neighbours() {
@@ -103,7 +103,7 @@ impl<M: StateMachine, C: Commit> Node<M, C> {
             }
         }
         if members.voters.is_empty() {
-            // A node outside of the engine does not know who is in it. Whoever it does not reach
+            // A node outside of consensus does not know who is in it. Whoever it does not reach
             // notices the gap by the next record, or within a second by asking.
             for peer in self.gossip.sample(2) {
                 self.out.push_back(Output::Send(peer, Message::Processed(record.clone())));
@@ -144,7 +144,7 @@ impl<M: StateMachine, C: Commit> Node<M, C> {
         if self.halted.is_some() || !due {
             return;
         }
-        // The engine's log may lag behind the chain (records can come by history): a snapshot says
+        // The consensus log may lag behind the chain (records can come by history): a snapshot says
         // how far into the log it reaches, and entries it covers twice are recognised.
         let point = self.commit.snapshot_point(self.applied_log);
         let snapshot = Arc::new(Snapshot {
@@ -245,7 +245,7 @@ impl<M: StateMachine, C: Commit> Node<M, C> {
             moved = true;
             self.barred = snapshot.barred.clone();
             self.applied_log = self.applied_log.max(point.position.index);
-            // What the engine kept of its log after the point is still right on disk; if it kept
+            // What consensus kept of its log after the point is still right on disk; if it kept
             // nothing, nothing of the old log may come back after a crash.
             if self.commit.status(now).last_index == point.position.index {
                 reset = Reset::All;

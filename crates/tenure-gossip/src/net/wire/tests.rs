@@ -11,7 +11,7 @@ use rand::rngs::SmallRng;
 
 use super::*;
 use crate::commit::{
-    CommitWrite, EngineMessage, Entry, EntryKind, HardState, Members, Position, SnapshotPoint,
+    CommitWrite, ConsensusMessage, Entry, EntryKind, HardState, Members, Position, SnapshotPoint,
 };
 use crate::election::{Beacon, Election, ElectionConfig, Vote};
 use crate::history::{Chain, Hash, Outcome};
@@ -82,11 +82,11 @@ fn made_vote() -> Vote {
     vote.expect("the phase is over")
 }
 
-fn consensus() -> Vec<(&'static str, EngineMessage)> {
+fn consensus() -> Vec<(&'static str, ConsensusMessage)> {
     vec![
         (
             "append",
-            EngineMessage::Append {
+            ConsensusMessage::Append {
                 term: 5,
                 commit: 2,
                 after: at(4, 0),
@@ -95,12 +95,12 @@ fn consensus() -> Vec<(&'static str, EngineMessage)> {
                 lease: 1_000,
             },
         ),
-        ("appended", EngineMessage::Appended { term: 5, last: at(5, 3), beat: 1_234_567_890 }),
-        ("pre-vote", EngineMessage::PreVote { term: 6, last: at(5, 3) }),
-        ("pre-voted", EngineMessage::PreVoted { term: 6, granted: true }),
-        ("request-vote", EngineMessage::RequestVote { term: 6, last: at(5, 3) }),
-        ("voted", EngineMessage::Voted { term: 6, granted: false }),
-        ("release", EngineMessage::Release { term: 6, successor: Some(peer(2)) }),
+        ("appended", ConsensusMessage::Appended { term: 5, last: at(5, 3), beat: 1_234_567_890 }),
+        ("pre-vote", ConsensusMessage::PreVote { term: 6, last: at(5, 3) }),
+        ("pre-voted", ConsensusMessage::PreVoted { term: 6, granted: true }),
+        ("request-vote", ConsensusMessage::RequestVote { term: 6, last: at(5, 3) }),
+        ("voted", ConsensusMessage::Voted { term: 6, granted: false }),
+        ("release", ConsensusMessage::Release { term: 6, successor: Some(peer(2)) }),
     ]
 }
 
@@ -138,7 +138,7 @@ fn messages() -> Vec<(&'static str, Message)> {
         ),
         ("enlist", Message::Enlist),
     ];
-    all.extend(consensus().into_iter().map(|(name, message)| (name, Message::Engine(message))));
+    all.extend(consensus().into_iter().map(|(name, message)| (name, Message::Consensus(message))));
     all
 }
 
