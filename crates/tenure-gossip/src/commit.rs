@@ -19,15 +19,15 @@ mod lease;
 mod raft;
 mod wire;
 
-use std::{collections::BTreeSet, time::Duration};
+use std::collections::BTreeSet;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::{
-    raft::{Raft, Restored},
-    wire::{ConsensusMessage, Entry, EntryKind, Position},
-};
-use crate::{identity::PeerId, time::Time};
+pub use self::raft::{Raft, Restored};
+pub use self::wire::{ConsensusMessage, Entry, EntryKind, Position};
+use crate::identity::PeerId;
+use crate::time::Time;
 
 /// The timing of consensus.
 #[derive(Debug, Clone)]

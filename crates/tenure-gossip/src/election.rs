@@ -18,21 +18,19 @@
 
 mod roll;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
 
-use rand::{
-    Rng,
-    rngs::SmallRng,
-    seq::{IndexedRandom, index},
-};
+use rand::Rng;
+use rand::rngs::SmallRng;
+use rand::seq::{IndexedRandom, index};
 use serde::{Deserialize, Serialize};
 
 use self::roll::Roll;
-use crate::{
-    bug::{Bug, Bugs},
-    identity::{Keys, PeerId, Signature},
-    time::Time,
-};
+use crate::bug::{Bug, Bugs};
+use crate::identity::{Keys, PeerId, Signature};
+use crate::time::Time;
 
 /// Votes sampled in a round.
 const SAMPLE: usize = 3;

@@ -1,16 +1,16 @@
 //! Peer sampling and election together: the part of a node that needs no agreement.
 
-use std::{borrow::Borrow, collections::VecDeque};
+use std::borrow::Borrow;
+use std::collections::VecDeque;
 
-use rand::{rngs::SmallRng, seq::SliceRandom};
+use rand::rngs::SmallRng;
+use rand::seq::SliceRandom;
 
-use crate::{
-    election::{Election, ElectionConfig, LeaderChange, Rejected, Vote},
-    identity::{Keys, PeerId},
-    message::Message,
-    spray::{Spray, SprayConfig, SprayMessage},
-    time::Time,
-};
+use crate::election::{Election, ElectionConfig, LeaderChange, Rejected, Vote};
+use crate::identity::{Keys, PeerId};
+use crate::message::Message;
+use crate::spray::{Spray, SprayConfig, SprayMessage};
+use crate::time::Time;
 
 /// How many of those that voted here, and are not in the view, get a vote in return each round:
 /// so many at least, and those that hear of too few others up to a bound.

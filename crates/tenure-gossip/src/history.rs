@@ -7,16 +7,15 @@
 //! A node applies a record only if its index is the next one and its `prev` is the hash of the last.
 //! Nothing else moves the index: not a timeout, not a failed goal (which is committed as *rejected*).
 
-use std::{collections::VecDeque, fmt};
+use std::collections::VecDeque;
+use std::fmt;
 
 use rpds::RedBlackTreeMapSync;
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    identity::PeerId,
-    machine::StateMachine,
-    message::{MAX_DIFF, MAX_REASON},
-};
+use crate::identity::PeerId;
+use crate::machine::StateMachine;
+use crate::message::{MAX_DIFF, MAX_REASON};
 
 /// How many hashes are kept to recognise a record that comes a second time.
 const RECENT: usize = 4_096;

@@ -31,9 +31,9 @@
 //! ```
 //!
 //! Consensus decides; gossip only says who should stand first. Modules in that order: [`spray`],
-//! [`election`], [`gossip`], [`commit`], [`history`], [`machine`], [`kv`], [`node`] (all of it, without
-//! I/O), [`storage`], [`net`], and [`sim`], which runs the same nodes under a clock and a network of
-//! its own.
+//! [`election`], [`gossip`], [`commit`], [`history`], [`machine`], [`kv`], [`engine`] (all of it, without
+//! I/O), [`storage`], [`net`], the driver that runs an engine, [`host`], and [`sim`], which runs the same
+//! engines under a clock and a network of its own.
 //!
 //! # Timing (defaults)
 //!
@@ -78,16 +78,18 @@ pub mod bug;
 #[cfg(feature = "cli")]
 pub mod cli;
 pub mod commit;
+pub(crate) mod driver;
 pub mod election;
+pub mod engine;
 pub mod gossip;
 pub mod history;
+pub mod host;
 pub mod identity;
 pub mod kv;
 pub mod machine;
 pub mod message;
 pub mod metrics;
 pub mod net;
-pub mod node;
 pub mod sim;
 pub mod spray;
 pub mod storage;

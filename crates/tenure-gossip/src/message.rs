@@ -2,12 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    commit::ConsensusMessage,
-    election::Vote,
-    history::{Hash, Record, TxId},
-    spray::SprayMessage,
-};
+use crate::commit::ConsensusMessage;
+use crate::election::Vote;
+use crate::history::{Hash, Record, TxId};
+use crate::spray::SprayMessage;
 
 /// Longest goal in bytes.
 pub const MAX_GOAL: usize = 256 << 10;

@@ -1,7 +1,7 @@
 //! Real nodes: TCP between processes, a store on disk, a gate for the application.
 //!
 //! ```text
-//!  socket ─► reader task ─► bounded queue ─► core thread: Node per namespace
+//!  socket ─► reader task ─► bounded queue ─► driver thread: an engine per namespace
 //!                                             │ shut gates → store (sync) → open gates → send → answer
 //!  socket ◄─ writer task ◄─ bounded queue ◄───┘
 //! ```
@@ -10,15 +10,11 @@
 //! A peer that sends anything wrong (garbage, too much, too fast, a bad signature, a message twice)
 //! loses its connection, and nothing else happens.
 
-mod asks;
 pub mod client;
-mod core;
-mod host;
-mod link;
-mod outbox;
-mod session;
-mod status;
-mod tls;
+pub(crate) mod link;
+pub(crate) mod outbox;
+pub(crate) mod session;
+pub(crate) mod tls;
 pub mod wire;
 
 /// Whether `text` is `HOST:PORT`.
@@ -27,10 +23,8 @@ pub(crate) fn is_address(text: &str) -> bool {
         .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
 }
 
-pub use self::{
-    host::{Host, HostConfig, HostError, Start},
-    link::Flood,
-    session::{Admission, SessionError},
-    status::{NamespaceStatus, Status},
-    tls::TlsFiles,
-};
+pub use self::link::Flood;
+pub use self::session::{Admission, SessionError};
+pub use self::tls::TlsFiles;
+pub use crate::driver::status::{NamespaceStatus, Status};
+pub use crate::host::{Host, HostConfig, HostError, Start};

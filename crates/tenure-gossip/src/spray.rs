@@ -13,15 +13,16 @@
 //! two exchanges in a row went unanswered, and a bounded memory of peers once met is probed now and
 //! then, so that two halves which forgot each other during a partition find together again.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
-use rand::{Rng, rngs::SmallRng, seq::SliceRandom};
+use rand::Rng;
+use rand::rngs::SmallRng;
+use rand::seq::SliceRandom;
 use serde::{Deserialize, Serialize};
 
-use crate::{identity::PeerId, time::Time};
+use crate::identity::PeerId;
+use crate::time::Time;
 
 /// More arcs than a group of 10^27 nodes needs; what is beyond is dropped.
 const MAX_VIEW: usize = 64;

@@ -3,16 +3,16 @@
 //! A batch that contains a durable write is synced before [`Store::commit`] returns; one of records
 //! alone is not (they are in the consensus log, or with the peers, and a later sync carries them).
 
-use std::{collections::BTreeSet, path::Path};
+use std::collections::BTreeSet;
+use std::path::Path;
 
 use redb::{Database, Durability, ReadableDatabase as _, ReadableTable as _, TableDefinition};
-use serde::{Serialize, de::DeserializeOwned};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
-use crate::{
-    commit::{CommitWrite, Entry, HardState, Restored},
-    history::Record,
-    node::{Found, Reset, Snapshot, Write},
-};
+use crate::commit::{CommitWrite, Entry, HardState, Restored};
+use crate::engine::{Found, Reset, Snapshot, Write};
+use crate::history::Record;
 
 const META: TableDefinition<'_, (&str, &str), &[u8]> = TableDefinition::new("meta");
 const LOG: TableDefinition<'_, (&str, u64), &[u8]> = TableDefinition::new("log");
@@ -237,12 +237,10 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::{
-        commit::{EntryKind, Members, Position, SnapshotPoint},
-        history::{Chain, TxId},
-        identity::PeerId,
-        kv::{Kv, KvGoal},
-    };
+    use crate::commit::{EntryKind, Members, Position, SnapshotPoint};
+    use crate::history::{Chain, TxId};
+    use crate::identity::PeerId;
+    use crate::kv::{Kv, KvGoal};
 
     fn entry(term: u64, index: u64) -> Entry {
         Entry { position: Position { term, index }, kind: EntryKind::Command(vec![index as u8]) }

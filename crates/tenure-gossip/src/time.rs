@@ -1,9 +1,7 @@
 //! Time as the protocol sees it: a number of microseconds on a clock that only goes forward.
 
-use std::{
-    ops::{Add, Sub},
-    time::Duration,
-};
+use std::ops::{Add, Sub};
+use std::time::Duration;
 
 /// An instant on *one* node's monotonic clock.
 ///

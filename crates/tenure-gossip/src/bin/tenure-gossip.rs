@@ -1,6 +1,7 @@
 //! The gossip commands on their own.
 
-use std::{io::IsTerminal as _, process::ExitCode};
+use std::io::IsTerminal as _;
+use std::process::ExitCode;
 
 use clap::Parser;
 use tenure_gossip::cli::{GossipCommand, run};

@@ -6,12 +6,12 @@
 //! An append arrives after it was sent, and the margin covers the rates of the clocks, so at least
 //! one voter of any majority keeps still until the leader's gate is shut.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
-use crate::{commit::Members, identity::PeerId, time::Time};
+use crate::commit::Members;
+use crate::identity::PeerId;
+use crate::time::Time;
 
 /// The leader's side: what the voters have echoed in this term.
 #[derive(Debug, Clone, Default)]

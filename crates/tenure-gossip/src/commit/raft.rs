@@ -1,24 +1,21 @@
 //! [`Commit`] on noraft.
 
-use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
-    time::Duration,
-};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
 
 use noraft::{Action, Log, LogEntries, LogEntry, LogIndex, Message, Node, NodeId, Term};
-use rand::{Rng, rngs::SmallRng};
+use rand::Rng;
+use rand::rngs::SmallRng;
 
+use super::lease::Echoes;
+use super::wire::{Names, beat};
 use super::{
     Commit, CommitConfig, CommitError, CommitOutput, CommitStatus, CommitWrite, ConsensusMessage,
     Entry, EntryKind, HardState, MAX_LEASE, MemberChange, Members, Position, SnapshotPoint,
-    lease::Echoes,
-    wire::{Names, beat},
 };
-use crate::{
-    bug::{Bug, Bugs},
-    identity::PeerId,
-    time::Time,
-};
+use crate::bug::{Bug, Bugs};
+use crate::identity::PeerId;
+use crate::time::Time;
 
 /// Numbers from the network beyond this are refused: nothing honest counts that far, and sums stay
 /// clear of overflow.

@@ -6,7 +6,8 @@ use noraft::{ClusterConfig, LogEntries, LogEntry, LogIndex, LogPosition, NodeId,
 use serde::{Deserialize, Serialize};
 
 use super::Members;
-use crate::{identity::PeerId, time::Time};
+use crate::identity::PeerId;
+use crate::time::Time;
 
 /// A place in the log.
 #[derive(

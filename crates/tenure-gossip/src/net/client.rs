@@ -1,17 +1,14 @@
 //! Asking a node from outside.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
+use std::time::Duration;
 
-use tokio::{
-    net::TcpStream,
-    time::{Instant, timeout},
-};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout};
 
-use super::{
-    session::{Admission, Greeted, Receiver, Sender, SessionError, Stream, greet},
-    tls::{Tls, TlsFiles},
-    wire::{Answer, Ask, Envelope, Role},
-};
+use super::session::{Admission, Greeted, Receiver, Sender, SessionError, Stream, greet};
+use super::tls::{Tls, TlsFiles};
+use super::wire::{Answer, Ask, Envelope, Role};
 use crate::identity::Ed25519Keys;
 
 /// A client was not answered.

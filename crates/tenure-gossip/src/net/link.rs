@@ -1,30 +1,26 @@
 //! Connections: who is called, who calls, and what becomes of what they send.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
 
-use tokio::{
-    net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
-    task::JoinHandle,
-    time::{Instant, timeout},
-};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout};
 
-use super::{
-    outbox::{Outbox, Outgoing, outbox},
-    session::{Admission, Greeted, SessionError, Stream, greet},
-    tls::Tls,
-    wire::{Ask, Contact, Envelope, Role},
-};
-use crate::{
-    identity::{Ed25519Keys, Keys as _, PeerId},
-    message::Message,
-};
+use super::outbox::{Outbox, Outgoing, outbox};
+use super::session::{Admission, Greeted, SessionError, Stream, greet};
+use super::tls::Tls;
+use super::wire::{Ask, Contact, Envelope, Role};
+use crate::identity::{Ed25519Keys, Keys as _, PeerId};
+use crate::message::Message;
 
 /// How long a connection attempt may take.
 const CONNECT: Duration = Duration::from_secs(2);
 /// A connection without a frame for so long is closed; pings keep a quiet one open.
 const SILENCE: Duration = Duration::from_secs(30);
-/// KiB of frames that wait for the core, of all connections together; whoever brings more waits.
+/// KiB of frames that wait for the driver, of all connections together; whoever brings more waits.
 const INCOMING: u32 = 64 << 10;
 /// Contacts in one frame: those a node sends at once, and its own.
 const MAX_CONTACTS_AT_ONCE: usize = 65;
@@ -32,8 +28,8 @@ const MAX_CONTACTS_AT_ONCE: usize = 65;
 const GREETING_AT_ONCE: usize = 64;
 const CONNECTIONS: usize = 1_024;
 
-/// What links tell the core.
-pub(super) enum FromLink {
+/// What links tell the driver.
+pub(crate) enum FromLink {
     /// A session with a node is up.
     Up { peer: PeerId, link: u64, cluster: Option<[u8; 16]>, called: Option<String>, out: Outbox },
     /// It is over.
@@ -53,15 +49,15 @@ pub(super) enum FromLink {
 }
 
 /// What every connection needs to know.
-pub(super) struct Shared {
-    pub(super) keys: Arc<Ed25519Keys>,
-    pub(super) admission: Admission,
-    pub(super) tls: Option<Tls>,
-    pub(super) cluster: std::sync::Mutex<Option<[u8; 16]>>,
-    pub(super) core: mpsc::Sender<FromLink>,
-    pub(super) links: std::sync::atomic::AtomicU64,
-    pub(super) flood: Flood,
-    pub(super) room: Arc<Semaphore>,
+pub(crate) struct Shared {
+    pub(crate) keys: Arc<Ed25519Keys>,
+    pub(crate) admission: Admission,
+    pub(crate) tls: Option<Tls>,
+    pub(crate) cluster: std::sync::Mutex<Option<[u8; 16]>>,
+    pub(crate) driver: mpsc::Sender<FromLink>,
+    pub(crate) links: std::sync::atomic::AtomicU64,
+    pub(crate) flood: Flood,
+    pub(crate) room: Arc<Semaphore>,
 }
 
 /// More frames than this from one connection cost it the connection.
@@ -80,15 +76,15 @@ impl Default for Flood {
 }
 
 impl Shared {
-    pub(super) fn room() -> Arc<Semaphore> {
+    pub(crate) fn room() -> Arc<Semaphore> {
         Arc::new(Semaphore::new(INCOMING as usize))
     }
 
-    /// Hands `event` of `size` bytes to the core once there is room; `false` if there is no core.
+    /// Hands `event` of `size` bytes to the driver once there is room; `false` if there is no driver.
     async fn tell(&self, event: FromLink, size: usize) -> bool {
         let kib = u32::try_from(size / 1_024 + 1).unwrap_or(INCOMING).min(INCOMING);
         let Ok(room) = self.room.clone().acquire_many_owned(kib).await else { return false };
-        self.core.send(FromLink::Sized(Box::new(event), room)).await.is_ok()
+        self.driver.send(FromLink::Sized(Box::new(event), room)).await.is_ok()
     }
 
     fn cluster(&self) -> Option<[u8; 16]> {
@@ -97,7 +93,7 @@ impl Shared {
 }
 
 /// Takes calls until it is dropped.
-pub(super) fn listen(listener: TcpListener, shared: Arc<Shared>) -> JoinHandle<()> {
+pub(crate) fn listen(listener: TcpListener, shared: Arc<Shared>) -> JoinHandle<()> {
     tokio::spawn(async move {
         let all = Arc::new(Semaphore::new(CONNECTIONS));
         let mut greeting: VecDeque<oneshot::Sender<()>> = VecDeque::new();
@@ -141,14 +137,14 @@ pub(super) fn listen(listener: TcpListener, shared: Arc<Shared>) -> JoinHandle<(
 }
 
 /// Calls `address`; whoever answers must be `expected`, if that is known.
-pub(super) fn call(address: String, expected: Option<PeerId>, shared: Arc<Shared>) {
+pub(crate) fn call(address: String, expected: Option<PeerId>, shared: Arc<Shared>) {
     tokio::spawn(async move {
         match make_call(&address, expected, &shared).await {
             Ok(greeted) => {
                 let result = run(greeted, Some(address), &shared).await;
                 report(&shared, result).await;
             }
-            Err(error) => drop(shared.core.send(FromLink::Failed { address, error }).await),
+            Err(error) => drop(shared.driver.send(FromLink::Failed { address, error }).await),
         }
     });
 }
@@ -217,7 +213,7 @@ async fn run(
     let link = shared.links.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     let (out, outgoing) = outbox();
     let up = FromLink::Up { peer: theirs.id, link, cluster: theirs.cluster, called, out };
-    if shared.core.send(up).await.is_err() {
+    if shared.driver.send(up).await.is_err() {
         return Ok(());
     }
     let mut writer = tokio::spawn(write(sender, outgoing));
@@ -251,13 +247,13 @@ async fn run(
                 break Err(SessionError::Garbage);
             }
         };
-        // Waiting here is the back-pressure: the socket is not read while the core is behind.
+        // Waiting here is the back-pressure: the socket is not read while the driver is behind.
         if !shared.tell(event, size).await {
             break Ok(());
         }
     };
     writer.abort();
-    let _ = shared.core.send(FromLink::Down { peer: theirs.id, link }).await;
+    let _ = shared.driver.send(FromLink::Down { peer: theirs.id, link }).await;
     result
 }
 
@@ -314,7 +310,7 @@ async fn report(shared: &Arc<Shared>, result: Result<(), SessionError>) {
         && e.is_misconduct()
     {
         tracing::warn!(node = %shared.keys.id(), error = %e, "connection closed");
-        let _ = shared.core.send(FromLink::Misconduct(e.reason())).await;
+        let _ = shared.driver.send(FromLink::Misconduct(e.reason())).await;
     }
 }
 

@@ -1,17 +1,13 @@
 //! What waits to be written to one connection, bounded by count and by bytes.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
-};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
-use super::{
-    session::encode,
-    wire::{Answer, Envelope, MAX_FRAME},
-};
+use super::session::encode;
+use super::wire::{Answer, Envelope, MAX_FRAME};
 
 /// Frames waiting at most.
 const FRAMES: usize = 1_024;
@@ -20,18 +16,18 @@ const BYTES: usize = 8 << 20;
 
 /// The end that is written to. What does not fit is dropped, as a network would.
 #[derive(Clone)]
-pub(super) struct Outbox {
+pub(crate) struct Outbox {
     frames: mpsc::Sender<Bytes>,
     waiting: Arc<AtomicUsize>,
 }
 
 /// The end the connection's writer reads.
-pub(super) struct Outgoing {
+pub(crate) struct Outgoing {
     frames: mpsc::Receiver<Bytes>,
     waiting: Arc<AtomicUsize>,
 }
 
-pub(super) fn outbox() -> (Outbox, Outgoing) {
+pub(crate) fn outbox() -> (Outbox, Outgoing) {
     let (to, from) = mpsc::channel(FRAMES);
     let waiting = Arc::new(AtomicUsize::new(0));
     (Outbox { frames: to, waiting: waiting.clone() }, Outgoing { frames: from, waiting })
@@ -39,7 +35,7 @@ pub(super) fn outbox() -> (Outbox, Outgoing) {
 
 impl Outbox {
     /// Whether it will be sent if the connection lives.
-    pub(super) fn put(&self, envelope: &Envelope) -> bool {
+    pub(crate) fn put(&self, envelope: &Envelope) -> bool {
         let frame = encode(envelope);
         let size = frame.len();
         let fits = self.waiting.fetch_add(size, Ordering::Relaxed) + size <= BYTES;
@@ -52,19 +48,19 @@ impl Outbox {
     }
 
     /// The same, for an answer to a client.
-    pub(super) fn answer(&self, answer: Answer) -> bool {
+    pub(crate) fn answer(&self, answer: Answer) -> bool {
         self.put(&Envelope::Answer(answer))
     }
 
     /// Whether nobody reads any more.
-    pub(super) fn is_closed(&self) -> bool {
+    pub(crate) fn is_closed(&self) -> bool {
         self.frames.is_closed()
     }
 }
 
 impl Outgoing {
     /// The next frame; `None` when nobody can write any more. Cancel-safe.
-    pub(super) async fn next(&mut self) -> Option<Bytes> {
+    pub(crate) async fn next(&mut self) -> Option<Bytes> {
         let frame = self.frames.recv().await?;
         self.waiting.fetch_sub(frame.len(), Ordering::Relaxed);
         Some(frame)

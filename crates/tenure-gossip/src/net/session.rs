@@ -13,15 +13,16 @@
 //! A frame of another session, of the other direction, or one that is repeated, left out or put in
 //! another place has a wrong signature.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use futures_util::{SinkExt as _, StreamExt as _};
-use serde::{Serialize, de::DeserializeOwned};
-use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadHalf, WriteHalf},
-    time::timeout,
-};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::io::{AsyncRead, AsyncWrite, ReadHalf, WriteHalf};
+use tokio::time::timeout;
 use tokio_util::codec::{FramedRead, FramedWrite, LengthDelimitedCodec};
 
 use super::wire::{Envelope, Hello, MAX_FRAME, MAX_GREETING, Proof, Role};
@@ -33,7 +34,7 @@ const GREETING: Duration = Duration::from_secs(5);
 const WRITE: Duration = Duration::from_secs(10);
 
 /// Any stream of bytes: TCP, or TLS on TCP.
-pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
+pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> Stream for T {}
 
 /// Who may talk to this node.
@@ -124,7 +125,7 @@ impl SessionError {
 }
 
 /// The receiving half of a session.
-pub(super) struct Receiver<S> {
+pub(crate) struct Receiver<S> {
     frames: FramedRead<ReadHalf<S>, LengthDelimitedCodec>,
     keys: Arc<Ed25519Keys>,
     session: [u8; 32],
@@ -133,7 +134,7 @@ pub(super) struct Receiver<S> {
 }
 
 /// The sending half.
-pub(super) struct Sender<S> {
+pub(crate) struct Sender<S> {
     frames: FramedWrite<WriteHalf<S>, LengthDelimitedCodec>,
     keys: Arc<Ed25519Keys>,
     session: [u8; 32],
@@ -141,14 +142,14 @@ pub(super) struct Sender<S> {
 }
 
 /// What the greeting came to.
-pub(super) struct Greeted<S> {
-    pub(super) theirs: Hello,
-    pub(super) sender: Sender<S>,
-    pub(super) receiver: Receiver<S>,
+pub(crate) struct Greeted<S> {
+    pub(crate) theirs: Hello,
+    pub(crate) sender: Sender<S>,
+    pub(crate) receiver: Receiver<S>,
 }
 
 /// Greets the other side, within a deadline. `calling`: this side dialled.
-pub(super) async fn greet<S: Stream>(
+pub(crate) async fn greet<S: Stream>(
     stream: S,
     keys: Arc<Ed25519Keys>,
     admission: &Admission,
@@ -224,12 +225,12 @@ async fn greet_unbounded<S: Stream>(
 impl<S: Stream> Sender<S> {
     /// Signs and sends, within a deadline. Not cancel-safe: a frame may be half written, so whoever
     /// cancels must drop the session.
-    pub(super) async fn send(&mut self, envelope: &Envelope) -> Result<(), SessionError> {
+    pub(crate) async fn send(&mut self, envelope: &Envelope) -> Result<(), SessionError> {
         self.send_encoded(&encode(envelope)).await
     }
 
     /// The same, of what is encoded already.
-    pub(super) async fn send_encoded(&mut self, payload: &[u8]) -> Result<(), SessionError> {
+    pub(crate) async fn send_encoded(&mut self, payload: &[u8]) -> Result<(), SessionError> {
         let text = frame_text(&self.session, &self.keys.id(), self.count, payload);
         self.count += 1;
         let Signature(r, s) = self.keys.sign(&text);
@@ -246,12 +247,12 @@ impl<S: Stream> Sender<S> {
 
 impl<S: Stream> Receiver<S> {
     /// The next frame, checked. Cancel-safe: a frame is taken whole or not at all.
-    pub(super) async fn next(&mut self, patience: Duration) -> Result<Envelope, SessionError> {
+    pub(crate) async fn next(&mut self, patience: Duration) -> Result<Envelope, SessionError> {
         Ok(self.next_sized(patience).await?.0)
     }
 
     /// The next frame and its length in bytes. Cancel-safe.
-    pub(super) async fn next_sized(
+    pub(crate) async fn next_sized(
         &mut self,
         patience: Duration,
     ) -> Result<(Envelope, usize), SessionError> {
@@ -287,7 +288,7 @@ async fn next<R: AsyncRead + Unpin>(
     }
 }
 
-pub(super) fn encode<T: Serialize>(value: &T) -> Bytes {
+pub(crate) fn encode<T: Serialize>(value: &T) -> Bytes {
     postcard::to_stdvec(value).expect("plain data can always be encoded").into()
 }
 

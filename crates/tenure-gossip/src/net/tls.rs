@@ -1,12 +1,12 @@
 //! Optional mutual TLS below the session.
 
-use std::{path::PathBuf, sync::Arc};
+use std::path::PathBuf;
+use std::sync::Arc;
 
-use rustls::{
-    ClientConfig, RootCertStore, ServerConfig,
-    pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _},
-    server::WebPkiClientVerifier,
-};
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
@@ -23,13 +23,13 @@ pub struct TlsFiles {
 
 /// Both sides of TLS.
 #[derive(Clone)]
-pub(super) struct Tls {
+pub(crate) struct Tls {
     acceptor: TlsAcceptor,
     connector: TlsConnector,
 }
 
 impl Tls {
-    pub(super) fn load(files: &TlsFiles) -> Result<Self, String> {
+    pub(crate) fn load(files: &TlsFiles) -> Result<Self, String> {
         let certs = |path: &PathBuf| -> Result<Vec<CertificateDer<'static>>, String> {
             CertificateDer::pem_file_iter(path)
                 .and_then(Iterator::collect)
@@ -64,11 +64,11 @@ impl Tls {
         Ok(Self { acceptor: Arc::new(server).into(), connector: Arc::new(client).into() })
     }
 
-    pub(super) async fn accept(&self, stream: TcpStream) -> std::io::Result<TlsStream<TcpStream>> {
+    pub(crate) async fn accept(&self, stream: TcpStream) -> std::io::Result<TlsStream<TcpStream>> {
         Ok(self.acceptor.accept(stream).await?.into())
     }
 
-    pub(super) async fn connect(
+    pub(crate) async fn connect(
         &self,
         address: &str,
         stream: TcpStream,

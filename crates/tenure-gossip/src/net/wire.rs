@@ -2,12 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    commit::MemberChange,
-    history::{Record, TxId},
-    identity::{Keys, PeerId, Signature},
-    message::Message,
-};
+use crate::commit::MemberChange;
+use crate::history::{Record, TxId};
+use crate::identity::{Keys, PeerId, Signature};
+use crate::message::Message;
 
 /// Largest frame in bytes, once both sides have proven who they are.
 pub const MAX_FRAME: usize = 4 << 20;

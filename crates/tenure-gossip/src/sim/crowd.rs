@@ -1,26 +1,21 @@
 //! Gossip alone, for thousands of nodes: how fast they agree on a leader, and how long it lasts.
 
-use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
-    rc::Rc,
-    time::Duration,
-};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::rc::Rc;
+use std::time::Duration;
 
-use rand::{Rng, SeedableRng, rngs::SmallRng};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
 
-use super::{
-    network::{Faults, Network},
-    queue::Queue,
-};
-use crate::{
-    bug::Bugs,
-    election::{ElectionConfig, Vote},
-    gossip::{Gossip, GossipOutput},
-    identity::{Ed25519Keys, Keys, PeerId, StandInKeys},
-    message::Message,
-    spray::{SprayConfig, SprayMessage},
-    time::Time,
-};
+use super::network::{Faults, Network};
+use super::queue::Queue;
+use crate::bug::Bugs;
+use crate::election::{ElectionConfig, Vote};
+use crate::gossip::{Gossip, GossipOutput};
+use crate::identity::{Ed25519Keys, Keys, PeerId, StandInKeys};
+use crate::message::Message;
+use crate::spray::{SprayConfig, SprayMessage};
+use crate::time::Time;
 
 /// How a crowd is made.
 #[derive(Debug, Clone)]

@@ -1,5 +1,6 @@
 use super::*;
-use crate::{bug::Bug, election::TieBreak};
+use crate::bug::Bug;
+use crate::election::TieBreak;
 
 fn crowd(seed: u64, nodes: usize, change: impl FnOnce(&mut CrowdConfig)) -> Crowd {
     let mut config = CrowdConfig::calm(seed, nodes);

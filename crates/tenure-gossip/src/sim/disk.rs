@@ -2,13 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use rand::{Rng, rngs::SmallRng};
+use rand::Rng;
+use rand::rngs::SmallRng;
 
-use crate::{
-    commit::{CommitWrite, Entry, HardState, Restored},
-    history::Record,
-    node::{Found, Reset, Snapshot, Write},
-};
+use crate::commit::{CommitWrite, Entry, HardState, Restored};
+use crate::engine::{Found, Reset, Snapshot, Write};
+use crate::history::Record;
 
 #[derive(Debug, Clone, Default)]
 struct Platter {

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use rand::{Rng, rngs::SmallRng};
+use rand::Rng;
+use rand::rngs::SmallRng;
 
 /// How bad the network is.
 #[derive(Debug, Clone, Copy)]

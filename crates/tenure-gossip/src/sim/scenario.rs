@@ -2,19 +2,17 @@
 
 use std::collections::BTreeSet;
 
-use rand::{Rng, SeedableRng, rngs::SmallRng, seq::IndexedRandom};
+use rand::rngs::SmallRng;
+use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng};
 use serde_json::json;
 
-use super::{
-    network::Faults,
-    world::{Figures, Violation, World, WorldConfig},
-};
-use crate::{
-    bug::Bugs,
-    commit::{Commit as _, MemberChange},
-    history::TxId,
-    kv::KvGoal,
-};
+use super::network::Faults;
+use super::world::{Figures, Violation, World, WorldConfig};
+use crate::bug::Bugs;
+use crate::commit::{Commit as _, MemberChange};
+use crate::history::TxId;
+use crate::kv::KvGoal;
 
 /// How long the faults last, in milliseconds of the simulation.
 const STORM: u64 = 20_000;

@@ -1,4 +1,5 @@
-use std::{sync::Mutex, thread};
+use std::sync::Mutex;
+use std::thread;
 
 use super::*;
 use crate::bug::Bug;

@@ -1,28 +1,23 @@
 //! Whole nodes with disks, clocks and a bad network, and the invariants they must keep.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
-use rand::{Rng, SeedableRng, rngs::SmallRng};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
 
-use super::{
-    disk::Disk,
-    network::{Faults, Network},
-    queue::Queue,
-};
-use crate::{
-    bug::{Bug, Bugs},
-    commit::{Commit as _, CommitError, MemberChange},
-    history::{Hash, Record, TxId},
-    identity::{Ed25519Keys, Keys, PeerId, StandInKeys},
-    kv::{Kv, KvGoal},
-    machine::StateMachine as _,
-    message::Message,
-    node::{Event, Node, NodeConfig, Output, Write},
-    time::Time,
-};
+use super::disk::Disk;
+use super::network::{Faults, Network};
+use super::queue::Queue;
+use crate::bug::{Bug, Bugs};
+use crate::commit::{Commit as _, CommitError, MemberChange};
+use crate::engine::{Engine, EngineConfig, Event, Output, Write};
+use crate::history::{Hash, Record, TxId};
+use crate::identity::{Ed25519Keys, Keys, PeerId, StandInKeys};
+use crate::kv::{Kv, KvGoal};
+use crate::machine::StateMachine as _;
+use crate::message::Message;
+use crate::time::Time;
 
 /// How a world is made.
 #[derive(Debug, Clone)]
@@ -38,7 +33,7 @@ pub struct WorldConfig {
     /// How much clock rates differ from true, at most, in thousandths.
     pub drift: u32,
     /// The nodes' configuration.
-    pub node: NodeConfig,
+    pub node: EngineConfig,
     /// Bugs put back in on purpose.
     pub bugs: Bugs,
     /// Real signatures instead of stand-ins.
@@ -54,10 +49,10 @@ impl WorldConfig {
             voters: nodes,
             faults: Faults::default(),
             drift: 20,
-            node: NodeConfig {
+            node: EngineConfig {
                 goal_timeout: Duration::from_secs(5),
                 snapshot_every: 32,
-                ..NodeConfig::default()
+                ..EngineConfig::default()
             },
             bugs: Bugs::default(),
             real_keys: false,
@@ -82,7 +77,7 @@ enum Happening {
 
 struct Member {
     id: PeerId,
-    node: Option<Node<Kv>>,
+    node: Option<Engine<Kv>>,
     disk: Disk,
     life: u64,
     timer: u64,
@@ -207,12 +202,12 @@ impl World {
     }
 
     /// The node, if it runs.
-    pub fn node(&self, i: usize) -> Option<&Node<Kv>> {
+    pub fn node(&self, i: usize) -> Option<&Engine<Kv>> {
         self.members[i].node.as_ref()
     }
 
     /// The running nodes.
-    pub fn running(&self) -> impl Iterator<Item = (usize, &Node<Kv>)> {
+    pub fn running(&self) -> impl Iterator<Item = (usize, &Engine<Kv>)> {
         self.members.iter().enumerate().filter_map(|(i, m)| m.node.as_ref().map(|n| (i, n)))
     }
 
@@ -243,7 +238,7 @@ impl World {
         let now = self.local(i);
         let found = self.members[i].disk.found();
         let keys = keys_of(i, self.config.real_keys);
-        let mut node = match Node::open(keys, "sim", self.config.node.clone(), found, now, seed) {
+        let mut node = match Engine::open(keys, "sim", self.config.node.clone(), found, now, seed) {
             Ok(node) => node,
             Err(what) => return self.fail(format!("node {i} cannot start from its disk: {what}")),
         };
@@ -307,7 +302,7 @@ impl World {
     /// Changes the members through node `i`.
     ///
     /// # Errors
-    /// As [`Node::change_members`].
+    /// As [`Engine::change_members`].
     pub fn change_members(&mut self, i: usize, change: MemberChange) -> Result<(), CommitError> {
         let mut result = Err(CommitError::NotLeader);
         self.with(i, |node, now| result = node.change_members(now, change));
@@ -410,7 +405,7 @@ impl World {
         (past * 1_000_000).div_ceil(u128::from(m.rate)) as u64
     }
 
-    fn with(&mut self, i: usize, input: impl FnOnce(&mut Node<Kv>, Time)) {
+    fn with(&mut self, i: usize, input: impl FnOnce(&mut Engine<Kv>, Time)) {
         let now = self.local(i);
         if let Some(node) = self.members[i].node.as_mut() {
             input(node, now);
@@ -437,7 +432,7 @@ impl World {
             && self.rng.random_range(0..10_000) < self.crash_in_flight)
             .then(|| self.rng.random_range(0..4));
         let mut done = 0;
-        while let Some(output) = self.members[i].node.as_mut().and_then(Node::poll_output) {
+        while let Some(output) = self.members[i].node.as_mut().and_then(Engine::poll_output) {
             if crash_after == Some(done) {
                 self.crash(i);
                 return;

@@ -1,22 +1,20 @@
 //! Nodes within one process: the gate, TLS, and what bad peers cost.
 
-use std::{net::SocketAddr, path::Path, time::Duration};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
 
-use tenure_gossip::{
-    history::{Outcome, TxId},
-    identity::Ed25519Keys,
-    kv::{Kv, KvGoal},
-    net::{
-        Admission, Flood, Host, HostConfig, HostError, SessionError, Start, TlsFiles,
-        client::{Client, ClientError},
-        wire::{Answer, Ask},
-    },
+use tenure_gossip::history::{Outcome, TxId};
+use tenure_gossip::identity::Ed25519Keys;
+use tenure_gossip::kv::{Kv, KvGoal};
+use tenure_gossip::net::client::{Client, ClientError};
+use tenure_gossip::net::wire::{Answer, Ask};
+use tenure_gossip::net::{
+    Admission, Flood, Host, HostConfig, HostError, SessionError, Start, TlsFiles,
 };
-use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::TcpStream,
-    time::{Instant, sleep, timeout},
-};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, sleep, timeout};
 
 const SOON: Duration = Duration::from_secs(10);
 

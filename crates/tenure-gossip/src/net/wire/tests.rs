@@ -14,11 +14,11 @@ use crate::commit::{
     CommitWrite, ConsensusMessage, Entry, EntryKind, HardState, Members, Position, SnapshotPoint,
 };
 use crate::election::{Beacon, Election, ElectionConfig, Vote};
+use crate::engine::{Command, Snapshot};
 use crate::history::{Chain, Hash, Outcome};
 use crate::identity::Ed25519Keys;
 use crate::kv::{Kv, KvGoal};
 use crate::net::session::encode;
-use crate::node::{Command, Snapshot};
 use crate::spray::SprayMessage;
 use crate::time::Time;
 

@@ -1,33 +1,32 @@
-//! The thread that owns the nodes, the store and the gates.
+//! The thread that owns the engines, the store and the gates.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-    time::Duration,
-};
+mod asks;
+pub(crate) mod status;
 
-use rand::{Rng, SeedableRng, rngs::SmallRng, seq::IteratorRandom};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rand::rngs::SmallRng;
+use rand::seq::IteratorRandom;
+use rand::{Rng, SeedableRng};
 use tenure_core::{BootClock, Clock as _, Epoch, GateKeeper, Tick};
 use tokio::sync::{broadcast, mpsc, oneshot};
 
-use super::{
-    asks::Told,
-    link::{FromLink, Shared, call},
-    outbox::Outbox,
-    status::Status,
-    wire::{Answer, Contact, Envelope},
-};
-use crate::{
-    commit::{Commit as _, CommitError, MemberChange},
-    history::{Record, TxId},
-    identity::{Keys as _, PeerId},
-    machine::StateMachine,
-    message::{MAX_HISTORY_BYTES, Message},
-    metrics as names,
-    node::{Event, Node, Output, Write},
-    storage::{Store, StoreError},
-    time::Time,
-};
+use self::asks::Told;
+use self::status::Status;
+use crate::commit::{Commit as _, CommitError, MemberChange};
+use crate::engine::{Engine, Event, Output, Write};
+use crate::history::{Record, TxId};
+use crate::identity::{Keys as _, PeerId};
+use crate::machine::StateMachine;
+use crate::message::{MAX_HISTORY_BYTES, Message};
+use crate::metrics as names;
+use crate::net::link::{FromLink, Shared, call};
+use crate::net::outbox::Outbox;
+use crate::net::wire::{Answer, Contact, Envelope};
+use crate::storage::{Store, StoreError};
+use crate::time::Time;
 
 /// Inputs taken in before their outputs are carried out, at most: one sync for all of them.
 const BATCH: usize = 256;
@@ -38,8 +37,8 @@ const DRAIN_LOOK: Duration = Duration::from_millis(2);
 /// A call that failed so long ago counts as never made.
 const FORGET_CALLS: Duration = Duration::from_secs(60);
 
-/// What the application asks of the core.
-pub(super) enum FromHost<M> {
+/// What the application asks of the driver.
+pub(crate) enum FromHost<M> {
     Submit {
         namespace: String,
         tx: TxId,
@@ -56,20 +55,20 @@ pub(super) enum FromHost<M> {
 }
 
 /// Who waits for a record.
-pub(super) enum Waiter {
+pub(crate) enum Waiter {
     Local(oneshot::Sender<Result<Record, String>>),
     Client(Outbox),
 }
 
 impl Waiter {
-    pub(super) fn is_gone(&self) -> bool {
+    pub(crate) fn is_gone(&self) -> bool {
         match self {
             Self::Local(done) => done.is_closed(),
             Self::Client(out) => out.is_closed(),
         }
     }
 
-    pub(super) fn tell(self, result: Result<Record, String>) {
+    pub(crate) fn tell(self, result: Result<Record, String>) {
         match (self, result) {
             // Whoever no longer waits does not need to be told.
             (Self::Local(done), result) => drop(done.send(result)),
@@ -79,17 +78,17 @@ impl Waiter {
     }
 }
 
-pub(super) struct Namespace<M: StateMachine> {
-    pub(super) node: Node<M>,
-    pub(super) keeper: GateKeeper,
-    pub(super) waiting: BTreeMap<TxId, Vec<Waiter>>,
-    pub(super) watchers: Vec<Outbox>,
-    pub(super) events: broadcast::Sender<Record>,
+pub(crate) struct Namespace<M: StateMachine> {
+    pub(crate) engine: Engine<M>,
+    pub(crate) keeper: GateKeeper,
+    pub(crate) waiting: BTreeMap<TxId, Vec<Waiter>>,
+    pub(crate) watchers: Vec<Outbox>,
+    pub(crate) events: broadcast::Sender<Record>,
     leaving: Option<Leaving>,
     joined: bool,
-    pub(super) changes: u64,
-    pub(super) timeouts: u64,
-    pub(super) requests: u64,
+    pub(crate) changes: u64,
+    pub(crate) timeouts: u64,
+    pub(crate) requests: u64,
 }
 
 /// Leadership is being given up: acts in flight are waited for until then.
@@ -100,9 +99,9 @@ struct Leaving {
 
 impl<M: StateMachine> Namespace<M> {
     /// Lets no new act begin. Returns who is to be told of the end.
-    pub(super) fn begin_leaving(&mut self, at: Time) -> &mut Vec<Told> {
+    pub(crate) fn begin_leaving(&mut self, at: Time) -> &mut Vec<Told> {
         self.keeper.begin_drain();
-        let until = at + self.node.lease();
+        let until = at + self.engine.lease();
         &mut self.leaving.get_or_insert(Leaving { until, told: Vec::new() }).told
     }
 
@@ -112,7 +111,7 @@ impl<M: StateMachine> Namespace<M> {
     }
 }
 
-pub(super) struct Linked {
+pub(crate) struct Linked {
     link: u64,
     out: Outbox,
 }
@@ -124,34 +123,34 @@ struct Calls {
     not_before: BTreeMap<String, (Time, Duration)>,
 }
 
-pub(super) struct Core<M: StateMachine> {
-    pub(super) me: PeerId,
-    pub(super) address: String,
-    pub(super) store: Store,
-    pub(super) shared: Arc<Shared>,
-    pub(super) seeds: Vec<String>,
-    pub(super) from_links: mpsc::Receiver<FromLink>,
-    pub(super) from_host: mpsc::Receiver<FromHost<M>>,
-    pub(super) runtime: tokio::runtime::Handle,
-    pub(super) namespaces: BTreeMap<String, Namespace<M>>,
-    pub(super) links: BTreeMap<PeerId, Linked>,
+pub(crate) struct Driver<M: StateMachine> {
+    pub(crate) me: PeerId,
+    pub(crate) address: String,
+    pub(crate) store: Store,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) seeds: Vec<String>,
+    pub(crate) from_links: mpsc::Receiver<FromLink>,
+    pub(crate) from_host: mpsc::Receiver<FromHost<M>>,
+    pub(crate) runtime: tokio::runtime::Handle,
+    pub(crate) namespaces: BTreeMap<String, Namespace<M>>,
+    pub(crate) links: BTreeMap<PeerId, Linked>,
     /// The links that may speak: those of nodes of this cluster.
     accepted: BTreeSet<u64>,
-    pub(super) contacts: BTreeMap<PeerId, Contact>,
+    pub(crate) contacts: BTreeMap<PeerId, Contact>,
     calls: Calls,
     rng: SmallRng,
     next_round: Time,
-    pub(super) stopping: Option<oneshot::Sender<()>>,
+    pub(crate) stopping: Option<oneshot::Sender<()>>,
 }
 
 /// This machine's clock, as the protocol sees it.
-pub(super) fn now() -> Time {
+pub(crate) fn now() -> Time {
     Time::from_micros(BootClock.now().as_nanos() / 1_000)
 }
 
-impl<M: StateMachine> Core<M> {
+impl<M: StateMachine> Driver<M> {
     #[allow(clippy::too_many_arguments, reason = "called once; these are all its parts")]
-    pub(super) fn new(
+    pub(crate) fn new(
         address: String,
         store: Store,
         shared: Arc<Shared>,
@@ -159,15 +158,15 @@ impl<M: StateMachine> Core<M> {
         from_links: mpsc::Receiver<FromLink>,
         from_host: mpsc::Receiver<FromHost<M>>,
         runtime: tokio::runtime::Handle,
-        nodes: BTreeMap<String, (Node<M>, GateKeeper)>,
+        engines: BTreeMap<String, (Engine<M>, GateKeeper)>,
         contacts: Vec<Contact>,
     ) -> Self {
-        let namespaces = nodes
+        let namespaces = engines
             .into_iter()
-            .map(|(name, (node, keeper))| {
+            .map(|(name, (engine, keeper))| {
                 let (events, _) = broadcast::channel(1_024);
                 let ns = Namespace {
-                    node,
+                    engine,
                     keeper,
                     waiting: BTreeMap::new(),
                     watchers: Vec::new(),
@@ -182,7 +181,7 @@ impl<M: StateMachine> Core<M> {
             })
             .collect();
         let me = shared.keys.id();
-        let mut core = Self {
+        let mut driver = Self {
             me,
             address,
             store,
@@ -200,25 +199,25 @@ impl<M: StateMachine> Core<M> {
             next_round: Time::ZERO,
             stopping: None,
         };
-        contacts.into_iter().for_each(|c| core.learn(c));
+        contacts.into_iter().for_each(|c| driver.learn(c));
         // What has not happened yet is counted as zero, so that an alert on it can be written and tested.
-        for name in core.namespaces.keys() {
+        for name in driver.namespaces.keys() {
             for counter in [names::LEADER_CHANGES, names::GOAL_TIMEOUTS, names::HISTORY_REQUESTS] {
                 metrics::counter!(counter, "namespace" => name.clone()).increment(0);
             }
         }
-        core
+        driver
     }
 
     /// Runs until it is told to stop or the store fails. Gates are shut when it returns, whatever happened.
-    pub(super) fn run(mut self) -> Result<(), StoreError> {
+    pub(crate) fn run(mut self) -> Result<(), StoreError> {
         // A timer of its own: the application's runtime may be shut down before this node is.
         let timer = tokio::runtime::Builder::new_current_thread().enable_time().build();
         let timer = timer.map_err(|e| StoreError::Io(Box::new(e)))?;
         // What the start itself decided (a bootstrap) is on disk before anybody is answered.
         self.carry_out()?;
         loop {
-            let due = self.namespaces.values().map(|n| n.node.poll_timeout()).min();
+            let due = self.namespaces.values().map(|n| n.engine.poll_timeout()).min();
             let due = due.unwrap_or(Time::NEVER).min(self.next_round);
             let leaving = self.namespaces.values().any(|ns| ns.leaving.is_some());
             let wait = if leaving { DRAIN_LOOK } else { Duration::from_secs(1) };
@@ -249,8 +248,8 @@ impl<M: StateMachine> Core<M> {
             }
             let at = now();
             for ns in self.namespaces.values_mut() {
-                if ns.node.poll_timeout() <= at {
-                    ns.node.handle_timeout(at);
+                if ns.engine.poll_timeout() <= at {
+                    ns.engine.handle_timeout(at);
                 }
             }
             if self.next_round <= at {
@@ -275,7 +274,7 @@ impl<M: StateMachine> Core<M> {
                 ns.begin_leaving(at);
             } else if ns.leaving.is_some() && ns.is_drained(at) {
                 ns.keeper.shut();
-                ns.node.release(at);
+                ns.engine.release(at);
                 let told = ns.leaving.take().into_iter().flat_map(|l| l.told);
                 told.for_each(|t| t.tell(Ok(())));
             }
@@ -284,7 +283,7 @@ impl<M: StateMachine> Core<M> {
         if stops {
             for ns in self.namespaces.values_mut() {
                 ns.keeper.shut();
-                ns.node.leave(at);
+                ns.engine.leave(at);
             }
         }
         stops
@@ -297,12 +296,12 @@ impl<M: StateMachine> Core<M> {
         let mut later: Vec<(String, Output)> = Vec::new();
         let mut acting = Vec::new();
         for (name, ns) in &mut self.namespaces {
-            let may = ns.node.acting(at);
+            let may = ns.engine.acting(at);
             let open = ns.keeper.gate().epoch().map(|e| e.0 as u64);
             if may.is_none() || open.is_some_and(|e| may.is_some_and(|a| a.term != e)) {
                 ns.keeper.shut();
             }
-            while let Some(output) = ns.node.poll_output() {
+            while let Some(output) = ns.engine.poll_output() {
                 match output {
                     Output::Persist(write) => writes.push((name.clone(), write)),
                     other => later.push((name.clone(), other)),
@@ -347,7 +346,7 @@ impl<M: StateMachine> Core<M> {
             }
             Output::ReadHistory { to, from, upto } => {
                 let records = self.store.history(name, from, upto, MAX_HISTORY_BYTES)?;
-                let last = self.namespaces.get(name).map_or(0, |ns| ns.node.chain().index());
+                let last = self.namespaces.get(name).map_or(0, |ns| ns.engine.chain().index());
                 self.send(
                     to,
                     Envelope::Namespace(name.to_owned(), Message::History { records, last }),
@@ -458,7 +457,7 @@ impl<M: StateMachine> Core<M> {
                 if !self.accepted.contains(&link) => {}
             FromLink::Message { from, namespace, message, .. } => {
                 if let Some(ns) = self.namespaces.get_mut(&namespace) {
-                    ns.node.handle_message(now(), from, *message);
+                    ns.engine.handle_message(now(), from, *message);
                 }
             }
             FromLink::Contacts { contacts, .. } => {
@@ -522,9 +521,9 @@ impl<M: StateMachine> Core<M> {
         for ns in self.namespaces.values_mut() {
             if seed && !ns.joined {
                 ns.joined = true;
-                ns.node.join(peer);
+                ns.engine.join(peer);
             } else {
-                ns.node.learn(peer);
+                ns.engine.learn(peer);
             }
         }
         Ok(())
@@ -542,7 +541,7 @@ impl<M: StateMachine> Core<M> {
         }
         let id = contact.id;
         self.contacts.insert(id, contact);
-        self.namespaces.values_mut().for_each(|ns| ns.node.learn(id));
+        self.namespaces.values_mut().for_each(|ns| ns.engine.learn(id));
     }
 
     /// Every second: seeds while alone, contacts for a neighbour, gauges, contacts to disk.
@@ -557,7 +556,7 @@ impl<M: StateMachine> Core<M> {
         let members: BTreeSet<_> = self
             .namespaces
             .values()
-            .flat_map(|ns| ns.node.commit().status(at).members.all())
+            .flat_map(|ns| ns.engine.commit().status(at).members.all())
             .collect();
         for peer in members {
             if peer != self.me && !self.links.contains_key(&peer) {
@@ -571,13 +570,13 @@ impl<M: StateMachine> Core<M> {
         self.calls.not_before.retain(|_, (t, _)| at.since(*t) < FORGET_CALLS);
         for (name, ns) in &self.namespaces {
             let label = || name.clone();
-            let status = ns.node.commit().status(at);
+            let status = ns.engine.commit().status(at);
             let acting = if ns.keeper.gate().is_leader() { 1.0 } else { 0.0 };
-            let tenure = at.since(ns.node.gossip().election().since());
+            let tenure = at.since(ns.engine.gossip().election().since());
             metrics::gauge!(names::LEADER_TENURE, "namespace" => label()).set(tenure.as_secs_f64());
-            metrics::gauge!(names::PENDING, "namespace" => label()).set(ns.node.pending() as f64);
+            metrics::gauge!(names::PENDING, "namespace" => label()).set(ns.engine.pending() as f64);
             metrics::gauge!(names::INDEX, "namespace" => label())
-                .set(ns.node.chain().index() as f64);
+                .set(ns.engine.chain().index() as f64);
             metrics::gauge!(names::TERM, "namespace" => label()).set(status.term as f64);
             metrics::gauge!(names::ACTING, "namespace" => label()).set(acting);
         }

@@ -1,40 +1,33 @@
 //! A node as the application holds it.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    io,
-    net::SocketAddr,
-    path::{Path, PathBuf},
-    sync::{Arc, Mutex, atomic::AtomicU64},
-    time::Duration,
-};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use tenure_core::{BootClock, Identity, LeaderGate};
-use tokio::{
-    net::TcpListener,
-    sync::{broadcast, mpsc, oneshot},
-    task::JoinHandle,
-};
+use tokio::net::TcpListener;
+use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio::task::JoinHandle;
 
-use super::{
-    core::{Core, FromHost, now},
-    is_address,
-    link::{Flood, Shared, listen},
-    session::Admission,
-    status::Status,
-    tls::{Tls, TlsFiles},
-    wire::{Contact, MAX_NAMESPACE},
-};
-use crate::{
-    commit::{CommitError, MemberChange},
-    history::{Record, TxId},
-    identity::{Ed25519Keys, Keys as _, PeerId, decode_hex},
-    machine::StateMachine,
-    node::{Node, NodeConfig},
-    storage::{Store, StoreError},
-};
+use crate::commit::{CommitError, MemberChange};
+use crate::driver::status::Status;
+use crate::driver::{Driver, FromHost, now};
+use crate::engine::{Engine, EngineConfig};
+use crate::history::{Record, TxId};
+use crate::identity::{Ed25519Keys, Keys as _, PeerId, decode_hex};
+use crate::machine::StateMachine;
+use crate::net::is_address;
+use crate::net::link::{Flood, Shared, listen};
+use crate::net::session::Admission;
+use crate::net::tls::{Tls, TlsFiles};
+use crate::net::wire::{Contact, MAX_NAMESPACE};
+use crate::storage::{Store, StoreError};
 
-/// Inputs waiting for the core; whoever brings more waits.
+/// Inputs waiting for the driver; whoever brings more waits.
 const QUEUE: usize = 4_096;
 
 /// How a node that has no state yet comes to a cluster. One that has goes on with what it has.
@@ -68,7 +61,7 @@ pub struct HostConfig {
     /// How much one connection may send.
     pub flood: Flood,
     /// The protocol.
-    pub node: NodeConfig,
+    pub node: EngineConfig,
 }
 
 impl HostConfig {
@@ -83,7 +76,7 @@ impl HostConfig {
             admission: Admission::default(),
             tls: None,
             flood: Flood::default(),
-            node: NodeConfig::default(),
+            node: EngineConfig::default(),
         }
     }
 }
@@ -136,7 +129,7 @@ pub enum HostError {
 pub struct Host<M: StateMachine> {
     id: PeerId,
     address: String,
-    core: mpsc::Sender<FromHost<M>>,
+    driver: mpsc::Sender<FromHost<M>>,
     gates: BTreeMap<String, LeaderGate>,
     listener: JoinHandle<()>,
     thread: Option<std::thread::JoinHandle<Result<(), StoreError>>>,
@@ -198,11 +191,11 @@ impl<M: StateMachine> Host<M> {
         let starts = store.get::<u64>("starts")?.unwrap_or(0) + 1;
         store.put("starts", &starts)?;
 
-        let mut nodes = BTreeMap::new();
+        let mut engines = BTreeMap::new();
         let mut gates = BTreeMap::new();
         for name in &config.namespaces {
             let found = store.found(name)?;
-            let mut node = Node::<M>::open(
+            let mut engine = Engine::<M>::open(
                 Box::new((*keys).clone()),
                 name,
                 config.node.clone(),
@@ -216,30 +209,30 @@ impl<M: StateMachine> Host<M> {
                 if !founder {
                     return Err(HostError::NotFounder(name.clone()));
                 }
-                node.bootstrap(now(), &BTreeSet::from([keys.id()]))?;
+                engine.bootstrap(now(), &BTreeSet::from([keys.id()]))?;
             }
             let identity = Identity::generate(&format!("gossip:{name}"))
                 .map_err(|e| HostError::Config(format!("namespaces: {e}")))?;
             let (keeper, gate) = LeaderGate::pair(Arc::new(BootClock), identity);
             gates.insert(name.clone(), gate);
-            nodes.insert(name.clone(), (node, keeper));
+            engines.insert(name.clone(), (engine, keeper));
         }
         let contacts = store.get::<Vec<Contact>>("contacts")?.unwrap_or_default();
 
-        let (to_core, from_links) = mpsc::channel(QUEUE);
-        let (core, from_host) = mpsc::channel(QUEUE);
+        let (to_driver, from_links) = mpsc::channel(QUEUE);
+        let (asks, from_host) = mpsc::channel(QUEUE);
         let shared = Arc::new(Shared {
             keys: keys.clone(),
             admission: config.admission,
             tls,
             cluster: Mutex::new(cluster),
-            core: to_core,
+            driver: to_driver,
             links: AtomicU64::new(0),
             flood: config.flood,
             room: Shared::room(),
         });
         let runtime = tokio::runtime::Handle::current();
-        let driver = Core::new(
+        let driver = Driver::new(
             address.clone(),
             store,
             shared.clone(),
@@ -247,7 +240,7 @@ impl<M: StateMachine> Host<M> {
             from_links,
             from_host,
             runtime,
-            nodes,
+            engines,
             contacts,
         );
         let listener = listen(listener, shared);
@@ -255,7 +248,8 @@ impl<M: StateMachine> Host<M> {
             .name("tenure-gossip".to_owned())
             .spawn(move || driver.run())
             .map_err(|why| HostError::Io { what: "thread".to_owned(), why })?;
-        let host = Self { id: keys.id(), address, core, gates, listener, thread: Some(thread) };
+        let host =
+            Self { id: keys.id(), address, driver: asks, gates, listener, thread: Some(thread) };
         // The first answer comes after the first write.
         host.status().await?;
         Ok(host)
@@ -368,23 +362,23 @@ impl<M: StateMachine> Host<M> {
     /// Stops: shuts the gates, hands leadership on, says goodbye.
     ///
     /// # Errors
-    /// What the core died of, if it did.
+    /// What the driver died of, if it did.
     pub async fn stop(mut self) -> Result<(), HostError> {
         let _ = tokio::time::timeout(Duration::from_secs(5), self.ask(FromHost::Stop)).await;
         self.listener.abort();
-        self.wait_for_core().await
+        self.wait_for_driver().await
     }
 
-    /// Waits until the core stops by itself: the store failed.
+    /// Waits until the driver stops by itself: the store failed.
     ///
     /// # Errors
     /// What it died of.
     pub async fn failed(&mut self) -> Result<(), HostError> {
-        self.core.closed().await;
-        self.wait_for_core().await
+        self.driver.closed().await;
+        self.wait_for_driver().await
     }
 
-    async fn wait_for_core(&mut self) -> Result<(), HostError> {
+    async fn wait_for_driver(&mut self) -> Result<(), HostError> {
         let Some(thread) = self.thread.take() else { return Ok(()) };
         let joined = tokio::task::spawn_blocking(move || thread.join()).await;
         match joined {
@@ -399,7 +393,7 @@ impl<M: StateMachine> Host<M> {
         input: impl FnOnce(oneshot::Sender<T>) -> FromHost<M>,
     ) -> Result<T, HostError> {
         let (done, answer) = oneshot::channel();
-        self.core.send(input(done)).await.map_err(|_| HostError::Stopped)?;
+        self.driver.send(input(done)).await.map_err(|_| HostError::Stopped)?;
         answer.await.map_err(|_| HostError::Stopped)
     }
 }
@@ -430,7 +424,8 @@ fn load_identity(folder: &Path, store: &Store) -> Result<Ed25519Keys, HostError>
             Ok(keys)
         }
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            use std::{io::Write as _, os::unix::fs::OpenOptionsExt as _};
+            use std::io::Write as _;
+            use std::os::unix::fs::OpenOptionsExt as _;
             // A start that was cut short may have left a name without its key; it has joined nothing.
             if store.get::<[u8; 16]>("cluster")?.is_some() {
                 return Err(HostError::Forgotten(path));

@@ -1,7 +1,13 @@
 //! Goals: from whoever submits them to the leader, and again, until the history has them.
 
-use super::*;
-use crate::message::MAX_GOAL;
+use super::{Command, Engine, Event, Output, SubmitError};
+use crate::bug::Bug;
+use crate::commit::Commit;
+use crate::history::TxId;
+use crate::identity::PeerId;
+use crate::machine::StateMachine;
+use crate::message::{MAX_GOAL, Message};
+use crate::time::Time;
 
 /// How many nodes may pass a goal on.
 const HOPS: u8 = 3;
@@ -16,7 +22,7 @@ pub(super) struct Pending {
     pub(super) retry: Time,
 }
 
-impl<M: StateMachine, C: Commit> Node<M, C> {
+impl<M: StateMachine, C: Commit> Engine<M, C> {
     /// Takes a goal from a caller. Its record will come as [`Output::Processed`], or has been
     /// decided before: [`Output::Known`]. A retry with the same `tx` is safe at any time, on any node.
     ///

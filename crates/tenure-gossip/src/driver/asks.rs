@@ -1,20 +1,16 @@
-//! What the application and clients ask of the core.
+//! What the application and clients ask of the driver.
 
 use tokio::sync::oneshot;
 
-use super::{
-    core::{Core, FromHost, Waiter, now},
-    outbox::Outbox,
-    wire::{Answer, Ask, MAX_NAMESPACE},
-};
-use crate::{
-    commit::{Commit as _, CommitError, MemberChange},
-    history::TxId,
-    machine::StateMachine,
-    message::{MAX_HISTORY_BYTES, MAX_HISTORY_RECORDS},
-    node::SubmitError,
-    storage::StoreError,
-};
+use super::{Driver, FromHost, Waiter, now};
+use crate::commit::{Commit as _, CommitError, MemberChange};
+use crate::engine::SubmitError;
+use crate::history::TxId;
+use crate::machine::StateMachine;
+use crate::message::{MAX_HISTORY_BYTES, MAX_HISTORY_RECORDS};
+use crate::net::outbox::Outbox;
+use crate::net::wire::{Answer, Ask, MAX_NAMESPACE};
+use crate::storage::StoreError;
 
 /// Transactions that are waited for, and watchers, at most.
 const MAX_WAITING: usize = 4_096;
@@ -22,13 +18,13 @@ const MAX_WAITING: usize = 4_096;
 const MAX_SAME: usize = 16;
 
 /// Who hears that leadership was given up.
-pub(super) enum Told {
+pub(crate) enum Told {
     Local(oneshot::Sender<Result<(), CommitError>>),
     Client(Outbox),
 }
 
 impl Told {
-    pub(super) fn tell(self, result: Result<(), CommitError>) {
+    pub(crate) fn tell(self, result: Result<(), CommitError>) {
         // Whoever no longer waits does not need to be told.
         match (self, result) {
             (Self::Local(done), result) => drop(done.send(result)),
@@ -38,8 +34,8 @@ impl Told {
     }
 }
 
-impl<M: StateMachine> Core<M> {
-    pub(super) fn hear_host(&mut self, input: FromHost<M>) -> Result<(), StoreError> {
+impl<M: StateMachine> Driver<M> {
+    pub(crate) fn hear_host(&mut self, input: FromHost<M>) -> Result<(), StoreError> {
         // An answer nobody waits for any more is not needed.
         match input {
             FromHost::Submit { namespace, tx, goal, done } => {
@@ -48,7 +44,7 @@ impl<M: StateMachine> Core<M> {
             FromHost::Status(done) => drop(done.send(self.status())),
             FromHost::Machine(name, done) => {
                 let machine =
-                    self.namespaces.get(&name).map(|ns| ns.node.chain().machine().clone());
+                    self.namespaces.get(&name).map(|ns| ns.engine.chain().machine().clone());
                 drop(done.send(machine));
             }
             FromHost::Subscribe(name, done) => {
@@ -66,7 +62,7 @@ impl<M: StateMachine> Core<M> {
         Ok(())
     }
 
-    pub(super) fn ask(&mut self, ask: Ask, out: Outbox) -> Result<(), StoreError> {
+    pub(crate) fn ask(&mut self, ask: Ask, out: Outbox) -> Result<(), StoreError> {
         let unknown = |name: &str| {
             let shown: String = name.chars().take(MAX_NAMESPACE).collect();
             Answer::Refused(format!("this node carries no namespace {shown:?}"))
@@ -104,7 +100,7 @@ impl<M: StateMachine> Core<M> {
             },
             Ask::Read { namespace, question } => match self.namespaces.get(&namespace) {
                 Some(ns) => {
-                    let chain = ns.node.chain();
+                    let chain = ns.engine.chain();
                     match chain.machine().query(&question) {
                         Ok(bytes) => Answer::State { index: chain.index(), bytes },
                         Err(why) => Answer::Refused(why),
@@ -138,7 +134,7 @@ impl<M: StateMachine> Core<M> {
         if ns.waiting.len() >= MAX_WAITING || same >= MAX_SAME {
             return waiter.tell(Err(SubmitError::Busy.to_string()));
         }
-        match ns.node.submit(now(), tx, goal) {
+        match ns.engine.submit(now(), tx, goal) {
             Ok(()) => ns.waiting.entry(tx).or_default().push(waiter),
             Err(e) => waiter.tell(Err(e.to_string())),
         }
@@ -146,7 +142,7 @@ impl<M: StateMachine> Core<M> {
 
     fn change_members(&mut self, name: &str, change: MemberChange) -> Result<(), CommitError> {
         let ns = self.namespaces.get_mut(name).ok_or(CommitError::NotLeader)?;
-        ns.node.change_members(now(), change)
+        ns.engine.change_members(now(), change)
     }
 
     /// Begins to give leadership up: no new act begins, those in flight end within the lease (a gate
@@ -156,10 +152,10 @@ impl<M: StateMachine> Core<M> {
         let Some(ns) = self.namespaces.get_mut(name) else {
             return told.tell(Err(CommitError::NotLeader));
         };
-        if ns.node.acting(at).is_none() {
+        if ns.engine.acting(at).is_none() {
             return told.tell(Err(CommitError::NotLeader));
         }
-        if ns.node.commit().status(at).members.deciding().len() < 2 {
+        if ns.engine.commit().status(at).members.deciding().len() < 2 {
             return told.tell(Err(CommitError::Pointless));
         }
         ns.begin_leaving(at).push(told);

@@ -1,7 +1,15 @@
 //! Catching up: history in chunks, snapshots in pieces.
 
-use super::*;
-use crate::message::{MAX_HISTORY_RECORDS, SNAPSHOT_PIECE};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Engine, Event, Output, Reset, Snapshot, Write};
+use crate::commit::Commit;
+use crate::history::{Chain, Hash, Record};
+use crate::identity::PeerId;
+use crate::machine::StateMachine;
+use crate::message::{MAX_HISTORY_RECORDS, Message, SNAPSHOT_PIECE};
+use crate::time::Time;
 
 /// Largest snapshot that is fetched.
 const MAX_SNAPSHOT: u64 = 4 << 30;
@@ -32,7 +40,7 @@ pub(super) struct Held {
     bytes: Vec<u8>,
 }
 
-impl<M: StateMachine, C: Commit> Node<M, C> {
+impl<M: StateMachine, C: Commit> Engine<M, C> {
     /// Asks `peers` of the view for what comes after the last record applied.
     pub(super) fn request_history(&mut self, now: Time, peers: usize) {
         let from = self.chain.index() + 1;

@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::core::{Core, now};
-use crate::{commit::Commit as _, identity::PeerId, machine::StateMachine};
+use super::{Driver, now};
+use crate::commit::Commit as _;
+use crate::identity::PeerId;
+use crate::machine::StateMachine;
 
 /// How a node stands.
 #[derive(Debug, Clone, Serialize)]
@@ -65,34 +67,34 @@ pub struct NamespaceStatus {
     pub halted: Option<String>,
 }
 
-impl<M: StateMachine> Core<M> {
-    pub(super) fn status(&self) -> Status {
+impl<M: StateMachine> Driver<M> {
+    pub(crate) fn status(&self) -> Status {
         let at = now();
         let namespaces = self.namespaces.iter().map(|(name, ns)| {
-            let node = &ns.node;
-            let s = node.commit().status(at);
-            let election = node.gossip().election();
+            let engine = &ns.engine;
+            let s = engine.commit().status(at);
+            let election = engine.gossip().election();
             NamespaceStatus {
                 namespace: name.clone(),
                 hint: election.leader().to_hex(),
                 hint_ms: at.since(election.since()).as_millis() as u64,
-                leader: node.leader().map(|l| l.to_hex()),
-                leader_address: node.leader().and_then(|l| self.address_of(&l)),
+                leader: engine.leader().map(|l| l.to_hex()),
+                leader_address: engine.leader().and_then(|l| self.address_of(&l)),
                 term: s.term,
                 acting: ns.keeper.gate().is_leader(),
                 voters: s.members.deciding().iter().map(PeerId::to_hex).collect(),
                 learners: s.members.learners.iter().map(PeerId::to_hex).collect(),
-                removed: node.barred().iter().map(PeerId::to_hex).collect(),
-                index: node.chain().index(),
-                head: node.chain().head().to_hex(),
+                removed: engine.barred().iter().map(PeerId::to_hex).collect(),
+                index: engine.chain().index(),
+                head: engine.chain().head().to_hex(),
                 commit_index: s.commit_index,
-                pending: node.pending(),
-                neighbours: node.gossip().spray().neighbours().len(),
+                pending: engine.pending(),
+                neighbours: engine.gossip().spray().neighbours().len(),
                 leader_changes: ns.changes,
                 goal_result_timeouts: ns.timeouts,
                 history_requests: ns.requests,
                 votes_rejected: election.rejected().iter().map(|(r, n)| (r.name(), *n)).collect(),
-                halted: node.halted().map(ToOwned::to_owned),
+                halted: engine.halted().map(ToOwned::to_owned),
             }
         });
         Status {

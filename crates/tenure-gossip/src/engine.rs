@@ -9,48 +9,43 @@
 //!  └─────────┘                                             history of 3 peers ────┘ (gap, timeout, joiner)
 //! ```
 //!
-//! The driver calls one input, then [`Node::poll_output`] until it is dry, and carries the outputs
+//! The driver calls one input, then [`Engine::poll_output`] until it is dry, and carries the outputs
 //! out **in order**: a `Persist` is durable (see [`Write::is_durable`]) before a later `Send` leaves.
-//! After every input it reads [`Node::acting`] and moves the gate accordingly, *before* it sends.
+//! After every input it reads [`Engine::acting`] and moves the gate accordingly, *before* it sends.
 
 mod goals;
 mod sync;
 
-use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
-    sync::Arc,
-    time::Duration,
-};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
 
-use rand::{SeedableRng, rngs::SmallRng};
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
 use serde::{Deserialize, Serialize};
 
-use self::{
-    goals::Pending,
-    sync::{Fetch, Held},
+use self::goals::Pending;
+use self::sync::{Fetch, Held};
+use crate::bug::{Bug, Bugs};
+use crate::commit::{
+    Commit, CommitConfig, CommitError, CommitOutput, CommitStatus, CommitWrite, MemberChange, Raft,
+    Restored, SnapshotPoint,
 };
-use crate::{
-    bug::{Bug, Bugs},
-    commit::{
-        Commit, CommitConfig, CommitError, CommitOutput, CommitStatus, CommitWrite, MemberChange,
-        Raft, Restored, SnapshotPoint,
-    },
-    election::{ElectionConfig, LeaderChange, Rejected},
-    gossip::{Gossip, GossipOutput},
-    history::{Applied, Chain, ChainError, Hash, Record, TxId},
-    identity::{Keys, PeerId},
-    machine::StateMachine,
-    message::Message,
-    spray::SprayConfig,
-    time::Time,
-};
+use crate::election::{ElectionConfig, LeaderChange, Rejected};
+use crate::gossip::{Gossip, GossipOutput};
+use crate::history::{Applied, Chain, ChainError, Record, TxId};
+use crate::identity::{Keys, PeerId};
+use crate::machine::StateMachine;
+use crate::message::Message;
+use crate::spray::SprayConfig;
+use crate::time::Time;
 
 /// How often a node looks after what has no timer of its own.
 const TICK: Duration = Duration::from_millis(200);
 
 /// How a namespace is run.
 #[derive(Debug, Clone)]
-pub struct NodeConfig {
+pub struct EngineConfig {
     /// The election.
     pub election: ElectionConfig,
     /// The view.
@@ -73,7 +68,7 @@ pub struct NodeConfig {
     pub wants_vote: bool,
 }
 
-impl Default for NodeConfig {
+impl Default for EngineConfig {
     fn default() -> Self {
         Self {
             election: ElectionConfig::default(),
@@ -90,7 +85,7 @@ impl Default for NodeConfig {
     }
 }
 
-impl NodeConfig {
+impl EngineConfig {
     /// Checks the values against each other.
     ///
     /// # Errors
@@ -280,9 +275,9 @@ struct Lead<M> {
 }
 
 /// One namespace on one node.
-pub struct Node<M: StateMachine, C: Commit = Raft> {
+pub struct Engine<M: StateMachine, C: Commit = Raft> {
     me: PeerId,
-    config: NodeConfig,
+    config: EngineConfig,
     gossip: Gossip,
     commit: C,
     chain: Chain<M>,
@@ -307,7 +302,7 @@ pub struct Node<M: StateMachine, C: Commit = Raft> {
     bugs: Bugs,
 }
 
-impl<M: StateMachine> Node<M, Raft> {
+impl<M: StateMachine> Engine<M, Raft> {
     /// A node on noraft, as `found` on disk (or nothing, if it is new).
     ///
     /// # Errors
@@ -315,7 +310,7 @@ impl<M: StateMachine> Node<M, Raft> {
     pub fn open(
         keys: Box<dyn Keys>,
         namespace: &str,
-        config: NodeConfig,
+        config: EngineConfig,
         found: Found,
         now: Time,
         seed: u64,
@@ -390,7 +385,7 @@ impl<M: StateMachine> Node<M, Raft> {
     }
 }
 
-impl<M: StateMachine, C: Commit> Node<M, C> {
+impl<M: StateMachine, C: Commit> Engine<M, C> {
     // Getters
 
     /// This node.
@@ -568,7 +563,7 @@ impl<M: StateMachine, C: Commit> Node<M, C> {
         self.out.pop_front()
     }
 
-    /// When [`Node::handle_timeout`] wants to be called.
+    /// When [`Engine::handle_timeout`] wants to be called.
     pub fn poll_timeout(&self) -> Time {
         self.gossip.poll_timeout().min(self.commit.poll_timeout()).min(self.next_tick)
     }
