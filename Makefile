@@ -3,11 +3,11 @@ SHELL := /bin/bash
 CARGO ?= cargo
 # One set of features for every target below, so that everything is compiled once. The negative
 # control lets fault tests break the gate on purpose, to see that they would notice.
-FEATURES := --workspace --features tenure/negative-control,tenure-tx/cli,tenure-tx/substrate
+FEATURES := --workspace --features tenure/negative-control,tenure-tx/ethereum,tenure-tx/substrate
 # Every test program, by the target that runs it; `lint` sees to it that none is forgotten.
-UNIT := cli conformance connect election embedded gate hosts kit lifecycle_properties \
-	lifecycle_table observe processes sceptic
-CHAIN := commands ethereum group engine_properties service store substrate
+UNIT := cli conformance connect election embedded gate gossip hosts kit lifecycle_properties \
+	lifecycle_table observe sceptic
+CHAIN := ethereum engine_properties service store substrate tx
 ELSEWHERE := faults gate_loom
 
 # Compiled from scratch in CI: incremental state would only cost time.

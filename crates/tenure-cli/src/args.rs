@@ -84,27 +84,15 @@ pub(crate) enum Command {
     /// Groups of nodes without a database
     #[cfg(feature = "gossip")]
     #[command(subcommand)]
-    Gossip(tenure_gossip::cli::GossipCommand),
+    Gossip(crate::gossip::GossipCommand),
     /// Nonce-ordered transactions of a leader and its followers
-    #[cfg(feature = "chain")]
+    #[cfg(feature = "tx")]
     #[command(subcommand)]
-    Tx(tenure_tx::cli::TxCommand),
-    /// Measure
-    #[cfg(feature = "chain")]
-    #[command(subcommand)]
-    Bench(Bench),
+    Tx(crate::tx::TxCommand),
     /// Print a completion script for a shell
     Completions(Completions),
     /// Write the manual pages
     Man(Man),
-}
-
-/// What is measured.
-#[cfg(feature = "chain")]
-#[derive(Debug, Subcommand)]
-pub(crate) enum Bench {
-    /// Accepted transactions per second against raw inserts, and the takeover of open ones
-    Tx(tenure_tx::cli::BenchArgs),
 }
 
 /// Which database.

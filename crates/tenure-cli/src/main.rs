@@ -27,6 +27,8 @@ mod demo;
 mod embedded;
 mod events;
 mod exit;
+#[cfg(feature = "gossip")]
+mod gossip;
 mod hooks;
 mod manual;
 mod order;
@@ -35,6 +37,8 @@ mod setting;
 mod speech;
 mod status;
 mod table;
+#[cfg(feature = "tx")]
+mod tx;
 
 use std::process::ExitCode;
 
@@ -88,13 +92,9 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
             Command::Man(args) => manual::man(&args),
             // These have exit codes of their own.
             #[cfg(feature = "gossip")]
-            Command::Gossip(command) => return elsewhere(tenure_gossip::cli::run(command).await),
-            #[cfg(feature = "chain")]
-            Command::Tx(command) => return elsewhere(tenure_tx::cli::run(command).await),
-            #[cfg(feature = "chain")]
-            Command::Bench(args::Bench::Tx(args)) => {
-                return elsewhere(tenure_tx::cli::run_bench(args).await);
-            }
+            Command::Gossip(command) => return elsewhere(gossip::run(command).await),
+            #[cfg(feature = "tx")]
+            Command::Tx(command) => return elsewhere(tx::run(command).await),
         }
         .map(ExitCode::from)
     });
@@ -103,7 +103,7 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
     exit
 }
 
-#[cfg(any(feature = "gossip", feature = "chain"))]
+#[cfg(any(feature = "gossip", feature = "tx"))]
 fn elsewhere(ended: anyhow::Result<ExitCode>) -> Result<ExitCode, Failure> {
     ended.map_err(|error| Failure::new(exit::Exit::NotLeader, format!("{error:#}")))
 }

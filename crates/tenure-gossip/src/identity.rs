@@ -39,7 +39,8 @@ impl PeerId {
 }
 
 /// Reads 32 bytes written as 64 hexadecimal digits.
-pub(crate) fn decode_hex(text: &str) -> Option<[u8; 32]> {
+#[doc(hidden)]
+pub fn decode_hex(text: &str) -> Option<[u8; 32]> {
     let text = text.trim();
     if text.len() != 64 || !text.is_ascii() {
         return None;

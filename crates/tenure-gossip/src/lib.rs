@@ -75,8 +75,6 @@
 //! ```
 
 pub mod bug;
-#[cfg(feature = "cli")]
-pub mod cli;
 pub mod commit;
 pub(crate) mod driver;
 pub mod election;

@@ -18,7 +18,8 @@ pub(crate) mod tls;
 pub mod wire;
 
 /// Whether `text` is `HOST:PORT`.
-pub(crate) fn is_address(text: &str) -> bool {
+#[doc(hidden)]
+pub fn is_address(text: &str) -> bool {
     text.rsplit_once(':')
         .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
 }

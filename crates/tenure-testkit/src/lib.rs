@@ -15,6 +15,7 @@
 //! | break the network | [`Proxy::start`]`(cluster.addr())`, then [`Proxy::delay`], [`Proxy::blackhole`]`(`[`Direction`]`)`, [`Proxy::reset`], [`Proxy::sever`], [`Proxy::refuse`], [`Proxy::heal`] |
 //! | run, freeze, kill a program | [`Child::spawn`], [`Child::wait_line`], [`Child::signal`], [`Child::freeze`], [`Child::thaw`], [`Child::kill`] |
 //! | prove that nobody led at the same time | [`history::check`] |
+//! | run a chain | [`anvil::Anvil::start`], [`substrate::ScriptedNode::start`] |
 //! | speak TLS | [`Ca::new`], [`Ca::localhost`], [`Ca::server`], [`Ca::client`] |
 //!
 //! ```
@@ -70,6 +71,7 @@
 //! `.tools/`. Without it: what [`tenure_embedded::Binaries::find`] finds. The packages in
 //! `.tools/` have no `pg_basebackup`, hence no replicas.
 
+pub mod anvil;
 mod ca;
 mod child;
 mod cluster;
@@ -81,6 +83,7 @@ mod port;
 mod process;
 mod proxy;
 mod replica;
+pub mod substrate;
 mod template;
 
 pub use ca::{Ca, ClientCert, ServerCert};

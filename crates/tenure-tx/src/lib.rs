@@ -62,8 +62,6 @@
 
 pub mod account;
 pub mod chain;
-#[cfg(feature = "cli")]
-pub mod cli;
 mod driver;
 pub mod engine;
 pub mod events;

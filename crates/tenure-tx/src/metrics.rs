@@ -24,8 +24,7 @@ pub const VIEW_STALE: &str = "tenure_tx_view_stale";
 pub const BATCH: &str = "tenure_tx_rows_per_commit";
 
 /// What has not happened yet is zero, not absent: an alert on a rate needs the first step.
-#[cfg(feature = "cli")]
-pub(crate) fn begin_at_zero() {
+pub fn begin_at_zero() {
     for name in [ACCEPTED, REFUSED_NOT_LEADER, REPLACEMENTS, TASKS_SUPPRESSED, UNCERTAIN] {
         counter!(name).increment(0);
     }

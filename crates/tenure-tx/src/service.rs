@@ -506,3 +506,23 @@ pub enum SendError {
     #[error("not stored: {0}")]
     Store(Arc<StoreError>),
 }
+
+impl SendError {
+    /// Its name on the wire between a caller and a node.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::NotLeader | Self::Nonce(ReserveError::NotLeading) => "not_leader",
+            Self::Draining => "draining",
+            Self::Stopped => "stopped",
+            Self::Nonce(_) | Self::Clash(_) => "nonce",
+            Self::TooLarge { .. } => "too_large",
+            Self::BadRequestId => "bad_request_id",
+            Self::RequestIdReused(_) => "request_id_reused",
+            Self::Sign(_) => "not_signed",
+            Self::Chain(_) => "malformed",
+            Self::ForeignAccount(_) => "foreign_account",
+            Self::Uncertain { .. } => "uncertain",
+            Self::Store(_) => "store",
+        }
+    }
+}

@@ -59,7 +59,8 @@ impl<'de> Deserialize<'de> for Hash {
 pub struct MalformedHash(usize);
 
 /// Lower-case hex digits without a prefix.
-pub(crate) fn hex(bytes: &[u8]) -> String {
+#[doc(hidden)]
+pub fn hex(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let mut text = String::with_capacity(bytes.len() * 2);
     for byte in bytes {
@@ -70,7 +71,8 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 }
 
 /// Bytes of a hex text with or without `0x`; `None` if it is not one.
-pub(crate) fn unhex(text: &str) -> Option<Vec<u8>> {
+#[doc(hidden)]
+pub fn unhex(text: &str) -> Option<Vec<u8>> {
     let digits = text.strip_prefix("0x").unwrap_or(text).as_bytes();
     if !digits.len().is_multiple_of(2) {
         return None;

@@ -10,11 +10,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use kit::anvil::{Anvil, KEY, pay, signer};
+use kit::anvil::{chain, pay, signer};
 use kit::{E1, Throne, bump, database, impatient, store_of};
 use serde_json::json;
 use tenure_core::epoch::Epoch;
 use tenure_testkit::Database;
+use tenure_testkit::anvil::{ADDRESS, Anvil, KEY};
 use tenure_tx::account::{Signer as _, Unsigned};
 use tenure_tx::chain::ethereum::{EthereumSigner, Fees};
 use tenure_tx::chain::{Chain as _, Head, Outcome};
@@ -33,7 +34,7 @@ struct Node {
 
 async fn node(name: &str, db: &Database, anvil: &Anvil, options: ServiceOptions) -> Node {
     let throne = Throne::new(name);
-    let chain = anvil.chain();
+    let chain = chain(anvil);
     let signer = signer(&chain).await;
     let store = store_of(&db.dsn(), name, signer.account().clone());
     let parts = Parts {
@@ -152,7 +153,7 @@ async fn a_stuck_transaction_is_replaced_by_a_higher_fee() {
 #[tokio::test]
 async fn sending_the_same_bytes_again_leaves_their_watch_alone() {
     let anvil = Anvil::start(&["--no-mining"]).await;
-    let chain = anvil.chain();
+    let chain = chain(&anvil);
     let signer = signer(&chain).await;
     let head = chain.head(signer.account()).await.expect("answers");
     let call = pay(1, 1);
@@ -234,7 +235,7 @@ async fn a_chain_that_lost_its_state_gets_nothing_until_it_has_caught_up() {
     let early = timeout(Duration::from_secs(1), next.service.recovered()).await;
     assert!(early.is_err(), "{early:?}");
     // The chain catches up: what was owed is sent.
-    anvil.call("anvil_setNonce", json!([kit::anvil::ADDRESS, "0x3"])).await;
+    anvil.call("anvil_setNonce", json!([ADDRESS, "0x3"])).await;
     let took = timeout(Duration::from_secs(10), next.service.recovered()).await;
     assert!(took.expect("recovers").is_some());
     let request = SendRequest::call(pay(9, 1)).with_id("late");
@@ -307,7 +308,7 @@ async fn cancelling_puts_a_no_op_in_its_place() {
     anvil.mine(4).await;
     until(&mut handle, is(State::Finalized)).await;
     let mined = anvil.mined().await;
-    assert_eq!(mined[0]["to"], kit::anvil::ADDRESS, "to oneself");
+    assert_eq!(mined[0]["to"], ADDRESS, "to oneself");
     assert_eq!(mined[0]["value"], "0x0");
 }
 
@@ -315,7 +316,7 @@ async fn cancelling_puts_a_no_op_in_its_place() {
 async fn what_a_caller_signed_is_outbid_by_what_replaces_it() {
     let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
     let node = leader(&db, &anvil).await;
-    let chain = anvil.chain();
+    let chain = chain(&anvil);
     let ours = signer(&chain).await;
     let head = chain.head(ours.account()).await.expect("answers");
     let call = pay(1, 1);
@@ -337,7 +338,7 @@ async fn what_a_caller_signed_is_outbid_by_what_replaces_it() {
     anvil.mine(1).await;
     until(&mut handle, is(State::InBlock)).await;
     let mined = anvil.mined().await;
-    assert_eq!(mined[0]["to"], kit::anvil::ADDRESS, "the no-op");
+    assert_eq!(mined[0]["to"], ADDRESS, "the no-op");
 }
 
 #[tokio::test]
@@ -367,7 +368,7 @@ async fn bad_input_is_refused_with_its_reason_and_nothing_is_sent() {
     // Signed by ours: a nonce that is used, then a good one.
     let mut handle = node.service.send(SendRequest::call(pay(1, 1))).await.expect("accepted");
     until(&mut handle, is(State::InBlock)).await;
-    let chain = anvil.chain();
+    let chain = chain(&anvil);
     let ours = EthereumSigner::from_hex(KEY, 31_337, chain.fees()).expect("a key");
     let low = ours.sign(Unsigned { tip: 3_000_000_000, ..unsigned.clone() }).await.expect("signs");
     let below = async {
@@ -395,7 +396,7 @@ async fn bad_input_is_refused_with_its_reason_and_nothing_is_sent() {
 #[tokio::test]
 async fn standalone_sends_without_a_table_and_a_group_never_does() {
     let anvil = Anvil::start(&[]).await;
-    let chain = anvil.chain();
+    let chain = chain(&anvil);
     let signer = Arc::new(signer(&chain).await);
     let leadership = tenure_tx::leadership::Leadership::standalone("alone").expect("a name");
     let parts = Parts {

@@ -10,11 +10,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use kit::anvil::{Anvil, pay, signer};
+use kit::anvil::{chain, pay, signer};
 use kit::meter::Meter;
 use kit::tap::Tap;
 use kit::{E1, Throne, bump, database, impatient, store_of};
 use tenure_core::epoch::Epoch;
+use tenure_testkit::anvil::Anvil;
 use tenure_testkit::{Proxy, shared_cluster};
 use tenure_tx::account::{AccountId, Signer as _, Unsigned};
 use tenure_tx::chain::ethereum::EthereumChain;
@@ -34,7 +35,7 @@ async fn start(
     hook: Option<Arc<dyn FollowerSync>>,
     options: ServiceOptions,
 ) -> TransactionService {
-    let chain = anvil.chain();
+    let chain = chain(anvil);
     let signer = signer(&chain).await;
     let store = store_of(dsn, "node", signer.account().clone());
     let parts = Parts {
@@ -177,7 +178,7 @@ async fn a_live_row_of_another_creator_is_stepped_around_and_finished_too() {
     throne.lead(E1);
     service.recovered().await.expect("leads");
     // Behind the leader's back somebody takes the nonce it would give next.
-    let chain = anvil.chain();
+    let chain = chain(&anvil);
     let ours = signer(&chain).await;
     let head = chain.head(ours.account()).await.expect("answers");
     let call = pay(1, 1);
@@ -203,7 +204,7 @@ async fn a_live_row_of_another_creator_is_stepped_around_and_finished_too() {
 async fn a_row_nobody_understands_stops_a_new_leader_until_it_is_repaired() {
     let (said, _listening) = kit::log::listen();
     let (db, anvil) = (database().await, Anvil::start(&[]).await);
-    let ours = signer(&anvil.chain()).await;
+    let ours = signer(&chain(&anvil)).await;
     let store = store_of(&db.dsn(), "old", ours.account().clone());
     store.accept(E1, 0, &[kit::row(0, 1, "odd")]).await.expect("leads");
     let client = db.client().await.expect("it answers");
@@ -353,7 +354,7 @@ async fn a_view_that_went_stale_unheard_is_fresh_again_for_who_came_meanwhile() 
     timeout(Duration::from_secs(20), unready).await.expect("in time").expect("lives");
     let mut statuses = service.statuses();
     // Written while the follower cannot see it.
-    let leader = store_of(&db.dsn(), "leader", signer(&anvil.chain()).await.account().clone());
+    let leader = store_of(&db.dsn(), "leader", signer(&chain(&anvil)).await.account().clone());
     leader.accept(E1, 0, &[kit::row(0, 1, "unseen")]).await.expect("leads");
     proxy.refuse(false).await.expect("accepts");
     let fresh = ready.wait_for(|r| *r);
@@ -367,7 +368,7 @@ async fn a_view_that_went_stale_unheard_is_fresh_again_for_who_came_meanwhile() 
 #[tokio::test]
 async fn ten_thousand_open_rows_are_taken_over_in_a_handful_of_statements() {
     let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
-    let chain = anvil.chain();
+    let chain = chain(&anvil);
     let store = store_of(&db.dsn(), "old", signer(&chain).await.account().clone());
     for chunk in 0..20u64 {
         let rows: Vec<_> = (chunk * 500..(chunk + 1) * 500)
@@ -433,7 +434,7 @@ async fn the_metrics_are_those_the_guide_names_and_a_life_emits_them_all() {
     let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
     let proxy = Proxy::start(shared_cluster().await.addr()).await.expect("a proxy");
     let throne = Arc::new(Throne::new("a"));
-    let chain = anvil.chain();
+    let chain = chain(&anvil);
     let signer = signer(&chain).await;
     let store = store_of(&proxy.dsn(db.name()), "a", signer.account().clone());
     let lapsing =

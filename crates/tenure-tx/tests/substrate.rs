@@ -13,10 +13,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::StreamExt as _;
-use kit::substrate_node::{ScriptedNode, block_hash};
+use kit::substrate_node::block_hash;
 use kit::{E1, Throne, database, impatient, store_of};
 use serde_json::json;
 use tenure_testkit::Database;
+use tenure_testkit::substrate::{ScriptedNode, signer_script};
 use tenure_tx::account::{AccountId, SignError, Signed, Signer, Unsigned};
 use tenure_tx::chain::substrate::{SubstrateChain, extrinsic_hash};
 use tenure_tx::chain::{Chain as _, Located, Outcome};
@@ -264,7 +265,7 @@ async fn a_followers_stream_rebuilds_all_ten_statuses_with_their_blocks() {
     anew.accept().status(json!({"usurped": a}));
     assert_eq!(next(&|s| s.state() == State::Usurped).await.0, TransactionStatus::Usurped(Some(a)));
     // It was in a block all the same.
-    let block = node.mine(&[&anew.raw]);
+    let block = node.mine(&[&anew.raw]).parse().expect("a hash");
     node.finalize();
     let end = next(&|s| s.state() == State::Finalized).await;
     assert_eq!(end, (TransactionStatus::Finalized(block), true));
@@ -317,7 +318,7 @@ async fn a_dropped_subscription_is_looked_up_and_not_taken_for_dropped() {
     again.refuse(1013, "Transaction Already Imported", "");
     assert_eq!(handle.state().status, TransactionStatus::Ready);
     // Nobody watches it any more: the account's nonce tells.
-    let block = node.mine(&[&arrived.raw]);
+    let block = node.mine(&[&arrived.raw]).parse().expect("a hash");
     until(&mut handle, State::InBlock).await;
     assert_eq!(handle.state().status.block(), Some(block));
     node.finalize();
@@ -400,7 +401,7 @@ async fn the_example_relays_through_a_signer_that_is_a_program() {
     let db = tenure_testkit::shared_cluster().await.database().await.expect("a database");
     let mut node = ScriptedNode::start().await;
     let folder = tempfile::tempdir().expect("a folder");
-    let signer = kit::signer_script(folder.path());
+    let signer = signer_script(folder.path());
     let alice = "5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY";
     let (dsn, url) = (db.dsn(), node.url.clone());
     let relay = substrate_relayer::relay(&dsn, &url, alice, &signer, "0xbeef");

@@ -26,7 +26,7 @@ const COMMANDS: [&str; 18] = [
 #[tokio::test]
 async fn help_is_as_it_was() {
     // With fewer features there are fewer commands.
-    if cfg!(all(feature = "gossip", feature = "chain")) {
+    if cfg!(all(feature = "gossip", feature = "tx")) {
         insta::assert_snapshot!("tenure", stdout(&ends(&["--help"]).await));
     }
     for command in COMMANDS {

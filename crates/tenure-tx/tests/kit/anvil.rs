@@ -1,133 +1,21 @@
-//! A real Ethereum node, restarted and reorganised at will.
+//! The chain and the signer of a test, on a real Ethereum node.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
-use serde_json::{Value, json};
-use tenure_testkit::{Child, Signal};
+use serde_json::json;
+use tenure_testkit::anvil::{Anvil, KEY};
 use tenure_tx::chain::ethereum::{
     EthereumCall, EthereumChain, EthereumOptions, EthereumSigner, Finality,
 };
-use tokio::process::Command;
 
-/// The first of anvil's well-known keys.
-pub(crate) const KEY: &str = "ac0974bec39a17e36ba4a6b4d238ff944bacb478cbed5efcae784d7bf4f2ff80";
-pub(crate) const ADDRESS: &str = "0xf39fd6e51aad88f6f4ce6ab8827279cfffb92266";
-
-pub(crate) struct Anvil {
-    child: Child,
-    pub(crate) url: String,
-    arguments: Vec<String>,
-    port: u16,
-}
-
-fn binary() -> PathBuf {
-    let tools = concat!(env!("CARGO_MANIFEST_DIR"), "/../../.tools/bin/anvil");
-    let path = std::env::var_os("TENURE_ANVIL").map_or_else(|| PathBuf::from(tools), PathBuf::from);
-    assert!(path.exists(), "anvil is missing: run scripts/setup.sh chain, or set TENURE_ANVIL");
-    path
-}
-
-impl Anvil {
-    /// Starts a node on a free port; its finalised block is two below the latest.
-    pub(crate) async fn start(arguments: &[&str]) -> Self {
-        let arguments: Vec<String> = arguments.iter().map(ToString::to_string).collect();
-        let (child, port) = launch(&arguments, 0).await;
-        Anvil { child, url: format!("http://127.0.0.1:{port}"), arguments, port }
-    }
-
-    /// Ends the node in good order and starts it again on the same port: the pool is lost.
-    pub(crate) async fn restart(&mut self) {
-        self.child.signal(Signal::TERM);
-        self.child.wait(Duration::from_secs(20)).await.expect("it ends");
-        let (child, _) = launch(&self.arguments, self.port).await;
-        self.child = child;
-    }
-
-    pub(crate) async fn call(&self, method: &str, params: Value) -> Value {
-        let body = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
-        let answer = post(&self.url, &body).await;
-        assert!(answer.get("error").is_none(), "{method}: {answer}");
-        answer["result"].clone()
-    }
-
-    pub(crate) async fn mine(&self, blocks: u64) {
-        self.call("anvil_mine", json!([blocks])).await;
-    }
-
-    pub(crate) async fn nonce(&self) -> u64 {
-        let count = self.call("eth_getTransactionCount", json!([ADDRESS, "latest"])).await;
-        number(&count)
-    }
-
-    /// Waits until the pool holds the account's transactions up to this nonce.
-    pub(crate) async fn pooled(&self, next: u64) {
-        let wait = async {
-            let pending = json!([ADDRESS, "pending"]);
-            while number(&self.call("eth_getTransactionCount", pending.clone()).await) < next {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(20), wait).await.expect("in the pool");
-    }
-
-    /// All transactions of the account in the chain, in order.
-    pub(crate) async fn mined(&self) -> Vec<Value> {
-        let latest = number(&self.call("eth_blockNumber", json!([])).await);
-        let mut all = Vec::new();
-        for block in 0..=latest {
-            let block = format!("{block:#x}");
-            let block = self.call("eth_getBlockByNumber", json!([block, true])).await;
-            all.extend(block["transactions"].as_array().cloned().unwrap_or_default());
-        }
-        all.retain(|tx| tx["from"] == ADDRESS);
-        all
-    }
-
-    pub(crate) fn chain(&self) -> EthereumChain {
-        let options = EthereumOptions {
-            poll: Duration::from_millis(50),
-            lookup_every: 2,
-            finality: Finality::Tag,
-            ..EthereumOptions::default()
-        };
-        EthereumChain::new(&self.url, options).expect("a URL")
-    }
-}
-
-async fn launch(arguments: &[String], port: u16) -> (Child, u16) {
-    let mut command = Command::new(binary());
-    command.args(["--port", &port.to_string(), "--slots-in-an-epoch", "1"]).args(arguments);
-    let mut child = Child::spawn(command).expect("anvil starts");
-    let line = child
-        .wait_line(|line| line.contains("Listening on"), Duration::from_secs(20))
-        .await
-        .expect("anvil listens");
-    let port = line.rsplit(':').next().and_then(|p| p.trim().parse().ok()).expect("a port");
-    (child, port)
-}
-
-pub(crate) fn number(hex: &Value) -> u64 {
-    let text = hex.as_str().expect("a hex number").trim_start_matches("0x");
-    u64::from_str_radix(text, 16).expect("a hex number")
-}
-
-/// One HTTP request by hand: the test needs no client library for it.
-async fn post(url: &str, body: &Value) -> Value {
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-    let address = url.trim_start_matches("http://");
-    let mut stream = tokio::net::TcpStream::connect(address).await.expect("the node listens");
-    let body = body.to_string();
-    let request = format!(
-        "POST / HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\n\
-         content-length: {}\r\nconnection: close\r\n\r\n{body}",
-        body.len()
-    );
-    stream.write_all(request.as_bytes()).await.expect("it reads");
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.expect("it answers");
-    let (_, body) = answer.split_once("\r\n\r\n").expect("a body");
-    serde_json::from_str(body).unwrap_or_else(|e| panic!("{e}: {body}"))
+pub(crate) fn chain(anvil: &Anvil) -> EthereumChain {
+    let options = EthereumOptions {
+        poll: Duration::from_millis(50),
+        lookup_every: 2,
+        finality: Finality::Tag,
+        ..EthereumOptions::default()
+    };
+    EthereumChain::new(&anvil.url, options).expect("a URL")
 }
 
 pub(crate) async fn signer(chain: &EthereumChain) -> EthereumSigner {

@@ -147,18 +147,3 @@ pub(crate) fn impatient() -> ServiceOptions {
         ..ServiceOptions::default()
     }
 }
-
-/// A signer for a runtime with one call, as a program: length, nonce, the call or nothing. Few
-/// bytes, so the length fits into one.
-pub(crate) fn signer_script(folder: &std::path::Path) -> String {
-    let path = folder.join("sign.sh");
-    let script = r#"read -r question
-nonce=${question#*\"nonce\":}; nonce=${nonce%%[,\}]*}
-call=${question#*\"call\":}; call=${call%%[,\}]*}; call=${call#\"0x}; call=${call%\"}
-[ "$call" = null ] && call=
-body=$(printf '%02x%s' "$nonce" "$call")
-printf '0x%02x%s\n' $((${#body} / 2 * 4)) "$body"
-"#;
-    std::fs::write(&path, script).expect("written");
-    format!("sh {}", path.display())
-}

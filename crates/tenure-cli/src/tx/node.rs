@@ -16,77 +16,77 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::{DatabaseArgs, Unshown, say, scrape, wire};
-use crate::account::{AccountId, Signer};
-use crate::chain::Chain;
-use crate::chain::ethereum::{EthereumChain, EthereumOptions, EthereumSigner, Finality};
-use crate::chain::substrate::{CommandSigner, SubstrateChain, account_of};
-use crate::leadership::Leadership;
-use crate::manager::ManagerConfig;
-use crate::service::{Parts, ServiceOptions, TransactionService};
+use tenure_tx::account::{AccountId, Signer};
+use tenure_tx::chain::Chain;
+use tenure_tx::chain::ethereum::{EthereumChain, EthereumOptions, EthereumSigner, Finality};
+use tenure_tx::chain::substrate::{CommandSigner, SubstrateChain, account_of};
+use tenure_tx::engine::EngineConfig;
+use tenure_tx::leadership::Leadership;
+use tenure_tx::service::{Parts, ServiceOptions, TransactionService};
 
 /// `tenure tx node`
 #[derive(Debug, Args)]
-pub struct NodeArgs {
+pub(crate) struct NodeArgs {
     /// The group's database; absent only with --standalone.
     #[command(flatten)]
-    pub database: DatabaseArgs,
+    pub(crate) database: DatabaseArgs,
     /// Send without a group and without a table. Never run two of these with one key.
     #[arg(long, conflicts_with = "dsn")]
-    pub standalone: bool,
+    pub(crate) standalone: bool,
     /// This instance's name.
     #[arg(long, env = "SH_NODE_INSTANCE_ID")]
-    pub instance: Option<String>,
+    pub(crate) instance: Option<String>,
     /// What kind of chain it is.
     #[arg(long, value_enum, default_value_t = Kind::Ethereum)]
-    pub chain: Kind,
+    pub(crate) chain: Kind,
     /// The chain's JSON-RPC address: http(s):// on Ethereum, ws(s):// on Substrate.
     #[arg(long, env = "TENURE_TX_RPC", hide_env_values = true)]
-    pub rpc: Unshown,
+    pub(crate) rpc: Unshown,
     /// Ethereum: a file with the account's private key in hex.
     #[arg(long, conflicts_with = "key_env")]
-    pub key_file: Option<PathBuf>,
+    pub(crate) key_file: Option<PathBuf>,
     /// Ethereum: the name of an environment variable with the account's private key in hex.
     #[arg(long)]
-    pub key_env: Option<String>,
+    pub(crate) key_env: Option<String>,
     /// Substrate: the program that signs, with its arguments; see the guide for what it is asked.
     #[arg(long, conflicts_with_all = ["key_file", "key_env"])]
-    pub signer_command: Option<Unshown>,
+    pub(crate) signer_command: Option<Unshown>,
     /// Substrate: the signing account, in SS58 or hex.
     #[arg(long, env = "TENURE_TX_ACCOUNT", value_parser = account_of)]
-    pub account: Option<AccountId>,
+    pub(crate) account: Option<AccountId>,
     /// Where callers ask.
     #[arg(long, default_value = "127.0.0.1:0")]
-    pub listen: SocketAddr,
+    pub(crate) listen: SocketAddr,
     /// Serve metrics for Prometheus here: an address, or a port of this machine alone.
     #[arg(long, value_name = "ADDR", value_parser = scrape::address_of)]
-    pub metrics: Option<SocketAddr>,
+    pub(crate) metrics: Option<SocketAddr>,
     /// The tip of a first attempt, in wei per gas or in the chain's smallest unit [default:
     /// 1000000000 on Ethereum, 0 on Substrate]
     #[arg(long)]
-    pub tip: Option<u128>,
+    pub(crate) tip: Option<u128>,
     /// The most it may ever tip.
     #[arg(long)]
-    pub max_tip: Option<u128>,
+    pub(crate) max_tip: Option<u128>,
     /// When the lowest unmined nonce is sent again with a higher tip.
     #[arg(long, default_value = "60s", value_parser = humantime::parse_duration)]
-    pub stuck_after: Duration,
+    pub(crate) stuck_after: Duration,
     /// When an unused nonce below others is filled with a no-op.
     #[arg(long, default_value = "30s", value_parser = humantime::parse_duration)]
-    pub gap_after: Duration,
+    pub(crate) gap_after: Duration,
     /// How often the chain is read.
     #[arg(long, default_value = "1s", value_parser = humantime::parse_duration)]
-    pub poll: Duration,
+    pub(crate) poll: Duration,
     /// Ethereum: count a block as final after so many more, for chains without finality.
     #[arg(long)]
-    pub confirmations: Option<u64>,
+    pub(crate) confirmations: Option<u64>,
     /// The lease: how long a frozen leader is waited for.
     #[arg(long, default_value = "3s", value_parser = humantime::parse_duration)]
-    pub lease: Duration,
+    pub(crate) lease: Duration,
 }
 
 /// What kind of chain a node works on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Kind {
+pub(crate) enum Kind {
     /// HTTP JSON-RPC, EIP-1559; signs with a key of its own.
     Ethereum,
     /// WebSocket JSON-RPC; a program signs.
@@ -166,12 +166,12 @@ pub(super) async fn run(args: NodeArgs) -> anyhow::Result<ExitCode> {
         (Some(member), Leadership::of(&lock), Some(store))
     };
     let service = ServiceOptions {
-        manager: ManagerConfig {
+        manager: EngineConfig {
             stuck_after: args.stuck_after,
             gap_after: args.gap_after,
             min_tip_bump: 1_000_000,
             max_tip: args.max_tip.unwrap_or(u128::MAX),
-            ..ManagerConfig::default()
+            ..EngineConfig::default()
         },
         head_every: args.poll,
         act: args.lease / 6,

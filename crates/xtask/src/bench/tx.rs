@@ -1,4 +1,4 @@
-//! `tenure bench tx`: how fast transactions are accepted, against what the database can do.
+//! `bench tx`: how fast transactions are accepted, against what the database can do.
 //!
 //! Both halves run in the same database in the same run, in turns, so that a machine that is busy for
 //! a while is busy for both. The raw half is the strongest simple client: as many sessions as
@@ -28,33 +28,37 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_postgres::{Client, Statement};
 
-use super::{DatabaseArgs, say};
-use crate::account::{AccountId, SignError, Signed, Signer, Unsigned};
-use crate::chain::{Chain, ChainError, Head, Inspected, Located, Submission};
-use crate::leadership::Leadership;
-use crate::manager::Attempt;
-use crate::service::{Parts, SendRequest, ServiceOptions, TransactionService};
-use crate::status::{Hash, TransactionStatus};
-use crate::store::{NewTransaction, Store};
+use tenure::connect::Connector;
+use tenure::dsn::{Dsn, ProcessEnv};
+use tenure::tls::TlsOptions;
+use tenure_tx::account::{AccountId, SignError, Signed, Signer, Unsigned};
+use tenure_tx::chain::{Chain, ChainError, Head, Inspected, Located, Submission};
+use tenure_tx::engine::Attempt;
+use tenure_tx::leadership::Leadership;
+use tenure_tx::service::{Parts, SendRequest, ServiceOptions, TransactionService};
+use tenure_tx::status::{Hash, TransactionStatus};
+use tenure_tx::store::{NewTransaction, Store, StoreOptions};
 
-/// `tenure bench tx`
+use crate::say;
+
+/// How to measure.
 #[derive(Debug, Args)]
-pub struct BenchArgs {
-    /// The database. Its tables of this benchmark's account are emptied afterwards.
-    #[command(flatten)]
-    pub database: DatabaseArgs,
+pub(crate) struct BenchArgs {
+    /// The database. What this benchmark writes there is deleted afterwards.
+    #[arg(long, env = "TENURE_DSN", hide_env_values = true)]
+    pub(crate) dsn: String,
     /// How long each half runs.
     #[arg(long, default_value = "5s", value_parser = humantime::parse_duration)]
-    pub seconds: Duration,
+    pub(crate) seconds: Duration,
     /// How many are in flight.
     #[arg(long, default_value_t = 64)]
-    pub in_flight: usize,
+    pub(crate) in_flight: usize,
     /// How many open rows are taken over.
     #[arg(long, default_value_t = 10_000)]
-    pub recover: u64,
+    pub(crate) recover: u64,
     /// Print JSON.
     #[arg(long)]
-    pub json: bool,
+    pub(crate) json: bool,
 }
 
 /// What was measured.
@@ -65,13 +69,19 @@ struct Figures {
     recovery: Duration,
 }
 
-pub(super) async fn run(args: BenchArgs) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: BenchArgs) -> anyhow::Result<ExitCode> {
     let account = AccountId::new(uuid::Uuid::new_v4().as_bytes().as_slice())?;
     let role = format!("bench:{account}");
-    let database = DatabaseArgs { role: Some(role.clone()), ..args.database.clone() };
-    let store = database.store(account.clone(), "bench")?;
+    let connector = Connector::new(&Dsn::parse(&args.dsn)?, TlsOptions::from_env(&ProcessEnv)?)?;
+    let options = StoreOptions {
+        role: role.clone(),
+        account: account.clone(),
+        creator: "bench".to_owned(),
+        deadline: Duration::from_secs(5),
+    };
+    let store = Store::new(connector.clone(), options);
     store.migrate().await?;
-    let session = database.connector()?.connect("tenure bench", Duration::from_secs(5)).await?;
+    let session = connector.connect("tenure bench", Duration::from_secs(5)).await?;
     let (client, connection) = (session.client, session.connection);
     let driver = tokio::spawn(connection);
     let fence: bool =
@@ -86,13 +96,13 @@ pub(super) async fn run(args: BenchArgs) -> anyhow::Result<ExitCode> {
             &[&role],
         )
         .await?;
-    let measured = measure(&args, &database, &store, &account).await;
+    let measured = measure(&args, &connector, &store, &account).await;
     client.execute("delete from tenure.role where name = $1", &[&role]).await?;
     client
         .batch_execute(&format!(
             "delete from tenure_tx.pending_transactions where account_id = '\\x{}'; \
              drop table if exists tenure_tx.bench_raw",
-            crate::status::hex(account.as_bytes())
+            tenure_tx::status::hex(account.as_bytes())
         ))
         .await?;
     driver.abort();
@@ -118,11 +128,11 @@ pub(super) async fn run(args: BenchArgs) -> anyhow::Result<ExitCode> {
 
 async fn measure(
     args: &BenchArgs,
-    database: &DatabaseArgs,
+    connector: &Connector,
     store: &Store,
     account: &AccountId,
 ) -> anyhow::Result<Figures> {
-    let raw = Raw::open(args, database).await?;
+    let raw = Raw::open(args, connector).await?;
     let (_keeper, chain, service) = start(store, account, args.in_flight).await?;
     let service = Arc::new(service);
     service.recovered().await.context("the benchmark's node does not lead")?;
@@ -165,8 +175,7 @@ struct Raw {
 }
 
 impl Raw {
-    async fn open(args: &BenchArgs, database: &DatabaseArgs) -> anyhow::Result<Self> {
-        let connector = database.connector()?;
+    async fn open(args: &BenchArgs, connector: &Connector) -> anyhow::Result<Self> {
         let mut sessions = Vec::new();
         for number in 0..args.in_flight {
             let session = connector.connect("tenure bench", Duration::from_secs(10)).await?;
@@ -223,7 +232,7 @@ async fn accept_turn(
                 service.send(SendRequest::call(Bytes::from_static(&[7; 120]))).await?;
                 accepted += 1;
             }
-            Ok::<_, crate::service::SendError>(accepted)
+            Ok::<_, tenure_tx::service::SendError>(accepted)
         });
     }
     let mut count = 0;

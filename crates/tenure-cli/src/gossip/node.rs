@@ -11,7 +11,7 @@ use tokio::{
 };
 
 use super::{Access, say};
-use crate::{
+use tenure_gossip::{
     election::{ElectionConfig, TieBreak},
     identity::PeerId,
     kv::Kv,
@@ -20,7 +20,7 @@ use crate::{
 
 /// How to run a node.
 #[derive(Debug, Args)]
-pub struct NodeArgs {
+pub(crate) struct NodeArgs {
     /// The folder of its identity and its store.
     #[arg(long, default_value = "tenure-gossip")]
     data: PathBuf,

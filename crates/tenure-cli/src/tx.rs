@@ -5,7 +5,6 @@
 //!
 //! Exit codes: 0 done, 1 failed, 2 bad usage (by clap), 3 no node leads, 4 not found.
 
-mod bench;
 mod node;
 mod report;
 mod scrape;
@@ -21,18 +20,17 @@ use tenure::connect::Connector;
 use tenure::dsn::{Dsn, ProcessEnv};
 use tenure::tls::TlsOptions;
 
-use crate::account::AccountId;
-use crate::chain::substrate::account_of;
-use crate::store::{Store, StoreOptions};
+use tenure_tx::account::AccountId;
+use tenure_tx::chain::substrate::account_of;
+use tenure_tx::store::{Store, StoreOptions};
 
-pub use bench::BenchArgs;
-pub use node::NodeArgs;
-pub use report::{GapsArgs, ListArgs, ShowArgs, WatchArgs};
-pub use wire::{DropArgs, SendArgs};
+pub(crate) use node::NodeArgs;
+pub(crate) use report::{GapsArgs, ListArgs, ShowArgs, WatchArgs};
+pub(crate) use wire::{DropArgs, SendArgs};
 
 /// Nonce-ordered transactions of a leader/follower group.
 #[derive(Debug, Subcommand)]
-pub enum TxCommand {
+pub(crate) enum TxCommand {
     /// Run one node of the group.
     Node(Box<NodeArgs>),
     /// Send a transaction through whichever node leads.
@@ -53,7 +51,7 @@ pub enum TxCommand {
 ///
 /// # Errors
 /// Whatever went wrong, with its remedy; the program prints it and exits with 1.
-pub async fn run(command: TxCommand) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(command: TxCommand) -> anyhow::Result<ExitCode> {
     speak();
     match command {
         TxCommand::Node(args) => node::run(*args).await,
@@ -78,18 +76,10 @@ fn speak() {
     log.with_writer(std::io::stderr).init();
 }
 
-/// Runs `tenure bench tx`.
-///
-/// # Errors
-/// If the database refuses.
-pub async fn run_bench(args: BenchArgs) -> anyhow::Result<ExitCode> {
-    bench::run(args).await
-}
-
 /// An argument that may hold a secret (a connection string, an address with a key in it): it is
 /// never shown.
 #[derive(Clone)]
-pub struct Unshown(String);
+pub(crate) struct Unshown(String);
 
 impl Unshown {
     pub(crate) fn text(&self) -> &str {
@@ -113,14 +103,14 @@ impl std::str::FromStr for Unshown {
 
 /// Which database.
 #[derive(Debug, Clone, Args)]
-pub struct DatabaseArgs {
+pub(crate) struct DatabaseArgs {
     /// The group's database, as a PostgreSQL connection string; without it and its variable,
     /// $TENURE_DSN counts.
     #[arg(long, env = "SH_PENDING_DB_URL", hide_env_values = true)]
-    pub dsn: Option<Unshown>,
+    pub(crate) dsn: Option<Unshown>,
     /// The role whose leader may write; by default `tx:<account>`.
     #[arg(long)]
-    pub role: Option<String>,
+    pub(crate) role: Option<String>,
 }
 
 impl DatabaseArgs {
@@ -159,16 +149,16 @@ impl DatabaseArgs {
 
 /// Which account's transactions, for commands that only read.
 #[derive(Debug, Clone, Args)]
-pub struct ReadArgs {
+pub(crate) struct ReadArgs {
     /// The database.
     #[command(flatten)]
-    pub database: DatabaseArgs,
+    pub(crate) database: DatabaseArgs,
     /// The signing account, in hex or SS58; `tx node` names it when it starts.
     #[arg(long, env = "TENURE_TX_ACCOUNT", value_parser = account_of)]
-    pub account: AccountId,
+    pub(crate) account: AccountId,
     /// Print JSON, one object per line.
     #[arg(long)]
-    pub json: bool,
+    pub(crate) json: bool,
 }
 
 impl ReadArgs {

@@ -1,15 +1,8 @@
-//! The specification's test cases with real processes, and what else only real ones can show.
-
-mod faults;
-mod kit;
-mod members;
-mod partition;
-mod usage;
-mod witness;
+//! The election and the history with real processes.
 
 use std::time::{Duration, Instant};
 
-use kit::{BIN, Process, cluster, cluster_with, eventually, free_port, leader};
+use crate::kit::{BIN, Process, cluster, cluster_with, eventually, free_port, leader};
 use serde_json::json;
 
 #[test]
@@ -72,7 +65,7 @@ fn transaction_during_leader_change_commits_exactly_once() {
     let tx = "00000000000000000000000000000042";
     // Submitted on a follower, killed on the leader, at once.
     let submitting = std::thread::spawn(move || {
-        kit::ask(
+        crate::kit::ask(
             &address,
             &["submit", "--tx", "00000000000000000000000000000042", "increment", "n"],
         )
@@ -244,7 +237,7 @@ fn watch_follows_and_metrics_are_served() {
     let at = format!("127.0.0.1:{port}");
     let node = Process::start(dir.path(), free_port(), &["--bootstrap", "--metrics", &at]);
     let mut watch = std::process::Command::new(BIN)
-        .args(["watch", "--node", &node.address, "--count", "1"])
+        .args(["gossip", "watch", "--node", &node.address, "--count", "1"])
         .stdout(std::process::Stdio::piped())
         .spawn()
         .unwrap();

@@ -11,7 +11,7 @@ use std::{
 
 use serde_json::Value;
 
-pub const BIN: &str = env!("CARGO_BIN_EXE_tenure-gossip");
+pub const BIN: &str = env!("CARGO_BIN_EXE_tenure");
 
 /// A port nobody uses at the moment.
 pub fn free_port() -> u16 {
@@ -37,7 +37,7 @@ impl Process {
         Self::try_start_as(Command::new(BIN), folder, port, args)
     }
 
-    /// Starts a node by another command: it gets the arguments of `tenure-gossip node`.
+    /// Starts a node by another command: it gets the arguments of `tenure gossip node`.
     pub fn try_start_as(
         mut program: Command,
         folder: &Path,
@@ -45,7 +45,7 @@ impl Process {
         args: &[&str],
     ) -> Option<Self> {
         let address = format!("127.0.0.1:{port}");
-        program.args(["node", "--listen", &address, "--data"]).arg(folder).args(args);
+        program.args(["gossip", "node", "--listen", &address, "--data"]).arg(folder).args(args);
         Self::try_start_by(program, folder, port, args)
     }
 
@@ -168,7 +168,7 @@ pub fn ask(address: &str, args: &[&str]) -> Output {
     // The address goes after the first word: it belongs to the subcommand.
     let (first, rest) = args.split_first().expect("a command");
     Command::new(BIN)
-        .args([first, "--node", address])
+        .args(["gossip", first, "--node", address])
         .args(rest)
         .env("RUST_LOG", "error")
         .output()

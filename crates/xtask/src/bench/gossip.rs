@@ -14,8 +14,7 @@ use tokio::{
     process::{Child, Command},
 };
 
-use super::{say, sim::quantile};
-use crate::{
+use tenure_gossip::{
     history::TxId,
     identity::Ed25519Keys,
     kv::KvGoal,
@@ -26,9 +25,11 @@ use crate::{
     },
 };
 
+use crate::{quantile, say};
+
 /// What to measure.
 #[derive(Debug, Args)]
-pub struct BenchArgs {
+pub(crate) struct BenchArgs {
     /// How many processes. May be repeated.
     #[arg(long = "nodes", default_values_t = [3, 5, 7])]
     sizes: Vec<usize>,
@@ -41,9 +42,9 @@ pub struct BenchArgs {
     /// A folder for the nodes; it must be empty.
     #[arg(long)]
     folder: PathBuf,
-    /// The program to run as a node: it must understand `node`.
-    #[arg(long, num_args = 1.., value_delimiter = ' ')]
-    program: Vec<String>,
+    /// The `tenure` program [default: the one beside this program]
+    #[arg(long)]
+    program: Option<PathBuf>,
 }
 
 struct Process {
@@ -53,18 +54,16 @@ struct Process {
 
 impl Process {
     async fn start(
-        program: &[String],
+        program: &Path,
         folder: &Path,
         listen: &str,
         args: &[&str],
     ) -> anyhow::Result<Self> {
-        let (first, rest) = program.split_first().context("program: at least one word")?;
-        let mut child = Command::new(first)
-            .args(rest)
-            .args(["node", "--listen", listen, "--data"])
+        let mut child = Command::new(program)
+            .args(["gossip", "node", "--listen", listen, "--data"])
             .arg(folder)
             .args(args)
-            .env("RUST_LOG", "error")
+            .env("TENURE_LOG", "error")
             .stdout(Stdio::piped())
             .kill_on_drop(true)
             .spawn()?;
@@ -89,12 +88,12 @@ impl Process {
     }
 }
 
-pub(super) async fn run(args: BenchArgs) -> anyhow::Result<ExitCode> {
-    let program = if args.program.is_empty() {
-        vec![std::env::current_exe()?.to_string_lossy().into_owned()]
-    } else {
-        args.program.clone()
-    };
+pub(crate) async fn run(args: BenchArgs) -> anyhow::Result<ExitCode> {
+    let beside = || std::env::current_exe().map(|path| path.with_file_name("tenure"));
+    let program = args.program.clone().map_or_else(beside, Ok)?;
+    if !program.exists() {
+        bail!("{} is missing; build it with `cargo build -p tenure-cli`", program.display());
+    }
     if let Some(bad) = args.sizes.iter().find(|n| !(2..=7).contains(*n)) {
         bail!("nodes: 2 to 7 that vote, not {bad}");
     }
@@ -109,7 +108,7 @@ pub(super) async fn run(args: BenchArgs) -> anyhow::Result<ExitCode> {
 }
 
 async fn cluster(
-    program: &[String],
+    program: &Path,
     folder: &Path,
     n: usize,
     commits: usize,

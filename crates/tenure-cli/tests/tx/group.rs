@@ -4,21 +4,18 @@
 //! two nodes ever sent different content under one nonce (read off the wire, node by node).
 //!
 //! The seeded short run is for every day; the long one is
-//! `TENURE_TX_RUN=2000 cargo test -p tenure-tx --features cli --test group --release -- --nocapture`.
-#![cfg(feature = "cli")]
-
-mod kit;
+//! `TENURE_TX_RUN=2000 cargo test -p tenure-cli --test tx --release -- group --nocapture`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use kit::anvil::{ADDRESS, Anvil, KEY, number};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 use rand::{Rng as _, SeedableRng as _};
 use serde_json::{Value, json};
+use tenure_testkit::anvil::{ADDRESS, Anvil, KEY, number};
 use tenure_testkit::{Child, Cluster, Database, Signal};
 use tenure_tx::chain::Chain as _;
 use tenure_tx::chain::ethereum::{EthereumChain, EthereumOptions};
@@ -67,9 +64,9 @@ impl Node {
 }
 
 async fn launch(name: &str, dsn: &str, chain: SocketAddr) -> (Child, SocketAddr) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tenure-tx"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tenure"));
     command
-        .args(["node", "--dsn", dsn, "--instance", name, "--rpc", &format!("http://{chain}")])
+        .args(["tx", "node", "--dsn", dsn, "--instance", name, "--rpc", &format!("http://{chain}")])
         .args(["--key-env", "RELAYER_KEY", "--poll", "200ms", "--lease", "1500ms"])
         .args(["--gap-after", "2s", "--stuck-after", "8s"])
         .env("RELAYER_KEY", KEY)

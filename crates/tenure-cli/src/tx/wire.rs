@@ -20,9 +20,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{complain, say};
-use crate::manager::ReserveError;
-use crate::service::{HandleState, Payload, SendError, SendRequest, TransactionService};
-use crate::status::{Hash, State, unhex};
+use tenure_tx::service::{HandleState, Payload, SendError, SendRequest, TransactionService};
+use tenure_tx::status::{Hash, State, unhex};
 
 /// What a caller asks.
 #[derive(Debug, Serialize, Deserialize)]
@@ -157,63 +156,49 @@ fn ok(value: &impl Serialize) -> Reply {
 }
 
 fn refused(error: &SendError) -> Reply {
-    let code = match error {
-        SendError::NotLeader | SendError::Nonce(ReserveError::NotLeading) => "not_leader",
-        SendError::Draining => "draining",
-        SendError::Stopped => "stopped",
-        SendError::Nonce(_) | SendError::Clash(_) => "nonce",
-        SendError::TooLarge { .. } => "too_large",
-        SendError::BadRequestId => "bad_request_id",
-        SendError::RequestIdReused(_) => "request_id_reused",
-        SendError::Sign(_) => "not_signed",
-        SendError::Chain(_) => "malformed",
-        SendError::ForeignAccount(_) => "foreign_account",
-        SendError::Uncertain { .. } => "uncertain",
-        SendError::Store(_) => "store",
-    };
-    Reply::Error { code: code.into(), message: error.to_string() }
+    Reply::Error { code: error.code().to_owned(), message: error.to_string() }
 }
 
 /// Where the nodes are.
 #[derive(Debug, Clone, Args)]
-pub struct NodesArgs {
+pub(crate) struct NodesArgs {
     /// The nodes' addresses; all are asked in turn until one leads.
     #[arg(long = "node", env = "TENURE_TX_NODES", value_delimiter = ',', required = true)]
-    pub nodes: Vec<SocketAddr>,
+    pub(crate) nodes: Vec<SocketAddr>,
     /// How long to look for a leader.
     #[arg(long, default_value = "30s", value_parser = humantime::parse_duration)]
-    pub within: Duration,
+    pub(crate) within: Duration,
 }
 
 /// `tenure tx send`
 #[derive(Debug, Args)]
-pub struct SendArgs {
+pub(crate) struct SendArgs {
     /// The nodes.
     #[command(flatten)]
-    pub nodes: NodesArgs,
+    pub(crate) nodes: NodesArgs,
     /// The call: on Ethereum {"to":"0x…","value":"0x1","data":"0x","gas":21000}, on Substrate the
     /// SCALE-encoded call in hex.
     #[arg(long, conflicts_with = "signed", required_unless_present = "signed")]
-    pub call: Option<String>,
+    pub(crate) call: Option<String>,
     /// Signed bytes, in hex, instead of a call.
     #[arg(long)]
-    pub signed: Option<String>,
+    pub(crate) signed: Option<String>,
     /// Your name for it: a retry with the same id never sends twice. Generated if absent.
     #[arg(long)]
-    pub request_id: Option<String>,
+    pub(crate) request_id: Option<String>,
     /// Print JSON.
     #[arg(long)]
-    pub json: bool,
+    pub(crate) json: bool,
 }
 
 /// `tenure tx drop`
 #[derive(Debug, Args)]
-pub struct DropArgs {
+pub(crate) struct DropArgs {
     /// The nodes.
     #[command(flatten)]
-    pub nodes: NodesArgs,
+    pub(crate) nodes: NodesArgs,
     /// The nonce to fill with a no-op.
-    pub nonce: u64,
+    pub(crate) nonce: u64,
 }
 
 pub(super) async fn send(args: SendArgs) -> anyhow::Result<ExitCode> {

@@ -9,51 +9,51 @@ use serde_json::{Value, json};
 use tokio_postgres::error::SqlState;
 
 use super::{ReadArgs, complain, say};
-use crate::feed::{FeedItem, FeedOptions, feed};
-use crate::status::{State, hex};
-use crate::store::{StoreError, StoredTransaction};
+use tenure_tx::feed::{FeedItem, FeedOptions, feed};
+use tenure_tx::status::{State, hex};
+use tenure_tx::store::{StoreError, StoredTransaction};
 
 /// `tenure tx list`
 #[derive(Debug, Args)]
-pub struct ListArgs {
+pub(crate) struct ListArgs {
     /// Whose.
     #[command(flatten)]
-    pub read: ReadArgs,
+    pub(crate) read: ReadArgs,
     /// Only open ones.
     #[arg(long)]
-    pub open: bool,
+    pub(crate) open: bool,
     /// From this nonce on.
     #[arg(long, default_value_t = 0)]
-    pub from: u64,
+    pub(crate) from: u64,
 }
 
 /// `tenure tx show`
 #[derive(Debug, Args)]
-pub struct ShowArgs {
+pub(crate) struct ShowArgs {
     /// Whose.
     #[command(flatten)]
-    pub read: ReadArgs,
+    pub(crate) read: ReadArgs,
     /// A nonce, or a request id.
-    pub which: String,
+    pub(crate) which: String,
 }
 
 /// `tenure tx watch`
 #[derive(Debug, Args)]
-pub struct WatchArgs {
+pub(crate) struct WatchArgs {
     /// Whose.
     #[command(flatten)]
-    pub read: ReadArgs,
+    pub(crate) read: ReadArgs,
     /// Stop when this nonce has ended.
     #[arg(long)]
-    pub until: Option<u64>,
+    pub(crate) until: Option<u64>,
 }
 
 /// `tenure tx gaps`
 #[derive(Debug, Args)]
-pub struct GapsArgs {
+pub(crate) struct GapsArgs {
     /// Whose.
     #[command(flatten)]
-    pub read: ReadArgs,
+    pub(crate) read: ReadArgs,
 }
 
 /// A database on which no node ever ran is the commonest mistake.

@@ -5,7 +5,12 @@ use std::process::Command;
 use crate::kit::{BIN, Process, cluster, free_port};
 
 fn run(args: &[&str]) -> (Option<i32>, String) {
-    let out = Command::new(BIN).args(args).env("RUST_LOG", "error").output().expect("it runs");
+    let out = Command::new(BIN)
+        .arg("gossip")
+        .args(args)
+        .env("RUST_LOG", "error")
+        .output()
+        .expect("it runs");
     (out.status.code(), String::from_utf8_lossy(&out.stderr).into_owned())
 }
 

@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{interval, sleep, timeout};
 
-use crate::metrics;
+use tenure_tx::metrics;
 
 /// An address, or a port alone: then this machine's own. What is served here has no login.
 pub(super) fn address_of(text: &str) -> Result<SocketAddr, String> {

@@ -14,13 +14,12 @@ use std::{
 use anyhow::Context as _;
 use serde_json::{Value, json};
 
-use super::{config, quantile};
+use tenure_gossip::sim::crowd::Crowd;
+
+use super::config;
 use crate::{
-    cli::{
-        plot::{Chart, Point, Series},
-        say,
-    },
-    sim::crowd::Crowd,
+    plot::{Chart, Point, Series},
+    quantile, say,
 };
 
 const SIZES: [usize; 9] = [3, 5, 10, 30, 100, 300, 1_000, 3_000, 10_000];
@@ -111,7 +110,7 @@ impl Watch {
     }
 }
 
-pub(super) fn publish(
+pub(crate) fn publish(
     out: &Path,
     seeds: u64,
     largest: usize,

@@ -17,8 +17,7 @@ use std::{
 use clap::{Args, Subcommand};
 use serde_json::json;
 
-use super::say;
-use crate::{
+use tenure_gossip::{
     bug::Bugs,
     election::ElectionConfig,
     sim::{
@@ -28,9 +27,11 @@ use crate::{
     },
 };
 
+use crate::{quantile, say};
+
 /// What to simulate.
 #[derive(Debug, Args)]
-pub struct SimArgs {
+pub(crate) struct SimArgs {
     #[command(subcommand)]
     what: What,
 }
@@ -57,7 +58,7 @@ enum What {
         /// The seed.
         #[arg(long, default_value_t = 0)]
         seed: u64,
-        /// The specification's election as documented, instead of the default one.
+        /// The election without ranks and stickiness, instead of the default one.
         #[arg(long)]
         documented: bool,
         /// Messages lost, of a thousand.
@@ -90,7 +91,7 @@ enum What {
     },
 }
 
-pub(super) fn run(args: &SimArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &SimArgs) -> anyhow::Result<ExitCode> {
     match &args.what {
         What::Storm { seeds, from, threads } => storms(*from, *seeds, (*threads).max(1)),
         What::Crowd { nodes, seed, documented, loss, churn, time, signed } => {
@@ -186,9 +187,4 @@ fn crowd(config: CrowdConfig, time: Duration) -> anyhow::Result<ExitCode> {
         "wall_seconds": begun.elapsed().as_secs_f64(),
     }))?;
     Ok(ExitCode::SUCCESS)
-}
-
-pub(super) fn quantile(sorted: &[u64], q: f64) -> Option<u64> {
-    let last = sorted.len().checked_sub(1)?;
-    sorted.get((last as f64 * q).ceil() as usize).copied()
 }

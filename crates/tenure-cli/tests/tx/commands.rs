@@ -1,14 +1,11 @@
 //! The program from outside: node, send, list, show, watch, gaps, drop.
-#![cfg(feature = "cli")]
-
-mod kit;
 
 use std::process::Output;
 use std::time::Duration;
 
-use kit::anvil::{ADDRESS, Anvil, KEY};
-use kit::substrate_node::ScriptedNode;
 use serde_json::{Value, json};
+use tenure_testkit::anvil::{ADDRESS, Anvil, KEY};
+use tenure_testkit::substrate::{self, ScriptedNode};
 use tenure_testkit::{Child, Cluster, Signal, Stop, shared_cluster};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -16,8 +13,8 @@ use tokio::process::Command;
 use tokio::time::timeout;
 
 fn program() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tenure-tx"));
-    command.env("RELAYER_KEY", KEY).env("RUST_LOG", "error");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tenure"));
+    command.arg("tx").env("RELAYER_KEY", KEY).env("RUST_LOG", "error");
     for name in ["SH_PENDING_DB_URL", "TENURE_DSN", "TENURE_TX_NODES", "TENURE_TX_ACCOUNT"] {
         command.env_remove(name);
     }
@@ -195,7 +192,7 @@ async fn a_substrate_node_signs_through_a_program() {
     let dsn = database.dsn();
     let mut chain = ScriptedNode::start().await;
     let folder = tempfile::tempdir().expect("a folder");
-    let signer = kit::signer_script(folder.path());
+    let signer = substrate::signer_script(folder.path());
     let alice = "5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY";
     let mut command = program();
     command.args(["node", "--chain", "substrate", "--rpc", &chain.url, "--account", alice]);
@@ -396,7 +393,7 @@ async fn a_node_serves_the_metrics_the_guide_names() {
     let sent = run(&["send", "--node", node, "--call", &call]).await;
     assert!(sent.status.success(), "{sent:?}");
     anvil.mine(3).await;
-    let guide = include_str!("../../../docs/transactions.md");
+    let guide = include_str!("../../../../docs/transactions.md");
     let names = || guide.split('`').filter(|w| w.starts_with("tenure_tx_") && !w.contains(' '));
     let complete = async {
         loop {

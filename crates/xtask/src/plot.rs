@@ -11,39 +11,39 @@ const BOTTOM: f64 = 56.0;
 const COLOURS: [&str; 5] = ["#1f6feb", "#d1242f", "#2da44e", "#9a6700", "#8250df"];
 
 /// A measured value.
-pub(super) struct Point {
-    pub(super) x: f64,
-    pub(super) y: f64,
+pub(crate) struct Point {
+    pub(crate) x: f64,
+    pub(crate) y: f64,
     /// The truth lies beyond: drawn hollow.
-    pub(super) beyond: bool,
+    pub(crate) beyond: bool,
 }
 
 impl Point {
-    pub(super) const fn new(x: f64, y: f64) -> Self {
+    pub(crate) const fn new(x: f64, y: f64) -> Self {
         Self { x, y, beyond: false }
     }
 }
 
 /// A line: its name and its points.
-pub(super) struct Series {
-    pub(super) name: String,
-    pub(super) points: Vec<Point>,
-    pub(super) dashed: bool,
+pub(crate) struct Series {
+    pub(crate) name: String,
+    pub(crate) points: Vec<Point>,
+    pub(crate) dashed: bool,
 }
 
 /// What is around the lines. The x axis is logarithmic: it counts nodes.
-pub(super) struct Chart<'a> {
-    pub(super) title: &'a str,
-    pub(super) x: &'a str,
-    pub(super) y: &'a str,
+pub(crate) struct Chart<'a> {
+    pub(crate) title: &'a str,
+    pub(crate) x: &'a str,
+    pub(crate) y: &'a str,
     /// As ln(1 + y), so that zero has its place.
-    pub(super) log_y: bool,
+    pub(crate) log_y: bool,
     /// Horizontal lines and what they say.
-    pub(super) targets: &'a [(f64, &'a str)],
+    pub(crate) targets: &'a [(f64, &'a str)],
 }
 
 impl Chart<'_> {
-    pub(super) fn draw(&self, series: &[Series]) -> String {
+    pub(crate) fn draw(&self, series: &[Series]) -> String {
         let points = || series.iter().flat_map(|s| &s.points);
         let (x0, x1) = points().fold((f64::MAX, 1.0), |(a, b), p| (p.x.min(a), p.x.max(b)));
         let top = points().map(|p| p.y).chain(self.targets.iter().map(|t| t.0)).fold(1.0, f64::max);

@@ -2,10 +2,7 @@
 //!
 //! Exit codes: 0 done; 1 failed or refused; 2 wrong usage; 3 the goal was decided, as *rejected*.
 
-mod bench;
 mod node;
-mod plot;
-mod sim;
 
 use std::{io::Write as _, path::PathBuf, process::ExitCode, time::Duration};
 
@@ -13,7 +10,7 @@ use anyhow::{Context as _, bail};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
-use crate::{
+use tenure_gossip::{
     commit::MemberChange,
     history::{Outcome, Record, TxId},
     identity::{Ed25519Keys, PeerId, decode_hex},
@@ -27,11 +24,11 @@ use crate::{
 };
 
 /// Exit code for a goal that was decided, but not reached.
-pub const REJECTED: u8 = 3;
+pub(crate) const REJECTED: u8 = 3;
 
 /// Groups of nodes without a database.
 #[derive(Debug, Subcommand)]
-pub enum GossipCommand {
+pub(crate) enum GossipCommand {
     /// Run a node.
     Node(node::NodeArgs),
     /// Submit a goal to the key-value store, and wait for its record.
@@ -48,15 +45,11 @@ pub enum GossipCommand {
     Voter(VoterArgs),
     /// Make the leader give leadership up. Any node will do.
     StepDown(NamespaceArgs),
-    /// Simulate: storms of faults, crowds of thousands, plots.
-    Sim(sim::SimArgs),
-    /// Measure commit latency and failover with real processes.
-    Bench(bench::BenchArgs),
 }
 
 /// Which node, and how to be let in.
 #[derive(Debug, Clone, Args)]
-pub struct NodeAddress {
+pub(crate) struct NodeAddress {
     /// The node to talk to.
     #[arg(long, env = "TENURE_GOSSIP_NODE", default_value = "127.0.0.1:7400")]
     node: String,
@@ -150,7 +143,7 @@ impl NodeAddress {
 
 /// A node and a namespace.
 #[derive(Debug, Args)]
-pub struct NamespaceArgs {
+pub(crate) struct NamespaceArgs {
     #[command(flatten)]
     at: NodeAddress,
     /// The namespace.
@@ -160,7 +153,7 @@ pub struct NamespaceArgs {
 
 /// What to submit.
 #[derive(Debug, Args)]
-pub struct SubmitArgs {
+pub(crate) struct SubmitArgs {
     #[command(flatten)]
     to: NamespaceArgs,
     /// The transaction's id, 32 hexadecimal digits: the same id commits once, however often it is submitted.
@@ -219,7 +212,7 @@ impl GoalArgs {
 
 /// What to read.
 #[derive(Debug, Args)]
-pub struct GetArgs {
+pub(crate) struct GetArgs {
     #[command(flatten)]
     at: NamespaceArgs,
     /// The key; all of them if none is given.
@@ -228,7 +221,7 @@ pub struct GetArgs {
 
 /// What to follow.
 #[derive(Debug, Args)]
-pub struct WatchArgs {
+pub(crate) struct WatchArgs {
     #[command(flatten)]
     at: NamespaceArgs,
     /// Stop after so many records.
@@ -238,7 +231,7 @@ pub struct WatchArgs {
 
 /// Whose status.
 #[derive(Debug, Args)]
-pub struct StatusArgs {
+pub(crate) struct StatusArgs {
     #[command(flatten)]
     at: NodeAddress,
     /// As JSON.
@@ -248,7 +241,7 @@ pub struct StatusArgs {
 
 /// Which part of the history.
 #[derive(Debug, Args)]
-pub struct HistoryArgs {
+pub(crate) struct HistoryArgs {
     #[command(flatten)]
     at: NamespaceArgs,
     /// The first record.
@@ -261,7 +254,7 @@ pub struct HistoryArgs {
 
 /// Which change.
 #[derive(Debug, Args)]
-pub struct VoterArgs {
+pub(crate) struct VoterArgs {
     #[command(flatten)]
     at: NamespaceArgs,
     /// What to do.
@@ -282,7 +275,7 @@ enum VoterChange {
 ///
 /// # Errors
 /// What went wrong, for people to read.
-pub async fn run(command: GossipCommand) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(command: GossipCommand) -> anyhow::Result<ExitCode> {
     match command {
         GossipCommand::Node(args) => node::run(args).await,
         GossipCommand::Submit(args) => submit(args).await,
@@ -302,8 +295,6 @@ pub async fn run(command: GossipCommand) -> anyhow::Result<ExitCode> {
         GossipCommand::StepDown(at) => {
             order(&at, Ask::StepDown { namespace: at.namespace.clone() }).await
         }
-        GossipCommand::Sim(args) => tokio::task::spawn_blocking(move || sim::run(&args)).await?,
-        GossipCommand::Bench(args) => bench::run(args).await,
     }
 }
 

@@ -1,0 +1,10 @@
+//! `tenure gossip` from outside: real processes, and what only they can show.
+#![cfg(feature = "gossip")]
+
+mod cases;
+mod faults;
+mod kit;
+mod members;
+mod partition;
+mod usage;
+mod witness;

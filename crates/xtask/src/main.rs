@@ -1,0 +1,57 @@
+//! What the project does with itself and users need not: benches, long simulations, plots.
+//!
+//! ```text
+//! cargo run --release -p xtask -- sim storm       storms of faults over whole nodes
+//! cargo run --release -p xtask -- sim crowd       how fast a crowd agrees by gossip
+//! cargo run --release -p xtask -- sim plot        the figures and plots of docs/gossip.md
+//! cargo run --release -p xtask -- bench gossip    commit latency and failover, real processes
+//! cargo run --release -p xtask -- bench tx        accepted transactions against raw inserts
+//! ```
+
+mod bench;
+mod plot;
+mod sim;
+
+use std::fmt::Display;
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Benches, simulations and plots of the project
+#[derive(Debug, Parser)]
+#[command(max_term_width = 100)]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Simulate: storms of faults, crowds of thousands, plots
+    Sim(sim::SimArgs),
+    /// Measure
+    #[command(subcommand)]
+    Bench(bench::Bench),
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<ExitCode> {
+    match Arguments::parse().task {
+        Task::Sim(args) => tokio::task::spawn_blocking(move || sim::run(&args)).await?,
+        Task::Bench(bench) => bench::run(bench).await,
+    }
+}
+
+/// A line on standard output. A closed pipe ends the program like any other error.
+fn say(line: impl Display) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{line}")?;
+    Ok(out.flush()?)
+}
+
+/// The value below which that part of the sorted values lies.
+fn quantile(sorted: &[u64], part: f64) -> Option<u64> {
+    let last = sorted.len().checked_sub(1)?;
+    sorted.get((last as f64 * part).ceil() as usize).copied()
+}
