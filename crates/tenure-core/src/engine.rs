@@ -34,7 +34,7 @@ use crate::key::{LockKey, RoleName};
 use crate::lease::{Lease, TakeoverPolicy};
 use crate::lifecycle::{Input, Lifecycle, LockState, Notice};
 
-use crate::protocol::{Op, Seated};
+use crate::protocol::{Op, RegisterRefusal, Seated};
 
 /// How many roles one round trip carries: the beat waits behind it.
 const BATCH: usize = 1000;
@@ -61,7 +61,7 @@ pub enum Output {
     /// A role's lifecycle says something.
     Notice(RoleName, Notice),
     /// Whether the role's registration was taken, and why not.
-    Registered(RoleName, Result<(), String>),
+    Registered(RoleName, Result<(), RegisterRefusal>),
     /// The gate of a role opened (with its epoch) or shut.
     Gate(RoleName, Option<Epoch>),
     /// Wait for this, then call `drained`.
@@ -360,8 +360,8 @@ impl Engine {
 
     /// A notification: the name of a role, or nothing for "look again".
     pub fn notified(&mut self, payload: &str, now: Tick) {
-        let names = match self.known(payload) {
-            Some(name) => vec![name],
+        let names = match self.roles.get_key_value(payload) {
+            Some((name, _)) => vec![name.clone()],
             None if payload.is_empty() => self.names(|_| true),
             None => return,
         };
@@ -481,11 +481,6 @@ impl Engine {
         self.pace = (self.random)();
         self.in_flight = Some(InFlight { op: op.clone(), sent: now });
         Some(op)
-    }
-
-    fn known(&self, name: &str) -> Option<RoleName> {
-        let name = RoleName::new(name).ok()?;
-        self.roles.contains_key(&name).then_some(name)
     }
 
     fn names(&self, pick: impl Fn(&Role) -> bool) -> Vec<RoleName> {

@@ -18,12 +18,42 @@ use std::str::FromStr;
 use sha2::{Digest, Sha256};
 
 /// The key of an advisory lock, in one of PostgreSQL's two key spaces (which never collide).
-#[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+///
+/// In JSON it is what the database's functions take: `{"key": 1, "pair": false}`; a pair is packed as
+/// `key1 << 32 | key2`.
+#[derive(
+    Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
+)]
+#[serde(from = "Packed", into = "Packed")]
 pub enum LockKey {
     /// The `bigint` form.
     Big(i64),
     /// The `(int4, int4)` form.
     Pair(i32, i32),
+}
+
+/// A key as the database keeps it.
+#[derive(serde::Serialize, serde::Deserialize)]
+struct Packed {
+    key: i64,
+    pair: bool,
+}
+
+impl From<LockKey> for Packed {
+    fn from(key: LockKey) -> Self {
+        match key {
+            LockKey::Big(key) => Packed { key, pair: false },
+            LockKey::Pair(high, low) => {
+                Packed { key: i64::from(high) << 32 | i64::from(low as u32), pair: true }
+            }
+        }
+    }
+}
+
+impl From<Packed> for LockKey {
+    fn from(Packed { key, pair }: Packed) -> Self {
+        if pair { LockKey::Pair((key >> 32) as i32, key as i32) } else { LockKey::Big(key) }
+    }
 }
 
 impl LockKey {
@@ -52,21 +82,6 @@ impl LockKey {
             LockKey::Big(key) => format!("'{key}'::bigint"),
             LockKey::Pair(a, b) => format!("'{a}'::int4, '{b}'::int4"),
         }
-    }
-
-    /// `select pg_try_advisory_lock(…)`.
-    pub fn try_lock_sql(self) -> String {
-        format!("select pg_try_advisory_lock({})", self.args())
-    }
-
-    /// `select pg_advisory_unlock(…)`.
-    pub fn unlock_sql(self) -> String {
-        format!("select pg_advisory_unlock({})", self.args())
-    }
-
-    /// `select pg_advisory_xact_lock_shared(…)`: what a sentinel waits on.
-    pub fn lock_shared_sql(self) -> String {
-        format!("select pg_advisory_xact_lock_shared({})", self.args())
     }
 
     /// How `pg_locks` shows this key: `(classid, objid, objsubid)`.
@@ -189,6 +204,13 @@ impl fmt::Display for RoleName {
     }
 }
 
+/// A map by names can be asked with a text.
+impl std::borrow::Borrow<str> for RoleName {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
 impl AsRef<str> for RoleName {
     fn as_ref(&self) -> &str {
         &self.0
@@ -252,16 +274,8 @@ mod tests {
     #[test]
     fn the_smallest_key_is_still_a_bigint_in_sql() {
         // `-9223372036854775808` unquoted is a numeric, for which there is no lock function.
-        let sql = LockKey::Big(i64::MIN).try_lock_sql();
-        assert_eq!(sql, "select pg_try_advisory_lock('-9223372036854775808'::bigint)");
-        assert_eq!(
-            LockKey::Pair(1, -2).unlock_sql(),
-            "select pg_advisory_unlock('1'::int4, '-2'::int4)"
-        );
-        assert_eq!(
-            LockKey::Pair(1, -2).lock_shared_sql(),
-            "select pg_advisory_xact_lock_shared('1'::int4, '-2'::int4)"
-        );
+        assert_eq!(LockKey::Big(i64::MIN).args(), "'-9223372036854775808'::bigint");
+        assert_eq!(LockKey::Pair(1, -2).args(), "'1'::int4, '-2'::int4");
     }
 
     #[test]

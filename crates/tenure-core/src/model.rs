@@ -9,10 +9,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::clock::Tick;
 use crate::epoch::{Epoch, next_epoch};
+use crate::key::{LockKey, RoleName};
+use crate::lease::TakeoverPolicy;
 
 use crate::protocol::{
-    Beaten, ClaimRow, Claimed, Done, Key, Op, Order, Other, RegisterRow, Registered, ReleaseRow,
-    Seated, TermRow, millis,
+    Acting, Beaten, Better, Claim, ClaimRow, Claimed, Debt, Done, Op, Order, Other,
+    RegisterRefusal, RegisterRow, Registered, ReleaseRow, Seated, TermRow, Won, millis,
 };
 
 pub mod past;
@@ -33,8 +35,8 @@ pub struct Joiner {
 #[derive(Debug, Clone, Default)]
 pub struct Tables {
     members: BTreeMap<String, MemberRow>,
-    roles: BTreeMap<String, RoleRow>,
-    candidates: BTreeMap<(String, String), Candidate>,
+    roles: BTreeMap<RoleName, RoleRow>,
+    candidates: BTreeMap<(RoleName, String), Candidate>,
 }
 
 #[derive(Debug, Clone)]
@@ -51,10 +53,10 @@ struct MemberRow {
 
 #[derive(Debug, Clone)]
 struct RoleRow {
-    key: Key,
-    policy: &'static str,
+    key: LockKey,
+    policy: TakeoverPolicy,
     lease_ms: u64,
-    epoch: i64,
+    epoch: Epoch,
     /// Where the epoch was last raised; none: never.
     timeline: Option<u32>,
     holder: Option<String>,
@@ -89,7 +91,7 @@ struct Boot {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Told {
     pub session: SessionId,
-    pub role: String,
+    pub role: RoleName,
 }
 
 #[derive(Debug, Default)]
@@ -99,7 +101,7 @@ pub struct Model {
     /// Live sessions, by the member that sits there.
     sessions: BTreeMap<SessionId, String>,
     /// Who holds a role's advisory lock.
-    locks: BTreeMap<(bool, i64), SessionId>,
+    locks: BTreeMap<LockKey, SessionId>,
     told: Vec<Told>,
     last_id: u64,
     pub past: past::Past,
@@ -205,15 +207,15 @@ impl Model {
             }
             Op::Claim { rows, .. } => {
                 let mut rows: Vec<&ClaimRow> = rows.iter().collect();
-                rows.sort_by_key(|row| (row.key.pair, row.key.key));
+                rows.sort_by_key(|row| row.key);
                 Done::Claimed(
                     rows.into_iter().map(|row| self.claim(session, &me, row, now)).collect(),
                 )
             }
             Op::Act(rows) => {
                 let done = rows.iter().filter(|row| self.act(&me, row));
-                let written = done.map(|row| row.role.clone()).collect();
-                Done::Acting { written, blocked: Vec::new() }
+                let marked = done.map(|row| row.role.clone()).collect();
+                Done::Acting(Acting { marked, blocked: Vec::new() })
             }
             Op::Beat => {
                 durable = false;
@@ -246,7 +248,7 @@ impl Model {
     }
 
     fn register(&mut self, me: &str, q: &RegisterRow) -> Registered {
-        let refuse = |why: String| Registered { role: q.role.clone(), refused: Some(why) };
+        let refuse = |why: RegisterRefusal| Registered { role: q.role.clone(), refused: Some(why) };
         let (lease_ms, incarnation) = {
             let member = self.member(me);
             (member.lease_ms, member.incarnation.clone())
@@ -256,7 +258,7 @@ impl Model {
         if let Some((other, _)) = taken
             && !self.tables.roles.contains_key(&q.role)
         {
-            return refuse(format!("collision:{other}"));
+            return refuse(RegisterRefusal::Collision { with: other.clone() });
         }
         // New on the line of history on which the schema was born: nobody ever led it.
         let fresh = (self.boot.timeline == 0).then_some(incarnation);
@@ -264,7 +266,7 @@ impl Model {
             key: q.key,
             policy: q.policy,
             lease_ms,
-            epoch: 0,
+            epoch: Epoch::ZERO,
             timeline: None,
             holder: None,
             held_in: None,
@@ -278,10 +280,10 @@ impl Model {
         });
         row.lease_ms = row.lease_ms.max(lease_ms);
         if row.key != q.key {
-            return refuse(format!("key:{}", row.key.key));
+            return refuse(RegisterRefusal::Key { known: row.key });
         }
         if row.policy != q.policy {
-            return refuse(format!("policy:{}", row.policy));
+            return refuse(RegisterRefusal::Policy { known: row.policy });
         }
         let candidate = Candidate { priority: q.priority, ready: q.ready, observer: q.observer };
         self.tables.candidates.insert((q.role.clone(), me.to_owned()), candidate);
@@ -289,24 +291,19 @@ impl Model {
     }
 
     fn claim(&mut self, session: SessionId, me: &str, q: &ClaimRow, now: Tick) -> Claimed {
-        let answer =
-            |out: &str| Claimed { role: q.role.clone(), out: out.to_owned(), ..Claimed::default() };
-        let lock = (q.key.pair, q.key.key);
+        let answer = |claim: Claim| Claimed { role: q.role.clone(), claim };
+        let lock = q.key;
         let Some(r) = self.tables.roles.get(&q.role).cloned().filter(|r| r.key == q.key) else {
-            return answer("unknown");
+            return answer(Claim::Unknown);
         };
-        let known = |claimed: Claimed| Claimed {
-            epoch: Some(r.epoch),
-            holder: r.holder.clone(),
-            ..claimed
-        };
+        let (epoch, before) = (r.epoch, r.holder.clone());
         if let Some(holder) = self.locks.get(&lock) {
             assert_ne!(*holder, session, "a role that is held is never claimed");
             let held_by_us = Some(r.holder.as_deref() == Some(me));
-            return Claimed { held_by_us, ..known(answer("held")) };
+            return answer(Claim::Held { epoch: Some(epoch), holder: before, held_by_us });
         }
         if r.paused {
-            return known(answer("paused"));
+            return answer(Claim::Paused { epoch, holder: before });
         }
         let incarnation = self.member(me).incarnation.clone();
         let here = Some(&incarnation);
@@ -319,15 +316,16 @@ impl Model {
                 && mine;
             if still {
                 self.locks.insert(lock, session);
+                return answer(Claim::Kept { epoch, holder: before });
             }
-            return known(answer(if still { "kept" } else { "moved" }));
+            return answer(Claim::Moved { epoch, holder: before });
         }
         if !q.insist
-            && let Some(why) = self.better_candidate(me, &q.role, &r, now)
+            && let Some(to) = self.better_candidate(me, &q.role, &r, now)
         {
-            return Claimed { to: Some(why.to_owned()), ..known(answer("yield")) };
+            return answer(Claim::Yield { epoch, holder: before, to });
         }
-        let paid = r.policy == "fenced"
+        let paid = r.policy == TakeoverPolicy::Fenced
             || r.debtor.is_none() && r.paid_in.as_ref() == here
             || mine && r.acted_in.as_ref() == here;
         let paid = paid || self.past.bug == past::Bug::IgnoreTheDebt;
@@ -336,7 +334,7 @@ impl Model {
         let moved_to = moved_to.filter(|_| self.past.bug != past::Bug::OneGeneration);
         let moved_to =
             moved_to.map(|to| if self.past.bug == past::Bug::NextGeneration { 1 } else { to });
-        let won = next_epoch(Epoch(r.epoch), Epoch(q.seen), moved_to).get();
+        let won = next_epoch(r.epoch, q.seen, moved_to);
         let indebted = paid || self.past.bug == past::Bug::DebtMovesWithTheClaim;
         let lease_ms = self.member(me).lease_ms;
         let timeline = self.boot.timeline;
@@ -361,26 +359,24 @@ impl Model {
         }
         let debtor = r.debtor.as_ref().and_then(|debtor| self.tables.members.get(debtor));
         let debtor_lease_ms = [r.debtor_lease_ms, Some(r.lease_ms), debtor.map(|d| d.lease_ms)];
-        Claimed {
-            epoch: Some(won),
-            holder: r.holder.clone(),
-            acting: paid,
-            debtor_beat: debtor.filter(|_| !paid).map(|d| d.beat),
-            debtor: r.debtor.filter(|_| !paid),
-            debtor_lease_ms: debtor_lease_ms.into_iter().flatten().max().filter(|_| !paid),
-            ..answer("won")
-        }
+        let lease = debtor_lease_ms.into_iter().flatten().max();
+        let debt = Debt {
+            beat: debtor.map(|d| d.beat),
+            debtor: r.debtor,
+            lease: lease.map(std::time::Duration::from_millis),
+        };
+        answer(Claim::Won(Won { epoch: won, holder: before, debt: (!paid).then_some(debt) }))
     }
 
     /// Why somebody else should have the role first, if somebody should.
     fn better_candidate(
         &self,
         me: &str,
-        role: &str,
+        role: &RoleName,
         row: &RoleRow,
         now: Tick,
-    ) -> Option<&'static str> {
-        let mine = self.tables.candidates.get(&(role.to_owned(), me.to_owned()))?;
+    ) -> Option<Better> {
+        let mine = self.tables.candidates.get(&(role.clone(), me.to_owned()))?;
         let successor = row.successor.as_ref();
         self.tables
             .candidates
@@ -394,17 +390,17 @@ impl Model {
             })
             .filter_map(|((_, member), c)| {
                 if successor.is_some_and(|(to, until)| to == member && now < *until) {
-                    return Some((2, "successor"));
+                    return Some((2, Better::Successor));
                 }
                 let better = (c.ready, c.priority) > (mine.ready, mine.priority);
                 let chosen = successor.is_some_and(|(to, _)| to == me);
                 match better && !chosen {
-                    true if c.ready && !mine.ready => Some((1, "ready")),
-                    true => Some((0, "priority")),
+                    true if c.ready && !mine.ready => Some((1, Better::Ready)),
+                    true => Some((0, Better::Priority)),
                     false => None,
                 }
             })
-            .max()
+            .max_by_key(|(rank, _)| *rank)
             .map(|(_, why)| why)
     }
 
@@ -448,11 +444,11 @@ impl Model {
         }
     }
 
-    fn inspect(&self, session: SessionId, me: &str, rows: &[TermRow]) -> Vec<String> {
+    fn inspect(&self, session: SessionId, me: &str, rows: &[TermRow]) -> Vec<RoleName> {
         let ours = |q: &TermRow| {
             let row = self.tables.roles.get(&q.role);
             row.is_some_and(|row| row.epoch == q.epoch && row.holder.as_deref() == Some(me))
-                && self.locks.get(&(q.key.pair, q.key.key)) == Some(&session)
+                && self.locks.get(&q.key) == Some(&session)
         };
         rows.iter().filter(|q| !ours(q)).map(|q| q.role.clone()).collect()
     }
@@ -498,7 +494,7 @@ impl Model {
         }
         let mut not_held = BTreeSet::new();
         for ReleaseRow { term, .. } in rows {
-            let lock = (term.key.pair, term.key.key);
+            let lock = term.key;
             if self.locks.get(&lock) == Some(&session) {
                 self.locks.remove(&lock);
             } else {
@@ -514,7 +510,7 @@ impl Model {
 
     // --- what an operator says ---
 
-    pub fn set_paused(&mut self, role: &str, paused: bool, now: Tick) -> bool {
+    pub fn set_paused(&mut self, role: &RoleName, paused: bool, now: Tick) -> bool {
         let Some(row) = self.tables.roles.get_mut(role) else { return false };
         row.paused = paused;
         self.commit(true, now);
@@ -523,9 +519,9 @@ impl Model {
     }
 
     /// A step-down that `to` asks for, if it stands above the holder.
-    pub fn preempt(&mut self, role: &str, to: &str, now: Tick) {
+    pub fn preempt(&mut self, role: &RoleName, to: &str, now: Tick) {
         let priority = |member: &str| {
-            let key = (role.to_owned(), member.to_owned());
+            let key = (role.clone(), member.to_owned());
             self.tables.candidates.get(&key).map(|candidate| candidate.priority)
         };
         let holder = self.tables.roles.get(role).and_then(|row| row.holder.clone());
@@ -540,16 +536,16 @@ impl Model {
         self.tell(role);
     }
 
-    fn tell(&mut self, role: &str) {
+    fn tell(&mut self, role: &RoleName) {
         let everybody = self.sessions.keys();
-        self.told.extend(everybody.map(|id| Told { session: *id, role: role.to_owned() }));
+        self.told.extend(everybody.map(|id| Told { session: *id, role: role.clone() }));
     }
 
     fn member(&mut self, me: &str) -> &mut MemberRow {
         self.tables.members.get_mut(me).expect("who was proved has a row")
     }
 
-    fn role(&mut self, name: &str) -> &mut RoleRow {
+    fn role(&mut self, name: &RoleName) -> &mut RoleRow {
         self.tables.roles.get_mut(name).expect("a role that was read in this transaction")
     }
 

@@ -171,13 +171,15 @@ begin
     with asked as materialized (
         select x.*, case
             when r.name is null then coalesce(
-                'collision:' || (select name from tenure.role where key = x.key and pair = x.pair),
-                'locks:' || room)
+                (select jsonb_build_object('because', 'collision', 'with', name)
+                 from tenure.role where key = x.key and pair = x.pair),
+                jsonb_build_object('because', 'locks', 'room', room))
             when (r.key, r.pair) is distinct from (x.key, x.pair) then
-                'key:' || case when r.pair then (r.key >> 32) || ',' || (r.key << 32 >> 32)
-                               else r.key::text end
-            when r.policy <> x.policy then 'policy:' || r.policy
-            when r.lease_ms < m.lease_ms then 'blocked' end as why
+                jsonb_build_object('because', 'key', 'key', r.key, 'pair', r.pair)
+            when r.policy <> x.policy then
+                jsonb_build_object('because', 'policy', 'known', r.policy)
+            when r.lease_ms < m.lease_ms then
+                jsonb_build_object('because', 'blocked') end as why
         from jsonb_to_recordset(p_roles) as x(role text, key bigint, pair boolean, policy text,
                 priority integer, ready boolean, observer boolean)
             left join tenure.role r on r.name = x.role

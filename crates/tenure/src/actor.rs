@@ -13,7 +13,7 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tenure_core::clock::{Clock, Tick};
 use tenure_core::gate::GateKeeper;
-use tenure_core::key::RoleName;
+use tenure_core::key::{LockKey, RoleName};
 use tenure_core::lifecycle::{Input, Lifecycle, LockState, Notice};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::sleep;
@@ -28,7 +28,7 @@ use crate::seat::{Seat, Sitter, parse, settings};
 use crate::sentinel::{Sentinel, Word, call_sign};
 use crate::sql::literal;
 use tenure_core::engine::{Campaign, Engine, Output};
-use tenure_core::protocol::{Done, Key, Seated, millis};
+use tenure_core::protocol::{Done, Seated, millis};
 
 type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
@@ -297,12 +297,12 @@ impl Actor {
         look
     }
 
-    fn waiting_keys(&self, hands: &Hands) -> Vec<Key> {
+    fn waiting_keys(&self, hands: &Hands) -> Vec<LockKey> {
         hands
             .hubs
             .iter()
             .filter(|(name, _)| matches!(self.engine.state(name), Some((LockState::Follower, _))))
-            .map(|(_, hub)| hub.key.into())
+            .map(|(_, hub)| hub.key)
             .collect()
     }
 
@@ -493,7 +493,8 @@ impl Actor {
                     }
                 }
                 Output::Registered(role, result) => {
-                    let result = result.map_err(|why| TenureError::registration(&role, &why));
+                    let result =
+                        result.map_err(|why| TenureError::Registration { role: role.clone(), why });
                     if let Err(error) = &result
                         && let Some(hub) = hands.hubs.get(&role)
                     {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use tenure_core::key::RoleName;
+use tenure_core::protocol::RegisterRefusal;
 
 use crate::config::ConfigError;
 use crate::connect::ConnectError;
@@ -37,7 +38,7 @@ pub enum TenureError {
         /// The role.
         role: RoleName,
         /// What differs, and what to do.
-        why: String,
+        why: RegisterRefusal,
     },
     /// A session failed in the middle of something. A retry helps.
     #[error("the database session failed: {0}")]
@@ -90,27 +91,6 @@ impl TenureError {
             | LineError::Warned(_)
             | LineError::Unreadable(_) => TenureError::Session(error.to_string()),
         }
-    }
-
-    /// From the short word the database answered with.
-    pub(crate) fn registration(role: &RoleName, why: &str) -> Self {
-        let why = match why.split_once(':') {
-            Some(("collision", other)) => format!(
-                "its lock key is already used by role {other}; give one of them an explicit key"
-            ),
-            Some(("key", key)) => {
-                format!("the group knows it with lock key {key}; use the same key everywhere")
-            }
-            Some(("policy", policy)) => {
-                format!("the group knows it with policy {policy}; use the same policy everywhere")
-            }
-            Some(("locks", room)) => format!(
-                "the group has {room} roles already, a quarter of the server's lock table; raise \
-                 max_locks_per_transaction"
-            ),
-            _ => why.to_owned(),
-        };
-        TenureError::Registration { role: role.clone(), why }
     }
 }
 

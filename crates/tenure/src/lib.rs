@@ -103,6 +103,7 @@ pub use tenure_core::identity::Identity;
 pub use tenure_core::key::{LockKey, RoleName};
 pub use tenure_core::lease::{Lease, LeaseSpec, TakeoverPolicy};
 pub use tenure_core::lifecycle::{LockState, LostReason, NotAcquired, Notice};
+pub use tenure_core::protocol::RegisterRefusal;
 pub use tenure_core::retry::{
     DecorrelatedJitter, ExponentialBackoff, FixedInterval, RetryContext, RetryStrategy,
 };

@@ -22,6 +22,7 @@ use crate::lock::{LeaderLock, Leadership};
 use crate::preflight;
 use crate::seat::Sitter;
 use tenure_core::engine::{Campaign, Engine};
+use tenure_core::protocol::RegisterRefusal;
 
 /// A member of the group.
 ///
@@ -182,8 +183,9 @@ impl Member {
             return Err(TenureError::DuplicateRole(role.name().clone()));
         }
         if let Some(same) = locks.by_key.get(&role.key()) {
-            let why = format!("collision:{}", locks.all[*same].role());
-            return Err(TenureError::registration(role.name(), &why));
+            let with = locks.all[*same].role().clone();
+            let why = RegisterRefusal::Collision { with };
+            return Err(TenureError::Registration { role: role.name().clone(), why });
         }
         let (keeper, gate) = LeaderGate::pair(self.clock.clone(), self.identity.clone());
         #[cfg(feature = "negative-control")]

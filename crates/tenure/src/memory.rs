@@ -42,6 +42,7 @@ use std::time::Duration;
 use tenure_core::clock::{Clock, Tick};
 use tenure_core::gate::LeaderGate;
 use tenure_core::identity::Identity;
+use tenure_core::key::RoleName;
 use tenure_core::lease::{Lease, LeaseError, LeaseSpec};
 use tenure_core::lifecycle::{Lifecycle, LifecycleOptions, LockState};
 use tokio::sync::{mpsc, watch};
@@ -86,7 +87,7 @@ struct Line {
 /// What a session hears without having asked.
 #[derive(Debug)]
 enum Heard {
-    Role(String),
+    Role(RoleName),
     Death(String),
     Closed,
 }
@@ -240,7 +241,9 @@ impl MemoryGroup {
     pub fn set_paused(&self, role: &str, paused: bool) -> Result<(), TenureError> {
         let now = self.0.clock.now();
         let mut server = self.0.server();
-        if !server.model.set_paused(role, paused, now) {
+        let known =
+            RoleName::new(role).is_ok_and(|role| server.model.set_paused(&role, paused, now));
+        if !known {
             return Err(TenureError::Order(format!(
                 "nobody knows a role {role:?}; start it first"
             )));

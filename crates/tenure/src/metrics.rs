@@ -92,7 +92,7 @@ pub(crate) fn round_trip(op: &Op, took: Duration, succeeded: bool) {
     match op {
         Op::Claim { rows, .. } => {
             for row in rows {
-                counter!("tenure_acquire_attempts_total", "role" => row.role.clone()).increment(1);
+                counter!("tenure_acquire_attempts_total", "role" => label(&row.role)).increment(1);
             }
             if succeeded {
                 histogram!("tenure_acquire_seconds").record(took.as_secs_f64());

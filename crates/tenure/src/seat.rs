@@ -8,9 +8,12 @@
 use std::time::Duration;
 
 use serde::Deserialize;
+use tenure_core::epoch::Epoch;
+use tenure_core::key::{LockKey, RoleName};
 use tenure_core::lease::Lease;
 use tenure_core::protocol::{
-    Beaten, Claimed, Done, Key, Op, Registered, Seated, TermRow, member_key, millis,
+    Acting, Beaten, Claim, Claimed, Debt, Done, Op, Registered, Seated, TermRow, Won, member_key,
+    millis,
 };
 use tokio::sync::mpsc;
 
@@ -96,20 +99,13 @@ impl Seat {
                 Done::Claimed(self.ask::<Claims>(&sql).await?.roles)
             }
             Op::Act(rows) => {
-                #[derive(Deserialize)]
-                struct Acting {
-                    roles: Vec<String>,
-                    blocked: Vec<String>,
-                }
-                let sql = format!("tenure.act({me}, {})", json(rows));
-                let Acting { roles: written, blocked } = self.ask(&sql).await?;
-                Done::Acting { written, blocked }
+                Done::Acting(self.ask(&format!("tenure.act({me}, {})", json(rows))).await?)
             }
             Op::Beat => Done::Beaten(self.ask(&format!("tenure.beat({me})")).await?),
             Op::Inspect(rows) => {
                 #[derive(Deserialize)]
                 struct Gone {
-                    gone: Vec<String>,
+                    gone: Vec<RoleName>,
                 }
                 let sql = format!("tenure.inspect({me}, {})", json(rows));
                 Done::Inspected(self.ask::<Gone>(&sql).await?.gone)
@@ -152,10 +148,12 @@ impl Seat {
 
     /// Without tables: the locks themselves, and a proof that the session is the one it was.
     async fn run_lock_only(&self, op: &Op) -> Result<Done, LineError> {
-        let all = |keys: Vec<(String, String)>| {
+        let all = |keys: Vec<(RoleName, String)>| {
             let parts: Vec<String> = keys
                 .into_iter()
-                .map(|(role, call)| format!("jsonb_build_array({}, {call})", literal(&role)))
+                .map(|(role, call)| {
+                    format!("jsonb_build_array({}, {call})", literal(role.as_str()))
+                })
                 .collect();
             format!("select jsonb_build_array({})", parts.join(", "))
         };
@@ -170,24 +168,28 @@ impl Seat {
                     .iter()
                     .map(|row| (row.role.clone(), lock_call("pg_try_advisory_lock", row.key)))
                     .collect());
-                let won: Vec<(String, bool)> = answer(&self.line, &sql, self.deadline).await?;
+                let won: Vec<(RoleName, bool)> = answer(&self.line, &sql, self.deadline).await?;
                 Done::Claimed(
                     won.into_iter()
                         .zip(rows)
-                        .map(|((role, won), row)| Claimed {
-                            role,
-                            out: if won { "won" } else { "held" }.to_owned(),
-                            // A local count: it orders this process's own terms and no others.
-                            epoch: won.then_some(row.seen + 1),
-                            ..Claimed::default()
+                        .map(|((role, won), row)| {
+                            let claim = if won {
+                                // A local count: it orders this process's own terms and no others.
+                                let epoch = Epoch(row.seen.get() + 1);
+                                let debt = Some(Debt::default());
+                                Claim::Won(Won { epoch, holder: None, debt })
+                            } else {
+                                Claim::Held { epoch: None, holder: None, held_by_us: None }
+                            };
+                            Claimed { role, claim }
                         })
                         .collect(),
                 )
             }
             Op::Act(rows) => {
                 self.ping().await?;
-                let written = rows.iter().map(|row| row.role.clone()).collect();
-                Done::Acting { written, blocked: Vec::new() }
+                let marked = rows.iter().map(|row| row.role.clone()).collect();
+                Done::Acting(Acting { marked, blocked: Vec::new() })
             }
             Op::Beat => {
                 self.ping().await?;
@@ -195,7 +197,7 @@ impl Seat {
             }
             Op::Inspect(rows) => {
                 let sql = all(rows.iter().map(|row| (row.role.clone(), holds(row.key))).collect());
-                let held: Vec<(String, bool)> = answer(&self.line, &sql, self.deadline).await?;
+                let held: Vec<(RoleName, bool)> = answer(&self.line, &sql, self.deadline).await?;
                 Done::Inspected(
                     held.into_iter().filter(|(_, ours)| !ours).map(|(role, _)| role).collect(),
                 )
@@ -211,7 +213,7 @@ impl Seat {
                 for row in rows {
                     sql.push_str(&format!(
                         "; select pg_notify({channel}, {})",
-                        literal(&row.term.role)
+                        literal(row.term.role.as_str())
                     ));
                 }
                 self.line.ask(&sql, self.deadline).await?;
@@ -254,21 +256,15 @@ pub(crate) fn parse<T: serde::de::DeserializeOwned>(text: Option<String>) -> Res
     serde_json::from_str(&text).map_err(|error| LineError::Unreadable(error.to_string()))
 }
 
-fn lock_call(function: &str, Key { key, pair }: Key) -> String {
-    if pair {
-        format!("{function}({}, {})", (key >> 32) as i32, key as i32)
-    } else {
-        format!("{function}({key})")
-    }
+fn lock_call(function: &str, key: LockKey) -> String {
+    format!("{function}({})", key.args())
 }
 
-fn holds(Key { key, pair }: Key) -> String {
+fn holds(key: LockKey) -> String {
+    let (class, object, kind) = key.pg_locks_columns();
     format!(
         "exists (select from pg_locks where locktype = 'advisory' and pid = pg_backend_pid() \
-         and granted and classid = {} and objid = {} and objsubid = {})",
-        (key >> 32) as u32,
-        key as u32,
-        if pair { 2 } else { 1 }
+         and granted and classid = {class} and objid = {object} and objsubid = {kind})"
     )
 }
 
@@ -300,19 +296,4 @@ pub(crate) fn settings(idle: Duration, statement: Duration, check: Duration) -> 
         statement = millis(statement),
         check = millis(check).max(1),
     )
-}
-
-#[cfg(test)]
-mod tests {
-    use tenure_core::key::LockKey;
-
-    use super::*;
-
-    #[test]
-    fn a_pair_is_packed_as_the_server_shows_it() {
-        assert_eq!(Key::from(LockKey::Pair(1, 2)), Key { key: 0x1_0000_0002, pair: true });
-        assert_eq!(Key::from(LockKey::Pair(-1, -1)), Key { key: -1, pair: true });
-        let key = Key::from(LockKey::Pair(i32::MIN, i32::MAX));
-        assert_eq!(lock_call("f", key), format!("f({}, {})", i32::MIN, i32::MAX));
-    }
 }

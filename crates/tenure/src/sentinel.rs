@@ -16,7 +16,8 @@ use crate::connect::Connector;
 use crate::line::{Line, LineError};
 use crate::seat::{Sitter, settings};
 use crate::sql::literal;
-use tenure_core::protocol::{Key, millis};
+use tenure_core::key::LockKey;
+use tenure_core::protocol::millis;
 
 /// Every how many waits the member's own listening is tried out.
 const CALL_EVERY: usize = 20;
@@ -39,7 +40,7 @@ pub(crate) struct Sentinel {
     /// The ring may have changed.
     pub(crate) look_again: Arc<Notify>,
     /// In lock-only mode: the locks to wait for.
-    pub(crate) wanted: watch::Receiver<Vec<Key>>,
+    pub(crate) wanted: watch::Receiver<Vec<LockKey>>,
 }
 
 /// How a call of this member begins. No role is called so: nobody else makes anything of it.
@@ -151,13 +152,12 @@ impl Sentinel {
             *turn = turn.wrapping_add(1);
             (!wanted.is_empty()).then(|| wanted[*turn % wanted.len()])
         };
-        let Some(Key { key, pair }) = key else {
+        let Some(key) = key else {
             // Cancel-safe: a change that was missed is seen by the next look.
             let _ = tokio::time::timeout(wait, self.wanted.changed()).await;
             return Ok(());
         };
-        let args =
-            if pair { format!("{}, {}", (key >> 32) as i32, key as i32) } else { key.to_string() };
+        let args = key.args();
         let ms = millis(wait);
         let ask = format!(
             "do $$ begin \

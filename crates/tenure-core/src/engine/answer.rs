@@ -9,7 +9,10 @@ use crate::key::RoleName;
 use crate::lifecycle::{Input, LockState, NotAcquired, Notice};
 
 use super::{Engine, InFlight, Output, Peer};
-use crate::protocol::{Beaten, Claimed, Done, Op, Order, Registered};
+use crate::protocol::{
+    Acting, Beaten, Better, Claim, Claimed, Debt, Done, Op, Order, RegisterRefusal, Registered,
+    TermRow,
+};
 
 impl Engine {
     /// What became of the round trip that `next_op` handed out.
@@ -28,37 +31,34 @@ impl Engine {
             (Done::Registered(rows), _) => self.registered(rows, now),
             (Done::Claimed(rows), Op::Claim { rows: asked, .. }) => {
                 // A claim that ran out of time did not come to all of them: they are in the next.
-                let answered: BTreeSet<&str> = rows.iter().map(|row| row.role.as_str()).collect();
-                for row in asked.iter().filter(|row| !answered.contains(row.role.as_str())) {
-                    if let Some(name) = self.known(&row.role) {
-                        self.roles.get_mut(&name).expect("just found").claim = true;
+                let answered: BTreeSet<&RoleName> = rows.iter().map(|row| &row.role).collect();
+                for row in asked.iter().filter(|row| !answered.contains(&row.role)) {
+                    if let Some(role) = self.roles.get_mut(&row.role) {
+                        role.claim = true;
                     }
                 }
                 for row in rows {
                     self.claimed(row, now);
                 }
             }
-            (Done::Acting { written, blocked }, Op::Act(rows)) => {
-                let written: BTreeSet<String> = written.into_iter().collect();
-                let blocked: BTreeSet<String> = blocked.into_iter().collect();
-                for row in rows {
-                    let Some(name) = self.known(&row.role) else { continue };
-                    if blocked.contains(&row.role) {
-                        self.act_blocked(&name, Epoch(row.epoch), now);
-                    } else if written.contains(&row.role) {
-                        self.unblocked(&name);
-                        self.input(&name, Input::Cleared { epoch: Epoch(row.epoch) }, now);
+            (Done::Acting(Acting { marked, blocked }), Op::Act(rows)) => {
+                let marked: BTreeSet<RoleName> = marked.into_iter().collect();
+                let blocked: BTreeSet<RoleName> = blocked.into_iter().collect();
+                for TermRow { role, epoch, .. } in rows {
+                    if blocked.contains(&role) {
+                        self.act_blocked(&role, epoch, now);
+                    } else if marked.contains(&role) {
+                        self.unblocked(&role);
+                        self.input(&role, Input::Cleared { epoch }, now);
                     } else {
-                        self.input(&name, Input::EpochMoved, now);
+                        self.input(&role, Input::EpochMoved, now);
                     }
                 }
             }
             (Done::Beaten(beaten), _) => self.beaten(beaten, now),
             (Done::Inspected(gone), _) => {
                 for role in gone {
-                    if let Some(name) = self.known(&role) {
-                        self.input(&name, Input::EpochMoved, now);
-                    }
+                    self.input(&role, Input::EpochMoved, now);
                 }
                 // Lock and epoch are confirmed: a gate that was shut for lateness opens again.
                 if now < self.lease_until {
@@ -74,15 +74,13 @@ impl Engine {
             }
             (Done::Released, Op::Release(rows)) => {
                 for row in rows {
-                    if let Some(name) = self.known(&row.term.role) {
-                        self.input(&name, Input::ReleaseSucceeded, now);
-                    }
+                    self.input(&row.term.role, Input::ReleaseSucceeded, now);
                 }
             }
             (Done::Left, _) => {
                 self.left = true;
             }
-            (Done::Claimed(_) | Done::Acting { .. } | Done::Released, _) => {
+            (Done::Claimed(_) | Done::Acting(_) | Done::Released, _) => {
                 unreachable!("an answer belongs to its question")
             }
         }
@@ -100,24 +98,28 @@ impl Engine {
     }
 
     fn registered(&mut self, rows: Vec<Registered>, now: Tick) {
-        for Registered { role, refused } in rows {
-            let Some(name) = self.known(&role) else { continue };
-            let entry = self.roles.get_mut(&name).expect("just found");
+        for Registered { role: name, refused } in rows {
+            let Some(role) = self.roles.get_mut(&name) else { continue };
             match refused {
                 None => {
                     // Unless it changed meanwhile: then the next registration answers.
-                    if entry.joined && entry.registered {
+                    if role.joined && role.registered {
                         self.outputs.push_back(Output::Registered(name, Ok(())));
                     }
                 }
-                Some(why) if why == "blocked" => {
+                Some(RegisterRefusal::Blocked) => {
                     // Nobody may use a lease that is not written down: not yet a candidate.
-                    entry.registered = false;
+                    role.registered = false;
                     self.blocked(&name, now);
                 }
-                Some(why) => {
-                    entry.candidate = false;
-                    entry.claim = false;
+                Some(
+                    why @ (RegisterRefusal::Collision { .. }
+                    | RegisterRefusal::Key { .. }
+                    | RegisterRefusal::Policy { .. }
+                    | RegisterRefusal::Locks { .. }),
+                ) => {
+                    role.candidate = false;
+                    role.claim = false;
                     self.outputs.push_back(Output::Registered(name.clone(), Err(why)));
                     self.input(&name, Input::StopRequested, now);
                 }
@@ -151,50 +153,51 @@ impl Engine {
         }
     }
 
-    fn claimed(&mut self, row: Claimed, now: Tick) {
-        let Some(name) = self.known(&row.role) else { return };
-        let role = self.roles.get_mut(&name).expect("just found");
-        let epoch = row.epoch.map_or(Epoch::ZERO, Epoch);
+    fn claimed(&mut self, Claimed { role: name, claim }: Claimed, now: Tick) {
+        let Some(role) = self.roles.get_mut(&name) else { return };
         let back = role.keep.is_some();
-        role.seen = role.seen.max(epoch);
-        role.holder.clone_from(&row.holder);
-        if row.out != "blocked" {
+        role.seen = role.seen.max(claim.epoch().unwrap_or(Epoch::ZERO));
+        role.holder = claim.holder().map(str::to_owned);
+        if !matches!(claim, Claim::Blocked { .. }) {
             role.blocked_since = None;
         }
-        let input = match row.out.as_str() {
-            "won" => {
+        let mut held = false;
+        let input = match claim {
+            Claim::Won(won) => {
                 role.keep = None;
                 role.insist_at = None;
                 role.nudged = false;
-                if row.holder.is_some() {
+                if won.holder.is_some() {
                     self.outputs.push_back(Output::TookOver(name.clone()));
                 }
-                let open_at = self.open_at(&row, now);
-                Input::AcquireSucceeded { epoch, open_at }
+                let open_at = won.debt.map(|debt| self.open_at(&debt, now));
+                Input::AcquireSucceeded { epoch: won.epoch, open_at }
             }
-            "kept" => {
+            Claim::Kept { epoch, .. } => {
                 let epoch = role.keep.take().unwrap_or(epoch);
                 Input::ReacquireSucceeded { epoch }
             }
-            "moved" => {
+            Claim::Moved { .. } => {
                 role.keep = None;
                 Input::ReacquireFailed
             }
-            "held" if back && row.held_by_us == Some(true) => {
+            Claim::Held { held_by_us: Some(true), .. } if back => {
                 // Our own old session has not ended yet, or a stranger was faster.
                 role.try_at = Some(now + self.lease.heartbeat() / 50);
                 return;
             }
-            "held" if back => {
+            Claim::Held { .. } | Claim::Paused { .. } if back => {
                 role.keep = None;
                 Input::ReacquireFailed
             }
-            "held" => {
+            Claim::Held { .. } => {
                 // Somebody took it; the next race begins with manners again.
                 role.insist_at = None;
+                held = true;
                 Input::AcquireFailed { why: NotAcquired::Held }
             }
-            "blocked" => {
+            Claim::Paused { .. } => Input::AcquireFailed { why: NotAcquired::Paused },
+            Claim::Blocked { .. } => {
                 role.blocked_since.get_or_insert(now);
                 role.try_at = Some(now + self.lease.heartbeat() / 4);
                 if back {
@@ -202,28 +205,23 @@ impl Engine {
                 }
                 Input::AcquireFailed { why: NotAcquired::Blocked }
             }
-            "yield" => {
+            Claim::Yield { to, .. } => {
                 // A better candidate gets a head start; if it does not take it, we insist.
-                let head_start = match row.to.as_deref() {
-                    Some("ready") => self.lease.lease(),
-                    Some("successor") => self.lease.heartbeat(),
-                    _ => self.lease.heartbeat() / 2,
+                let head_start = match to {
+                    Better::Ready => self.lease.lease(),
+                    Better::Successor => self.lease.heartbeat(),
+                    Better::Priority => self.lease.heartbeat() / 2,
                 };
                 role.try_at = Some(*role.insist_at.get_or_insert(now + head_start));
                 Input::AcquireFailed { why: NotAcquired::Reserved }
             }
-            "paused" if back => {
-                role.keep = None;
-                Input::ReacquireFailed
-            }
-            "paused" => Input::AcquireFailed { why: NotAcquired::Paused },
-            "unknown" => {
+            Claim::Unknown => {
                 role.registered = false;
                 Input::AcquireFailed { why: NotAcquired::Blocked }
             }
-            _ => {
+            Claim::Failed { sqlstate, error } => {
                 // The database undid it and unlocked: this role's trouble, not the session's.
-                let error = Notice::Error(explain_claim(&row));
+                let error = Notice::Error(explain_claim(&sqlstate, &error));
                 self.outputs.push_back(Output::Notice(name.clone(), error));
                 Input::AcquireFailed { why: NotAcquired::Blocked }
             }
@@ -234,26 +232,22 @@ impl Engine {
         if std::mem::take(&mut role.nudged) && failed {
             role.try_at = Some(now);
         }
-        let held = row.out == "held" && failed;
         self.input(&name, input, now);
         if held {
             self.consider_preempting(&name, now);
         }
     }
 
-    /// When the gate of a role that was just won may open: at once if nobody can still act.
-    fn open_at(&self, row: &Claimed, now: Tick) -> Option<Tick> {
-        if row.acting {
-            return None;
-        }
+    /// When the gate of a role that was just won may open, if a gate of its debtor may be open.
+    fn open_at(&self, debt: &Debt, now: Tick) -> Tick {
         let own = self.lease.lease();
-        let lease = row.debtor_lease_ms.map_or(own, Duration::from_millis).max(own);
+        let lease = debt.lease.unwrap_or(own).max(own);
         if self.lock_only {
             // Without tables nothing is known of whoever led before.
-            return Some(self.lease.takeover_at(now, now, lease));
+            return self.lease.takeover_at(now, now, lease);
         }
         let contact = self.contact;
-        let saw = match (&row.debtor, row.debtor_beat) {
+        let saw = match (&debt.debtor, debt.beat) {
             // Nobody is named; what a failover lost cannot have beaten since we met this server.
             (None, _) => contact,
             // Exactly the beat we saw: a lower one is that of a member whose row was forgotten and
@@ -265,7 +259,7 @@ impl Engine {
                 .map_or(now, |peer| peer.first_seen),
             (Some(_), None) => now,
         };
-        Some(self.lease.takeover_at(saw, contact, lease))
+        self.lease.takeover_at(saw, contact, lease)
     }
 
     fn beaten(&mut self, beaten: Beaten, now: Tick) {
@@ -292,10 +286,8 @@ impl Engine {
             up.next_beat = now;
         }
         for Order { role, paused, id, to } in beaten.orders.unwrap_or_default() {
-            if (paused || id.is_some())
-                && let Some(name) = self.known(&role)
-            {
-                self.input(&name, Input::ReleaseRequested { to, deadline: None }, now);
+            if paused || id.is_some() {
+                self.input(&role, Input::ReleaseRequested { to, deadline: None }, now);
             }
         }
     }
@@ -329,13 +321,10 @@ impl Engine {
     }
 }
 
-fn explain_claim(row: &Claimed) -> String {
-    let error = row.error.as_deref().unwrap_or("no reason given");
-    match row.sqlstate.as_deref() {
-        Some("53200") => {
-            format!("the server's lock table is full ({error}); raise max_locks_per_transaction")
-        }
-        Some(state) => format!("{error} (SQLSTATE {state})"),
-        None => error.to_owned(),
+fn explain_claim(sqlstate: &str, error: &str) -> String {
+    if sqlstate == "53200" {
+        format!("the server's lock table is full ({error}); raise max_locks_per_transaction")
+    } else {
+        format!("{error} (SQLSTATE {sqlstate})")
     }
 }

@@ -3,11 +3,10 @@
 use crate::clock::Tick;
 use crate::epoch::Epoch;
 use crate::key::RoleName;
-use crate::lease::TakeoverPolicy;
 use crate::lifecycle::LockState;
 
 use super::{BATCH, Engine, INSPECT_EVERY, Output, ROW_WAIT, Role};
-use crate::protocol::{ClaimRow, Key, Op, RegisterRow, ReleaseRow, TermRow};
+use crate::protocol::{ClaimRow, Op, RegisterRow, ReleaseRow, TermRow};
 
 impl Engine {
     pub(super) fn choose_op(&mut self, now: Tick) -> Option<Op> {
@@ -72,12 +71,9 @@ impl Engine {
                 role.registered = true;
                 role.candidate = role.joined;
                 RegisterRow {
-                    role: role.spec.name.as_str().to_owned(),
-                    key: role.spec.key.into(),
-                    policy: match role.spec.policy {
-                        TakeoverPolicy::Exclusive => "exclusive",
-                        TakeoverPolicy::Fenced => "fenced",
-                    },
+                    role: role.spec.name.clone(),
+                    key: role.spec.key,
+                    policy: role.spec.policy,
                     priority: role.spec.priority,
                     ready: role.spec.ready,
                     // A role that was stopped is no candidate any more: nobody stands back for it.
@@ -97,10 +93,10 @@ impl Engine {
             role.blocked_since.is_some_and(|since| now.saturating_since(since) > lease.lease())
         };
         let row = |name: &RoleName, role: &Role| ClaimRow {
-            role: name.as_str().to_owned(),
-            key: role.spec.key.into(),
-            seen: role.seen.get(),
-            keep: role.keep.map(Epoch::get),
+            role: name.clone(),
+            key: role.spec.key,
+            seen: role.seen,
+            keep: role.keep,
             insist: role.insist_at.is_some_and(|at| now >= at),
         };
         let mut rows = Vec::new();
@@ -134,5 +130,5 @@ impl Engine {
 }
 
 fn term(name: &RoleName, role: &Role, epoch: Epoch) -> TermRow {
-    TermRow { role: name.as_str().to_owned(), epoch: epoch.get(), key: Key::from(role.spec.key) }
+    TermRow { role: name.clone(), epoch, key: role.spec.key }
 }

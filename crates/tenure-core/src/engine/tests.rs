@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::{ManualClock, Tick};
+use crate::epoch::Epoch;
 use crate::gate::LeaderGate;
 use crate::identity::Identity;
 use crate::key::RoleName;
@@ -12,7 +13,7 @@ use crate::lifecycle::{Input, Lifecycle, LifecycleOptions, LockState};
 use crate::retry::FixedInterval;
 
 use super::{Campaign, Engine};
-use crate::protocol::{Beaten, Claimed, Done, Op, Registered, Seated};
+use crate::protocol::{Beaten, Better, Claim, Claimed, Done, Op, Registered, Seated};
 
 /// One member with one role, `r`, on its seat.
 struct Stage {
@@ -61,7 +62,7 @@ impl Stage {
         let op = self.engine.next_op(self.now).expect("something to do");
         match &op {
             Op::Register(rows) => {
-                let taken = |role: &str| Registered { role: role.to_owned(), refused: None };
+                let taken = |role: &RoleName| Registered { role: role.clone(), refused: None };
                 let rows = rows.iter().map(|row| taken(&row.role)).collect();
                 self.engine.done(Done::Registered(rows), self.now);
             }
@@ -74,37 +75,48 @@ impl Stage {
         op
     }
 
-    fn claimed(&mut self, out: &str) {
-        let row = Claimed { role: "r".to_owned(), out: out.to_owned(), ..Claimed::default() };
+    fn claimed(&mut self, claim: &Claim) {
+        let row = Claimed { role: self.role.clone(), claim: claim.clone() };
         self.engine.done(Done::Claimed(vec![row]), self.now);
     }
+}
+
+/// Every answer that leaves the role to another member.
+fn failures() -> [Claim; 4] {
+    let (epoch, holder) = (Epoch(1), Some("other".to_owned()));
+    [
+        Claim::Held { epoch: Some(epoch), holder: holder.clone(), held_by_us: Some(false) },
+        Claim::Yield { epoch, holder: None, to: Better::Successor },
+        Claim::Blocked { epoch: None, holder: None },
+        Claim::Paused { epoch, holder },
+    ]
 }
 
 /// A server may put a notification between an answer and its end, so that it is heard first. Seen
 /// as a handover of 220 ms: the answer ("stand back for the successor") was older than the hint.
 #[test]
 fn a_hint_that_overtakes_the_answer_of_a_claim_is_not_lost() {
-    for out in ["held", "yield", "blocked", "paused"] {
+    for claim in failures() {
         let mut stage = Stage::claiming();
         stage.engine.notified("r", stage.now);
-        stage.claimed(out);
-        assert_eq!(stage.engine.next_timeout(), Some(stage.now), "after {out:?}");
+        stage.claimed(&claim);
+        assert_eq!(stage.engine.next_timeout(), Some(stage.now), "after {claim:?}");
         stage.engine.timeout(stage.now);
         // A beat may come first: a hint may also be an order.
         let next = [stage.step(), stage.step()];
-        assert!(next.iter().any(|op| matches!(op, Op::Claim { .. })), "after {out:?}: {next:?}");
+        assert!(next.iter().any(|op| matches!(op, Op::Claim { .. })), "after {claim:?}: {next:?}");
     }
 }
 
 #[test]
 fn without_a_hint_a_claim_that_failed_waits_for_its_turn() {
-    for out in ["held", "yield", "blocked", "paused"] {
+    for claim in failures() {
         let mut stage = Stage::claiming();
-        stage.claimed(out);
+        stage.claimed(&claim);
         let state = stage.engine.state(&stage.role).expect("a role").0;
         assert_eq!(state, LockState::Follower);
         assert!(!stage.gate.is_leader());
         let next = stage.engine.next_timeout().expect("it tries again");
-        assert!(next > stage.now + Duration::from_millis(50), "after {out:?}: {next:?}");
+        assert!(next > stage.now + Duration::from_millis(50), "after {claim:?}: {next:?}");
     }
 }

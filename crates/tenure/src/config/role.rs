@@ -46,7 +46,7 @@ impl RoleSpec {
 
     /// See [`RoleConfig::policy`].
     pub fn policy(mut self, policy: TakeoverPolicy) -> Self {
-        self.0.policy = Some(policy.into());
+        self.0.policy = Some(policy);
         self
     }
 
@@ -162,7 +162,7 @@ impl RoleConfig {
         };
         let validated = Self {
             key: key.unwrap_or_else(|| name.key()),
-            policy: role.policy.map_or_else(TakeoverPolicy::default, Into::into),
+            policy: role.policy.unwrap_or_default(),
             priority: role.priority.unwrap_or(0),
             candidate: role.candidate.unwrap_or(true),
             preempt: role.preempt.unwrap_or(false),

@@ -77,7 +77,7 @@ pub(super) struct Role {
     pub(super) key: Option<Key>,
     pub(super) key1: Option<i32>,
     pub(super) key2: Option<i32>,
-    pub(super) policy: Option<Policy>,
+    pub(super) policy: Option<TakeoverPolicy>,
     pub(super) priority: Option<i32>,
     pub(super) candidate: Option<bool>,
     pub(super) preempt: Option<bool>,
@@ -92,31 +92,6 @@ pub(super) struct Role {
 pub(super) enum Key {
     Number(i64),
     Text(String),
-}
-
-#[derive(Debug, Clone, Copy, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum Policy {
-    Exclusive,
-    Fenced,
-}
-
-impl From<Policy> for TakeoverPolicy {
-    fn from(policy: Policy) -> Self {
-        match policy {
-            Policy::Exclusive => Self::Exclusive,
-            Policy::Fenced => Self::Fenced,
-        }
-    }
-}
-
-impl From<TakeoverPolicy> for Policy {
-    fn from(policy: TakeoverPolicy) -> Self {
-        match policy {
-            TakeoverPolicy::Exclusive => Self::Exclusive,
-            TakeoverPolicy::Fenced => Self::Fenced,
-        }
-    }
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]

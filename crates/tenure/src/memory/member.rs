@@ -123,7 +123,7 @@ impl MemoryMember {
     fn hear(&mut self, heard: Heard) {
         let now = self.now();
         match heard {
-            Heard::Role(role) => self.engine.notified(&role, now),
+            Heard::Role(role) => self.engine.notified(role.as_str(), now),
             Heard::Death(member) => self.engine.died(&member, now),
             Heard::Closed => self.lose_seat("the server ended the session"),
         }
@@ -251,7 +251,8 @@ impl MemoryMember {
                     metrics::gate(&role, epoch);
                 }
                 Output::Registered(role, result) => {
-                    let result = result.map_err(|why| TenureError::registration(&role, &why));
+                    let result =
+                        result.map_err(|why| TenureError::Registration { role: role.clone(), why });
                     if let Err(error) = &result {
                         self.hub.tell(Notice::Error(error.to_string()), now);
                     }
@@ -268,7 +269,7 @@ impl MemoryMember {
                 Output::Preempt(role) => {
                     let mut server = self.shared.server();
                     if !server.cut.contains(&self.joiner.identity) {
-                        server.model.preempt(role.as_str(), &self.joiner.identity, now);
+                        server.model.preempt(&role, &self.joiner.identity, now);
                         server.deliver();
                     }
                 }

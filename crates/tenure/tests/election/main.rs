@@ -1,5 +1,6 @@
 //! The election on a real PostgreSQL, in one process: what does not need a process to die.
 
+mod answers;
 mod claims;
 mod fence;
 mod obstacles;

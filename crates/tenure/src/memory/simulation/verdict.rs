@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tenure_core::epoch::Epoch;
+use tenure_core::key::RoleName;
 use tenure_core::lease::TakeoverPolicy;
 
-use tenure_core::protocol::Claimed;
+use tenure_core::protocol::{Claim, Claimed};
 
 /// The result of a run.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -18,7 +19,7 @@ pub(super) struct Verdict {
     /// How long after the last fault every role was led.
     pub(super) recovered_after: Duration,
     /// The highest epoch ever issued, whatever the database forgot of it.
-    issued: BTreeMap<String, i64>,
+    issued: BTreeMap<RoleName, Epoch>,
     /// To whom each epoch of each role belongs.
     owners: BTreeMap<(String, Epoch), String>,
 }
@@ -77,11 +78,22 @@ impl Verdict {
 
     /// Looks at what the database grants: a new term above all there ever were, or the newest again.
     pub(super) fn granted(&mut self, at: Duration, row: &Claimed) {
-        let (Some(epoch), "won" | "kept") = (row.epoch, row.out.as_str()) else { return };
-        let issued = self.issued.entry(row.role.clone()).or_default();
-        let fits = if row.out == "won" { epoch > *issued } else { epoch == *issued };
+        let (epoch, new) = match &row.claim {
+            Claim::Won(won) => (won.epoch, true),
+            Claim::Kept { epoch, .. } => (*epoch, false),
+            Claim::Moved { .. }
+            | Claim::Held { .. }
+            | Claim::Yield { .. }
+            | Claim::Paused { .. }
+            | Claim::Blocked { .. }
+            | Claim::Unknown
+            | Claim::Failed { .. } => return,
+        };
+        let role = &row.role;
+        let issued = self.issued.entry(role.clone()).or_default();
+        let fits = if new { epoch > *issued } else { epoch == *issued };
         if !fits {
-            let Claimed { role, out, .. } = row;
+            let out = if new { "won" } else { "kept" };
             self.wrong = Some(format!("at {at:?} epoch {epoch} of {role} is {out} after {issued}"));
         }
         *issued = epoch.max(*issued);

@@ -48,7 +48,7 @@ pub(super) enum Event {
     /// The server hears that the client is gone.
     HungUp(SessionId),
     Idle(SessionId),
-    Notified(usize, u64, String),
+    Notified(usize, u64, RoleName),
     Death(usize, String),
     Fault(Fault),
     Mend(usize),
@@ -434,7 +434,7 @@ impl World {
                 let node = &mut self.nodes[index];
                 if node.is_on(conn) {
                     let now = node.now();
-                    node.engine.notified(&role, now);
+                    node.engine.notified(role.as_str(), now);
                 }
                 self.pump(index);
             }
