@@ -3,6 +3,9 @@
 //! A strategy is a pure function of what happened so far and one random number. Followers do not
 //! rely on it to notice a vacancy (the ring, notifications and the repair poll wake them); it paces
 //! attempts against a database that fails.
+//!
+//! [`ExponentialBackoff`] is also every back-off inside the product: each caller has its own base and
+//! longest delay, and asks [`ExponentialBackoff::pause`].
 
 use std::fmt;
 use std::time::Duration;
@@ -48,12 +51,25 @@ pub struct ExponentialBackoff {
 
 impl Default for ExponentialBackoff {
     fn default() -> Self {
-        ExponentialBackoff {
-            base: Duration::from_secs(1),
-            max: Duration::from_secs(30),
-            multiplier: 2.0,
-            jitter: 0.2,
-        }
+        ExponentialBackoff::new(Duration::from_secs(1), Duration::from_secs(30))
+    }
+}
+
+impl ExponentialBackoff {
+    /// Doubles from `base` to `max`, spread by a fifth either way.
+    pub const fn new(base: Duration, max: Duration) -> Self {
+        ExponentialBackoff { base, max, multiplier: 2.0, jitter: 0.2 }
+    }
+
+    /// The pause after that many failures in a row; none after no failure.
+    ///
+    /// `unit_random` is a number in `0.0..1.0`, as for [`RetryStrategy::next_delay`]; 0.5 gives the
+    /// bare formula.
+    pub fn pause(&self, failures: u32, unit_random: f64) -> Duration {
+        let Some(exponent) = failures.checked_sub(1) else { return Duration::ZERO };
+        let bare = self.base.as_secs_f64() * self.multiplier.powf(f64::from(exponent));
+        let spread = 1.0 + self.jitter * (2.0 * unit_random - 1.0);
+        seconds(bare.min(self.max.as_secs_f64()) * spread, self.max)
     }
 }
 
@@ -64,11 +80,7 @@ impl RetryStrategy for ExponentialBackoff {
         _prev: Option<Duration>,
         unit_random: f64,
     ) -> Option<Duration> {
-        let exponent = f64::from(ctx.attempt.saturating_sub(1));
-        let bare =
-            (self.base.as_secs_f64() * self.multiplier.powf(exponent)).min(self.max.as_secs_f64());
-        let spread = 1.0 + self.jitter * (2.0 * unit_random - 1.0);
-        Some(seconds(bare * spread, self.max))
+        Some(self.pause(ctx.attempt.max(1), unit_random))
     }
 }
 
@@ -134,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn bare_exponential_backoff_is_the_formula_of_the_specification() {
+    fn bare_exponential_backoff_doubles_from_one_second_to_thirty() {
         let bare = ExponentialBackoff { jitter: 0.0, ..Default::default() };
         for (attempt, secs) in [(1, 1), (2, 2), (3, 4), (4, 8), (5, 16), (6, 30), (4_000_000, 30)] {
             for random in [0.0, 0.5, 0.99] {
@@ -150,6 +162,17 @@ mod tests {
         assert_eq!(delay(0.0), Some(Duration::from_millis(1600)));
         assert_eq!(delay(0.5), Some(Duration::from_millis(2000)));
         assert!(delay(0.999).unwrap() > Duration::from_millis(2390));
+    }
+
+    #[test]
+    fn a_pause_doubles_with_every_failure_and_ends_at_its_bound() {
+        let backoff =
+            ExponentialBackoff::new(Duration::from_millis(20), Duration::from_millis(200));
+        let pauses: Vec<u128> =
+            [0, 1, 2, 3, 4, 5, u32::MAX].map(|n| backoff.pause(n, 0.5).as_millis()).into();
+        assert_eq!(pauses, [0, 20, 40, 80, 160, 200, 200]);
+        assert_eq!(backoff.pause(2, 0.0), Duration::from_millis(32));
+        assert_eq!(backoff.pause(9, 0.99), Duration::from_millis(200), "jitter included");
     }
 
     #[test]
