@@ -5,7 +5,7 @@ CARGO ?= cargo
 # control lets fault tests break the gate on purpose, to see that they would notice.
 FEATURES := --workspace --features tenure/negative-control,tenure-tx/ethereum,tenure-tx/substrate
 # Every test program, by the target that runs it; `lint` sees to it that none is forgotten.
-UNIT := cli conformance connect election embedded gate gossip hosts kit lifecycle_properties \
+UNIT := cli config conformance connect election embedded gate gossip hosts kit lifecycle_properties \
 	lifecycle_table observe sceptic
 CHAIN := ethereum engine_properties service store substrate tx
 ELSEWHERE := faults gate_loom

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tenure::config::{Config, ConfigBuilder, RoleSpec};
-use tenure::dsn::ProcessEnv;
+use tenure::connect::dsn::ProcessEnv;
 use tenure::{ExponentialBackoff, LockKey, RoleName};
 use tenure_embedded::Embedded;
 

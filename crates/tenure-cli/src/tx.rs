@@ -17,8 +17,8 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use tenure::connect::Connector;
-use tenure::dsn::{Dsn, ProcessEnv};
-use tenure::tls::TlsOptions;
+use tenure::connect::TlsOptions;
+use tenure::connect::dsn::{Dsn, ProcessEnv};
 
 use tenure_tx::account::AccountId;
 use tenure_tx::chain::substrate::account_of;

@@ -15,10 +15,10 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tenure::config::{Config, RoleSpec};
-use tenure::connect::Connector;
-use tenure::dsn::Dsn;
-use tenure::tls::TlsOptions;
 use tenure::{Leadership as _, Member, TakeoverPolicy};
+use tenure_connect::Connector;
+use tenure_connect::Dsn;
+use tenure_connect::TlsOptions;
 use tenure_tx::chain::substrate::{CommandSigner, SubstrateChain, account_of};
 use tenure_tx::leadership::Leadership;
 use tenure_tx::service::{Parts, SendError, SendRequest, ServiceOptions, TransactionService};

@@ -14,7 +14,7 @@ mod session;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tenure::connect::Connector;
+use tenure_connect::Connector;
 use tenure_core::epoch::Epoch;
 use tokio::sync::Mutex;
 use tokio::time::timeout;

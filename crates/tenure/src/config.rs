@@ -37,6 +37,8 @@ use std::{
     time::Duration,
 };
 
+use tenure_connect::TlsOptions;
+use tenure_connect::dsn::{Dsn, Env, NoEnv, ProcessEnv, Secret};
 use tenure_core::{
     identity::Identity,
     lease::{Lease, LeaseSpec},
@@ -47,10 +49,6 @@ pub use environment::DSN_VARIABLES;
 pub use error::ConfigError;
 pub use role::{RoleConfig, RoleSpec};
 
-use crate::{
-    dsn::{Dsn, Env, NoEnv, ProcessEnv, Secret},
-    tls::TlsOptions,
-};
 use period::Period;
 use written::Written;
 

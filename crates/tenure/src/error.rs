@@ -9,7 +9,7 @@ use crate::config::ConfigError;
 use crate::connect::ConnectError;
 use crate::line::LineError;
 use crate::preflight::Refused;
-use crate::tls::TlsError;
+use tenure_connect::tls::TlsError;
 
 /// Why a member or a lock could not do what it was asked to.
 ///

@@ -72,12 +72,9 @@
 
 mod actor;
 pub mod config;
-pub mod connect;
-pub mod dsn;
 mod error;
 mod fence;
 mod hub;
-mod line;
 mod lock;
 mod member;
 pub mod memory;
@@ -87,8 +84,10 @@ pub mod preflight;
 pub mod schema;
 mod seat;
 mod sentinel;
-mod sql;
-pub mod tls;
+
+/// From a DSN to a session: connection strings, TLS, errors.
+pub use tenure_connect as connect;
+use tenure_connect::{line, sql};
 
 pub use actor::{Health, RoleHealth};
 pub use error::TenureError;

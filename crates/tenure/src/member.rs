@@ -289,7 +289,7 @@ impl Member {
 /// See [`Member::start`].
 pub async fn lead(dsn: &str, role: &str) -> Result<(Member, LeaderLock), TenureError> {
     let config = Config::builder()
-        .env(crate::dsn::ProcessEnv)
+        .env(tenure_connect::dsn::ProcessEnv)
         .dsn(dsn)
         .role(RoleSpec::named(role))
         .build()?;

@@ -10,7 +10,7 @@ use anyhow::{Context as _, bail};
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use tenure::config::{Config, RoleSpec};
-use tenure::dsn::ProcessEnv;
+use tenure::connect::dsn::ProcessEnv;
 use tenure::{Leadership as _, Member, TakeoverPolicy};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};

@@ -1,6 +1,6 @@
 //! What can go wrong with the table, and what it leaves behind.
 
-use tenure::connect::ConnectError;
+use tenure_connect::ConnectError;
 use tokio_postgres::error::SqlState;
 
 use crate::status::UnknownState;

@@ -13,9 +13,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tenure::connect::Connector;
-use tenure::dsn::Dsn;
-use tenure::tls::TlsOptions;
+use tenure_connect::Connector;
+use tenure_connect::Dsn;
+use tenure_connect::TlsOptions;
 use tenure_core::clock::{BootClock, Tick};
 use tenure_core::epoch::Epoch;
 use tenure_core::gate::{GateKeeper, LeaderGate};

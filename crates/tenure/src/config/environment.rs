@@ -9,7 +9,7 @@ use super::{
     period::{self, Period},
     written::{Key, Role, Strategy, Written},
 };
-use crate::dsn::{self, Env, NotASwitch, Secret};
+use tenure_connect::dsn::{self, Env, NotASwitch, Secret};
 
 /// The variables that may hold the DSN; the first that is set wins.
 pub const DSN_VARIABLES: [&str; 4] =

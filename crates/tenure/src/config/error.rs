@@ -8,7 +8,7 @@ use tenure_core::{
     lease::LeaseError,
 };
 
-use crate::{dsn::DsnError, tls::TlsError};
+use tenure_connect::{DsnError, TlsError};
 
 /// Why a configuration was refused.  Nothing was opened or started; change the named place.
 ///

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use tenure_core::lease::TakeoverPolicy;
 
 use super::{ConfigError, period::Period};
-use crate::dsn::Secret;
+use tenure_connect::dsn::Secret;
 
 /// One source's share.
 #[derive(Debug, Clone, Default, Deserialize)]

@@ -29,8 +29,8 @@ use tokio::time::timeout;
 use tokio_postgres::{Client, Statement};
 
 use tenure::connect::Connector;
-use tenure::dsn::{Dsn, ProcessEnv};
-use tenure::tls::TlsOptions;
+use tenure::connect::TlsOptions;
+use tenure::connect::dsn::{Dsn, ProcessEnv};
 use tenure_tx::account::{AccountId, SignError, Signed, Signer, Unsigned};
 use tenure_tx::chain::{Chain, ChainError, Head, Inspected, Located, Submission};
 use tenure_tx::engine::Attempt;

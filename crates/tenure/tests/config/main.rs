@@ -1,14 +1,10 @@
-//! Where the database is, how it is spoken to, and what the configuration means.
+//! What the configuration means.
 
 #![allow(unreachable_pub, reason = "modules of one test binary")]
 
-mod config;
-mod dsn;
-mod login;
 mod mapping;
 mod secrets;
-mod servers;
-mod tls;
+mod sources;
 
 use std::collections::HashMap;
 

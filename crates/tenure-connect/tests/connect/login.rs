@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use tenure::{
-    connect::{ConnectError, Connector, Session},
+use tenure_connect::{
+    ConnectError, Connector, Session,
     dsn::{Dsn, Env},
     tls::TlsOptions,
 };

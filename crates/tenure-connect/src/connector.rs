@@ -14,8 +14,6 @@
 //! It guarantees that a session it returns was verified as [`crate::tls`] says.  It does not
 //! retry, does not pool, and does not look whether the server can hold an election (preflight does).
 
-mod error;
-
 use std::{
     future::{Future, poll_fn},
     net::{IpAddr, SocketAddr},
@@ -34,9 +32,8 @@ use tokio_postgres::{
 };
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-pub use error::ConnectError;
-
 use crate::{
+    ConnectError,
     dsn::{ChannelBinding, Dsn, Host, SslMode, TargetSessionAttrs},
     tls::{Tls, TlsError, TlsOptions, Verify},
 };

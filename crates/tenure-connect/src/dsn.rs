@@ -34,8 +34,7 @@ use std::{
     time::Duration,
 };
 
-pub use env::{Env, NoEnv, ProcessEnv};
-pub(crate) use env::{NotASwitch, switch};
+pub use env::{Env, NoEnv, NotASwitch, ProcessEnv, switch};
 pub use error::DsnError;
 pub use keyword::{ChannelBinding, RootCert, SslMode, TargetSessionAttrs};
 pub use secret::Secret;
@@ -117,11 +116,11 @@ impl Dsn {
     /// Like [`Dsn::parse`], with the environment handed in.
     ///
     /// ```
-    /// use tenure::dsn::{Dsn, NoEnv};
+    /// use tenure_connect::dsn::{Dsn, NoEnv};
     ///
     /// let dsn = Dsn::parse_with("postgresql://leader:s3cret@db1,db2:5433/app", &NoEnv)?;
     /// assert_eq!(dsn.to_string(), "postgresql://leader:***@db1:5432,db2:5433/app");
-    /// # Ok::<(), tenure::dsn::DsnError>(())
+    /// # Ok::<(), tenure_connect::dsn::DsnError>(())
     /// ```
     ///
     /// # Errors

@@ -16,25 +16,32 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_postgres::{AsyncMessage, SimpleQueryMessage};
 
-use crate::connect::{Connection, Session};
+use crate::{Connection, Session};
 
 /// Why a line did not answer as it should.
 #[derive(Debug, Clone, thiserror::Error)]
-pub(crate) enum LineError {
+pub enum LineError {
+    /// No answer in time. The statement may have happened.
     #[error("the database did not answer within {0:?}")]
     Deadline(Duration),
+    /// There is no session any more. The statement may have happened.
     #[error("the session ended: {0}")]
     Closed(String),
+    /// An answer that came with a warning, and so proves nothing.
     #[error("the database answered with a warning: {0}")]
     Warned(String),
+    /// The server refused the statement. Nothing was written.
     #[error("{message} (SQLSTATE {sqlstate})")]
+    #[allow(missing_docs, reason = "the names say it")]
     Refused { sqlstate: String, message: String },
+    /// An answer in no form that was expected.
     #[error("the database answered something unexpected: {0}")]
     Unreadable(String),
 }
 
 impl LineError {
-    pub(crate) fn sqlstate(&self) -> Option<&str> {
+    /// The code of a refusal.
+    pub fn sqlstate(&self) -> Option<&str> {
         match self {
             LineError::Refused { sqlstate, .. } => Some(sqlstate),
             LineError::Deadline(_)
@@ -47,7 +54,8 @@ impl LineError {
 
 /// What a line says without being asked.
 #[derive(Debug)]
-pub(crate) enum Heard {
+#[allow(missing_docs, reason = "the names say it")]
+pub enum Heard {
     Notification { channel: String, payload: String },
     Closed(String),
 }
@@ -59,7 +67,7 @@ struct Warnings {
 }
 
 /// A session and the task that reads from it. Dropping it closes the socket at once.
-pub(crate) struct Line {
+pub struct Line {
     client: Option<tokio_postgres::Client>,
     reader: JoinHandle<()>,
     warnings: Arc<Warnings>,
@@ -77,7 +85,7 @@ impl Drop for Line {
 impl Line {
     /// Takes a session over. What it says unasked arrives at `heard`; an unbounded channel, because
     /// a session's notifications are bounded by what the group does, and a lost `Closed` would hang.
-    pub(crate) fn new(session: Session, heard: mpsc::UnboundedSender<Heard>) -> Self {
+    pub fn new(session: Session, heard: mpsc::UnboundedSender<Heard>) -> Self {
         let warnings = Arc::new(Warnings::default());
         let reader = tokio::spawn(read(session.connection, heard, warnings.clone()));
         Line { client: Some(session.client), reader, warnings, greeted: AtomicBool::new(false) }
@@ -87,11 +95,7 @@ impl Line {
     ///
     /// Not to be cancelled by a caller that wants to go on using the line: the statement goes on
     /// in the server. Past the deadline the caller drops the line.
-    pub(crate) async fn ask(
-        &self,
-        sql: &str,
-        within: Duration,
-    ) -> Result<Option<String>, LineError> {
+    pub async fn ask(&self, sql: &str, within: Duration) -> Result<Option<String>, LineError> {
         let before = self.warnings.count.load(Ordering::Acquire);
         let client = self.client.as_ref().ok_or_else(|| LineError::Closed("closed".to_owned()))?;
         let answer = match timeout(within, client.simple_query(sql)).await {
@@ -121,7 +125,7 @@ impl Line {
     }
 
     /// Says goodbye and waits, at most that long, for the socket to close.
-    pub(crate) async fn hang_up(mut self, within: Duration) {
+    pub async fn hang_up(mut self, within: Duration) {
         self.client = None;
         let _ = timeout(within, &mut self.reader).await;
     }

@@ -10,7 +10,7 @@ use serde::Serialize;
 ///
 /// Sound only with `standard_conforming_strings = on`, which every session of ours pins first. A
 /// NUL cannot be part of any PostgreSQL text; it would end the message early, so it is replaced.
-pub(crate) fn literal(text: &str) -> String {
+pub fn literal(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     out.push('\'');
     for c in text.chars() {
@@ -25,13 +25,13 @@ pub(crate) fn literal(text: &str) -> String {
 }
 
 /// A value as a `jsonb` literal.
-pub(crate) fn json(value: &impl Serialize) -> String {
+pub fn json(value: &impl Serialize) -> String {
     let text = serde_json::to_string(value).expect("our own records have string keys only");
     format!("{}::jsonb", literal(&text))
 }
 
 /// A name as an SQL identifier.
-pub(crate) fn identifier(name: &str) -> String {
+pub fn identifier(name: &str) -> String {
     format!("\"{}\"", name.replace('\0', "\u{fffd}").replace('"', "\"\""))
 }
 

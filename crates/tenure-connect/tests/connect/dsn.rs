@@ -3,7 +3,7 @@
 use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
 use proptest::prelude::*;
-use tenure::dsn::{Dsn, DsnError, NoEnv, SslMode, TargetSessionAttrs};
+use tenure_connect::dsn::{Dsn, DsnError, NoEnv, SslMode, TargetSessionAttrs};
 
 use crate::env;
 

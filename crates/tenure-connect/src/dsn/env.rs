@@ -44,10 +44,11 @@ impl Env for HashMap<String, String> {
 }
 
 /// A variable that is neither a yes nor a no.
-pub(crate) struct NotASwitch;
+#[derive(Debug)]
+pub struct NotASwitch;
 
 /// Reads a yes or a no; anything else is refused, because a typing error must not pass for "no".
-pub(crate) fn switch(env: &dyn Env, variable: &str) -> Result<Option<bool>, NotASwitch> {
+pub fn switch(env: &dyn Env, variable: &str) -> Result<Option<bool>, NotASwitch> {
     let Some(text) = env.var(variable) else { return Ok(None) };
     match text.trim().to_ascii_lowercase().as_str() {
         "1" | "true" | "yes" | "on" => Ok(Some(true)),

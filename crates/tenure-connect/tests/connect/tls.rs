@@ -7,8 +7,8 @@ use std::{
     time::Duration,
 };
 
-use tenure::{
-    connect::{ConnectError, Connector, Session},
+use tenure_connect::{
+    ConnectError, Connector, Session,
     dsn::{Dsn, NoEnv},
     tls::{TlsError, TlsOptions},
 };

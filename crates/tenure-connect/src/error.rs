@@ -220,7 +220,7 @@ impl ConnectError {
     /// Sorts a driver's error.  The driver keeps its kind private and shows it in its first words
     /// only, so those are compared here, in this one place; the tests against a real server hold
     /// each of them.
-    pub(super) fn from_driver(
+    pub(crate) fn from_driver(
         error: tokio_postgres::Error,
         host: &Host,
         user: &str,

@@ -3,12 +3,9 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tenure::{
-    config::Config,
-    connect::Connector,
-    dsn::{Dsn, NoEnv},
-    tls::TlsOptions,
-};
+use tenure::config::Config;
+use tenure_connect::dsn::{Dsn, NoEnv};
+use tenure_connect::{Connector, TlsOptions};
 
 use crate::env;
 

@@ -1,0 +1,61 @@
+//! From a DSN to a verified session of PostgreSQL.
+//!
+//! It knows nothing of leaders. A program that needs one dedicated session, made within a deadline
+//! and verified, can use it alone; `tenure` and `tenure-tx` are built on it.
+//!
+//! ```text
+//!  Dsn ──► Connector ──► Session ──► Line ──► answers
+//!  libpq's forms    several hosts,      simple queries,
+//!  and files        TLS, deadline       each with a deadline
+//! ```
+//!
+//! # What it guarantees
+//!
+//! - A connection string means what libpq says it means, with three defaults changed towards safety
+//!   ([`dsn`]).
+//! - A session was verified as its `sslmode` says; without one, a host that is not this machine must
+//!   show a certificate that names it ([`tls`]).
+//! - Everything counts against one deadline: name look-up, TCP, TLS, login ([`Connector::connect`]).
+//! - A password is never shown: not by `Debug`, not by `Display`, not by an error.
+//!
+//! # What it does not
+//!
+//! It does not retry, does not pool, and does not look whether the server suits a purpose.
+//!
+//! # What went wrong
+//!
+//! | class | told by | a retry |
+//! |---|---|---|
+//! | no server can be reached | [`ConnectError::is_unreachable`] | may help |
+//! | the login is refused | [`ConnectError::is_auth`] | does not help, and may lock the account |
+//! | TLS is in the way | [`ConnectError::is_tls`] | does not help |
+//! | the server refused the session | [`ConnectError::sqlstate`] | depends on the code |
+//!
+//! # Example
+//!
+//! ```no_run
+//! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+//! use std::time::Duration;
+//! use tenure_connect::{Connector, Dsn, TlsOptions};
+//!
+//! let dsn = Dsn::parse("postgresql://app@db1,db2/app?sslrootcert=/etc/ssl/db.pem")?;
+//! let connector = Connector::new(&dsn, TlsOptions::new())?;
+//! let session = connector.connect("report", Duration::from_secs(5)).await?;
+//! tokio::spawn(session.connection);
+//! let row = session.client.query_one("select now()::text", &[]).await?;
+//! # let _: String = row.get(0);
+//! # Ok(())
+//! # }
+//! ```
+
+mod connector;
+pub mod dsn;
+mod error;
+pub mod line;
+pub mod sql;
+pub mod tls;
+
+pub use connector::{Connection, Connector, Session};
+pub use dsn::{Dsn, DsnError};
+pub use error::ConnectError;
+pub use tls::{TlsError, TlsOptions};
