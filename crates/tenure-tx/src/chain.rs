@@ -41,7 +41,7 @@ pub struct Head {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     /// In the pool; the watch that came with it will tell.
-    Accepted,
+    Pooled,
     /// It was there already, and no watch could be had.
     AlreadyKnown,
     /// Its nonce is used: this one, or another, is in a block.
@@ -85,7 +85,7 @@ pub type Watch = BoxStream<'static, TransactionStatus>;
 pub struct Submission {
     /// The answer.
     pub outcome: Outcome,
-    /// Present if and only if the outcome is [`Outcome::Accepted`].
+    /// Present if and only if the outcome is [`Outcome::Pooled`].
     pub watch: Option<Watch>,
 }
 
@@ -96,10 +96,10 @@ impl Submission {
         Submission { outcome, watch: None }
     }
 
-    /// Accepted and watched.
+    /// In the pool and watched.
     #[must_use]
     pub fn watched(watch: Watch) -> Self {
-        Submission { outcome: Outcome::Accepted, watch: Some(watch) }
+        Submission { outcome: Outcome::Pooled, watch: Some(watch) }
     }
 }
 

@@ -1,43 +1,47 @@
 //! The one task that owns the engine: feeds it, and carries out what it asks.
 //!
 //! Everything slow (signing, storing, the chain) happens in other tasks and comes back as a message
-//! with the *generation* it belongs to. A new term, or a new reading of the table after a write of
+//! with the *generation* it belongs to. A new epoch, or a new reading of the table after a write of
 //! unknown outcome, starts a new generation: answers to the old one are dropped, its watches end,
 //! and the table decides what is there.
+//!
+//! A request is *pending* until its row is stored, and *open* from then on. What is open, the engine
+//! knows; the driver keeps beside it only what the engine never looks at (`contents`), and adds and
+//! removes it as the engine's effects say.
 
+mod content;
 mod effect;
+mod pending;
+mod recovery;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use tenure_core::clock::{Clock, Tick};
 use tenure_core::epoch::Epoch;
-use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::JoinSet;
-use tokio::time::{MissedTickBehavior, interval, sleep};
+use tokio::time::{MissedTickBehavior, interval};
 
 use crate::account::{SignError, Signed, Signer};
-use crate::chain::{Chain, ChainError, Head, Located, Outcome};
-use crate::engine::{Attempt, Engine, Input};
+use crate::chain::{Chain, Head, Located, Outcome};
+use crate::engine::{Engine, Input};
 use crate::leadership::Leadership;
 use crate::metrics;
-use crate::service::{
-    Drained, HandleState, Payload, SendError, SendRequest, ServiceOptions, TransactionHandle,
-};
+use crate::service::{DrainOutcome, SendError, SendRequest, ServiceOptions};
 use crate::status::{Hash, TransactionStatus};
-use crate::store::{CLEANUP_ROWS, Snapshot, Store, StoredTransaction};
-use crate::writer::{self, Order};
-
-pub(crate) type Reply = oneshot::Sender<Result<TransactionHandle, SendError>>;
+use crate::store::{Snapshot, Store, StoredTransaction};
+use crate::writer::{self, Job};
+use content::Content;
+use pending::{Pending, Reply};
 
 /// What the service asks.
 #[derive(Debug)]
 pub(crate) enum Command {
     Send { request: SendRequest, reply: Reply },
     Cancel { nonce: u64, reply: oneshot::Sender<Result<(), SendError>> },
-    Drain { reply: oneshot::Sender<Drained> },
+    Drain { reply: oneshot::Sender<DrainOutcome> },
     Open { reply: oneshot::Sender<usize> },
     Recovered { reply: oneshot::Sender<Option<Duration>> },
 }
@@ -45,7 +49,7 @@ pub(crate) enum Command {
 /// What other tasks bring back.
 enum Answer {
     Recovered { snapshot: Snapshot, head: Head },
-    Found { id: String, row: Option<Box<StoredTransaction>>, failed: Option<SendError> },
+    Found { id: String, row: Result<Option<Box<StoredTransaction>>, SendError> },
     Signed { nonce: u64, tip: u128, noop: bool, signed: Result<Signed, SignError> },
     Submitted { nonce: u64, hash: Hash, outcome: Outcome },
     Status { nonce: u64, hash: Hash, status: TransactionStatus },
@@ -54,104 +58,17 @@ enum Answer {
     Head(Head),
 }
 
-/// What a nonce carries.
-struct Content {
-    request_id: String,
-    call: Option<Bytes>,
-    raw: Bytes,
-    block: u64,
-    handle: watch::Sender<HandleState>,
-    /// The attempt being stored, with its bytes: what is not stored is never sent.
-    storing: Option<(Attempt, Bytes)>,
-    /// Until the row is stored: who asked for what.
-    asked: Option<Asked>,
-}
-
-/// A request with all who wait for it, and how often its nonce turned out to be taken.
-struct Asked {
-    request: SendRequest,
-    replies: Vec<Reply>,
-    clashes: u8,
-}
-
-impl Asked {
-    fn new(request: SendRequest, reply: Reply) -> Self {
-        Asked { request, replies: vec![reply], clashes: 0 }
-    }
-
-    /// Takes in another who asks for the same; who asks for something else under the id is told.
-    fn join(&mut self, id: String, other: Asked) {
-        if self.request.payload == other.request.payload {
-            self.replies.extend(other.replies);
-        } else {
-            other.answer(Err(SendError::RequestIdReused(id)));
-        }
-    }
-
-    fn answer(self, answer: Result<TransactionHandle, SendError>) {
-        for reply in self.replies {
-            // Who no longer waits needs no answer.
-            let _ = reply.send(answer.clone());
-        }
-    }
-}
-
-/// After so many clashes a caller is told instead of tried again.
-const MAX_CLASHES: u8 = 3;
-
 /// After so many heads in a row that lack what was final, the chain is taken to be another one.
 const MAX_BEHIND: u8 = 3;
 
-/// The longest pause before what is open is read again: a leader that waits sends nothing.
-const RECOVER_MAX: Duration = Duration::from_secs(5);
-
-/// How often old rows are removed.
-const CLEANUP_EVERY: Duration = Duration::from_secs(60);
-
-/// Why what is open cannot be taken over yet.
-enum Trouble {
-    Table(String),
-    Chain(String),
-    Behind { chain: u64, table: u64 },
-}
-
-impl Trouble {
-    /// A chain that catches up is one trouble, however far it is.
-    fn is(&self, other: &Trouble) -> bool {
-        match (self, other) {
-            (Trouble::Table(one), Trouble::Table(other))
-            | (Trouble::Chain(one), Trouble::Chain(other)) => one == other,
-            (Trouble::Behind { .. }, Trouble::Behind { .. }) => true,
-            (Trouble::Table(_) | Trouble::Chain(_) | Trouble::Behind { .. }, _) => false,
-        }
-    }
-
-    fn say(&self) {
-        match self {
-            Trouble::Table(error) => {
-                tracing::error!(error, "cannot read what is open; not acting until it can be read");
-            }
-            Trouble::Chain(error) => {
-                tracing::warn!(error, "cannot read the chain's head; not acting until it answers");
-            }
-            Trouble::Behind { chain, table } => tracing::error!(
-                chain,
-                table,
-                "THE CHAIN IS BEHIND THE TABLE: it has not used nonces that were final; not acting \
-                 until it has. It may still be catching up, or be another chain, or have lost its \
-                 state; if it was reset on purpose, remove the account's rows from \
-                 tenure_tx.pending_transactions"
-            ),
-        }
-    }
-}
-
-/// How far a term is.
+/// How far this node's leadership is.
 enum Phase {
     Following,
     /// Reading the table and the head.
     Recovering {
         since: Tick,
+        /// What was known before: the handles of its callers go on.
+        known: HashMap<u64, Content>,
     },
     Leading {
         took: Duration,
@@ -166,27 +83,26 @@ pub(crate) struct Driver {
     chain: Arc<dyn Chain>,
     signer: Arc<dyn Signer>,
     options: ServiceOptions,
+    clock: Arc<dyn Clock>,
     engine: Engine,
     phase: Phase,
     epoch: Epoch,
     generation: u64,
     head: Head,
+    /// Of every nonce that is open in the engine, and of no other.
     contents: HashMap<u64, Content>,
-    /// Open request ids to nonces.
-    requests: HashMap<String, u64>,
-    /// Requests whose id is being looked up.
-    lookups: HashMap<String, Asked>,
-    /// Requests that wait for the table to be read.
-    parked: Vec<Asked>,
-    draining: Option<oneshot::Sender<Drained>>,
+    /// Requests whose row is not stored yet, by id; none of them is open.
+    pending: HashMap<String, Pending>,
+    /// How many requests have come.
+    arrivals: u64,
+    draining: Option<oneshot::Sender<DrainOutcome>>,
     refuse_new: bool,
     /// How many heads in a row were below what the table knows to be final.
     behind: u8,
     waiting_recovered: Vec<oneshot::Sender<Option<Duration>>>,
-    clock: Arc<dyn Clock>,
     answers: mpsc::UnboundedSender<(u64, Answer)>,
     inbox: Option<mpsc::UnboundedReceiver<(u64, Answer)>>,
-    orders: Option<mpsc::UnboundedSender<Order>>,
+    jobs: Option<mpsc::UnboundedSender<Job>>,
     permits: Arc<Semaphore>,
     /// All tasks of this generation.
     tasks: JoinSet<()>,
@@ -212,35 +128,36 @@ impl Driver {
             chain,
             signer,
             options,
+            clock,
             phase: Phase::Following,
             epoch: Epoch::ZERO,
             generation: 0,
             head: Head::default(),
             contents: HashMap::new(),
-            requests: HashMap::new(),
-            lookups: HashMap::new(),
-            parked: Vec::new(),
+            pending: HashMap::new(),
+            arrivals: 0,
             draining: None,
             refuse_new: false,
             behind: 0,
             waiting_recovered: Vec::new(),
-            clock,
             answers,
             inbox: Some(inbox),
-            orders: None,
+            jobs: None,
             tasks: JoinSet::new(),
         }
     }
 
     pub(crate) async fn run(mut self, mut commands: mpsc::UnboundedReceiver<Command>) {
         let Some(mut inbox) = self.inbox.take() else { return };
-        let (orders, from) = mpsc::unbounded_channel();
-        let (to, mut reports) = mpsc::unbounded_channel();
-        self.orders = Some(orders);
+        let (jobs, from) = mpsc::unbounded_channel();
+        let (to, mut results) = mpsc::unbounded_channel();
+        self.jobs = Some(jobs);
         let mut writer = JoinSet::new();
         writer.spawn(writer::run(self.store.clone(), from, to));
         let mut changes = self.leadership.changes();
         let mut elected = true;
+        // The timer may stand still while the machine is suspended; it only wakes this loop, and
+        // the clock that is read then has counted that time.
         let mut tick = interval(self.options.tick);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         self.reconsider();
@@ -259,18 +176,18 @@ impl Driver {
                         self.answered(answer);
                     }
                 }
-                Some(report) = reports.recv() => self.written(report),
+                Some(result) = results.recv() => self.written(result),
                 command = commands.recv() => match command {
                     Some(command) => self.commanded(command),
                     None => return,
                 },
                 _ = tick.tick() => {
                     self.reconsider();
-                    let effects = self.engine.handle(self.now(), Input::TimePassed);
-                    self.carry_out(effects);
+                    self.feed(Input::TimePassed);
                     metrics::set(metrics::OPEN, self.engine.open());
                 }
             }
+            debug_assert_eq!(self.contents.len(), self.engine.open(), "one content per open nonce");
             self.check_drained();
             // Finished tasks are dropped from the set.
             while self.tasks.try_join_next().is_some() {}
@@ -281,7 +198,12 @@ impl Driver {
         self.clock.now()
     }
 
-    // Terms.
+    fn feed(&mut self, input: Input) {
+        let effects = self.engine.handle(self.now(), input);
+        self.carry_out(effects);
+    }
+
+    // Leadership.
 
     /// Compares the gate with the phase.
     fn reconsider(&mut self) {
@@ -313,179 +235,34 @@ impl Driver {
         tracing::info!(epoch = %self.epoch, why, open = self.engine.open(), "following");
         self.reset();
         self.phase = Phase::Following;
-        self.requests.clear();
-        for content in std::mem::take(&mut self.contents).into_values() {
-            let Some(asked) = content.asked else { continue };
-            let (request_id, reason) = (content.request_id, why.to_owned());
-            asked.answer(Err(match content.storing {
-                Some(_) => SendError::Uncertain { request_id, reason },
-                None => SendError::NotLeader,
-            }));
-        }
-        for asked in std::mem::take(&mut self.parked) {
-            asked.answer(Err(SendError::NotLeader));
+        self.contents.clear();
+        for (id, pending) in std::mem::take(&mut self.pending) {
+            pending.lose(id, why);
         }
         for reply in self.waiting_recovered.drain(..) {
             let _ = reply.send(None);
         }
     }
 
-    /// Forgets what the memory knows and drops all answers under way.
+    /// Forgets what the engine knows and drops all answers under way.
     fn reset(&mut self) {
         self.generation += 1;
         self.tasks.abort_all();
         self.engine.handle(self.now(), Input::Demoted);
-        self.parked.extend(std::mem::take(&mut self.lookups).into_values());
-    }
-
-    /// Reads the table and the head, again and again until both answer, ever more slowly.
-    fn recover(&mut self) {
-        self.reset();
-        self.behind = 0;
-        self.phase = Phase::Recovering { since: self.now() };
-        let (store, chain, account) =
-            (self.reader.clone(), Arc::clone(&self.chain), self.signer.account().clone());
-        let mut pause = self.options.manager.retry;
-        let longest = self.options.manager.retry_max.min(RECOVER_MAX);
-        self.spawn(async move |answers, generation| {
-            // Each trouble is said once, or it would drown the one that comes after it.
-            let mut said: Option<Trouble> = None;
-            loop {
-                let snapshot = async {
-                    match &store {
-                        Some(store) => store.snapshot().await,
-                        None => Ok(Snapshot { open: Vec::new(), consumed: 0 }),
-                    }
-                };
-                let trouble = match tokio::join!(snapshot, chain.head(&account)) {
-                    (Ok(snapshot), Ok(head)) if head.best_nonce >= snapshot.consumed => {
-                        let _ = answers.send((generation, Answer::Recovered { snapshot, head }));
-                        return;
-                    }
-                    (Ok(snapshot), Ok(head)) => {
-                        Trouble::Behind { chain: head.best_nonce, table: snapshot.consumed }
-                    }
-                    (Err(error), _) => Trouble::Table(error.to_string()),
-                    (Ok(_), Err(error)) => Trouble::Chain(error.to_string()),
-                };
-                if said.as_ref().is_none_or(|last| !last.is(&trouble)) {
-                    trouble.say();
-                    said = Some(trouble);
-                }
-                sleep(pause).await;
-                pause = (pause * 2).min(longest);
-            }
-        });
-    }
-
-    fn recovered(&mut self, snapshot: Snapshot, head: Head) {
-        let Phase::Recovering { since } = self.phase else { return };
-        self.head = head;
-        let rows = snapshot.open.iter().map(StoredTransaction::open).collect();
-        let mut before = std::mem::take(&mut self.contents);
-        self.requests.clear();
-        // What was not stored goes back into the queue under its id: should the write still
-        // arrive, the id is in the table and the second one finds it.
-        let parked: Vec<(String, Asked)> = before
-            .values_mut()
-            .filter_map(|c| Some((c.request_id.clone(), c.asked.take()?)))
-            .collect();
-        for row in snapshot.open {
-            let old = before.remove(&row.nonce).filter(|c| c.request_id == row.request_id);
-            self.adopt(row, old);
-        }
-        for (request_id, mut asked) in parked {
-            if let Some(handle) = self.handle_of(&request_id) {
-                asked.answer(Ok(handle));
-            } else {
-                asked.request.request_id = Some(request_id);
-                self.parked.push(asked);
-            }
-        }
-        let input = Input::Recovered { rows, consumed: snapshot.consumed, head };
-        let effects = self.engine.handle(self.now(), input);
-        let took = self.now().saturating_since(since);
-        tracing::info!(epoch = %self.epoch, open = self.engine.open(), ?took, "took over");
-        self.phase = Phase::Leading { took };
-        for reply in self.waiting_recovered.drain(..) {
-            let _ = reply.send(Some(took));
-        }
-        self.carry_out(effects);
-        self.follow_head();
-        for asked in std::mem::take(&mut self.parked) {
-            self.admit(asked);
-        }
-    }
-
-    fn adopt(&mut self, row: StoredTransaction, old: Option<Content>) {
-        let state = HandleState { hash: row.hash, status: row.status, ended: false };
-        let handle = match old {
-            Some(old) => {
-                old.handle.send_replace(state);
-                old.handle
-            }
-            None => watch::Sender::new(state),
-        };
-        self.requests.insert(row.request_id.clone(), row.nonce);
-        let content = Content {
-            request_id: row.request_id,
-            call: row.call,
-            raw: row.raw.unwrap_or_default(),
-            block: row.built_at_block,
-            handle,
-            storing: None,
-            asked: None,
-        };
-        self.contents.insert(row.nonce, content);
-    }
-
-    /// Reads the head again and again; cleans up as finality moves.
-    fn follow_head(&mut self) {
-        let (chain, account) = (Arc::clone(&self.chain), self.signer.account().clone());
-        let (store, epoch, keep) = (self.store.clone(), self.epoch, self.options.keep);
-        let (every, clock) = (self.options.head_every, Arc::clone(&self.clock));
-        self.spawn(async move |answers, generation| {
-            let mut cleaned = clock.now();
-            loop {
-                sleep(every).await;
-                match chain.head(&account).await {
-                    Ok(head) => {
-                        if answers.send((generation, Answer::Head(head))).is_err() {
-                            return;
-                        }
-                        if let Some(store) = &store
-                            && clock.now() > cleaned + CLEANUP_EVERY
-                        {
-                            match store.cleanup(epoch, head.finalized_nonce, keep).await {
-                                // More are due: not in a minute, or a busy table only grows.
-                                Ok(gone) if gone >= CLEANUP_ROWS => continue,
-                                Ok(_) => {}
-                                Err(error) => {
-                                    tracing::debug!(%error, "old rows were not removed");
-                                }
-                            }
-                            cleaned = clock.now();
-                        }
-                    }
-                    Err(error) => tracing::warn!(%error, "cannot read the chain's head"),
-                }
-            }
-        });
     }
 
     // Commands.
 
     fn commanded(&mut self, command: Command) {
         match command {
-            Command::Send { request, reply } => self.send(Asked::new(request, reply)),
+            Command::Send { request, reply } => self.send(request, reply),
             Command::Cancel { nonce, reply } => {
-                let outcome = self.engine.cancel(nonce).map_err(SendError::from);
-                let answer = match outcome {
+                let answer = match self.engine.cancel(nonce) {
                     Ok(effects) => {
                         self.carry_out(effects);
                         Ok(())
                     }
-                    Err(error) => Err(error),
+                    Err(error) => Err(SendError::from(error)),
                 };
                 let _ = reply.send(answer);
             }
@@ -506,160 +283,20 @@ impl Driver {
         if self.draining.is_none() {
             return;
         }
-        let busy = !self.lookups.is_empty()
-            || !self.parked.is_empty()
+        let busy = !self.pending.is_empty()
             || self.engine.unsettled() > 0
             || matches!(self.phase, Phase::Recovering { .. });
         if !busy && let Some(reply) = self.draining.take() {
-            let _ = reply.send(Drained { complete: true, handed_over: self.engine.open() });
+            let _ = reply.send(DrainOutcome { complete: true, handed_over: self.engine.open() });
         }
     }
 
-    fn send(&mut self, asked: Asked) {
-        if self.refuse_new {
-            return asked.answer(Err(SendError::Draining));
-        }
-        match self.phase {
-            Phase::Following => asked.answer(Err(SendError::NotLeader)),
-            Phase::Recovering { .. } => self.parked.push(asked),
-            Phase::Leading { .. } => self.admit(asked),
-        }
-    }
-
-    fn admit(&mut self, asked: Asked) {
-        let size = match &asked.request.payload {
-            Payload::Call(bytes) | Payload::Signed(bytes) => bytes.len(),
-        };
-        let limit = self.options.max_bytes;
-        if size > limit {
-            return asked.answer(Err(SendError::TooLarge { size, limit }));
-        }
-        let Some(id) = asked.request.request_id.clone() else {
-            // Nobody else can know this one, so there is nothing to look up.
-            return self.accept(uuid::Uuid::new_v4().to_string(), asked);
-        };
-        if id.is_empty() || id.chars().count() > 200 {
-            return asked.answer(Err(SendError::BadRequestId));
-        }
-        let nonce = self.requests.get(&id);
-        if let Some(waiting) = nonce.and_then(|n| self.contents.get_mut(n)?.asked.as_mut()) {
-            waiting.join(id, asked);
-        } else if let Some(handle) = self.handle_of(&id) {
-            let call = self.contents.get(&handle.nonce).and_then(|c| c.call.as_ref());
-            let attempts = self.engine.attempts(handle.nonce);
-            let same = self.is_same(&asked.request.payload, call, attempts);
-            asked.answer(if same { Ok(handle) } else { Err(SendError::RequestIdReused(id)) });
-        } else if let Some(waiting) = self.lookups.get_mut(&id) {
-            waiting.join(id, asked);
-        } else if let Some(store) = self.reader.clone() {
-            self.lookups.insert(id.clone(), asked);
-            self.spawn(async move |answers, generation| {
-                let found = store.by_request(std::slice::from_ref(&id)).await;
-                let (row, failed) = match found {
-                    Ok(rows) => (rows.into_iter().next().map(Box::new), None),
-                    Err(error) => (None, Some(SendError::Store(Arc::new(error)))),
-                };
-                let _ = answers.send((generation, Answer::Found { id, row, failed }));
-            });
-        } else {
-            self.accept(id, asked);
-        }
-    }
-
-    fn found(
-        &mut self,
-        id: String,
-        row: Option<Box<StoredTransaction>>,
-        failed: Option<SendError>,
-    ) {
-        let Some(asked) = self.lookups.remove(&id) else { return };
-        match (failed, row) {
-            (Some(error), _) => asked.answer(Err(error)),
-            (None, Some(row)) => {
-                let same = self.is_same(&asked.request.payload, row.call.as_ref(), &row.attempts);
-                let handle = self.handle_of(&id).unwrap_or_else(|| finished(&row));
-                asked.answer(if same { Ok(handle) } else { Err(SendError::RequestIdReused(id)) });
-            }
-            (None, None) => self.accept(id, asked),
-        }
-    }
-
-    /// Whether a request asks for what its id stands for already: an id that is used for a second
-    /// payment must not swallow it.
-    fn is_same(&self, payload: &Payload, call: Option<&Bytes>, attempts: &[Attempt]) -> bool {
-        match payload {
-            Payload::Call(asked) => call == Some(asked),
-            Payload::Signed(raw) => {
-                let hash = self.chain.inspect(raw).map(|seen| seen.hash);
-                call.is_none() && attempts.iter().any(|a| hash == Ok(a.hash))
-            }
-        }
-    }
-
-    /// Takes a nonce and signs.
-    fn accept(&mut self, id: String, asked: Asked) {
-        let (nonce, tip, given) = match self.reserve(&asked.request) {
-            Ok(reserved) => reserved,
-            Err(error) => return asked.answer(Err(error)),
-        };
-        let call = match &asked.request.payload {
-            Payload::Call(call) => Some(call.clone()),
-            Payload::Signed(_) => None,
-        };
-        self.requests.insert(id.clone(), nonce);
-        self.contents.insert(nonce, self.content(id, call, Some(asked)));
-        match given {
-            Some(signed) => self.signed(nonce, tip, false, Ok(signed)),
-            None => self.sign(nonce, tip, false),
-        }
-    }
-
-    fn content(&self, request_id: String, call: Option<Bytes>, asked: Option<Asked>) -> Content {
-        let status = TransactionStatus::Future;
-        let state = HandleState { hash: Hash::default(), status, ended: false };
-        Content {
-            request_id,
-            call,
-            raw: Bytes::new(),
-            block: self.head.best.number,
-            handle: watch::Sender::new(state),
-            storing: None,
-            asked,
-        }
-    }
-
-    fn reserve(&mut self, request: &SendRequest) -> Result<(u64, u128, Option<Signed>), SendError> {
-        let tip = request.tip.unwrap_or(self.options.tip);
-        match &request.payload {
-            Payload::Call(_) => Ok((self.engine.reserve(None, tip, true)?, tip, None)),
-            Payload::Signed(raw) => {
-                let seen = self.chain.inspect(raw)?;
-                if let Some(account) = seen.account.filter(|a| a != self.signer.account()) {
-                    return Err(SendError::ForeignAccount(account.to_string()));
-                }
-                let Some(nonce) = seen.nonce else {
-                    let message = "these bytes do not tell their nonce; send the call instead";
-                    return Err(ChainError::Malformed(message.to_owned()).into());
-                };
-                let tip = seen.tip.unwrap_or(tip);
-                let nonce = self.engine.reserve(Some(nonce), tip, false)?;
-                let signed = Signed { raw: raw.clone(), hash: seen.hash, valid_until: None };
-                Ok((nonce, tip, Some(signed)))
-            }
-        }
-    }
-
-    fn handle_of(&self, request_id: &str) -> Option<TransactionHandle> {
-        let nonce = *self.requests.get(request_id)?;
-        let content = self.contents.get(&nonce)?;
-        let request_id = request_id.to_owned();
-        Some(TransactionHandle { nonce, request_id, state: content.handle.subscribe() })
-    }
+    // Answers.
 
     fn answered(&mut self, answer: Answer) {
         let input = match answer {
             Answer::Recovered { snapshot, head } => return self.recovered(snapshot, head),
-            Answer::Found { id, row, failed } => return self.found(id, row, failed),
+            Answer::Found { id, row } => return self.found(id, row),
             Answer::Signed { nonce, tip, noop, signed } => {
                 return self.signed(nonce, tip, noop, signed);
             }
@@ -679,8 +316,7 @@ impl Driver {
                 Input::Head(head)
             }
         };
-        let effects = self.engine.handle(self.now(), input);
-        self.carry_out(effects);
+        self.feed(input);
     }
 
     /// Starts a task of this generation.
@@ -690,25 +326,5 @@ impl Driver {
         T: Future<Output = ()> + Send + 'static,
     {
         self.tasks.spawn(work(self.answers.clone(), self.generation));
-    }
-}
-
-/// A handle of a row that needs nobody's care any more.
-fn finished(row: &StoredTransaction) -> TransactionHandle {
-    let state = HandleState { hash: row.hash, status: row.status.clone(), ended: row.ended };
-    let (_, state) = watch::channel(state);
-    TransactionHandle { nonce: row.nonce, request_id: row.request_id.clone(), state }
-}
-
-fn outcome_name(outcome: &Outcome) -> &'static str {
-    match outcome {
-        Outcome::Accepted => "accepted",
-        Outcome::AlreadyKnown => "already_known",
-        Outcome::Outdated => "outdated",
-        Outcome::Underpriced => "underpriced",
-        Outcome::Expired => "expired",
-        Outcome::Busy(_) => "busy",
-        Outcome::Refused(_) => "refused",
-        Outcome::Unreachable(_) => "unreachable",
     }
 }

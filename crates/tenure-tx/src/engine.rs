@@ -14,7 +14,7 @@
 //!   that the row with that hash is committed.
 //! * **Nothing is forgotten.** Every entry is in a phase that something ends: a store answer, a
 //!   node's answer, a watch, a location or a time.
-//! * **A follower is silent.** Without a term there are no entries, hence no effects.
+//! * **A follower is silent.** Without leadership there are no entries, hence no effects.
 //!
 //! # An ended status is not an ended duty
 //!
@@ -24,7 +24,7 @@
 //! then the row stays open (`ended_at` is null) and the next leader takes it over.
 //!
 //! ```text
-//!            reserve              Built              Accepted
+//!           Requested             Built               Pooled
 //!   (free) ──────────▶ Building ────────▶ Submitting ─────────▶ Watching ──Finalized──▶ (ended)
 //!                        ▲  ▲  BuildFailed    │ Outdated            │ dropped, invalid,
 //!                        │  └── (free)        ▼                     │ watch closed
@@ -39,7 +39,7 @@ mod entry;
 mod message;
 mod nonces;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use tenure_core::clock::Tick;
 
@@ -47,24 +47,26 @@ use crate::chain::{Head, Located, Outcome};
 use crate::status::{Hash, State, TransactionStatus};
 pub use config::EngineConfig;
 use entry::{Entry, Phase};
-pub use message::{Attempt, Effect, Input, OpenTransaction};
-pub use nonces::ReserveError;
+pub use message::{Attempt, Effect, Input, OpenTransaction, Request};
+pub use nonces::NonceError;
 
-/// The state machine. Call order: [`Input::Recovered`] begins a term, [`Input::Demoted`] ends it;
-/// in between, anything in any order.
+/// The state machine. Call order: [`Input::Recovered`] begins the leadership, [`Input::Demoted`]
+/// ends it; in between, anything in any order.
 #[derive(Debug)]
 pub struct Engine {
     config: EngineConfig,
-    term: Option<Term>,
+    leading: Option<Leading>,
 }
 
 /// What a leader knows.
 #[derive(Debug)]
-struct Term {
+struct Leading {
     head: Head,
     /// One above the highest nonce known to be used for good, from table and chain together.
     consumed: u64,
     entries: BTreeMap<u64, Entry>,
+    /// The nonce of each open request.
+    requests: HashMap<String, u64>,
     /// When each gap was first seen.
     gaps: BTreeMap<u64, Tick>,
 }
@@ -73,99 +75,81 @@ impl Engine {
     /// A follower.
     #[must_use]
     pub fn new(config: EngineConfig) -> Self {
-        Engine { config, term: None }
+        Engine { config, leading: None }
     }
 
     // Getters.
 
-    /// Whether a term is on.
-    #[must_use]
-    pub fn is_leading(&self) -> bool {
-        self.term.is_some()
-    }
-
     /// How many transactions are open.
     #[must_use]
     pub fn open(&self) -> usize {
-        self.term.as_ref().map_or(0, |term| term.entries.len())
+        self.leading.as_ref().map_or(0, |leading| leading.entries.len())
     }
 
     /// How many are between acceptance and the node's first answer.
     #[must_use]
     pub fn unsettled(&self) -> usize {
-        self.term.as_ref().map_or(0, |term| {
+        self.leading.as_ref().map_or(0, |leading| {
             let unsettled = |e: &&Entry| matches!(e.phase, Phase::Building | Phase::Submitting);
-            term.entries.values().filter(unsettled).count()
+            leading.entries.values().filter(unsettled).count()
         })
     }
 
     /// The last status of a nonce.
     #[must_use]
     pub fn status(&self, nonce: u64) -> Option<&TransactionStatus> {
-        Some(&self.term.as_ref()?.entries.get(&nonce)?.status)
+        Some(&self.leading.as_ref()?.entries.get(&nonce)?.status)
     }
 
     /// All signed forms of a nonce, the current one last.
     #[must_use]
     pub fn attempts(&self, nonce: u64) -> &[Attempt] {
-        let entry = self.term.as_ref().and_then(|term| term.entries.get(&nonce));
+        let entry = self.leading.as_ref().and_then(|leading| leading.entries.get(&nonce));
         entry.map_or(&[], |entry| &entry.attempts)
+    }
+
+    /// The nonce of an open request.
+    #[must_use]
+    pub fn nonce_of(&self, request: &str) -> Option<u64> {
+        self.leading.as_ref()?.requests.get(request).copied()
+    }
+
+    /// The request at a nonce; `None` if nothing is open there, or a no-op that fills a gap.
+    #[must_use]
+    pub fn request_at(&self, nonce: u64) -> Option<&str> {
+        self.leading.as_ref()?.entries.get(&nonce)?.request.as_deref()
     }
 
     /// One above the highest nonce known to be used for good.
     #[must_use]
     pub fn consumed(&self) -> u64 {
-        self.term.as_ref().map_or(0, |term| term.consumed)
+        self.leading.as_ref().map_or(0, |leading| leading.consumed)
     }
 
     /// The nonces nothing uses although higher ones are in use, at most `limit` of them.
     #[must_use]
     pub fn gaps(&self, limit: usize) -> Vec<u64> {
-        self.term.as_ref().map_or_else(Vec::new, |term| term.gaps(limit))
+        self.leading.as_ref().map_or_else(Vec::new, |leading| leading.gaps(limit))
     }
 
     // Mutators.
-
-    /// Takes the nonce for a new request: the first gap, else the next above all that is known.
-    /// The caller signs, stores and answers with [`Input::Built`] or [`Input::BuildFailed`].
-    ///
-    /// # Errors
-    /// [`ReserveError`]; nothing changed.
-    pub fn reserve(
-        &mut self,
-        exact: Option<u64>,
-        tip: u128,
-        resignable: bool,
-    ) -> Result<u64, ReserveError> {
-        let term = self.term.as_mut().ok_or(ReserveError::NotLeading)?;
-        if term.entries.len() >= self.config.max_open {
-            return Err(ReserveError::TooManyOpen(self.config.max_open));
-        }
-        let nonce = match exact {
-            Some(nonce) => term.check_exact(nonce)?,
-            None => term.next_nonce(),
-        };
-        term.gaps.remove(&nonce);
-        term.entries.insert(nonce, Entry::new(tip, resignable, false));
-        Ok(nonce)
-    }
 
     /// Gives up the request at `nonce`: a no-op takes its place. If the original is mined first,
     /// it wins. A gap is filled at once.
     ///
     /// # Errors
-    /// [`ReserveError`]; nothing changed.
-    pub fn cancel(&mut self, nonce: u64) -> Result<Vec<Effect>, ReserveError> {
-        let term = self.term.as_mut().ok_or(ReserveError::NotLeading)?;
+    /// [`NonceError`]; nothing changed.
+    pub fn cancel(&mut self, nonce: u64) -> Result<Vec<Effect>, NonceError> {
+        let leading = self.leading.as_mut().ok_or(NonceError::NotLeading)?;
         let mut effects = Vec::new();
-        if let Some(entry) = term.entries.get_mut(&nonce) {
+        if let Some(entry) = leading.entries.get_mut(&nonce) {
             // A build under way still carries the request: when it is stored, a no-op follows it.
             entry.noop = true;
             entry.rebuild(nonce, entry.bumped(&self.config), &mut effects);
-        } else if term.is_gap(nonce) {
-            term.fill(nonce, &mut effects);
+        } else if leading.is_gap(nonce) {
+            leading.fill(nonce, &mut effects);
         } else {
-            return Err(ReserveError::NotOpen(nonce));
+            return Err(NonceError::NotOpen(nonce));
         }
         Ok(effects)
     }
@@ -177,13 +161,14 @@ impl Engine {
             Input::Recovered { rows, consumed, head } => {
                 self.recover(now, rows, consumed, head, &mut effects);
             }
-            Input::Demoted => self.term = None,
+            Input::Demoted => self.leading = None,
+            Input::Requested(request) => self.requested(request, &mut effects),
             Input::Built { nonce, attempt } => {
                 if let Some(entry) = self.entry(nonce) {
                     entry.built(nonce, attempt, now, &mut effects);
                 }
             }
-            Input::BuildFailed { nonce } => self.build_failed(now, nonce),
+            Input::BuildFailed { nonce } => self.build_failed(now, nonce, &mut effects),
             Input::Submitted { nonce, hash, outcome } => {
                 self.submitted(now, nonce, hash, outcome, &mut effects);
             }
@@ -207,17 +192,17 @@ impl Engine {
     }
 
     fn entry(&mut self, nonce: u64) -> Option<&mut Entry> {
-        self.term.as_mut()?.entries.get_mut(&nonce)
+        self.leading.as_mut()?.entries.get_mut(&nonce)
     }
 
     /// The entry ends: its record is final. An invalid one never lived, so its nonce is free again.
     fn end(&mut self, nonce: u64, hash: Hash, status: TransactionStatus, out: &mut Vec<Effect>) {
-        let Some(term) = self.term.as_mut() else {
+        let Some(leading) = self.leading.as_mut() else {
             return;
         };
-        if term.entries.remove(&nonce).is_some() {
+        if leading.remove(nonce) {
             if status.state() != State::Invalid {
-                term.consumed = term.consumed.max(nonce + 1);
+                leading.consumed = leading.consumed.max(nonce + 1);
             }
             out.push(Effect::Record { nonce, hash, status, ended: true });
         }
@@ -232,24 +217,59 @@ impl Engine {
         out: &mut Vec<Effect>,
     ) {
         let consumed = consumed.max(head.finalized_nonce);
-        let mut entries = BTreeMap::new();
+        let (entries, requests, gaps) = Default::default();
+        let mut leading = Leading { head, consumed, entries, requests, gaps };
         for row in rows {
             let nonce = row.nonce;
             let mut entry = Entry::recovered(row, now);
             entry.examine(nonce, &head, out);
-            entries.insert(nonce, entry);
+            leading.insert(nonce, entry);
         }
-        self.term = Some(Term { head, consumed, entries, gaps: BTreeMap::new() });
+        self.leading = Some(leading);
     }
 
-    fn build_failed(&mut self, now: Tick, nonce: u64) {
-        let Some(term) = self.term.as_mut() else {
+    /// Gives a new request its nonce: the one it was signed for, else the first gap, else the next
+    /// above all that is known.
+    fn requested(&mut self, request: Request, out: &mut Vec<Effect>) {
+        let Request { id, nonce, tip, resignable } = request;
+        match self.give_nonce(&id, nonce) {
+            Ok((leading, nonce)) => {
+                leading.gaps.remove(&nonce);
+                leading.insert(nonce, Entry::requested(id, tip, resignable));
+                out.push(Effect::Build { nonce, attempt: 1, tip, noop: false });
+            }
+            Err(error) => out.push(Effect::Refuse { request: id, error }),
+        }
+    }
+
+    fn give_nonce(
+        &mut self,
+        request: &str,
+        exact: Option<u64>,
+    ) -> Result<(&mut Leading, u64), NonceError> {
+        let leading = self.leading.as_mut().ok_or(NonceError::NotLeading)?;
+        if let Some(&nonce) = leading.requests.get(request) {
+            return Err(NonceError::Given(nonce));
+        }
+        if leading.entries.len() >= self.config.max_open {
+            return Err(NonceError::TooManyOpen(self.config.max_open));
+        }
+        let nonce = match exact {
+            Some(nonce) => leading.check_exact(nonce)?,
+            None => leading.next_nonce(),
+        };
+        Ok((leading, nonce))
+    }
+
+    fn build_failed(&mut self, now: Tick, nonce: u64, out: &mut Vec<Effect>) {
+        let Some(leading) = self.leading.as_mut() else {
             return;
         };
-        if let Some(entry) = term.entries.get_mut(&nonce) {
+        if let Some(entry) = leading.entries.get_mut(&nonce) {
             if entry.attempts.is_empty() {
-                // Never stored, never sent: the nonce is free again.
-                term.entries.remove(&nonce);
+                // Never stored, never sent.
+                leading.remove(nonce);
+                out.push(Effect::Free { nonce });
             } else {
                 entry.wait(now, &self.config);
             }
@@ -272,7 +292,7 @@ impl Engine {
             return;
         }
         match outcome {
-            Outcome::Accepted => {
+            Outcome::Pooled => {
                 entry.may_live = true;
                 entry.tries = 0;
                 entry.phase = Phase::Watching;
@@ -444,30 +464,30 @@ impl Engine {
 
     fn moved(&mut self, now: Tick, head: Head, out: &mut Vec<Effect>) {
         let config = self.config.clone();
-        let Some(term) = self.term.as_mut() else {
+        let Some(leading) = self.leading.as_mut() else {
             return;
         };
-        term.consumed = term.consumed.max(head.finalized_nonce);
-        term.head = head;
-        for (&nonce, entry) in &mut term.entries {
-            entry.on_head(nonce, &term.head, now, &config, out);
+        leading.consumed = leading.consumed.max(head.finalized_nonce);
+        leading.head = head;
+        for (&nonce, entry) in &mut leading.entries {
+            entry.on_head(nonce, &leading.head, now, &config, out);
         }
-        term.age_gaps(now);
+        leading.age_gaps(now);
     }
 
     fn time_passed(&mut self, now: Tick, out: &mut Vec<Effect>) {
         let config = self.config.clone();
-        let Some(term) = self.term.as_mut() else {
+        let Some(leading) = self.leading.as_mut() else {
             return;
         };
         // Only the lowest unmined nonce can be stuck on its own merits; the rest wait for it.
-        let first = term.head.best_nonce.max(term.consumed);
-        for (&nonce, entry) in &mut term.entries {
-            entry.on_time(nonce, nonce == first, &term.head, now, &config, out);
+        let first = leading.head.best_nonce.max(leading.consumed);
+        for (&nonce, entry) in &mut leading.entries {
+            entry.on_time(nonce, nonce == first, &leading.head, now, &config, out);
         }
-        term.age_gaps(now);
-        for nonce in term.gaps_older_than(now, config.gap_after) {
-            term.fill(nonce, out);
+        leading.age_gaps(now);
+        for nonce in leading.gaps_older_than(now, config.gap_after) {
+            leading.fill(nonce, out);
         }
     }
 }

@@ -73,9 +73,3 @@ pub mod service;
 pub mod status;
 pub mod store;
 mod writer;
-
-#[doc(hidden)]
-pub mod manager {
-    pub use crate::engine::EngineConfig as ManagerConfig;
-    pub use crate::engine::*;
-}

@@ -13,7 +13,7 @@ use tokio::time::{sleep, timeout};
 use crate::account::{SignError, Signer};
 use crate::chain::{Chain, ChainError};
 use crate::driver::{Command, Driver};
-use crate::engine::{EngineConfig, ReserveError};
+use crate::engine::{EngineConfig, NonceError};
 use crate::events::{FollowerSync, keep_ready};
 use crate::feed::{FeedItem, FeedOptions, View, feed};
 use crate::leadership::{LeaderStateChanged, Leadership, NodeRole, Unready};
@@ -171,7 +171,7 @@ impl TransactionHandle {
 
 /// A drain's result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Drained {
+pub struct DrainOutcome {
     /// Nothing was between acceptance and the node's answer any more.
     pub complete: bool,
     /// Transactions the next leader takes over from the table.
@@ -319,22 +319,22 @@ impl TransactionService {
         self.commands.send(command).map_err(|_| SendError::Stopped)?;
         match answer.await.map_err(|_| SendError::Stopped)? {
             // Elected, but what is open is still being read: as good as not leading yet.
-            Err(SendError::Nonce(ReserveError::NotLeading)) => Err(SendError::NotLeader),
+            Err(SendError::Nonce(NonceError::NotLeading)) => Err(SendError::NotLeader),
             answer => answer,
         }
     }
 
     /// Accepts nothing new and waits until nothing is between acceptance and the node's answer, at
     /// most `within`. What is open then is in the table, for the next leader.
-    pub async fn drain(&self, within: Duration) -> Drained {
+    pub async fn drain(&self, within: Duration) -> DrainOutcome {
         let (reply, answer) = oneshot::channel();
-        let nothing = Drained { complete: true, handed_over: 0 };
+        let nothing = DrainOutcome { complete: true, handed_over: 0 };
         if self.commands.send(Command::Drain { reply }).is_err() {
             return nothing;
         }
         match timeout(within, answer).await {
             Ok(drained) => drained.unwrap_or(nothing),
-            Err(_) => Drained { complete: false, handed_over: self.open().await },
+            Err(_) => DrainOutcome { complete: false, handed_over: self.open().await },
         }
     }
 
@@ -355,7 +355,7 @@ impl TransactionService {
     }
 
     /// Drains, then stops. The election's own shutdown comes after it.
-    pub async fn shutdown(mut self, within: Duration) -> Drained {
+    pub async fn shutdown(mut self, within: Duration) -> DrainOutcome {
         let drained = self.drain(within).await;
         self.tasks.shutdown().await;
         drained
@@ -463,7 +463,7 @@ pub enum SendError {
     Stopped,
     /// No nonce. Nothing was done.
     #[error(transparent)]
-    Nonce(#[from] ReserveError),
+    Nonce(#[from] NonceError),
     /// Too large. Nothing was done.
     #[error("{size} bytes are more than the limit of {limit}; split the call or raise max_bytes")]
     TooLarge {
@@ -511,7 +511,7 @@ impl SendError {
     /// Its name on the wire between a caller and a node.
     pub fn code(&self) -> &'static str {
         match self {
-            Self::NotLeader | Self::Nonce(ReserveError::NotLeading) => "not_leader",
+            Self::NotLeader | Self::Nonce(NonceError::NotLeading) => "not_leader",
             Self::Draining => "draining",
             Self::Stopped => "stopped",
             Self::Nonce(_) | Self::Clash(_) => "nonce",

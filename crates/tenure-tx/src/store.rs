@@ -105,14 +105,14 @@ impl Store {
         block: u64,
         rows: &[NewTransaction],
     ) -> Result<Vec<u64>, StoreError> {
-        self.accept_with(epoch, block, rows, &[]).await
+        self.accept_and_record(epoch, block, rows, &[]).await
     }
 
     /// Stores new rows and, in the same commit, statuses of others: both or neither.
     ///
     /// # Errors
     /// As [`Store::accept`].
-    pub async fn accept_with(
+    pub async fn accept_and_record(
         &self,
         epoch: Epoch,
         block: u64,

@@ -38,9 +38,9 @@ impl Write {
     }
 }
 
-/// A write of a term.
+/// A write under one epoch.
 #[derive(Debug)]
-pub(crate) struct Order {
+pub(crate) struct Job {
     pub(crate) generation: u64,
     pub(crate) epoch: Epoch,
     pub(crate) write: Write,
@@ -62,9 +62,9 @@ pub(crate) enum Written {
     Stale,
 }
 
-/// The outcome of some orders of one generation.
+/// What became of the writes of one batch, all of one generation.
 #[derive(Debug)]
-pub(crate) struct Report {
+pub(crate) struct BatchResult {
     pub(crate) generation: u64,
     pub(crate) rows: Vec<(u64, Written)>,
     /// A status was not recorded: the table and the memory differ.
@@ -87,22 +87,22 @@ impl Batch {
         self.news.len() + self.replacements.len() + self.statuses.len()
     }
 
-    /// Takes the order, or gives it back if it belongs into the next batch.
-    fn take(&mut self, order: Order) -> Option<Order> {
+    /// Takes the job, or gives it back if it belongs into the next batch.
+    fn take(&mut self, job: Job) -> Option<Job> {
         if self.len() == 0 {
-            (self.generation, self.epoch) = (order.generation, order.epoch);
+            (self.generation, self.epoch) = (job.generation, job.epoch);
         }
-        let nonce = order.write.nonce();
-        let follows = match &order.write {
+        let nonce = job.write.nonce();
+        let follows = match &job.write {
             // A later status of a nonce replaces an earlier one; it may follow a row.
             Write::Status(_) => false,
             Write::New { .. } | Write::Replace(_) => self.touched.contains(&nonce),
         };
-        if follows || self.len() >= BATCH || order.generation != self.generation {
-            return Some(order);
+        if follows || self.len() >= BATCH || job.generation != self.generation {
+            return Some(job);
         }
         self.touched.insert(nonce);
-        match order.write {
+        match job.write {
             Write::New { row, block } => {
                 // A lower bound for all of them: no attempt is in an earlier block.
                 self.block = if self.news.is_empty() { block } else { self.block.min(block) };
@@ -116,17 +116,17 @@ impl Batch {
         None
     }
 
-    async fn settle(self, store: Option<&Store>) -> Report {
+    async fn settle(self, store: Option<&Store>) -> BatchResult {
         let Some(store) = store else {
             let nonces = self.news.iter().map(|r| r.nonce);
             let nonces = nonces.chain(self.replacements.iter().map(|r| r.nonce));
             let rows = nonces.map(|n| (n, Written::Stored)).collect();
-            return Report { generation: self.generation, rows, statuses_failed: None };
+            return BatchResult { generation: self.generation, rows, statuses_failed: None };
         };
         self.write(store).await
     }
 
-    async fn write(self, store: &Store) -> Report {
+    async fn write(self, store: &Store) -> BatchResult {
         let epoch = self.epoch;
         let statuses: Vec<StatusChange> = self.statuses.into_values().collect();
         // A status may follow a replacement of its nonce, so then it is not written before it.
@@ -134,9 +134,9 @@ impl Batch {
             true if !self.news.is_empty() => (statuses, Vec::new()),
             true | false => (Vec::new(), statuses),
         };
-        // Pipelined on one session, so they take effect in this order.
+        // Pipelined on one session, so they take effect in this job.
         let ((mut rows, with_news), replaced, recorded) = tokio::join!(
-            accept(store, epoch, self.block, &self.news, &with_news),
+            accept_rows(store, epoch, self.block, &self.news, &with_news),
             async {
                 if self.replacements.is_empty() {
                     return Ok(Vec::new());
@@ -148,14 +148,14 @@ impl Batch {
         let nonces = self.replacements.iter().map(|r| r.nonce);
         rows.extend(outcomes(nonces, replaced));
         let statuses_failed = with_news.or(recorded);
-        Report { generation: self.generation, rows, statuses_failed }
+        BatchResult { generation: self.generation, rows, statuses_failed }
     }
 }
 
 /// Stores new rows with statuses in one commit; says what became of each row, and why the statuses
 /// were not recorded. If the server refuses one of many (its request id exists, or its text is
-/// nothing a database can hold), each goes alone: nobody pays for a neighbour.
-async fn accept(
+/// nothing a database can hold), each goes alone: no request pays for another.
+async fn accept_rows(
     store: &Store,
     epoch: Epoch,
     block: u64,
@@ -166,7 +166,7 @@ async fn accept(
         return (Vec::new(), None);
     }
     metrics::observe(metrics::BATCH, rows.len());
-    match store.accept_with(epoch, block, rows, statuses).await {
+    match store.accept_and_record(epoch, block, rows, statuses).await {
         Err(StoreError::DuplicateRequest | StoreError::Database(_))
             if rows.len() > 1 || !statuses.is_empty() =>
         {
@@ -223,22 +223,22 @@ fn written_of(error: StoreError) -> Written {
     }
 }
 
-/// Runs until the orders end. Without a store (standalone) everything counts as stored.
+/// Runs until the jobs end. Without a store (standalone) everything counts as stored.
 pub(crate) async fn run(
     store: Option<Store>,
-    mut orders: mpsc::UnboundedReceiver<Order>,
-    reports: mpsc::UnboundedSender<Report>,
+    mut jobs: mpsc::UnboundedReceiver<Job>,
+    results: mpsc::UnboundedSender<BatchResult>,
 ) {
-    let mut waiting: VecDeque<Order> = VecDeque::new();
+    let mut waiting: VecDeque<Job> = VecDeque::new();
     let mut arrived = Vec::new();
-    // One session answers in order, so the reports come in the order of the writes.
+    // One session answers in order, so the results come in the order of the writes.
     let mut under_way = FuturesOrdered::new();
     loop {
         while under_way.len() < UNDER_WAY && !waiting.is_empty() {
             let mut batch = Batch::default();
-            while let Some(order) = waiting.pop_front() {
-                if let Some(order) = batch.take(order) {
-                    waiting.push_front(order);
+            while let Some(job) = waiting.pop_front() {
+                if let Some(job) = batch.take(job) {
+                    waiting.push_front(job);
                     break;
                 }
             }
@@ -246,12 +246,12 @@ pub(crate) async fn run(
         }
         // Both branches are cancel-safe: a channel and a set of futures that stays.
         tokio::select! {
-            Some(report) = under_way.next() => {
-                if reports.send(report).is_err() {
+            Some(result) = under_way.next() => {
+                if results.send(result).is_err() {
                     return;
                 }
             }
-            count = orders.recv_many(&mut arrived, BATCH) => {
+            count = jobs.recv_many(&mut arrived, BATCH) => {
                 if count == 0 {
                     return;
                 }
@@ -267,8 +267,8 @@ mod tests {
     use crate::engine::Attempt;
     use crate::status::{Hash, TransactionStatus};
 
-    fn order(write: Write) -> Order {
-        Order { generation: 1, epoch: Epoch(1), write }
+    fn job(write: Write) -> Job {
+        Job { generation: 1, epoch: Epoch(1), write }
     }
 
     fn new(nonce: u64) -> Write {
@@ -290,17 +290,17 @@ mod tests {
     #[test]
     fn a_reused_nonce_waits_for_the_end_of_its_last_row() {
         let mut batch = Batch::default();
-        assert!(batch.take(order(status(0, TransactionStatus::Invalid(None)))).is_none());
-        assert!(batch.take(order(new(1))).is_none());
-        assert!(batch.take(order(new(0))).is_some());
+        assert!(batch.take(job(status(0, TransactionStatus::Invalid(None)))).is_none());
+        assert!(batch.take(job(new(1))).is_none());
+        assert!(batch.take(job(new(0))).is_some());
     }
 
     #[test]
     fn the_last_status_of_a_nonce_is_the_one_that_is_written() {
         let mut batch = Batch::default();
-        assert!(batch.take(order(new(0))).is_none());
-        assert!(batch.take(order(status(0, TransactionStatus::Ready))).is_none());
-        assert!(batch.take(order(status(0, TransactionStatus::Dropped))).is_none());
+        assert!(batch.take(job(new(0))).is_none());
+        assert!(batch.take(job(status(0, TransactionStatus::Ready))).is_none());
+        assert!(batch.take(job(status(0, TransactionStatus::Dropped))).is_none());
         assert_eq!(batch.statuses[&0].status, TransactionStatus::Dropped);
         assert_eq!(batch.len(), 2);
     }
@@ -308,8 +308,8 @@ mod tests {
     #[test]
     fn two_terms_never_share_a_batch() {
         let mut batch = Batch::default();
-        assert!(batch.take(order(new(0))).is_none());
-        let later = Order { generation: 2, ..order(new(1)) };
+        assert!(batch.take(job(new(0))).is_none());
+        let later = Job { generation: 2, ..job(new(1)) };
         assert!(batch.take(later).is_some());
     }
 }

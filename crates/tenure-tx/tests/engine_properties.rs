@@ -8,7 +8,9 @@ use std::time::Duration;
 use proptest::prelude::*;
 use tenure_core::clock::Tick;
 use tenure_tx::chain::{Block, Head, Located, Outcome};
-use tenure_tx::engine::{Attempt, Effect, Engine, EngineConfig, Input, OpenTransaction};
+use tenure_tx::engine::{
+    Attempt, Effect, Engine, EngineConfig, Input, NonceError, OpenTransaction, Request,
+};
 use tenure_tx::status::{Hash, State, TransactionStatus};
 
 /// What a signed transaction carries.
@@ -29,6 +31,8 @@ struct Row {
 #[derive(Debug, Clone)]
 enum Action {
     Send,
+    /// A caller asks again under the id of the n-th open row.
+    SendAgain(usize),
     /// Carry out the n-th outstanding effect; the fate decides how it goes.
     Deliver(usize, Fate),
     /// Hand over the n-th outstanding report of a watch.
@@ -78,7 +82,7 @@ struct World {
     effects: Vec<Effect>,
     reports: VecDeque<Input>,
     watches: BTreeSet<(u64, Hash)>,
-    /// Requests reserved but not stored yet: they were never accepted.
+    /// Requests with a nonce whose row is not stored yet: they were never accepted.
     wanted: BTreeMap<u64, u32>,
     accepted: BTreeSet<u32>,
     cancelled: BTreeSet<u64>,
@@ -158,7 +162,22 @@ impl World {
                 Effect::Record { nonce, hash, status, ended } => {
                     self.record(nonce, hash, status, ended);
                 }
-                other => self.effects.push(other),
+                Effect::Build { nonce, attempt: 1, noop: false, .. } => {
+                    let id = self.engine.request_at(nonce).expect("a first attempt has a request");
+                    let request = id.parse().expect("one of ours");
+                    let before = self.wanted.insert(nonce, request);
+                    assert!(before.is_none(), "one nonce, two requests");
+                    self.effects.push(effect);
+                }
+                Effect::Free { nonce } => {
+                    self.wanted.remove(&nonce);
+                }
+                Effect::Refuse { request, error } => {
+                    assert!(matches!(error, NonceError::Given(_)), "{request}: {error}");
+                }
+                Effect::Build { .. } | Effect::Submit { .. } | Effect::Locate { .. } => {
+                    self.effects.push(effect);
+                }
             }
         }
     }
@@ -179,6 +198,7 @@ impl World {
         self.wanted.clear();
         self.feed(Input::Demoted);
         let open = |(&nonce, row): (&u64, &Row)| OpenTransaction {
+            request: row.request.map_or_else(|| format!("gap {nonce}"), |id| id.to_string()),
             nonce,
             attempts: row.attempts.clone(),
             status: row.status.clone(),
@@ -250,7 +270,7 @@ impl World {
             Fate::Well | Fate::AnswerLost => self.pooled(nonce, hash),
         };
         let lost = matches!(fate, Fate::AnswerLost);
-        if outcome == Outcome::Accepted && !lost {
+        if outcome == Outcome::Pooled && !lost {
             self.watches.insert((nonce, hash));
             let status = TransactionStatus::Ready;
             self.reports.push_back(Input::Status { nonce, hash, status });
@@ -273,7 +293,7 @@ impl World {
         self.pool.insert(nonce, hash);
         self.signed.get_mut(&hash).expect("signed").lived = true;
         self.check();
-        Outcome::Accepted
+        Outcome::Pooled
     }
 
     /// A watch, if there is one, has something to report.
@@ -311,7 +331,9 @@ impl World {
             }
             Effect::Submit { nonce, hash } => self.submit(nonce, hash, fate),
             Effect::Locate { nonce, hashes } => self.locate(nonce, &hashes, fate),
-            Effect::Record { .. } => unreachable!("taken at once"),
+            Effect::Record { .. } | Effect::Free { .. } | Effect::Refuse { .. } => {
+                unreachable!("taken at once")
+            }
         }
     }
 
@@ -359,17 +381,23 @@ impl World {
         self.chain.truncate(keep);
     }
 
+    fn send(&mut self, request: u32) {
+        let id = request.to_string();
+        self.feed(Input::Requested(Request { id, nonce: None, tip: 10, resignable: true }));
+    }
+
     fn act(&mut self, action: Action) {
         match action {
             Action::Send => {
                 self.serial += 1;
-                let request = self.serial;
-                if let Ok(nonce) = self.engine.reserve(None, 10, true) {
-                    assert!(
-                        self.wanted.insert(nonce, request).is_none(),
-                        "one nonce, two requests"
-                    );
-                    self.effects.push(Effect::Build { nonce, attempt: 1, tip: 10, noop: false });
+                self.send(self.serial);
+            }
+            Action::SendAgain(index) => {
+                let open = self.rows.values().filter(|row| !row.ended);
+                if let Some(request) = open.filter_map(|row| row.request).nth(index) {
+                    let before = self.effects.len();
+                    self.send(request);
+                    assert_eq!(self.effects.len(), before, "one request, two nonces");
                 }
             }
             Action::Deliver(index, fate) => self.deliver(index, fate),
@@ -511,6 +539,7 @@ fn fate() -> impl Strategy<Value = Fate> {
 fn action() -> impl Strategy<Value = Action> {
     prop_oneof![
         8 => Just(Action::Send),
+        1 => (0usize..8).prop_map(Action::SendAgain),
         20 => (0usize..8, fate()).prop_map(|(i, f)| Action::Deliver(i, f)),
         8 => (0usize..8).prop_map(Action::Report),
         1 => (0usize..4).prop_map(Action::LoseWatch),

@@ -19,7 +19,7 @@ use tenure_testkit::anvil::{ADDRESS, Anvil, KEY};
 use tenure_tx::account::{Signer as _, Unsigned};
 use tenure_tx::chain::ethereum::{EthereumSigner, Fees};
 use tenure_tx::chain::{Chain as _, Head, Outcome};
-use tenure_tx::engine::ReserveError;
+use tenure_tx::engine::NonceError;
 use tenure_tx::leadership::NodeRole;
 use tenure_tx::service::{
     Parts, Payload, SendError, SendRequest, ServiceOptions, TransactionHandle, TransactionService,
@@ -160,7 +160,7 @@ async fn sending_the_same_bytes_again_leaves_their_watch_alone() {
     let unsigned = Unsigned { nonce: 0, tip: 1, call: Some(&call), head: &head, replaces: None };
     let raw = signer.sign(unsigned).await.expect("signs").raw;
     let first = chain.submit(signer.account(), 0, raw.clone()).await;
-    assert_eq!(first.outcome, Outcome::Accepted);
+    assert_eq!(first.outcome, Outcome::Pooled);
     let mut watch = first.watch.expect("watched");
     for _ in 0..3 {
         let again = chain.submit(signer.account(), 0, raw.clone()).await;
@@ -376,8 +376,8 @@ async fn bad_input_is_refused_with_its_reason_and_nothing_is_sent() {
             let error = send(Payload::Signed(low.raw.clone())).await.expect_err("used");
             // Until the head is read again the entry itself is in the way.
             match error {
-                SendError::Nonce(ReserveError::BelowChain { nonce: 0, .. }) => return,
-                SendError::Nonce(ReserveError::Taken(0)) => tokio::task::yield_now().await,
+                SendError::Nonce(NonceError::BelowChain { nonce: 0, .. }) => return,
+                SendError::Nonce(NonceError::Taken(0)) => tokio::task::yield_now().await,
                 other => panic!("{other:?}"),
             }
         }

@@ -97,15 +97,15 @@ async fn new_rows_and_statuses_of_others_are_one_commit() {
     let store = store(&db.dsn(), "a");
     store.accept(E1, 0, &[row(0, 1, "r0")]).await.expect("leads");
     let ready = [change(0, 1, TransactionStatus::Ready, false)];
-    let twice = store.accept_with(E1, 0, &[row(1, 2, "r0")], &ready).await;
+    let twice = store.accept_and_record(E1, 0, &[row(1, 2, "r0")], &ready).await;
     assert!(matches!(twice, Err(StoreError::DuplicateRequest)), "{twice:?}");
     assert_eq!(state(&store, 0).await, TransactionStatus::Future, "neither");
-    let both = store.accept_with(E1, 0, &[row(1, 2, "r1")], &ready).await;
+    let both = store.accept_and_record(E1, 0, &[row(1, 2, "r1")], &ready).await;
     assert_eq!(both.expect("leads"), [1]);
     assert_eq!(state(&store, 0).await, TransactionStatus::Ready, "both");
     bump(&db).await;
     let broadcast = [change(0, 1, TransactionStatus::Broadcast(vec![]), false)];
-    let stale = store.accept_with(E1, 0, &[row(2, 3, "r2")], &broadcast).await;
+    let stale = store.accept_and_record(E1, 0, &[row(2, 3, "r2")], &broadcast).await;
     assert!(matches!(stale, Err(StoreError::Stale)), "{stale:?}");
     assert_eq!(state(&store, 0).await, TransactionStatus::Ready);
 }

@@ -128,7 +128,7 @@ async fn all_ten_statuses_are_understood() {
         arrived.status(status.clone());
     }
     let submission = submit.await.expect("no panic");
-    assert_eq!(submission.outcome, Outcome::Accepted);
+    assert_eq!(submission.outcome, Outcome::Pooled);
     let watch = submission.watch.expect("watched");
     let seen: Vec<_> = timeout(Duration::from_secs(10), watch.take(10).collect::<Vec<_>>())
         .await

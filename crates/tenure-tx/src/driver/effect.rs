@@ -5,15 +5,20 @@ use std::sync::Arc;
 use futures_util::StreamExt as _;
 use tokio::time::timeout;
 
-use super::{Answer, Driver, MAX_CLASHES, outcome_name};
+use super::content::Content;
+use super::pending::Stage;
+use super::{Answer, Driver};
 use crate::account::{SignError, Signed, Unsigned};
 use crate::chain::{Outcome, Submission};
 use crate::engine::{Attempt, Effect, Input};
 use crate::metrics;
-use crate::service::{HandleState, SendError, TransactionHandle};
+use crate::service::{HandleState, Payload, SendError};
 use crate::status::{Hash, TransactionStatus};
 use crate::store::{NewTransaction, Replacement, StatusChange};
-use crate::writer::{Order, Report, Write, Written};
+use crate::writer::{BatchResult, Job, Write, Written};
+
+/// After so many clashes a caller is told instead of tried again.
+const MAX_CLASHES: u8 = 3;
 
 impl Driver {
     pub(super) fn carry_out(&mut self, effects: Vec<Effect>) {
@@ -21,12 +26,14 @@ impl Driver {
             match effect {
                 Effect::Build { nonce, attempt, tip, noop } => {
                     if attempt == 1 {
-                        self.prepare_filler(nonce);
+                        self.prepare(nonce);
                     } else {
                         metrics::count(metrics::REPLACEMENTS);
                     }
-                    self.sign(nonce, tip, noop);
+                    self.build(nonce, tip, noop);
                 }
+                Effect::Refuse { request, error } => self.refuse(&request, error.into()),
+                Effect::Free { nonce } => drop(self.contents.remove(&nonce)),
                 Effect::Submit { nonce, hash } => self.submit(nonce, hash),
                 Effect::Locate { nonce, hashes } => self.locate(nonce, hashes),
                 Effect::Record { nonce, hash, status, ended } => {
@@ -36,15 +43,28 @@ impl Driver {
         }
     }
 
-    /// A gap's no-op has no caller.
-    fn prepare_filler(&mut self, nonce: u64) {
-        tracing::warn!(nonce, "filling a gap with a no-op");
-        let id = format!("gap:{nonce}:{}", uuid::Uuid::new_v4());
-        self.contents.insert(nonce, self.content(id, None, None));
+    /// The first attempt of a nonce: for a pending request, or to fill a gap.
+    fn prepare(&mut self, nonce: u64) {
+        let (id, call) = match self.engine.request_at(nonce) {
+            Some(id) => match self.pending.get(id).map(|pending| &pending.request.payload) {
+                Some(Payload::Call(call)) => (id.to_owned(), Some(call.clone())),
+                Some(Payload::Signed(_)) | None => (id.to_owned(), None),
+            },
+            None => {
+                tracing::warn!(nonce, "filling a gap with a no-op");
+                (format!("gap:{nonce}:{}", uuid::Uuid::new_v4()), None)
+            }
+        };
+        self.contents.insert(nonce, Content::new(id, call, self.head.best.number));
     }
 
-    pub(super) fn sign(&mut self, nonce: u64, tip: u128, noop: bool) {
+    /// Signs, unless the caller did.
+    fn build(&mut self, nonce: u64, tip: u128, noop: bool) {
         let Some(content) = self.contents.get(&nonce) else { return };
+        let pending = self.pending.get_mut(&content.request_id);
+        if let Some(signed) = pending.and_then(|pending| pending.signed.take()) {
+            return self.signed(nonce, tip, noop, Ok(signed));
+        }
         let call = content.call.clone().filter(|_| !noop);
         let replaces = Some(content.raw.clone()).filter(|raw| !raw.is_empty());
         let (signer, head, within) = (Arc::clone(&self.signer), self.head, self.options.sign);
@@ -82,6 +102,9 @@ impl Driver {
         let attempt = Attempt { hash: signed.hash, tip, noop, valid_until: signed.valid_until };
         let mut attempts = self.engine.attempts(nonce).to_vec();
         content.storing = Some((attempt.clone(), signed.raw.clone()));
+        if let Some(pending) = self.pending.get_mut(&content.request_id) {
+            pending.stage = Stage::Storing;
+        }
         let write = if attempts.is_empty() {
             let row = NewTransaction {
                 nonce,
@@ -96,23 +119,23 @@ impl Driver {
             attempts.push(attempt);
             Write::Replace(Replacement { nonce, attempts, raw: signed.raw })
         };
-        self.order(write);
+        self.write(write);
     }
 
-    fn order(&mut self, write: Write) {
-        if let Some(orders) = &self.orders {
-            let order = Order { generation: self.generation, epoch: self.epoch, write };
+    fn write(&mut self, write: Write) {
+        if let Some(jobs) = &self.jobs {
+            let job = Job { generation: self.generation, epoch: self.epoch, write };
             // The writer ends only with this driver.
-            let _ = orders.send(order);
+            let _ = jobs.send(job);
         }
     }
 
-    pub(super) fn written(&mut self, report: Report) {
-        if report.generation != self.generation {
+    pub(super) fn written(&mut self, result: BatchResult) {
+        if result.generation != self.generation {
             return;
         }
         let mut reread = None;
-        for (nonce, written) in report.rows {
+        for (nonce, written) in result.rows {
             match written {
                 Written::Stored => self.stored(nonce),
                 Written::Missing => {
@@ -126,7 +149,7 @@ impl Driver {
                 Written::Stale => return self.end("another leader has a newer epoch"),
             }
         }
-        match report.statuses_failed {
+        match result.statuses_failed {
             None | Some(Written::Stored | Written::Missing | Written::Duplicate) => {}
             Some(Written::Stale) => return self.end("another leader has a newer epoch"),
             Some(Written::Refused(error) | Written::Unknown(error)) => {
@@ -144,38 +167,32 @@ impl Driver {
         let Some((attempt, raw)) = content.storing.take() else { return };
         content.raw = raw;
         content.handle.send_modify(|state| state.hash = attempt.hash);
-        if let Some(asked) = content.asked.take() {
+        if let Some(pending) = self.pending.remove(&content.request_id) {
             metrics::count(metrics::ACCEPTED);
-            let (request_id, state) = (content.request_id.clone(), content.handle.subscribe());
-            asked.answer(Ok(TransactionHandle { nonce, request_id, state }));
+            pending.answer(Ok(content.handle(nonce)));
         }
-        let effects = self.engine.handle(self.now(), Input::Built { nonce, attempt });
-        self.carry_out(effects);
+        self.feed(Input::Built { nonce, attempt });
     }
 
     fn not_stored(&mut self, nonce: u64, error: SendError) {
-        let first = self.engine.attempts(nonce).is_empty();
         if let Some(content) = self.contents.get_mut(&nonce) {
             content.storing = None;
+            // Only the first attempt of a nonce has callers that wait for it.
+            let id = content.request_id.clone();
+            self.refuse(&id, error);
         }
-        if first && let Some(content) = self.contents.remove(&nonce) {
-            self.requests.remove(&content.request_id);
-            if let Some(asked) = content.asked {
-                asked.answer(Err(error));
-            }
-        }
-        let effects = self.engine.handle(self.now(), Input::BuildFailed { nonce });
-        self.carry_out(effects);
+        self.feed(Input::BuildFailed { nonce });
     }
 
-    /// The table has a live row of another creator at this nonce: the memory is wrong and the
-    /// table has to be read again. A row of ours that ended meanwhile is no clash.
+    /// The table has a live row of another creator at this nonce: the engine is wrong and the table
+    /// has to be read again. A row of ours that ended meanwhile is no clash.
     fn clashed(&mut self, nonce: u64) -> bool {
         let first = self.engine.attempts(nonce).is_empty();
-        let asked = self.contents.get_mut(&nonce).and_then(|c| c.asked.as_mut());
-        let again = asked.is_some_and(|asked| {
-            asked.clashes += 1;
-            asked.clashes < MAX_CLASHES
+        let content = self.contents.get(&nonce);
+        let pending = content.and_then(|content| self.pending.get_mut(&content.request_id));
+        let again = pending.is_some_and(|pending| {
+            pending.clashes += 1;
+            pending.clashes < MAX_CLASHES
         });
         if !(first && again) {
             self.not_stored(nonce, SendError::Clash(nonce));
@@ -183,15 +200,15 @@ impl Driver {
         first
     }
 
-    /// Somebody stored this request before, perhaps we in an earlier life: look it up.
+    /// A row with this request id is there already, perhaps written by this node in an earlier
+    /// life: look it up.
     fn duplicate(&mut self, nonce: u64) {
-        let Some(content) = self.contents.remove(&nonce) else { return };
-        self.requests.remove(&content.request_id);
-        let effects = self.engine.handle(self.now(), Input::BuildFailed { nonce });
-        self.carry_out(effects);
-        if let Some(mut asked) = content.asked {
-            asked.request.request_id = Some(content.request_id);
-            self.admit(asked);
+        let Some(content) = self.contents.get(&nonce) else { return };
+        let id = content.request_id.clone();
+        self.feed(Input::BuildFailed { nonce });
+        if let Some(pending) = self.pending.get_mut(&id) {
+            pending.may_be_stored = true;
+            self.admit(&id);
         }
     }
 
@@ -234,7 +251,7 @@ impl Driver {
     }
 
     fn locate(&mut self, nonce: u64, hashes: Vec<Hash>) {
-        let since = self.contents.get(&nonce).map_or(0, |c| c.block);
+        let since = self.contents.get(&nonce).map_or(0, |content| content.block);
         let (chain, account) = (Arc::clone(&self.chain), self.signer.account().clone());
         let permits = Arc::clone(&self.permits);
         self.spawn(async move |answers, generation| {
@@ -251,10 +268,21 @@ impl Driver {
         }
         if ended {
             metrics::count_by(metrics::ENDED, "state", status.state().as_str());
-            if let Some(content) = self.contents.remove(&nonce) {
-                self.requests.remove(&content.request_id);
-            }
+            self.contents.remove(&nonce);
         }
-        self.order(Write::Status(StatusChange { nonce, hash, status, ended }));
+        self.write(Write::Status(StatusChange { nonce, hash, status, ended }));
+    }
+}
+
+fn outcome_name(outcome: &Outcome) -> &'static str {
+    match outcome {
+        Outcome::Pooled => "pooled",
+        Outcome::AlreadyKnown => "already_known",
+        Outcome::Outdated => "outdated",
+        Outcome::Underpriced => "underpriced",
+        Outcome::Expired => "expired",
+        Outcome::Busy(_) => "busy",
+        Outcome::Refused(_) => "refused",
+        Outcome::Unreachable(_) => "unreachable",
     }
 }

@@ -23,6 +23,8 @@ pub(super) enum Phase {
 
 #[derive(Debug)]
 pub(super) struct Entry {
+    /// The request's id; `None` for a no-op that fills a gap.
+    pub(super) request: Option<String>,
     /// Signed forms, the current one last; empty until the first is stored.
     pub(super) attempts: Vec<Attempt>,
     pub(super) status: TransactionStatus,
@@ -48,28 +50,36 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    pub(super) fn new(tip: u128, resignable: bool, noop: bool) -> Self {
+    /// Of a caller's request.
+    pub(super) fn requested(id: String, tip: u128, resignable: bool) -> Self {
+        Entry { request: Some(id), tip, resignable, noop: false, ..Self::filler() }
+    }
+
+    /// A no-op at a nonce that nothing uses.
+    pub(super) fn filler() -> Self {
         Entry {
+            request: None,
             attempts: Vec::new(),
             status: TransactionStatus::Future,
             phase: Phase::Building,
-            noop,
-            resignable,
+            noop: true,
+            resignable: true,
             may_live: false,
             stale: false,
             tries: 0,
             refusals: 0,
             replacements: 0,
             missing: 0,
-            tip,
+            tip: 0,
             since: Tick::ZERO,
         }
     }
 
-    /// Of a row: whoever wrote it may have sent it.
+    /// Of a row: the leader that wrote it may have sent it.
     pub(super) fn recovered(row: OpenTransaction, now: Tick) -> Self {
         let last = row.attempts.last();
         Entry {
+            request: Some(row.request),
             noop: last.is_some_and(|a| a.noop),
             tip: last.map_or(0, |a| a.tip),
             replacements: u32::try_from(row.attempts.len().saturating_sub(1)).unwrap_or(u32::MAX),

@@ -1,5 +1,6 @@
 //! What goes into the engine and what comes out.
 
+use super::NonceError;
 use crate::chain::{Head, Located, Outcome};
 use crate::status::{Hash, TransactionStatus};
 
@@ -18,6 +19,9 @@ pub enum Input {
     },
     /// This process leads no more.
     Demoted,
+    /// A caller's request wants a nonce; answered with the first [`Effect::Build`], or with
+    /// [`Effect::Refuse`].
+    Requested(Request),
     /// The row with this attempt is committed under our epoch.
     Built {
         /// Of which nonce.
@@ -82,6 +86,18 @@ pub enum Effect {
         /// A no-op instead of the request.
         noop: bool,
     },
+    /// Tell the caller that the request got no nonce. Nothing changed.
+    Refuse {
+        /// The request's id.
+        request: String,
+        /// Why.
+        error: NonceError,
+    },
+    /// Forget what `nonce` carried: its first attempt was not stored, and nothing uses it now.
+    Free {
+        /// Which nonce.
+        nonce: u64,
+    },
     /// Send the stored bytes and watch them; answer with `Submitted`, then `Status`, then perhaps `WatchClosed`.
     Submit {
         /// Which nonce.
@@ -107,6 +123,19 @@ pub enum Effect {
         /// Whether the duty is over.
         ended: bool,
     },
+}
+
+/// A caller's request, as far as the engine needs to know it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    /// Its id, unique in the account.
+    pub id: String,
+    /// The nonce it was signed for, if the caller signed it.
+    pub nonce: Option<u64>,
+    /// The tip of the first attempt.
+    pub tip: u128,
+    /// Whether its content can be signed anew.
+    pub resignable: bool,
 }
 
 /// One signed form of a nonce's content.
@@ -141,6 +170,8 @@ mod tip_text {
 /// An open row, as the store loads it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OpenTransaction {
+    /// The request's id.
+    pub request: String,
     /// Its nonce.
     pub nonce: u64,
     /// All its signed forms, the current one last. Never empty.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tenure_core::clock::Tick;
 
 use super::entry::Entry;
-use super::{Effect, Term};
+use super::{Effect, Leading};
 
 /// How many gaps are looked at in one go: a row with an absurd nonce must not make us count to it.
 const GAPS_AT_ONCE: usize = 64;
@@ -16,7 +16,7 @@ const MAX_AHEAD: u64 = 1_024;
 /// A nonce was not given.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum ReserveError {
+pub enum NonceError {
     /// This node does not lead.
     #[error("this node does not lead; send through the leader")]
     NotLeading,
@@ -46,12 +46,31 @@ pub enum ReserveError {
         /// The next free one.
         next: u64,
     },
+    /// The request has a nonce already.
+    #[error("this request has nonce {0} already; look it up by its id")]
+    Given(u64),
     /// Nothing open is at this nonce.
     #[error("nonce {0} has no open transaction and is not a gap; see `tx gaps` and `tx list`")]
     NotOpen(u64),
 }
 
-impl Term {
+impl Leading {
+    pub(super) fn insert(&mut self, nonce: u64, entry: Entry) {
+        if let Some(request) = &entry.request {
+            self.requests.insert(request.clone(), nonce);
+        }
+        self.entries.insert(nonce, entry);
+    }
+
+    /// Forgets a nonce and its request; says whether there was one.
+    pub(super) fn remove(&mut self, nonce: u64) -> bool {
+        let Some(entry) = self.entries.remove(&nonce) else { return false };
+        if let Some(request) = entry.request {
+            self.requests.remove(&request);
+        }
+        true
+    }
+
     /// The lowest nonce a new transaction could have: below it the chain or a pool has one.
     fn floor(&self) -> u64 {
         self.consumed.max(self.head.best_nonce).max(self.head.pool_nonce)
@@ -67,17 +86,17 @@ impl Term {
         gap.first().copied().unwrap_or_else(|| self.above_all())
     }
 
-    pub(super) fn check_exact(&self, nonce: u64) -> Result<u64, ReserveError> {
+    pub(super) fn check_exact(&self, nonce: u64) -> Result<u64, NonceError> {
         let next = self.consumed.max(self.head.best_nonce);
         if nonce < next {
-            return Err(ReserveError::BelowChain { nonce, next });
+            return Err(NonceError::BelowChain { nonce, next });
         }
         if self.entries.contains_key(&nonce) {
-            return Err(ReserveError::Taken(nonce));
+            return Err(NonceError::Taken(nonce));
         }
         let next = self.above_all();
         if nonce > next.saturating_add(MAX_AHEAD) {
-            return Err(ReserveError::TooFarAhead { nonce, next });
+            return Err(NonceError::TooFarAhead { nonce, next });
         }
         Ok(nonce)
     }
@@ -127,7 +146,7 @@ impl Term {
     /// Puts a no-op at a free nonce.
     pub(super) fn fill(&mut self, nonce: u64, out: &mut Vec<Effect>) {
         self.gaps.remove(&nonce);
-        self.entries.insert(nonce, Entry::new(0, true, true));
+        self.insert(nonce, Entry::filler());
         out.push(Effect::Build { nonce, attempt: 1, tip: 0, noop: true });
     }
 }

@@ -1,5 +1,6 @@
 //! One promise each. The promises about all sequences are in `tests/engine_properties.rs`.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::*;
@@ -18,6 +19,30 @@ fn head(best: u64, finalized: u64, pool: u64) -> Head {
 
 const T0: Tick = Tick::from_nanos(1_000_000_000_000);
 
+/// Asks for a nonce under an id of its own: the nonce of the first attempt, or why there is none.
+fn request(
+    engine: &mut Engine,
+    nonce: Option<u64>,
+    tip: u128,
+    resignable: bool,
+) -> Result<u64, NonceError> {
+    static SERIAL: AtomicU32 = AtomicU32::new(0);
+    let id = SERIAL.fetch_add(1, Ordering::Relaxed).to_string();
+    let asked = Input::Requested(Request { id: id.clone(), nonce, tip, resignable });
+    match &engine.handle(T0, asked)[..] {
+        [Effect::Build { nonce, attempt: 1, tip: first, noop: false }] => {
+            assert_eq!((*first, engine.nonce_of(&id)), (tip, Some(*nonce)));
+            assert_eq!(engine.request_at(*nonce), Some(&*id));
+            Ok(*nonce)
+        }
+        [Effect::Refuse { request, error }] => {
+            assert_eq!((request, engine.nonce_of(&id)), (&id, None));
+            Err(error.clone())
+        }
+        other => panic!("a request is built or refused: {other:?}"),
+    }
+}
+
 fn leading(rows: Vec<OpenTransaction>, at: Head) -> (Engine, Vec<Effect>) {
     let mut engine = Engine::new(EngineConfig::default());
     let effects = engine.handle(T0, Input::Recovered { rows, consumed: 0, head: at });
@@ -27,10 +52,10 @@ fn leading(rows: Vec<OpenTransaction>, at: Head) -> (Engine, Vec<Effect>) {
 /// A engine whose nonce 0 is accepted by the node with `hash(1)`.
 fn watching() -> Engine {
     let (mut engine, _) = leading(vec![], head(0, 0, 0));
-    assert_eq!(engine.reserve(None, 100, true), Ok(0));
+    assert_eq!(request(&mut engine, None, 100, true), Ok(0));
     let effects = engine.handle(T0, Input::Built { nonce: 0, attempt: attempt(1, 100) });
     assert_eq!(effects, [Effect::Submit { nonce: 0, hash: hash(1) }]);
-    answer(&mut engine, 1, Outcome::Accepted);
+    answer(&mut engine, 1, Outcome::Pooled);
     report(&mut engine, 1, TransactionStatus::Ready);
     engine
 }
@@ -50,7 +75,7 @@ fn later(engine: &mut Engine, seconds: u64) -> Vec<Effect> {
 #[test]
 fn a_follower_gives_no_nonce_and_has_no_effects() {
     let mut engine = Engine::new(EngineConfig::default());
-    assert_eq!(engine.reserve(None, 0, true), Err(ReserveError::NotLeading));
+    assert_eq!(request(&mut engine, None, 0, true), Err(NonceError::NotLeading));
     assert!(engine.handle(T0, Input::TimePassed).is_empty());
     let mut leader = watching();
     assert!(leader.handle(T0, Input::Demoted).is_empty());
@@ -61,9 +86,10 @@ fn a_follower_gives_no_nonce_and_has_no_effects() {
 #[test]
 fn nonces_start_above_chain_pool_and_table() {
     let (mut engine, _) = leading(vec![], head(3, 2, 5));
-    assert_eq!(engine.reserve(None, 0, true), Ok(5));
-    assert_eq!(engine.reserve(None, 0, true), Ok(6));
+    assert_eq!(request(&mut engine, None, 0, true), Ok(5));
+    assert_eq!(request(&mut engine, None, 0, true), Ok(6));
     let rows = vec![OpenTransaction {
+        request: "open".to_owned(),
         nonce: 9,
         attempts: vec![attempt(1, 0)],
         status: TransactionStatus::Ready,
@@ -72,24 +98,43 @@ fn nonces_start_above_chain_pool_and_table() {
     let mut engine = Engine::new(EngineConfig::default());
     // A node that lags behind must not hand out a nonce the table knows to be used.
     engine.handle(T0, Input::Recovered { rows, consumed: 8, head: head(3, 2, 3) });
-    assert_eq!(engine.reserve(None, 0, true), Ok(8), "the first gap");
-    assert_eq!(engine.reserve(None, 0, true), Ok(10));
+    assert_eq!(request(&mut engine, None, 0, true), Ok(8), "the first gap");
+    assert_eq!(request(&mut engine, None, 0, true), Ok(10));
 }
 
 #[test]
 fn a_nonce_that_was_never_stored_is_given_again() {
     let (mut engine, _) = leading(vec![], head(0, 0, 0));
-    assert_eq!(engine.reserve(None, 0, true), Ok(0));
-    assert_eq!(engine.reserve(None, 0, true), Ok(1));
-    engine.handle(T0, Input::BuildFailed { nonce: 0 });
-    assert_eq!(engine.reserve(None, 0, true), Ok(0));
+    assert_eq!(request(&mut engine, None, 0, true), Ok(0));
+    assert_eq!(request(&mut engine, None, 0, true), Ok(1));
+    let freed = engine.handle(T0, Input::BuildFailed { nonce: 0 });
+    assert_eq!(freed, [Effect::Free { nonce: 0 }], "what it carried is forgotten");
+    assert_eq!(engine.request_at(0), None);
+    assert_eq!(request(&mut engine, None, 0, true), Ok(0));
+}
+
+#[test]
+fn an_open_request_never_gets_a_second_nonce() {
+    let row = OpenTransaction {
+        request: "invoice-7".to_owned(),
+        nonce: 3,
+        attempts: vec![attempt(1, 0)],
+        status: TransactionStatus::Ready,
+        resignable: true,
+    };
+    let (mut engine, _) = leading(vec![row], head(3, 3, 3));
+    let again = Request { id: "invoice-7".to_owned(), nonce: None, tip: 9, resignable: true };
+    let effects = engine.handle(T0, Input::Requested(again));
+    let error = NonceError::Given(3);
+    assert_eq!(effects, [Effect::Refuse { request: "invoice-7".to_owned(), error }]);
+    assert_eq!(engine.open(), 1);
 }
 
 #[test]
 fn an_old_gap_is_filled_with_a_no_op() {
     let (mut engine, _) = leading(vec![], head(0, 0, 0));
-    engine.reserve(None, 0, true).expect("leads");
-    engine.reserve(None, 0, true).expect("leads");
+    request(&mut engine, None, 0, true).expect("leads");
+    request(&mut engine, None, 0, true).expect("leads");
     engine.handle(T0, Input::BuildFailed { nonce: 0 });
     assert_eq!(engine.gaps(8), [0]);
     assert!(later(&mut engine, 0).is_empty());
@@ -101,6 +146,7 @@ fn an_old_gap_is_filled_with_a_no_op() {
 #[test]
 fn an_absurd_nonce_in_the_table_is_survived() {
     let rows = vec![OpenTransaction {
+        request: "open".to_owned(),
         nonce: u64::MAX / 4,
         attempts: vec![attempt(1, 0)],
         status: TransactionStatus::Ready,
@@ -115,14 +161,14 @@ fn an_absurd_nonce_in_the_table_is_survived() {
 fn a_callers_own_nonce_is_checked() {
     let (mut engine, _) = leading(vec![], head(5, 5, 5));
     assert_eq!(
-        engine.reserve(Some(4), 0, false),
-        Err(ReserveError::BelowChain { nonce: 4, next: 5 })
+        request(&mut engine, Some(4), 0, false),
+        Err(NonceError::BelowChain { nonce: 4, next: 5 })
     );
-    assert_eq!(engine.reserve(Some(5), 0, false), Ok(5));
-    assert_eq!(engine.reserve(Some(5), 0, false), Err(ReserveError::Taken(5)));
+    assert_eq!(request(&mut engine, Some(5), 0, false), Ok(5));
+    assert_eq!(request(&mut engine, Some(5), 0, false), Err(NonceError::Taken(5)));
     assert!(matches!(
-        engine.reserve(Some(50_000), 0, false),
-        Err(ReserveError::TooFarAhead { .. })
+        request(&mut engine, Some(50_000), 0, false),
+        Err(NonceError::TooFarAhead { .. })
     ));
 }
 
@@ -160,15 +206,15 @@ fn a_retracted_transaction_may_be_mined_again() {
     assert_eq!(ended, [Effect::Record { nonce: 0, hash: hash(1), status, ended: true }]);
     assert_eq!(engine.open(), 0);
     // The node's head lags: the nonce is used all the same.
-    assert_eq!(engine.reserve(None, 0, true), Ok(1));
+    assert_eq!(request(&mut engine, None, 0, true), Ok(1));
 }
 
 #[test]
 fn only_the_lowest_unmined_nonce_is_replaced_and_only_so_often() {
     let mut engine = watching();
-    engine.reserve(None, 100, true).expect("leads");
+    request(&mut engine, None, 100, true).expect("leads");
     engine.handle(T0, Input::Built { nonce: 1, attempt: attempt(2, 100) });
-    engine.handle(T0, Input::Submitted { nonce: 1, hash: hash(2), outcome: Outcome::Accepted });
+    engine.handle(T0, Input::Submitted { nonce: 1, hash: hash(2), outcome: Outcome::Pooled });
     let mut tip = 100;
     let mut now = 0;
     for round in 0..EngineConfig::default().max_replacements {
@@ -182,7 +228,7 @@ fn only_the_lowest_unmined_nonce_is_replaced_and_only_so_often() {
         let tag = 100 + u8::try_from(round).expect("few rounds");
         let at = T0 + Duration::from_secs(now);
         engine.handle(at, Input::Built { nonce: 0, attempt: attempt(tag, tip) });
-        let outcome = Outcome::Accepted;
+        let outcome = Outcome::Pooled;
         engine.handle(at, Input::Submitted { nonce: 0, hash: hash(tag), outcome });
     }
     let effects = later(&mut engine, now + 61);
@@ -223,7 +269,7 @@ fn usurped_is_believed_only_after_the_chain_said_it_three_times() {
 fn a_refused_transaction_ends_and_frees_its_nonce_only_if_no_node_ever_took_it() {
     let refuse = || Outcome::Refused("no funds".to_owned());
     let (mut engine, _) = leading(vec![], head(0, 0, 0));
-    engine.reserve(None, 0, true).expect("leads");
+    request(&mut engine, None, 0, true).expect("leads");
     let mut effects = engine.handle(T0, Input::Built { nonce: 0, attempt: attempt(1, 0) });
     for tag in 1..=3 {
         assert!(matches!(effects[..], [Effect::Submit { .. }]), "{effects:?}");
@@ -236,11 +282,11 @@ fn a_refused_transaction_ends_and_frees_its_nonce_only_if_no_node_ever_took_it()
         }
     }
     assert!(matches!(effects[..], [Effect::Record { ended: true, .. }]), "{effects:?}");
-    assert_eq!(engine.reserve(None, 0, true), Ok(0));
+    assert_eq!(request(&mut engine, None, 0, true), Ok(0));
 
     // Signed by the caller, and once perhaps taken: a no-op must settle the nonce.
     let (mut engine, _) = leading(vec![], head(0, 0, 0));
-    engine.reserve(Some(0), 0, false).expect("leads");
+    request(&mut engine, Some(0), 0, false).expect("leads");
     engine.handle(T0, Input::Built { nonce: 0, attempt: attempt(1, 0) });
     answer(&mut engine, 1, Outcome::Unreachable("cut".to_owned()));
     later(&mut engine, 60);
@@ -257,10 +303,10 @@ fn a_refused_transaction_ends_and_frees_its_nonce_only_if_no_node_ever_took_it()
 #[test]
 fn an_expired_transaction_is_signed_anew_under_its_nonce() {
     let (mut engine, _) = leading(vec![], head(0, 0, 0));
-    engine.reserve(None, 7, true).expect("leads");
+    request(&mut engine, None, 7, true).expect("leads");
     let mortal = Attempt { valid_until: Some(64), ..attempt(1, 7) };
     engine.handle(T0, Input::Built { nonce: 0, attempt: mortal });
-    answer(&mut engine, 1, Outcome::Accepted);
+    answer(&mut engine, 1, Outcome::Pooled);
     let mut now = head(0, 0, 1);
     now.finalized.number = 64;
     assert!(engine.handle(T0, Input::Head(now)).is_empty(), "still valid in block 64");
@@ -285,16 +331,17 @@ fn a_finality_timeout_is_pursued_to_finality() {
 #[test]
 fn a_cancelled_request_that_was_not_sent_yet_never_leaves() {
     let (mut engine, _) = leading(vec![], head(0, 0, 0));
-    engine.reserve(None, 0, true).expect("leads");
+    request(&mut engine, None, 0, true).expect("leads");
     assert_eq!(engine.cancel(0), Ok(vec![]));
     let effects = engine.handle(T0, Input::Built { nonce: 0, attempt: attempt(1, 0) });
     assert!(matches!(effects[..], [Effect::Build { noop: true, .. }]), "{effects:?}");
-    assert_eq!(engine.cancel(7), Err(ReserveError::NotOpen(7)));
+    assert_eq!(engine.cancel(7), Err(NonceError::NotOpen(7)));
 }
 
 #[test]
 fn a_new_leader_resubmits_open_rows_and_asks_about_used_nonces() {
     let row = |nonce, tag| OpenTransaction {
+        request: format!("row-{nonce}"),
         nonce,
         attempts: vec![attempt(tag, 0)],
         status: TransactionStatus::Future,

@@ -48,6 +48,7 @@ impl StoredTransaction {
     #[must_use]
     pub fn open(&self) -> OpenTransaction {
         OpenTransaction {
+            request: self.request_id.clone(),
             nonce: self.nonce,
             attempts: self.attempts.clone(),
             status: self.status.clone(),

@@ -1,0 +1,64 @@
+//! What a nonce carries, as far as the engine does not look at it.
+
+use bytes::Bytes;
+use tokio::sync::watch;
+
+use crate::engine::Attempt;
+use crate::service::{HandleState, TransactionHandle};
+use crate::status::{Hash, TransactionStatus};
+use crate::store::StoredTransaction;
+
+pub(super) struct Content {
+    pub(super) request_id: String,
+    /// The call; `None` if the caller signed, or if there is no caller.
+    pub(super) call: Option<Bytes>,
+    /// The bytes of the stored attempt; empty until there is one.
+    pub(super) raw: Bytes,
+    /// The best block when it was built.
+    pub(super) block: u64,
+    pub(super) handle: watch::Sender<HandleState>,
+    /// The attempt being stored, with its bytes: what is not stored is never sent.
+    pub(super) storing: Option<(Attempt, Bytes)>,
+}
+
+impl Content {
+    /// Before its first attempt.
+    pub(super) fn new(request_id: String, call: Option<Bytes>, block: u64) -> Self {
+        let status = TransactionStatus::Future;
+        let state = HandleState { hash: Hash::default(), status, ended: false };
+        let handle = watch::Sender::new(state);
+        Content { request_id, call, raw: Bytes::new(), block, handle, storing: None }
+    }
+
+    /// Of an open row. The handles of its callers go on if it was known before.
+    pub(super) fn of(row: StoredTransaction, known: Option<Content>) -> Self {
+        let state = HandleState { hash: row.hash, status: row.status, ended: false };
+        let handle = match known {
+            Some(known) => {
+                known.handle.send_replace(state);
+                known.handle
+            }
+            None => watch::Sender::new(state),
+        };
+        Content {
+            request_id: row.request_id,
+            call: row.call,
+            raw: row.raw.unwrap_or_default(),
+            block: row.built_at_block,
+            handle,
+            storing: None,
+        }
+    }
+
+    pub(super) fn handle(&self, nonce: u64) -> TransactionHandle {
+        let (request_id, state) = (self.request_id.clone(), self.handle.subscribe());
+        TransactionHandle { nonce, request_id, state }
+    }
+}
+
+/// A handle of a row that ended, or that no leader on this node looks after.
+pub(super) fn handle_of(row: &StoredTransaction) -> TransactionHandle {
+    let state = HandleState { hash: row.hash, status: row.status.clone(), ended: row.ended };
+    let (_, state) = watch::channel(state);
+    TransactionHandle { nonce: row.nonce, request_id: row.request_id.clone(), state }
+}

@@ -1,0 +1,251 @@
+//! A request from its arrival until its row is stored.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tokio::sync::oneshot;
+
+use super::content::handle_of;
+use super::{Answer, Driver, Phase};
+use crate::account::Signed;
+use crate::chain::ChainError;
+use crate::engine::{Attempt, Input, Request};
+use crate::service::{Payload, SendError, SendRequest, TransactionHandle};
+use crate::store::StoredTransaction;
+
+pub(crate) type Reply = oneshot::Sender<Result<TransactionHandle, SendError>>;
+
+/// How far a pending request is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// It waits for the table to be read.
+    Waiting,
+    /// Its id is being looked up.
+    LookingUp,
+    /// It has a nonce and is being signed.
+    Signing,
+    /// Its row is on the way: it may be stored.
+    Storing,
+}
+
+/// A request with all callers that wait for it.
+pub(super) struct Pending {
+    pub(super) request: SendRequest,
+    replies: Vec<Reply>,
+    pub(super) stage: Stage,
+    /// The table may hold a row under this id: look before giving it a nonce.
+    pub(super) may_be_stored: bool,
+    /// The bytes, if the caller signed them.
+    pub(super) signed: Option<Signed>,
+    /// How often its nonce turned out to be taken.
+    pub(super) clashes: u8,
+    /// Nonces are given in the order of arrival.
+    arrival: u64,
+}
+
+impl Pending {
+    /// Takes in another caller that asks for the same. A caller that asks for something else under
+    /// the id is told.
+    fn join(&mut self, id: &str, payload: &Payload, reply: Reply) {
+        if self.request.payload == *payload {
+            self.replies.push(reply);
+        } else {
+            let _ = reply.send(Err(SendError::RequestIdReused(id.to_owned())));
+        }
+    }
+
+    pub(super) fn answer(self, answer: Result<TransactionHandle, SendError>) {
+        for reply in self.replies {
+            // A caller that no longer waits needs no answer.
+            let _ = reply.send(answer.clone());
+        }
+    }
+
+    /// This node leads no more.
+    pub(super) fn lose(self, request_id: String, why: &str) {
+        let reason = why.to_owned();
+        let error = match self.stage {
+            Stage::Waiting | Stage::LookingUp | Stage::Signing => SendError::NotLeader,
+            Stage::Storing => SendError::Uncertain { request_id, reason },
+        };
+        self.answer(Err(error));
+    }
+}
+
+impl Driver {
+    pub(super) fn send(&mut self, request: SendRequest, reply: Reply) {
+        if let Some(error) = self.refusal(&request) {
+            let _ = reply.send(Err(error));
+            return;
+        }
+        let named = request.request_id.clone();
+        // No other request can have a generated id, so there is nothing to look up.
+        let may_be_stored = named.is_some() && self.reader.is_some();
+        let id = named.unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
+        if let Some(pending) = self.pending.get_mut(&id) {
+            return pending.join(&id, &request.payload, reply);
+        }
+        self.arrivals += 1;
+        let pending = Pending {
+            request,
+            replies: vec![reply],
+            stage: Stage::Waiting,
+            may_be_stored,
+            signed: None,
+            clashes: 0,
+            arrival: self.arrivals,
+        };
+        self.pending.insert(id.clone(), pending);
+        if let Phase::Leading { .. } = self.phase {
+            self.admit(&id);
+        }
+    }
+
+    /// Why a request is not taken at all.
+    fn refusal(&self, request: &SendRequest) -> Option<SendError> {
+        let size = match &request.payload {
+            Payload::Call(bytes) | Payload::Signed(bytes) => bytes.len(),
+        };
+        let limit = self.options.max_bytes;
+        let bad_id = |id: &String| id.is_empty() || id.chars().count() > 200;
+        if self.refuse_new {
+            Some(SendError::Draining)
+        } else if let Phase::Following = self.phase {
+            Some(SendError::NotLeader)
+        } else if size > limit {
+            Some(SendError::TooLarge { size, limit })
+        } else if request.request_id.as_ref().is_some_and(bad_id) {
+            Some(SendError::BadRequestId)
+        } else {
+            None
+        }
+    }
+
+    /// Admits all that waited for the table, in the order of their arrival.
+    pub(super) fn admit_all(&mut self) {
+        let mut ids: Vec<(u64, String)> = Vec::with_capacity(self.pending.len());
+        for (id, pending) in &mut self.pending {
+            // Should a write of before still arrive, the id is in the table and the look-up, or
+            // the next write, finds it.
+            pending.may_be_stored |= pending.stage == Stage::Storing && self.reader.is_some();
+            pending.stage = Stage::Waiting;
+            ids.push((pending.arrival, id.clone()));
+        }
+        ids.sort_unstable();
+        for (_, id) in ids {
+            self.admit(&id);
+        }
+    }
+
+    /// Answers a request whose row is there; gives the others a nonce.
+    pub(super) fn admit(&mut self, id: &str) {
+        let open = self.engine.nonce_of(id).and_then(|n| Some((n, self.contents.get(&n)?)));
+        if let Some((nonce, content)) = open {
+            let (call, handle) = (content.call.clone(), content.handle(nonce));
+            let attempts = self.engine.attempts(nonce).to_vec();
+            return self.repeated(id, call.as_ref(), &attempts, handle);
+        }
+        let Some(pending) = self.pending.get_mut(id) else { return };
+        match self.reader.clone().filter(|_| pending.may_be_stored) {
+            None => self.request(id),
+            Some(store) => {
+                pending.stage = Stage::LookingUp;
+                let id = id.to_owned();
+                self.spawn(async move |answers, generation| {
+                    let row = match store.by_request(std::slice::from_ref(&id)).await {
+                        Ok(rows) => Ok(rows.into_iter().next().map(Box::new)),
+                        Err(error) => Err(SendError::Store(Arc::new(error))),
+                    };
+                    let _ = answers.send((generation, Answer::Found { id, row }));
+                });
+            }
+        }
+    }
+
+    pub(super) fn found(
+        &mut self,
+        id: String,
+        row: Result<Option<Box<StoredTransaction>>, SendError>,
+    ) {
+        match row {
+            Ok(None) => self.request(&id),
+            Ok(Some(row)) => {
+                let content = self.contents.get(&row.nonce).filter(|c| c.request_id == id);
+                let handle = content.map_or_else(|| handle_of(&row), |c| c.handle(row.nonce));
+                self.repeated(&id, row.call.as_ref(), &row.attempts, handle);
+            }
+            Err(error) => self.refuse(&id, error),
+        }
+    }
+
+    /// Answers a request whose id has a row already.
+    fn repeated(
+        &mut self,
+        id: &str,
+        call: Option<&Bytes>,
+        attempts: &[Attempt],
+        handle: TransactionHandle,
+    ) {
+        let Some(pending) = self.pending.remove(id) else { return };
+        let same = self.is_same(&pending.request.payload, call, attempts);
+        let reused = || SendError::RequestIdReused(id.to_owned());
+        pending.answer(if same { Ok(handle) } else { Err(reused()) });
+    }
+
+    /// Whether a request asks for what its id stands for already: an id that is used for a second
+    /// payment must not swallow it.
+    fn is_same(&self, payload: &Payload, call: Option<&Bytes>, attempts: &[Attempt]) -> bool {
+        match payload {
+            Payload::Call(asked) => call == Some(asked),
+            Payload::Signed(raw) => {
+                let hash = self.chain.inspect(raw).map(|seen| seen.hash);
+                call.is_none() && attempts.iter().any(|a| hash == Ok(a.hash))
+            }
+        }
+    }
+
+    pub(super) fn refuse(&mut self, id: &str, error: SendError) {
+        if let Some(pending) = self.pending.remove(id) {
+            pending.answer(Err(error));
+        }
+    }
+
+    /// Asks the engine for a nonce.
+    fn request(&mut self, id: &str) {
+        let Some(pending) = self.pending.get(id) else { return };
+        let tip = pending.request.tip.unwrap_or(self.options.tip);
+        let asked = match &pending.request.payload {
+            Payload::Call(_) => Ok((None, tip, None)),
+            Payload::Signed(raw) => self.inspect(raw, tip),
+        };
+        match asked {
+            Ok((nonce, tip, signed)) => {
+                let resignable = signed.is_none();
+                if let Some(pending) = self.pending.get_mut(id) {
+                    (pending.stage, pending.signed) = (Stage::Signing, signed);
+                }
+                let id = id.to_owned();
+                self.feed(Input::Requested(Request { id, nonce, tip, resignable }));
+            }
+            Err(error) => self.refuse(id, error),
+        }
+    }
+
+    /// Reads nonce and tip from bytes that the caller signed.
+    fn inspect(
+        &self,
+        raw: &Bytes,
+        tip: u128,
+    ) -> Result<(Option<u64>, u128, Option<Signed>), SendError> {
+        let seen = self.chain.inspect(raw)?;
+        if let Some(account) = seen.account.filter(|a| a != self.signer.account()) {
+            return Err(SendError::ForeignAccount(account.to_string()));
+        }
+        let Some(nonce) = seen.nonce else {
+            let message = "these bytes do not tell their nonce; send the call instead";
+            return Err(ChainError::Malformed(message.to_owned()).into());
+        };
+        let signed = Signed { raw: raw.clone(), hash: seen.hash, valid_until: None };
+        Ok((Some(nonce), seen.tip.unwrap_or(tip), Some(signed)))
+    }
+}

@@ -1,0 +1,159 @@
+//! Taking over: the table and the chain's head are read until both answer and agree.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use super::content::Content;
+use super::{Answer, Driver, Phase};
+use crate::chain::Head;
+use crate::engine::Input;
+use crate::store::{CLEANUP_ROWS, Snapshot, StoredTransaction};
+
+/// The longest pause before what is open is read again: a leader that waits sends nothing.
+const RECOVER_MAX: Duration = Duration::from_secs(5);
+
+/// How often old rows are removed.
+const CLEANUP_EVERY: Duration = Duration::from_secs(60);
+
+/// Why what is open cannot be taken over yet.
+enum Trouble {
+    Table(String),
+    Chain(String),
+    Behind { chain: u64, table: u64 },
+}
+
+impl Trouble {
+    /// A chain that catches up is one trouble, however far it is.
+    fn is(&self, other: &Trouble) -> bool {
+        match (self, other) {
+            (Trouble::Table(one), Trouble::Table(other))
+            | (Trouble::Chain(one), Trouble::Chain(other)) => one == other,
+            (Trouble::Behind { .. }, Trouble::Behind { .. }) => true,
+            (Trouble::Table(_) | Trouble::Chain(_) | Trouble::Behind { .. }, _) => false,
+        }
+    }
+
+    fn say(&self) {
+        match self {
+            Trouble::Table(error) => {
+                tracing::error!(error, "cannot read what is open; not acting until it can be read");
+            }
+            Trouble::Chain(error) => {
+                tracing::warn!(error, "cannot read the chain's head; not acting until it answers");
+            }
+            Trouble::Behind { chain, table } => tracing::error!(
+                chain,
+                table,
+                "THE CHAIN IS BEHIND THE TABLE: it has not used nonces that were final; not acting \
+                 until it has. It may still be catching up, or be another chain, or have lost its \
+                 state; if it was reset on purpose, remove the account's rows from \
+                 tenure_tx.pending_transactions"
+            ),
+        }
+    }
+}
+
+impl Driver {
+    /// Reads the table and the head, again and again until both answer, ever more slowly.
+    pub(super) fn recover(&mut self) {
+        self.reset();
+        self.behind = 0;
+        let known = match std::mem::replace(&mut self.phase, Phase::Following) {
+            Phase::Recovering { known, .. } => known,
+            Phase::Following | Phase::Leading { .. } => std::mem::take(&mut self.contents),
+        };
+        self.phase = Phase::Recovering { since: self.now(), known };
+        let (store, chain, account) =
+            (self.reader.clone(), Arc::clone(&self.chain), self.signer.account().clone());
+        let mut pause = self.options.manager.retry;
+        let longest = self.options.manager.retry_max.min(RECOVER_MAX);
+        self.spawn(async move |answers, generation| {
+            // Each trouble is said once, or it would drown the one that comes after it.
+            let mut said: Option<Trouble> = None;
+            loop {
+                let snapshot = async {
+                    match &store {
+                        Some(store) => store.snapshot().await,
+                        None => Ok(Snapshot { open: Vec::new(), consumed: 0 }),
+                    }
+                };
+                let trouble = match tokio::join!(snapshot, chain.head(&account)) {
+                    (Ok(snapshot), Ok(head)) if head.best_nonce >= snapshot.consumed => {
+                        let _ = answers.send((generation, Answer::Recovered { snapshot, head }));
+                        return;
+                    }
+                    (Ok(snapshot), Ok(head)) => {
+                        Trouble::Behind { chain: head.best_nonce, table: snapshot.consumed }
+                    }
+                    (Err(error), _) => Trouble::Table(error.to_string()),
+                    (Ok(_), Err(error)) => Trouble::Chain(error.to_string()),
+                };
+                if said.as_ref().is_none_or(|last| !last.is(&trouble)) {
+                    trouble.say();
+                    said = Some(trouble);
+                }
+                sleep(pause).await;
+                pause = (pause * 2).min(longest);
+            }
+        });
+    }
+
+    pub(super) fn recovered(&mut self, snapshot: Snapshot, head: Head) {
+        let Phase::Recovering { since, known } = &mut self.phase else { return };
+        let (since, mut known) = (*since, std::mem::take(known));
+        self.head = head;
+        let rows = snapshot.open.iter().map(StoredTransaction::open).collect();
+        for row in snapshot.open {
+            let nonce = row.nonce;
+            let known = known.remove(&nonce).filter(|c| c.request_id == row.request_id);
+            self.contents.insert(nonce, Content::of(row, known));
+        }
+        let input = Input::Recovered { rows, consumed: snapshot.consumed, head };
+        let effects = self.engine.handle(self.now(), input);
+        let took = self.now().saturating_since(since);
+        tracing::info!(epoch = %self.epoch, open = self.engine.open(), ?took, "took over");
+        self.phase = Phase::Leading { took };
+        for reply in self.waiting_recovered.drain(..) {
+            let _ = reply.send(Some(took));
+        }
+        self.carry_out(effects);
+        self.follow_head();
+        self.admit_all();
+    }
+
+    /// Reads the head again and again; cleans up as finality moves.
+    fn follow_head(&mut self) {
+        let (chain, account) = (Arc::clone(&self.chain), self.signer.account().clone());
+        let (store, epoch, keep) = (self.store.clone(), self.epoch, self.options.keep);
+        let (every, clock) = (self.options.head_every, Arc::clone(&self.clock));
+        self.spawn(async move |answers, generation| {
+            let mut cleaned = clock.now();
+            loop {
+                sleep(every).await;
+                let head = match chain.head(&account).await {
+                    Ok(head) => head,
+                    Err(error) => {
+                        tracing::warn!(%error, "cannot read the chain's head");
+                        continue;
+                    }
+                };
+                if answers.send((generation, Answer::Head(head))).is_err() {
+                    return;
+                }
+                let Some(store) = store.as_ref().filter(|_| clock.now() > cleaned + CLEANUP_EVERY)
+                else {
+                    continue;
+                };
+                match store.cleanup(epoch, head.finalized_nonce, keep).await {
+                    // More are due: not in a minute, or a busy table only grows.
+                    Ok(gone) if gone >= CLEANUP_ROWS => continue,
+                    Ok(_) => {}
+                    Err(error) => tracing::debug!(%error, "old rows were not removed"),
+                }
+                cleaned = clock.now();
+            }
+        });
+    }
+}
