@@ -20,6 +20,13 @@ pub struct LeaderStateChanged {
     pub epoch: Option<Epoch>,
 }
 
+impl LeaderStateChanged {
+    /// For an election of another kind.
+    pub const fn new(is_leader: bool, epoch: Option<Epoch>) -> Self {
+        LeaderStateChanged { is_leader, epoch }
+    }
+}
+
 /// Something a role's lifecycle did.
 #[derive(Debug, Clone)]
 #[non_exhaustive]

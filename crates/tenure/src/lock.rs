@@ -71,6 +71,7 @@ pub struct LeaderLock {
     pub(crate) commands: mpsc::UnboundedSender<Command>,
     pub(crate) patience: Option<Duration>,
     pub(crate) registration_wait: Duration,
+    pub(crate) lease: Duration,
 }
 
 impl std::fmt::Debug for LeaderLock {
@@ -91,6 +92,11 @@ impl LeaderLock {
     /// Its advisory key.
     pub fn key(&self) -> LockKey {
         self.hub.key
+    }
+
+    /// How long the gate stays open after the last successful heartbeat was sent.
+    pub fn lease(&self) -> Duration {
+        self.lease
     }
 
     /// Begins an act, as [`LeaderGate::begin_act`] does, and counts refusals.

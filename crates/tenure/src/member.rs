@@ -222,6 +222,7 @@ impl Member {
             commands: self.commands.clone(),
             patience: self.config.acquire_timeout(),
             registration_wait: registration_wait(&self.sitter),
+            lease: self.config.lease().lease(),
         };
         let at = locks.all.len();
         locks.by_name.insert(role.name().clone(), at);

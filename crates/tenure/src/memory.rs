@@ -170,7 +170,8 @@ impl MemoryGroup {
         let (commands, inbox) = mpsc::unbounded_channel();
         let member = MemoryMember::new(self.0.clone(), &identity, engine, hub.clone(), inbox);
         let task = tokio::spawn(member.run());
-        let lock = LeaderLock { hub, commands, patience: None, registration_wait: lease.lease() };
+        let lease = lease.lease();
+        let lock = LeaderLock { hub, commands, patience: None, registration_wait: lease, lease };
         let member = Arc::new(Process { identity, task: Mutex::new(Some(task)) });
         Ok(MemoryLock { lock, member })
     }
