@@ -317,7 +317,7 @@ impl Engine {
             role.stand_back = None;
             role.write_at = None;
             if role.life.state() == LockState::Follower {
-                self.input(&name, Input::AcquireAttempt, now);
+                self.input(&name, Input::Wake, now);
             }
         }
     }
@@ -439,7 +439,7 @@ impl Engine {
         if self.lease_until > Tick::ZERO && now >= self.lease_until && !self.late {
             self.late = true;
             for name in self.names(|role| role.life.holds_lock()) {
-                self.input(&name, Input::HealthLate, now);
+                self.input(&name, Input::BeatLate, now);
             }
             if let Some(up) = &mut self.up {
                 up.inspect = true;
@@ -460,7 +460,7 @@ impl Engine {
                 if role.life.state() == LockState::Reconnecting && role.keep.is_some() {
                     role.claim = true;
                 } else {
-                    self.input(&name, Input::AcquireAttempt, now);
+                    self.input(&name, Input::Wake, now);
                 }
             }
         }

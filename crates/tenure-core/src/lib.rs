@@ -80,9 +80,9 @@
 //!
 //! role.handle(Input::Start, clock.now(), 0.5);
 //! let sent = clock.now();
-//! assert!(role.handle_timeout(sent, 0.5).contains(&Effect::TryAcquire));
+//! assert!(role.handle_timeout(sent, 0.5).contains(&Effect::Claim));
 //! // The adapter claims; the database says: yours, under epoch 7, and nobody led before.
-//! let won = Input::AcquireSucceeded { epoch: Epoch(7), open_at: None };
+//! let won = Input::Claimed { epoch: Epoch(7), open_at: None };
 //! for effect in role.handle(won, clock.now(), 0.5) {
 //!     if let Effect::OpenGate { epoch } = effect {
 //!         keeper.open(epoch, lease.gate_deadline(sent));

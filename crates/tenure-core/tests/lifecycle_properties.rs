@@ -88,10 +88,10 @@ impl World {
     /// those, high ones for answers from another time.
     fn plausible(&self, mut input: Input) -> Input {
         match &mut input {
-            Input::AcquireSucceeded { epoch, .. } if epoch.0 <= 25 => {
+            Input::Claimed { epoch, .. } if epoch.0 <= 25 => {
                 epoch.0 = self.last_win.0 + 1 + epoch.0 % 3;
             }
-            Input::Cleared { epoch } | Input::ReacquireSucceeded { epoch } if epoch.0 <= 20 => {
+            Input::MarkedActing { epoch } | Input::Reclaimed { epoch } if epoch.0 <= 20 => {
                 *epoch = self.life.epoch().unwrap_or(*epoch);
             }
             _ => {}
@@ -101,11 +101,11 @@ impl World {
 
     fn input(&mut self, input: Input, random: f64) -> Vec<Effect> {
         match &input {
-            Input::AcquireSucceeded { epoch, .. } | Input::ReacquireSucceeded { epoch } => {
+            Input::Claimed { epoch, .. } | Input::Reclaimed { epoch } => {
                 self.held = true;
                 self.last_win = self.last_win.max(*epoch);
             }
-            Input::ReleaseSucceeded if self.releasing => {
+            Input::Released if self.releasing => {
                 (self.held, self.releasing) = (false, false);
             }
             Input::SessionLost { .. } => (self.held, self.releasing) = (false, false),
@@ -136,12 +136,12 @@ impl World {
                 }
                 Effect::ShutGate => self.gate = Gate::Shut,
                 Effect::DrainGate { .. } => self.gate = Gate::Draining,
-                Effect::TryAcquire => assert!(!self.held, "claims a lock it may hold"),
+                Effect::Claim => assert!(!self.held, "claims a lock it may hold"),
                 Effect::Release { .. } => self.releasing = true,
                 Effect::CycleSession => (self.held, self.releasing) = (false, false),
                 Effect::Join
                 | Effect::Leave
-                | Effect::WriteActing { .. }
+                | Effect::MarkActing { .. }
                 | Effect::Reclaim { .. } => {}
                 Effect::Notify(notice) => match notice {
                     Notice::StateChange { from, to } => {
@@ -237,22 +237,22 @@ fn event() -> impl Strategy<Value = Event> {
     let input = prop_oneof![
         2 => Just(Input::Start),
         1 => Just(Input::StopRequested),
-        6 => Just(Input::AcquireAttempt),
-        8 => (epoch(), tick()).prop_map(|(epoch, open_at)| Input::AcquireSucceeded { epoch, open_at }),
-        4 => epoch().prop_map(|epoch| Input::Cleared { epoch }),
-        2 => Just(Input::AcquireFailed { why: NotAcquired::Held }),
+        6 => Just(Input::Wake),
+        8 => (epoch(), tick()).prop_map(|(epoch, open_at)| Input::Claimed { epoch, open_at }),
+        4 => epoch().prop_map(|epoch| Input::MarkedActing { epoch }),
+        2 => Just(Input::ClaimFailed { why: NotAcquired::Held }),
         1 => Just(Input::DbError { error: error() }),
-        3 => Just(Input::HealthOk),
-        3 => Just(Input::HealthLate),
+        3 => Just(Input::BeatOk),
+        3 => Just(Input::BeatLate),
         1 => Just(Input::HealthFailed { error: error() }),
         2 => Just(Input::SessionLost { error: error() }),
         2 => Just(Input::EpochMoved),
-        4 => epoch().prop_map(|epoch| Input::ReacquireSucceeded { epoch }),
-        1 => Just(Input::ReacquireFailed),
+        4 => epoch().prop_map(|epoch| Input::Reclaimed { epoch }),
+        1 => Just(Input::ReclaimFailed),
         1 => Just(Input::GraceExpired),
         3 => tick().prop_map(|deadline| Input::ReleaseRequested { to: None, deadline }),
         3 => Just(Input::Drained),
-        3 => Just(Input::ReleaseSucceeded),
+        3 => Just(Input::Released),
         1 => Just(Input::ReleaseFailed { error: error() }),
         1 => Just(Input::ReleaseTimedOut),
     ];
@@ -296,11 +296,11 @@ proptest! {
                 break;
             }
             let answers: Vec<Input> = queue.iter().filter_map(|effect| match effect {
-                Effect::TryAcquire => Some(Input::AcquireSucceeded { epoch: Epoch(1000), open_at: None }),
-                Effect::WriteActing { epoch } => Some(Input::Cleared { epoch: *epoch }),
-                Effect::Reclaim { .. } => Some(Input::ReacquireFailed),
+                Effect::Claim => Some(Input::Claimed { epoch: Epoch(1000), open_at: None }),
+                Effect::MarkActing { epoch } => Some(Input::MarkedActing { epoch: *epoch }),
+                Effect::Reclaim { .. } => Some(Input::ReclaimFailed),
                 Effect::DrainGate { .. } => Some(Input::Drained),
-                Effect::Release { .. } => Some(Input::ReleaseSucceeded),
+                Effect::Release { .. } => Some(Input::Released),
                 _ => None,
             }).collect();
             queue.clear();

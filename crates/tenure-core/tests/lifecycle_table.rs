@@ -65,15 +65,13 @@ impl Role {
         let path: &[Input] = match state {
             Stopped => &[],
             Follower => &[Input::Start],
-            Acquiring => &[Input::Start, Input::AcquireAttempt],
-            Leader => &[Input::Start, Input::AcquireAttempt, won(7)],
+            Acquiring => &[Input::Start, Input::Wake],
+            Leader => &[Input::Start, Input::Wake, won(7)],
             Reconnecting => {
                 role = Role::new(LifecycleOptions { reconnect_grace: Some(10 * SEC), ..options() });
-                &[Input::Start, Input::AcquireAttempt, won(7), lost()]
+                &[Input::Start, Input::Wake, won(7), lost()]
             }
-            Releasing => {
-                &[Input::Start, Input::AcquireAttempt, won(7), step_down(), Input::Drained]
-            }
+            Releasing => &[Input::Start, Input::Wake, won(7), step_down(), Input::Drained],
         };
         for input in path {
             role.give(input.clone());
@@ -85,7 +83,7 @@ impl Role {
     fn waiting() -> Self {
         let mut role = Role::put(options(), Acquiring);
         let open_at = Some(role.now + 3 * SEC);
-        assert_eq!(role.give(Input::AcquireSucceeded { epoch: E, open_at }), (vec![], vec![]));
+        assert_eq!(role.give(Input::Claimed { epoch: E, open_at }), (vec![], vec![]));
         role
     }
 }
@@ -104,7 +102,7 @@ fn with_grace() -> LifecycleOptions {
 }
 
 const fn won(epoch: i64) -> Input {
-    Input::AcquireSucceeded { epoch: Epoch(epoch), open_at: None }
+    Input::Claimed { epoch: Epoch(epoch), open_at: None }
 }
 
 fn lost() -> Input {
@@ -151,9 +149,9 @@ fn every_row_of_the_specification_holds_or_says_why_not() {
             "FOLLOWER | AcquireAttempt | ACQUIRING | Execute pg_try_advisory_lock(k1, k2)",
             options(),
             Follower,
-            Input::AcquireAttempt,
+            Input::Wake,
             Acquiring,
-            vec![TryAcquire],
+            vec![Claim],
             vec![],
         ),
         Row(
@@ -178,7 +176,7 @@ fn every_row_of_the_specification_holds_or_says_why_not() {
             "ACQUIRING | AcquireFailed | FOLLOWER | Compute backoff delay; emit on_acquire_failed; sleep; schedule next AcquireAttempt",
             options(),
             Acquiring,
-            Input::AcquireFailed { why: NotAcquired::Held },
+            Input::ClaimFailed { why: NotAcquired::Held },
             Follower,
             vec![],
             vec![Notice::AcquireFailed { why: NotAcquired::Held }],
@@ -215,7 +213,7 @@ fn every_row_of_the_specification_holds_or_says_why_not() {
             "LEADER | HealthOk | LEADER | (no transition)",
             options(),
             Leader,
-            Input::HealthOk,
+            Input::BeatOk,
             Leader,
             vec![],
             vec![],
@@ -288,7 +286,7 @@ fn every_row_of_the_specification_holds_or_says_why_not() {
             "RECONNECTING | ReacquireSucceeded | LEADER | Log notice (\"leadership recovered\"); no events emitted",
             with_grace(),
             Reconnecting,
-            Input::ReacquireSucceeded { epoch: E },
+            Input::Reclaimed { epoch: E },
             Leader,
             vec![OpenGate { epoch: E }],
             vec![Notice::Recovered { epoch: E }],
@@ -297,7 +295,7 @@ fn every_row_of_the_specification_holds_or_says_why_not() {
             "RECONNECTING | ReacquireFailed | FOLLOWER¹ | Emit on_lost; schedule AcquireAttempt",
             with_grace(),
             Reconnecting,
-            Input::ReacquireFailed,
+            Input::ReclaimFailed,
             Follower,
             vec![],
             vec![lost_for(LostReason::Taken)],
@@ -325,7 +323,7 @@ fn every_row_of_the_specification_holds_or_says_why_not() {
             "RELEASING | ReleaseSucceeded | ² FOLLOWER if triggered by step_down() and auto_reacquire=True",
             options(),
             Releasing,
-            Input::ReleaseSucceeded,
+            Input::Released,
             Follower,
             vec![],
             vec![Notice::Released { epoch: E }],
@@ -334,7 +332,7 @@ fn every_row_of_the_specification_holds_or_says_why_not() {
             "RELEASING | ReleaseSucceeded | STOPPED² | Emit on_released; close connection",
             no_reacquire(),
             Releasing,
-            Input::ReleaseSucceeded,
+            Input::Released,
             Stopped,
             vec![Leave],
             vec![Notice::Released { epoch: E }, Notice::Stopped],
@@ -379,10 +377,10 @@ fn every_row_of_the_specification_holds_or_says_why_not() {
 #[test]
 fn losses_without_auto_reacquire_stop_the_role() {
     // Footnote ¹ for the rows that leave RECONNECTING.
-    for input in [Input::ReacquireFailed, Input::GraceExpired, Input::EpochMoved] {
+    for input in [Input::ReclaimFailed, Input::GraceExpired, Input::EpochMoved] {
         let opts = LifecycleOptions { auto_reacquire: false, ..with_grace() };
         let mut role = Role::new(opts);
-        for before in [Input::Start, Input::AcquireAttempt, won(7), lost()] {
+        for before in [Input::Start, Input::Wake, won(7), lost()] {
             role.give(before);
         }
         let (does, tells) = role.give(input);
@@ -395,14 +393,14 @@ fn losses_without_auto_reacquire_stop_the_role() {
 fn a_start_schedules_its_attempt_at_once_and_a_failure_the_next_after_the_delay() {
     let mut role = Role::put(options(), Follower);
     assert_eq!(role.life.next_timeout(), Some(role.now));
-    assert_eq!(role.wait(Duration::ZERO).0, [TryAcquire]);
+    assert_eq!(role.wait(Duration::ZERO).0, [Claim]);
     assert!(role.life.wants_claim());
-    role.give(Input::AcquireFailed { why: NotAcquired::Held });
+    role.give(Input::ClaimFailed { why: NotAcquired::Held });
     assert_eq!(role.life.next_timeout(), Some(role.now + 4 * SEC));
     assert_eq!(role.wait(3 * SEC), (vec![], vec![]));
-    assert_eq!(role.wait(SEC).0, [TryAcquire]);
-    role.give(Input::AcquireFailed { why: NotAcquired::Held });
-    assert_eq!(role.give(Input::AcquireAttempt).0, [TryAcquire], "a wake-up does not wait");
+    assert_eq!(role.wait(SEC).0, [Claim]);
+    role.give(Input::ClaimFailed { why: NotAcquired::Held });
+    assert_eq!(role.give(Input::Wake).0, [Claim], "a wake-up does not wait");
 }
 
 #[derive(Debug)]
@@ -420,8 +418,8 @@ fn a_strategy_that_gives_up_stops_the_role_and_hears_what_happened() {
     let strategy = Arc::new(GivesUpAfter(2, Default::default()));
     let mut role = Role::new(LifecycleOptions { retry: strategy.clone(), ..options() });
     role.give(Input::Start);
-    role.give(Input::AcquireAttempt);
-    role.give(Input::AcquireFailed { why: NotAcquired::Held });
+    role.give(Input::Wake);
+    role.give(Input::ClaimFailed { why: NotAcquired::Held });
     role.wait(SEC);
     let (does, tells) = role.give(db_error());
     assert_eq!((role.life.state(), does), (Stopped, vec![CycleSession, Leave]));
@@ -436,7 +434,7 @@ fn a_strategy_that_gives_up_stops_the_role_and_hears_what_happened() {
 fn a_strategy_that_gives_up_while_reconnecting_ends_the_term_first() {
     let retry = Arc::new(GivesUpAfter(1, Default::default()));
     let mut role = Role::new(LifecycleOptions { retry, ..with_grace() });
-    for input in [Input::Start, Input::AcquireAttempt, won(7), lost()] {
+    for input in [Input::Start, Input::Wake, won(7), lost()] {
         role.give(input);
     }
     let (_, tells) = role.give(db_error());
@@ -449,12 +447,12 @@ fn leading_resets_the_retry_state() {
     let mut role = Role::new(LifecycleOptions { retry, ..options() });
     role.give(Input::Start);
     let fail = |role: &mut Role| {
-        role.give(Input::AcquireAttempt);
-        role.give(Input::AcquireFailed { why: NotAcquired::Held });
+        role.give(Input::Wake);
+        role.give(Input::ClaimFailed { why: NotAcquired::Held });
         role.life.next_timeout().unwrap().saturating_since(role.now)
     };
     assert_eq!([fail(&mut role), fail(&mut role), fail(&mut role)], [SEC, 2 * SEC, 4 * SEC]);
-    role.give(Input::AcquireAttempt);
+    role.give(Input::Wake);
     role.give(won(7));
     role.give(lost());
     assert_eq!(fail(&mut role), SEC);
@@ -465,14 +463,14 @@ fn a_lock_won_before_the_old_lease_is_over_leads_only_after_the_durable_write() 
     let mut role = Role::waiting();
     assert_eq!((role.life.state(), role.life.epoch()), (Acquiring, Some(E)));
     assert!(role.life.holds_lock() && !role.life.wants_claim());
-    assert_eq!(role.give(Input::Cleared { epoch: E }), (vec![], vec![]), "not asked for yet");
-    assert_eq!(role.give(Input::AcquireAttempt), (vec![], vec![]), "never claimed twice");
+    assert_eq!(role.give(Input::MarkedActing { epoch: E }), (vec![], vec![]), "not asked for yet");
+    assert_eq!(role.give(Input::Wake), (vec![], vec![]), "never claimed twice");
     assert_eq!(role.wait(2 * SEC), (vec![], vec![]));
-    assert_eq!(role.wait(SEC), (vec![WriteActing { epoch: E }], vec![]));
+    assert_eq!(role.wait(SEC), (vec![MarkActing { epoch: E }], vec![]));
     assert_eq!(role.life.state(), Acquiring);
-    assert_eq!(role.give(Input::Cleared { epoch: Epoch(6) }), (vec![], vec![]), "another's");
+    assert_eq!(role.give(Input::MarkedActing { epoch: Epoch(6) }), (vec![], vec![]), "another's");
     let led = (vec![OpenGate { epoch: E }], vec![Notice::Acquired { epoch: E }]);
-    assert_eq!(role.give(Input::Cleared { epoch: E }), led);
+    assert_eq!(role.give(Input::MarkedActing { epoch: E }), led);
     assert_eq!(role.life.state(), Leader);
 }
 
@@ -480,8 +478,8 @@ fn a_lock_won_before_the_old_lease_is_over_leads_only_after_the_durable_write() 
 fn an_open_at_in_the_past_writes_at_once() {
     let mut role = Role::put(options(), Acquiring);
     let open_at = Some(role.now);
-    let (does, _) = role.give(Input::AcquireSucceeded { epoch: E, open_at });
-    assert_eq!(does, [WriteActing { epoch: E }]);
+    let (does, _) = role.give(Input::Claimed { epoch: E, open_at });
+    assert_eq!(does, [MarkActing { epoch: E }]);
 }
 
 #[test]
@@ -498,7 +496,7 @@ fn a_lock_that_is_waited_with_goes_back_without_a_loss() {
         let mut role = Role::waiting();
         assert_eq!(role.give(input.clone()), (release(), tells), "{input:?}");
         assert_eq!(role.life.state(), Releasing);
-        let (_, tells) = role.give(Input::ReleaseSucceeded);
+        let (_, tells) = role.give(Input::Released);
         assert!(!tells.contains(&Notice::Released { epoch: E }), "it never led");
         assert_eq!(role.life.state(), then, "{input:?}");
     }
@@ -510,12 +508,12 @@ fn a_lock_that_is_waited_with_goes_back_without_a_loss() {
 #[test]
 fn a_late_heartbeat_shuts_the_gate_once_and_the_next_good_one_opens_it() {
     let mut role = Role::put(options(), Leader);
-    assert_eq!(role.give(Input::HealthLate), (vec![ShutGate], vec![Notice::Late { epoch: E }]));
-    assert_eq!(role.give(Input::HealthLate), (vec![], vec![]));
+    assert_eq!(role.give(Input::BeatLate), (vec![ShutGate], vec![Notice::Late { epoch: E }]));
+    assert_eq!(role.give(Input::BeatLate), (vec![], vec![]));
     assert_eq!(role.life.state(), Leader);
     let well = (vec![OpenGate { epoch: E }], vec![Notice::Well { epoch: E }]);
-    assert_eq!(role.give(Input::HealthOk), well);
-    assert_eq!(role.give(Input::HealthOk), (vec![], vec![]));
+    assert_eq!(role.give(Input::BeatOk), well);
+    assert_eq!(role.give(Input::BeatOk), (vec![], vec![]));
 }
 
 #[test]
@@ -524,7 +522,7 @@ fn a_moved_epoch_is_a_loss_even_with_grace_and_gives_the_lock_back() {
     let (does, tells) = role.give(Input::EpochMoved);
     assert_eq!(does, [ShutGate, Release { epoch: E, to: None }]);
     assert_eq!(tells, [lost_for(LostReason::EpochMoved)]);
-    assert_eq!(role.give(Input::ReleaseSucceeded), (vec![], vec![]), "its end was told");
+    assert_eq!(role.give(Input::Released), (vec![], vec![]), "its end was told");
     assert_eq!(role.life.state(), Follower);
 }
 
@@ -553,13 +551,13 @@ fn winning_back_under_another_epoch_is_a_loss_and_a_new_term() {
     // waits like any other.
     let lost = lost_for(LostReason::EpochMoved);
     let mut role = Role::put(with_grace(), Reconnecting);
-    let (does, tells) = role.give(Input::ReacquireSucceeded { epoch: Epoch(9) });
+    let (does, tells) = role.give(Input::Reclaimed { epoch: Epoch(9) });
     assert_eq!(does, [OpenGate { epoch: Epoch(9) }]);
     assert_eq!(tells, [lost.clone(), Notice::Acquired { epoch: Epoch(9) }]);
 
     let mut role = Role::put(with_grace(), Reconnecting);
     let open_at = Some(role.now + SEC);
-    let waits = role.give(Input::AcquireSucceeded { epoch: Epoch(9), open_at });
+    let waits = role.give(Input::Claimed { epoch: Epoch(9), open_at });
     assert_eq!((waits, role.life.state()), ((vec![], vec![lost]), Acquiring));
 }
 
@@ -567,9 +565,9 @@ fn winning_back_under_another_epoch_is_a_loss_and_a_new_term() {
 fn a_step_down_while_reconnecting_ends_the_term_and_cools_down() {
     let mut role = Role::put(with_grace(), Reconnecting);
     assert_eq!(role.give(step_down()).1, [lost_for(LostReason::SteppedDown)]);
-    assert_eq!(role.give(Input::AcquireAttempt), (vec![], vec![]));
+    assert_eq!(role.give(Input::Wake), (vec![], vec![]));
     // What the reclaim wins all the same goes back, and no attempt is made before it is gone.
-    let late = role.give(Input::ReacquireSucceeded { epoch: E });
+    let late = role.give(Input::Reclaimed { epoch: E });
     assert_eq!(late.0, [Release { epoch: E, to: None }]);
     assert_eq!(role.life.next_timeout(), Some(role.now + 5 * SEC));
 }
@@ -579,7 +577,7 @@ fn a_release_drains_then_unlocks_and_names_the_successor() {
     let mut role = Role::put(options(), Leader);
     let to = Some("b".to_owned());
     role.give(Input::ReleaseRequested { to: to.clone(), deadline: None });
-    assert_eq!(role.give(Input::ReleaseSucceeded), (vec![], vec![]), "nothing was asked for yet");
+    assert_eq!(role.give(Input::Released), (vec![], vec![]), "nothing was asked for yet");
     assert_eq!(role.give(Input::Drained).0, [ShutGate, Release { epoch: E, to }]);
     assert_eq!(role.give(Input::Drained), (vec![], vec![]));
 }
@@ -612,7 +610,7 @@ fn a_deadline_shortens_the_drain_and_keeps_a_quarter_for_the_unlock() {
 fn a_doubt_while_draining_shuts_the_gate_first() {
     let broken = |error: &str| lost_for(LostReason::ReleaseFailed(error.into()));
     let cases = [
-        (Input::HealthLate, vec![ShutGate, Release { epoch: E, to: None }], vec![]),
+        (Input::BeatLate, vec![ShutGate, Release { epoch: E, to: None }], vec![]),
         (
             Input::EpochMoved,
             vec![ShutGate, Release { epoch: E, to: None }],
@@ -630,17 +628,17 @@ fn a_doubt_while_draining_shuts_the_gate_first() {
     let mut role = Role::put(options(), Leader);
     role.give(step_down());
     role.give(Input::EpochMoved);
-    assert_eq!(role.give(Input::ReleaseSucceeded), (vec![], vec![]));
+    assert_eq!(role.give(Input::Released), (vec![], vec![]));
 }
 
 #[test]
 fn a_step_down_stays_out_of_the_race_for_the_cool_down() {
     // The specification's step_down() resumes at once, and wins again before anybody has heard.
     let mut role = Role::put(options(), Releasing);
-    role.give(Input::ReleaseSucceeded);
+    role.give(Input::Released);
     role.now = role.now + 4 * SEC;
-    assert_eq!(role.give(Input::AcquireAttempt), (vec![], vec![]), "a wake-up does not shorten it");
-    assert_eq!(role.wait(SEC).0, [TryAcquire]);
+    assert_eq!(role.give(Input::Wake), (vec![], vec![]), "a wake-up does not shorten it");
+    assert_eq!(role.wait(SEC).0, [Claim]);
 }
 
 #[test]
@@ -665,7 +663,7 @@ fn a_stop_during_a_step_down_stops_and_a_step_down_during_a_stop_does_not_undo_i
     role.give(step_down());
     role.give(Input::Start);
     role.give(Input::Drained);
-    let (does, tells) = role.give(Input::ReleaseSucceeded);
+    let (does, tells) = role.give(Input::Released);
     assert_eq!((does, role.life.state()), (vec![Leave], Stopped));
     assert_eq!(tells, [Notice::Released { epoch: E }, Notice::Stopped]);
 }
@@ -689,9 +687,9 @@ fn a_lock_won_after_the_stop_goes_back_and_holds_up_the_next_start() {
     assert_eq!(role.life.state(), Stopped);
     role.give(Input::Start);
     assert!(role.life.holds_lock());
-    assert_eq!(role.give(Input::AcquireAttempt), (vec![], vec![]));
-    role.give(Input::ReleaseSucceeded);
-    assert_eq!(role.wait(Duration::ZERO).0, [TryAcquire]);
+    assert_eq!(role.give(Input::Wake), (vec![], vec![]));
+    role.give(Input::Released);
+    assert_eq!(role.wait(Duration::ZERO).0, [Claim]);
 }
 
 #[test]
@@ -699,7 +697,7 @@ fn a_late_win_that_cannot_be_released_cycles_the_session() {
     let mut role = Role::put(options(), Acquiring);
     role.give(Input::StopRequested);
     role.give(won(7));
-    role.give(Input::ReleaseSucceeded);
+    role.give(Input::Released);
     assert_eq!((role.life.holds_lock(), role.life.next_timeout()), (false, None), "it could");
     let failures = [Input::ReleaseFailed { error: "broken".into() }, db_error()];
     for failure in failures {
@@ -720,7 +718,7 @@ fn a_late_win_that_cannot_be_released_cycles_the_session() {
 fn an_epoch_that_does_not_increase_never_leads() {
     let mut role = Role::put(options(), Leader);
     role.give(lost());
-    role.give(Input::AcquireAttempt);
+    role.give(Input::Wake);
     let (does, tells) = role.give(won(7));
     assert_eq!(does, [Release { epoch: E, to: None }]);
     assert!(matches!(tells[..], [Notice::Error(_)]));

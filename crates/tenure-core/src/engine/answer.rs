@@ -49,7 +49,7 @@ impl Engine {
                         self.act_blocked(&role, epoch, now);
                     } else if marked.contains(&role) {
                         self.unblocked(&role);
-                        self.input(&role, Input::Cleared { epoch }, now);
+                        self.input(&role, Input::MarkedActing { epoch }, now);
                     } else {
                         self.input(&role, Input::EpochMoved, now);
                     }
@@ -64,7 +64,7 @@ impl Engine {
                 if now < self.lease_until {
                     self.late = false;
                     for name in self.names(|role| role.life.state() == LockState::Leader) {
-                        self.input(&name, Input::HealthOk, now);
+                        self.input(&name, Input::BeatOk, now);
                     }
                 } else if let Some(up) = &mut self.up {
                     // This answer was late itself: look again.
@@ -74,7 +74,7 @@ impl Engine {
             }
             (Done::Released, Op::Release(rows)) => {
                 for row in rows {
-                    self.input(&row.term.role, Input::ReleaseSucceeded, now);
+                    self.input(&row.term.role, Input::Released, now);
                 }
             }
             (Done::Left, _) => {
@@ -171,15 +171,15 @@ impl Engine {
                     self.outputs.push_back(Output::TookOver(name.clone()));
                 }
                 let open_at = won.debt.map(|debt| self.open_at(&debt, now));
-                Input::AcquireSucceeded { epoch: won.epoch, open_at }
+                Input::Claimed { epoch: won.epoch, open_at }
             }
             Claim::Kept { epoch, .. } => {
                 let epoch = role.keep.take().unwrap_or(epoch);
-                Input::ReacquireSucceeded { epoch }
+                Input::Reclaimed { epoch }
             }
             Claim::Moved { .. } => {
                 role.keep = None;
-                Input::ReacquireFailed
+                Input::ReclaimFailed
             }
             Claim::Held { held_by_us: Some(true), .. } if back => {
                 // Our own old session has not ended yet, or a stranger was faster.
@@ -188,22 +188,22 @@ impl Engine {
             }
             Claim::Held { .. } | Claim::Paused { .. } if back => {
                 role.keep = None;
-                Input::ReacquireFailed
+                Input::ReclaimFailed
             }
             Claim::Held { .. } => {
                 // Somebody took it; the next race begins with manners again.
                 role.insist_at = None;
                 held = true;
-                Input::AcquireFailed { why: NotAcquired::Held }
+                Input::ClaimFailed { why: NotAcquired::Held }
             }
-            Claim::Paused { .. } => Input::AcquireFailed { why: NotAcquired::Paused },
+            Claim::Paused { .. } => Input::ClaimFailed { why: NotAcquired::Paused },
             Claim::Blocked { .. } => {
                 role.blocked_since.get_or_insert(now);
                 role.try_at = Some(now + self.lease.heartbeat() / 4);
                 if back {
                     return;
                 }
-                Input::AcquireFailed { why: NotAcquired::Blocked }
+                Input::ClaimFailed { why: NotAcquired::Blocked }
             }
             Claim::Yield { to, .. } => {
                 // A better candidate gets a head start; if it does not take it, we insist.
@@ -213,20 +213,20 @@ impl Engine {
                     Better::Priority => self.lease.heartbeat() / 2,
                 };
                 role.try_at = Some(*role.insist_at.get_or_insert(now + head_start));
-                Input::AcquireFailed { why: NotAcquired::Reserved }
+                Input::ClaimFailed { why: NotAcquired::Reserved }
             }
             Claim::Unknown => {
                 role.registered = false;
-                Input::AcquireFailed { why: NotAcquired::Blocked }
+                Input::ClaimFailed { why: NotAcquired::Blocked }
             }
             Claim::Failed { sqlstate, error } => {
                 // The database undid it and unlocked: this role's trouble, not the session's.
                 let error = Notice::Error(explain_claim(&sqlstate, &error));
                 self.outputs.push_back(Output::Notice(name.clone(), error));
-                Input::AcquireFailed { why: NotAcquired::Blocked }
+                Input::ClaimFailed { why: NotAcquired::Blocked }
             }
         };
-        let failed = matches!(input, Input::AcquireFailed { .. });
+        let failed = matches!(input, Input::ClaimFailed { .. });
         // Whatever stood in the way, it may be gone since: a hint overtook this answer.
         let role = self.roles.get_mut(&name).expect("just found");
         if std::mem::take(&mut role.nudged) && failed {

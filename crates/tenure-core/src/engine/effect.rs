@@ -12,7 +12,7 @@ use super::{Engine, Output, Role};
 
 impl Engine {
     pub(super) fn wake(&mut self, name: &RoleName, now: Tick) {
-        self.input(name, Input::AcquireAttempt, now);
+        self.input(name, Input::Wake, now);
     }
 
     /// Under `exclusive` a claimant has to wait out a dead holder's lease anyway: it leaves the lock
@@ -47,22 +47,22 @@ impl Engine {
                     role.joined = true;
                     role.registered = false;
                 }
-                Effect::TryAcquire if role.spec.observer => {
+                Effect::Claim if role.spec.observer => {
                     let why = NotAcquired::Ineligible;
-                    let more = role.life.handle(Input::AcquireFailed { why }, now, 0.5);
+                    let more = role.life.handle(Input::ClaimFailed { why }, now, 0.5);
                     queue.extend(more);
                 }
-                Effect::TryAcquire => {
+                Effect::Claim => {
                     if let Some(until) = role.stand_back.filter(|until| *until > now) {
                         let why = NotAcquired::Held;
                         role.try_at = Some(until);
-                        queue.extend(role.life.handle(Input::AcquireFailed { why }, now, 0.5));
+                        queue.extend(role.life.handle(Input::ClaimFailed { why }, now, 0.5));
                     } else {
                         role.claim = true;
                         role.keep = None;
                     }
                 }
-                Effect::WriteActing { epoch } => role.act = Some(epoch),
+                Effect::MarkActing { epoch } => role.act = Some(epoch),
                 Effect::OpenGate { epoch } => {
                     role.insist_at = None;
                     role.try_at = None;
@@ -95,7 +95,7 @@ impl Engine {
                         role.release = Some((epoch, to));
                     } else {
                         // The lock went with the session.
-                        queue.extend(role.life.handle(Input::ReleaseSucceeded, now, 0.5));
+                        queue.extend(role.life.handle(Input::Released, now, 0.5));
                     }
                 }
                 Effect::CycleSession => {

@@ -45,7 +45,7 @@ pub use vocabulary::{
 enum State {
     Stopped,
     Follower { next: Tick, cool_until: Option<Tick> },
-    Acquiring(Claim),
+    Acquiring(Stage),
     Leader { epoch: Epoch, well: bool },
     Reconnecting { epoch: Epoch, until: Tick, retry_at: Option<Tick> },
     Releasing(Releasing),
@@ -53,13 +53,13 @@ enum State {
 
 /// How far an acquisition has come.
 #[derive(Copy, Clone, Debug)]
-enum Claim {
+enum Stage {
     /// The lock is not ours yet.
-    Trying,
+    Claiming,
     /// It is; the last leader's gate may still be open.
     Waiting { epoch: Epoch, open_at: Tick },
     /// The durable `acting` write is under way.
-    Clearing { epoch: Epoch },
+    MarkingActing { epoch: Epoch },
 }
 
 #[derive(Clone, Debug)]
@@ -92,7 +92,7 @@ enum Ending {
 enum Next {
     Stop,
     CoolDown,
-    Campaign,
+    Follow,
     Retry { error: Option<String> },
 }
 
@@ -166,8 +166,8 @@ impl Lifecycle {
     /// The epoch of the term that is waited for, led, won back or released.
     pub fn epoch(&self) -> Option<Epoch> {
         match self.state {
-            State::Stopped | State::Follower { .. } | State::Acquiring(Claim::Trying) => None,
-            State::Acquiring(Claim::Waiting { epoch, .. } | Claim::Clearing { epoch })
+            State::Stopped | State::Follower { .. } | State::Acquiring(Stage::Claiming) => None,
+            State::Acquiring(Stage::Waiting { epoch, .. } | Stage::MarkingActing { epoch })
             | State::Leader { epoch, .. }
             | State::Reconnecting { epoch, .. } => Some(epoch),
             State::Releasing(ref releasing) => Some(releasing.epoch),
@@ -176,15 +176,15 @@ impl Lifecycle {
 
     /// Whether the role belongs in the next claim.
     pub fn wants_claim(&self) -> bool {
-        matches!(self.state, State::Acquiring(Claim::Trying))
+        matches!(self.state, State::Acquiring(Stage::Claiming))
     }
 
     /// Whether this session holds the lock, as far as is known.
     pub fn holds_lock(&self) -> bool {
         match self.state {
             State::Stopped | State::Follower { .. } => self.stray.is_some(),
-            State::Acquiring(Claim::Trying) | State::Reconnecting { .. } => false,
-            State::Acquiring(Claim::Waiting { .. } | Claim::Clearing { .. })
+            State::Acquiring(Stage::Claiming) | State::Reconnecting { .. } => false,
+            State::Acquiring(Stage::Waiting { .. } | Stage::MarkingActing { .. })
             | State::Leader { .. }
             | State::Releasing(_) => true,
         }
@@ -194,11 +194,11 @@ impl Lifecycle {
     pub fn next_timeout(&self) -> Option<Tick> {
         let own = match self.state {
             State::Stopped
-            | State::Acquiring(Claim::Trying | Claim::Clearing { .. })
+            | State::Acquiring(Stage::Claiming | Stage::MarkingActing { .. })
             | State::Leader { .. } => None,
             // The attempt waits for the stray lock to be gone.
             State::Follower { next, .. } => self.stray.is_none().then_some(next),
-            State::Acquiring(Claim::Waiting { open_at, .. }) => Some(open_at),
+            State::Acquiring(Stage::Waiting { open_at, .. }) => Some(open_at),
             State::Reconnecting { until, retry_at, .. } => {
                 Some(retry_at.map_or(until, |at| at.min(until)))
             }
@@ -218,11 +218,11 @@ impl Lifecycle {
             State::Follower { next, cool_until } => {
                 self.when_follower(next, cool_until, input, &mut step);
             }
-            State::Acquiring(Claim::Trying) => self.when_trying(input, &mut step),
-            State::Acquiring(Claim::Waiting { epoch, .. }) => {
+            State::Acquiring(Stage::Claiming) => self.when_claiming(input, &mut step),
+            State::Acquiring(Stage::Waiting { epoch, .. }) => {
                 self.when_waiting(epoch, false, input, &mut step);
             }
-            State::Acquiring(Claim::Clearing { epoch }) => {
+            State::Acquiring(Stage::MarkingActing { epoch }) => {
                 self.when_waiting(epoch, true, input, &mut step);
             }
             State::Leader { epoch, well } => self.when_leader(epoch, well, input, &mut step),
@@ -245,10 +245,10 @@ impl Lifecycle {
         }
         match self.state {
             State::Follower { next, .. } if next <= now => {
-                step.effects.extend(self.handle(Input::AcquireAttempt, now, unit_random));
+                step.effects.extend(self.handle(Input::Wake, now, unit_random));
             }
-            State::Acquiring(Claim::Waiting { epoch, open_at }) if open_at <= now => {
-                self.clear(epoch, &mut step);
+            State::Acquiring(Stage::Waiting { epoch, open_at }) if open_at <= now => {
+                self.mark_acting(epoch, &mut step);
             }
             State::Reconnecting { until, .. } if until <= now => {
                 step.effects.extend(self.handle(Input::GraceExpired, now, unit_random));

@@ -7,7 +7,7 @@ use crate::epoch::Epoch;
 use crate::retry::RetryContext;
 
 use super::{
-    Claim, Cycle, Effect, Ending, Lifecycle, LostReason, Next, Notice, Phase, Releasing, State,
+    Cycle, Effect, Ending, Lifecycle, LostReason, Next, Notice, Phase, Releasing, Stage, State,
     Step, Stray,
 };
 
@@ -28,15 +28,15 @@ impl Lifecycle {
         match open_at {
             None => self.lead(epoch, step),
             Some(open_at) if open_at > step.now => {
-                self.enter(State::Acquiring(Claim::Waiting { epoch, open_at }), step);
+                self.enter(State::Acquiring(Stage::Waiting { epoch, open_at }), step);
             }
-            Some(_) => self.clear(epoch, step),
+            Some(_) => self.mark_acting(epoch, step),
         }
     }
 
-    pub(super) fn clear(&mut self, epoch: Epoch, step: &mut Step) {
-        self.enter(State::Acquiring(Claim::Clearing { epoch }), step);
-        step.push(Effect::WriteActing { epoch });
+    pub(super) fn mark_acting(&mut self, epoch: Epoch, step: &mut Step) {
+        self.enter(State::Acquiring(Stage::MarkingActing { epoch }), step);
+        step.push(Effect::MarkActing { epoch });
     }
 
     pub(super) fn lead(&mut self, epoch: Epoch, step: &mut Step) {
@@ -56,7 +56,7 @@ impl Lifecycle {
             }
             Some(_) | None => {
                 step.tell(Notice::Lost { epoch, reason: LostReason::Session(error) });
-                self.go(Next::Campaign, step);
+                self.go(Next::Follow, step);
             }
         }
     }
@@ -191,11 +191,11 @@ impl Lifecycle {
                 let until = step.now + self.opts.cool_down;
                 self.enter(State::Follower { next: until, cool_until: Some(until) }, step);
             }
-            Next::Campaign if self.opts.auto_reacquire => {
+            Next::Follow if self.opts.auto_reacquire => {
                 self.enter(State::Follower { next: step.now, cool_until: None }, step);
             }
             Next::Retry { error } if self.opts.auto_reacquire => self.back_off(error, step),
-            Next::Stop | Next::CoolDown | Next::Campaign | Next::Retry { .. } => self.stop(step),
+            Next::Stop | Next::CoolDown | Next::Follow | Next::Retry { .. } => self.stop(step),
         }
     }
 

@@ -4,7 +4,7 @@ use crate::clock::Tick;
 use crate::epoch::Epoch;
 
 use super::{
-    Claim, Cycle, Effect, Ending, Input, Lifecycle, LostReason, Next, Notice, Phase, Releasing,
+    Cycle, Effect, Ending, Input, Lifecycle, LostReason, Next, Notice, Phase, Releasing, Stage,
     State, Step,
 };
 
@@ -16,22 +16,22 @@ impl Lifecycle {
                 step.push(Effect::Join);
                 self.enter(State::Follower { next: step.now, cool_until: None }, step);
             }
-            Input::AcquireSucceeded { epoch, .. } | Input::ReacquireSucceeded { epoch } => {
+            Input::Claimed { epoch, .. } | Input::Reclaimed { epoch } => {
                 self.release_stray(epoch, step);
             }
-            Input::ReleaseSucceeded | Input::SessionLost { .. } => self.stray = None,
+            Input::Released | Input::SessionLost { .. } => self.stray = None,
             Input::ReleaseFailed { error }
             | Input::DbError { error }
             | Input::HealthFailed { error } => self.stray_failed(error, step),
             Input::ReleaseTimedOut => self.stray_failed("the release timed out".to_owned(), step),
             Input::StopRequested
-            | Input::AcquireAttempt
-            | Input::Cleared { .. }
-            | Input::AcquireFailed { .. }
-            | Input::HealthOk
-            | Input::HealthLate
+            | Input::Wake
+            | Input::MarkedActing { .. }
+            | Input::ClaimFailed { .. }
+            | Input::BeatOk
+            | Input::BeatLate
             | Input::EpochMoved
-            | Input::ReacquireFailed
+            | Input::ReclaimFailed
             | Input::GraceExpired
             | Input::ReleaseRequested { .. }
             | Input::Drained => {}
@@ -46,16 +46,16 @@ impl Lifecycle {
         step: &mut Step,
     ) {
         match input {
-            Input::AcquireAttempt => {
+            Input::Wake => {
                 let cooling = cool_until.is_some_and(|until| step.now < until);
                 if !cooling && self.stray.is_none() {
                     self.cycle.began.get_or_insert(step.now);
-                    self.enter(State::Acquiring(Claim::Trying), step);
-                    step.push(Effect::TryAcquire);
+                    self.enter(State::Acquiring(Stage::Claiming), step);
+                    step.push(Effect::Claim);
                 }
             }
             Input::StopRequested => self.stop(step),
-            Input::AcquireSucceeded { epoch, .. } | Input::ReacquireSucceeded { epoch } => {
+            Input::Claimed { epoch, .. } | Input::Reclaimed { epoch } => {
                 self.release_stray(epoch, step);
             }
             // The sessions could not be had: the next attempt is paced like any other.
@@ -67,29 +67,29 @@ impl Lifecycle {
                     *slot = cool_until;
                 }
             }
-            Input::ReleaseSucceeded | Input::SessionLost { .. } => self.stray = None,
+            Input::Released | Input::SessionLost { .. } => self.stray = None,
             Input::ReleaseFailed { error }
             | Input::DbError { error }
             | Input::HealthFailed { error } => self.stray_failed(error, step),
             Input::ReleaseTimedOut => self.stray_failed("the release timed out".to_owned(), step),
             Input::Start
-            | Input::Cleared { .. }
-            | Input::AcquireFailed { .. }
-            | Input::HealthOk
-            | Input::HealthLate
+            | Input::MarkedActing { .. }
+            | Input::ClaimFailed { .. }
+            | Input::BeatOk
+            | Input::BeatLate
             | Input::EpochMoved
-            | Input::ReacquireFailed
+            | Input::ReclaimFailed
             | Input::GraceExpired
             | Input::ReleaseRequested { .. }
             | Input::Drained => {}
         }
     }
 
-    pub(super) fn when_trying(&mut self, input: Input, step: &mut Step) {
+    pub(super) fn when_claiming(&mut self, input: Input, step: &mut Step) {
         match input {
-            Input::AcquireSucceeded { epoch, open_at } => self.won(epoch, open_at, step),
-            Input::ReacquireSucceeded { epoch } => self.won(epoch, None, step),
-            Input::AcquireFailed { why } => {
+            Input::Claimed { epoch, open_at } => self.won(epoch, open_at, step),
+            Input::Reclaimed { epoch } => self.won(epoch, None, step),
+            Input::ClaimFailed { why } => {
                 step.tell(Notice::AcquireFailed { why });
                 self.back_off(None, step);
             }
@@ -105,16 +105,16 @@ impl Lifecycle {
             }
             Input::StopRequested => self.stop(step),
             Input::Start
-            | Input::AcquireAttempt
-            | Input::Cleared { .. }
-            | Input::HealthOk
-            | Input::HealthLate
+            | Input::Wake
+            | Input::MarkedActing { .. }
+            | Input::BeatOk
+            | Input::BeatLate
             | Input::EpochMoved
-            | Input::ReacquireFailed
+            | Input::ReclaimFailed
             | Input::GraceExpired
             | Input::ReleaseRequested { .. }
             | Input::Drained
-            | Input::ReleaseSucceeded
+            | Input::Released
             | Input::ReleaseFailed { .. }
             | Input::ReleaseTimedOut => {}
         }
@@ -129,7 +129,7 @@ impl Lifecycle {
         step: &mut Step,
     ) {
         match input {
-            Input::Cleared { epoch: cleared } => {
+            Input::MarkedActing { epoch: cleared } => {
                 if clearing && cleared == epoch {
                     self.lead(epoch, step);
                 }
@@ -138,7 +138,7 @@ impl Lifecycle {
                 step.tell(Notice::Error(error.clone()));
                 self.give_back(epoch, None, None, Next::Retry { error: Some(error) }, step);
             }
-            Input::EpochMoved => self.give_back(epoch, None, None, Next::Campaign, step),
+            Input::EpochMoved => self.give_back(epoch, None, None, Next::Follow, step),
             Input::SessionLost { error } => {
                 step.tell(Notice::Error(error.clone()));
                 self.go(Next::Retry { error: Some(error) }, step);
@@ -147,8 +147,7 @@ impl Lifecycle {
             Input::ReleaseRequested { to, deadline } => {
                 self.give_back(epoch, to, deadline, Next::CoolDown, step);
             }
-            Input::AcquireSucceeded { epoch: other, .. }
-            | Input::ReacquireSucceeded { epoch: other } => {
+            Input::Claimed { epoch: other, .. } | Input::Reclaimed { epoch: other } => {
                 if other != epoch {
                     let error = Self::two_wins(epoch, other);
                     step.push(Effect::CycleSession);
@@ -158,14 +157,14 @@ impl Lifecycle {
                 }
             }
             Input::Start
-            | Input::AcquireAttempt
-            | Input::AcquireFailed { .. }
-            | Input::HealthOk
-            | Input::HealthLate
-            | Input::ReacquireFailed
+            | Input::Wake
+            | Input::ClaimFailed { .. }
+            | Input::BeatOk
+            | Input::BeatLate
+            | Input::ReclaimFailed
             | Input::GraceExpired
             | Input::Drained
-            | Input::ReleaseSucceeded
+            | Input::Released
             | Input::ReleaseFailed { .. }
             | Input::ReleaseTimedOut => {}
         }
@@ -173,14 +172,14 @@ impl Lifecycle {
 
     pub(super) fn when_leader(&mut self, epoch: Epoch, well: bool, input: Input, step: &mut Step) {
         match input {
-            Input::HealthOk => {
+            Input::BeatOk => {
                 if !well {
                     self.state = State::Leader { epoch, well: true };
                     step.push(Effect::OpenGate { epoch });
                     step.tell(Notice::Well { epoch });
                 }
             }
-            Input::HealthLate => {
+            Input::BeatLate => {
                 if well {
                     self.state = State::Leader { epoch, well: false };
                     step.push(Effect::ShutGate);
@@ -200,31 +199,30 @@ impl Lifecycle {
             Input::EpochMoved => {
                 step.push(Effect::ShutGate);
                 step.tell(Notice::Lost { epoch, reason: LostReason::EpochMoved });
-                self.give_back(epoch, None, None, Next::Campaign, step);
+                self.give_back(epoch, None, None, Next::Follow, step);
             }
             Input::StopRequested => self.begin_release(epoch, None, None, Next::Stop, step),
             Input::ReleaseRequested { to, deadline } => {
                 self.begin_release(epoch, to, deadline, Next::CoolDown, step);
             }
-            Input::AcquireSucceeded { epoch: other, .. }
-            | Input::ReacquireSucceeded { epoch: other } => {
+            Input::Claimed { epoch: other, .. } | Input::Reclaimed { epoch: other } => {
                 if other != epoch {
                     step.push(Effect::ShutGate);
                     step.push(Effect::CycleSession);
                     step.tell(Notice::Error(Self::two_wins(epoch, other)));
                     step.tell(Notice::Lost { epoch, reason: LostReason::EpochMoved });
                     self.highest = self.highest.max(other);
-                    self.go(Next::Campaign, step);
+                    self.go(Next::Follow, step);
                 }
             }
             Input::Start
-            | Input::AcquireAttempt
-            | Input::Cleared { .. }
-            | Input::AcquireFailed { .. }
-            | Input::ReacquireFailed
+            | Input::Wake
+            | Input::MarkedActing { .. }
+            | Input::ClaimFailed { .. }
+            | Input::ReclaimFailed
             | Input::GraceExpired
             | Input::Drained
-            | Input::ReleaseSucceeded
+            | Input::Released
             | Input::ReleaseFailed { .. }
             | Input::ReleaseTimedOut => {}
         }
@@ -240,34 +238,31 @@ impl Lifecycle {
     ) {
         let lost = |reason| Notice::Lost { epoch, reason };
         match input {
-            Input::ReacquireSucceeded { epoch: won }
-            | Input::AcquireSucceeded { epoch: won, .. }
-                if won == epoch =>
-            {
+            Input::Reclaimed { epoch: won } | Input::Claimed { epoch: won, .. } if won == epoch => {
                 self.cycle = Cycle::default();
                 step.push(Effect::OpenGate { epoch });
                 self.enter(State::Leader { epoch, well: true }, step);
                 step.tell(Notice::Recovered { epoch });
             }
-            Input::ReacquireSucceeded { epoch: won } => {
+            Input::Reclaimed { epoch: won } => {
                 step.tell(lost(LostReason::EpochMoved));
                 self.won(won, None, step);
             }
-            Input::AcquireSucceeded { epoch: won, open_at } => {
+            Input::Claimed { epoch: won, open_at } => {
                 step.tell(lost(LostReason::EpochMoved));
                 self.won(won, open_at, step);
             }
-            Input::ReacquireFailed | Input::AcquireFailed { .. } => {
+            Input::ReclaimFailed | Input::ClaimFailed { .. } => {
                 step.tell(lost(LostReason::Taken));
-                self.go(Next::Campaign, step);
+                self.go(Next::Follow, step);
             }
             Input::EpochMoved => {
                 step.tell(lost(LostReason::EpochMoved));
-                self.go(Next::Campaign, step);
+                self.go(Next::Follow, step);
             }
             Input::GraceExpired => {
                 step.tell(lost(LostReason::GraceExpired));
-                self.go(Next::Campaign, step);
+                self.go(Next::Follow, step);
             }
             Input::DbError { error } | Input::HealthFailed { error } => {
                 step.push(Effect::CycleSession);
@@ -285,12 +280,12 @@ impl Lifecycle {
                 self.go(Next::CoolDown, step);
             }
             Input::Start
-            | Input::AcquireAttempt
-            | Input::Cleared { .. }
-            | Input::HealthOk
-            | Input::HealthLate
+            | Input::Wake
+            | Input::MarkedActing { .. }
+            | Input::BeatOk
+            | Input::BeatLate
             | Input::Drained
-            | Input::ReleaseSucceeded
+            | Input::Released
             | Input::ReleaseFailed { .. }
             | Input::ReleaseTimedOut => {}
         }
@@ -299,7 +294,7 @@ impl Lifecycle {
     pub(super) fn when_releasing(&mut self, releasing: Releasing, input: Input, step: &mut Step) {
         let draining = matches!(releasing.phase, Phase::Draining { .. });
         match input {
-            Input::Drained | Input::HealthLate => {
+            Input::Drained | Input::BeatLate => {
                 if draining {
                     self.unlock(step);
                 }
@@ -310,7 +305,7 @@ impl Lifecycle {
                     self.tell_end(LostReason::EpochMoved, step);
                 }
             }
-            Input::ReleaseSucceeded => {
+            Input::Released => {
                 if !draining {
                     if releasing.ending == Ending::Led {
                         step.tell(Notice::Released { epoch: releasing.epoch });
@@ -334,19 +329,18 @@ impl Lifecycle {
             Input::StopRequested => {
                 self.state = State::Releasing(Releasing { then: Next::Stop, ..releasing });
             }
-            Input::AcquireSucceeded { epoch: other, .. }
-            | Input::ReacquireSucceeded { epoch: other } => {
+            Input::Claimed { epoch: other, .. } | Input::Reclaimed { epoch: other } => {
                 if other != releasing.epoch {
                     self.highest = self.highest.max(other);
                     self.force(Self::two_wins(releasing.epoch, other), true, step);
                 }
             }
             Input::Start
-            | Input::AcquireAttempt
-            | Input::Cleared { .. }
-            | Input::AcquireFailed { .. }
-            | Input::HealthOk
-            | Input::ReacquireFailed
+            | Input::Wake
+            | Input::MarkedActing { .. }
+            | Input::ClaimFailed { .. }
+            | Input::BeatOk
+            | Input::ReclaimFailed
             | Input::GraceExpired
             | Input::ReleaseRequested { .. } => {}
         }

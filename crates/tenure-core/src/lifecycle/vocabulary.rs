@@ -148,23 +148,23 @@ pub enum Input {
     /// The user stops the role.
     StopRequested,
     /// A wake-up: notification, sentinel, poll or timer.
-    AcquireAttempt,
+    Wake,
     /// The claim won the lock under `epoch`.
-    AcquireSucceeded {
+    Claimed {
         /// The epoch it was given.
         epoch: Epoch,
         /// `None`: there was no debt, and the claim itself recorded us as acting: lead at once.
         /// Otherwise when the last leader's gate must be shut; a tick in the past means now. Then
-        /// [`Effect::WriteActing`] comes first.
+        /// [`Effect::MarkActing`] comes first.
         open_at: Option<Tick>,
     },
     /// The durable `acting` write succeeded.
-    Cleared {
+    MarkedActing {
         /// Under which epoch.
         epoch: Epoch,
     },
     /// The claim did not win.
-    AcquireFailed {
+    ClaimFailed {
         /// Why.
         why: NotAcquired,
     },
@@ -174,9 +174,9 @@ pub enum Input {
         error: String,
     },
     /// A heartbeat succeeded, and confirmed lock and epoch.
-    HealthOk,
+    BeatOk,
     /// A heartbeat is late on a session that still lives.
-    HealthLate,
+    BeatLate,
     /// A heartbeat failed.
     HealthFailed {
         /// How.
@@ -191,13 +191,13 @@ pub enum Input {
     /// The row carries another epoch than ours.
     EpochMoved,
     /// The lock was won back.
-    ReacquireSucceeded {
+    Reclaimed {
         /// Under which epoch; if not the old one, the old term was lost.
         epoch: Epoch,
     },
     /// The lock cannot be won back: another one holds it, or the incarnation is new. (A connection
     /// that merely failed is a [`Input::DbError`], which is retried until the grace period ends.)
-    ReacquireFailed,
+    ReclaimFailed,
     /// The grace period ended. (The lifecycle has its own timer; this is for drivers that do too.)
     GraceExpired,
     /// The user, or an operator, asks the leader to step down.
@@ -210,7 +210,7 @@ pub enum Input {
     /// No act is in flight any more.
     Drained,
     /// The lock is released.
-    ReleaseSucceeded,
+    Released,
     /// The release failed.
     ReleaseFailed {
         /// How.
@@ -225,12 +225,12 @@ pub enum Input {
 pub enum Effect {
     /// The role needs the member's sessions from now on.
     Join,
-    /// Put the role in the next claim. Answer once, with `AcquireSucceeded`, `AcquireFailed`,
+    /// Put the role in the next claim. Answer once, with `Claimed`, `ClaimFailed`,
     /// `DbError` or `SessionLost`; drop it if [`super::Lifecycle::wants_claim`] has turned false.
-    TryAcquire,
-    /// Record durably that this member's gate is about to open. Answer with `Cleared`,
+    Claim,
+    /// Record durably that this member's gate is about to open. Answer with `MarkedActing`,
     /// `EpochMoved`, `DbError` or `SessionLost`.
-    WriteActing {
+    MarkActing {
         /// The epoch of the term.
         epoch: Epoch,
     },
@@ -246,13 +246,13 @@ pub enum Effect {
         /// How long the lifecycle will wait for that.
         limit: Duration,
     },
-    /// Get a session and win the lock back under the same epoch. Answer with `ReacquireSucceeded`,
-    /// `ReacquireFailed`, `DbError` or `SessionLost`.
+    /// Get a session and win the lock back under the same epoch. Answer with `Reclaimed`,
+    /// `ReclaimFailed`, `DbError` or `SessionLost`.
     Reclaim {
         /// The epoch to keep.
         epoch: Epoch,
     },
-    /// Release the lock; clean only if no act is in flight. Answer with `ReleaseSucceeded`,
+    /// Release the lock; clean only if no act is in flight. Answer with `Released`,
     /// `ReleaseFailed`, `DbError` or `SessionLost`.
     Release {
         /// The epoch to release, so that a late release cannot touch a successor's row.
