@@ -45,7 +45,7 @@ const ROW_WAIT: Duration = Duration::from_millis(20);
 
 /// What a role is, as its member takes part in it.
 #[derive(Debug, Clone)]
-pub struct Campaign {
+pub struct Candidacy {
     pub name: RoleName,
     pub key: LockKey,
     pub policy: TakeoverPolicy,
@@ -79,7 +79,7 @@ pub enum Output {
 }
 
 struct Role {
-    spec: Campaign,
+    spec: Candidacy,
     life: Lifecycle,
     keeper: GateKeeper,
     /// It takes part: its registration and its claims are wanted.
@@ -101,14 +101,14 @@ struct Role {
     blocked_since: Option<Tick>,
     seen: Epoch,
     holder: Option<String>,
-    act: Option<Epoch>,
+    mark: Option<Epoch>,
     release: Option<(Epoch, Option<String>)>,
     preempted_at: Option<Tick>,
     stale: bool,
     /// A hint came while a claim was under way: what the claim found may be stale.
-    nudged: bool,
+    hinted: bool,
     /// Its holder died and may come back: until then its lock is left to it.
-    stand_back: Option<Tick>,
+    yield_until: Option<Tick>,
 }
 
 #[derive(Debug)]
@@ -237,7 +237,7 @@ impl Engine {
 
     // --- inputs: commands ---
 
-    pub fn add(&mut self, spec: Campaign, life: Lifecycle, keeper: GateKeeper) {
+    pub fn add(&mut self, spec: Candidacy, life: Lifecycle, keeper: GateKeeper) {
         let role = Role {
             life,
             keeper,
@@ -252,12 +252,12 @@ impl Engine {
             blocked_since: None,
             seen: Epoch::ZERO,
             holder: None,
-            act: None,
+            mark: None,
             release: None,
             preempted_at: None,
             stale: false,
-            nudged: false,
-            stand_back: None,
+            hinted: false,
+            yield_until: None,
             spec,
         };
         self.roles.insert(role.spec.name.clone(), role);
@@ -314,7 +314,7 @@ impl Engine {
             let role = self.roles.get_mut(&name).expect("just listed");
             role.registered = false;
             role.holder = None;
-            role.stand_back = None;
+            role.yield_until = None;
             role.write_at = None;
             if role.life.state() == LockState::Follower {
                 self.input(&name, Input::Wake, now);
@@ -337,7 +337,7 @@ impl Engine {
         for name in self.names(|_| true) {
             let role = self.roles.get_mut(&name).expect("just listed");
             role.registered = false;
-            role.act = None;
+            role.mark = None;
             role.release = None;
             if role.life.state() == LockState::Reconnecting && role.keep.is_some() {
                 // Still wanted back, on the next seat, until its grace ends.
@@ -372,11 +372,11 @@ impl Engine {
                 LockState::Follower if payload.is_empty() => self.wake_after_death(&name, now),
                 LockState::Follower => {
                     role.holder = None;
-                    role.stand_back = None;
+                    role.yield_until = None;
                     self.wake(&name, now);
                 }
                 LockState::Leader | LockState::Acquiring => {
-                    role.nudged = role.life.wants_claim();
+                    role.hinted = role.life.wants_claim();
                     // Perhaps an order; beats bring those.
                     if let Some(up) = &mut self.up {
                         up.next_beat = now;
@@ -394,7 +394,7 @@ impl Engine {
                 && role.holder.as_deref().is_none_or(|holder| holder == identity)
         };
         for role in self.roles.values_mut() {
-            role.nudged |= role.life.wants_claim();
+            role.hinted |= role.life.wants_claim();
         }
         for name in self.names(free) {
             self.wake_after_death(&name, now);
@@ -405,7 +405,7 @@ impl Engine {
     pub fn obstructed(&mut self, name: &RoleName, now: Tick) {
         let until = now + self.lease.lease();
         if let Some(role) = self.roles.get_mut(name) {
-            role.stand_back = Some(until);
+            role.yield_until = Some(until);
         }
     }
 

@@ -13,7 +13,7 @@ use crate::key::{LockKey, RoleName};
 use crate::lease::TakeoverPolicy;
 
 use crate::protocol::{
-    Acting, Beaten, Better, Claim, ClaimRow, Claimed, Debt, Done, Op, Order, Other,
+    Beaten, Better, Claim, ClaimRow, Claimed, Debt, Done, MarkedActing, Op, Order, Other,
     RegisterRefusal, RegisterRow, Registered, ReleaseRow, Seated, TermRow, Won, millis,
 };
 
@@ -129,8 +129,8 @@ impl Model {
 
     // --- sessions ---
 
-    /// `join_as`: a member takes its seat, and ends its own old session first.
-    pub fn join(&mut self, joiner: &Joiner, now: Tick) -> (SessionId, Seated) {
+    /// `take_seat`: a member takes its seat, and ends its own old session first.
+    pub fn take_seat(&mut self, joiner: &Joiner, now: Tick) -> (SessionId, Seated) {
         let old = self.sessions.iter().find(|(_, who)| **who == joiner.identity).map(|(id, _)| *id);
         if let Some(old) = old {
             self.end(old);
@@ -177,8 +177,8 @@ impl Model {
         self.told.clear();
     }
 
-    /// `bury`: records a death, if it is still one. Returns whether it did.
-    pub fn bury(&mut self, identity: &str, now: Tick) -> bool {
+    /// `record_death`: records a death, if it is still one. Returns whether it did.
+    pub fn record_death(&mut self, identity: &str, now: Tick) -> bool {
         if self.sessions.values().any(|who| who == identity) {
             return false;
         }
@@ -197,7 +197,7 @@ impl Model {
     pub fn run(&mut self, session: SessionId, op: &Op, now: Tick) -> Result<Done, String> {
         if let Op::Release(rows) = op {
             self.release(session, rows, now)?;
-            return self.let_go(session, rows);
+            return self.unlock(session, rows);
         }
         let me = self.prove(session, now, op)?;
         let mut durable = true;
@@ -212,10 +212,10 @@ impl Model {
                     rows.into_iter().map(|row| self.claim(session, &me, row, now)).collect(),
                 )
             }
-            Op::Act(rows) => {
-                let done = rows.iter().filter(|row| self.act(&me, row));
+            Op::MarkActing(rows) => {
+                let done = rows.iter().filter(|row| self.mark_acting(&me, row));
                 let marked = done.map(|row| row.role.clone()).collect();
-                Done::Acting(Acting { marked, blocked: Vec::new() })
+                Done::MarkedActing(MarkedActing { marked, blocked: Vec::new() })
             }
             Op::Beat => {
                 durable = false;
@@ -223,10 +223,10 @@ impl Model {
             }
             Op::Inspect(rows) => Done::Inspected(self.inspect(session, &me, rows)),
             Op::Release(_) => unreachable!("carried out above, in two halves"),
-            Op::Leave => {
+            Op::LeaveSeat => {
                 self.tables.candidates.retain(|(_, member), _| *member != me);
                 self.member(&me).left = true;
-                Done::Left
+                Done::LeftSeat
             }
         };
         self.commit(durable, now);
@@ -236,7 +236,7 @@ impl Model {
     /// `prove`: that this runs on the seat of record; it also advances the beat.
     fn prove(&mut self, session: SessionId, now: Tick, op: &Op) -> Result<String, String> {
         let me = self.sessions.get(&session).cloned().ok_or("the session has ended")?;
-        let quiet = self.past.bug == past::Bug::QuietAct && matches!(op, Op::Act(_));
+        let quiet = self.past.bug == past::Bug::QuietAct && matches!(op, Op::MarkActing(_));
         match self.tables.members.get_mut(&me) {
             Some(row) if row.session == session && !row.left => {
                 row.beat += i64::from(!quiet);
@@ -404,8 +404,8 @@ impl Model {
             .map(|(_, why)| why)
     }
 
-    /// `act`: from here on this member is the debtor.
-    fn act(&mut self, me: &str, q: &TermRow) -> bool {
+    /// `mark_acting`: from here on this member is the debtor.
+    fn mark_acting(&mut self, me: &str, q: &TermRow) -> bool {
         let (lease_ms, incarnation) = {
             let member = self.member(me);
             (member.lease_ms, member.incarnation.clone())
@@ -488,7 +488,7 @@ impl Model {
     }
 
     /// The second half: unlock and tell. It writes nothing.
-    pub fn let_go(&mut self, session: SessionId, rows: &[ReleaseRow]) -> Result<Done, String> {
+    pub fn unlock(&mut self, session: SessionId, rows: &[ReleaseRow]) -> Result<Done, String> {
         if !self.is_alive(session) {
             return Err("the session has ended".to_owned());
         }

@@ -65,11 +65,11 @@ pub enum Op {
         /// How long the first role that is held up may wait for its row.
         row_wait: Duration,
     },
-    Act(Vec<TermRow>),
+    MarkActing(Vec<TermRow>),
     Beat,
     Inspect(Vec<TermRow>),
     Release(Vec<ReleaseRow>),
-    Leave,
+    LeaveSeat,
 }
 
 /// What became of it.
@@ -77,12 +77,12 @@ pub enum Op {
 pub enum Done {
     Registered(Vec<Registered>),
     Claimed(Vec<Claimed>),
-    Acting(Acting),
+    MarkedActing(MarkedActing),
     Beaten(Beaten),
     /// The roles that are not ours any more.
     Inspected(Vec<RoleName>),
     Released,
-    Left,
+    LeftSeat,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -238,7 +238,7 @@ impl Claim {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub struct Acting {
+pub struct MarkedActing {
     /// The roles that are marked.
     #[serde(rename = "roles")]
     pub marked: Vec<RoleName>,

@@ -27,14 +27,14 @@ use crate::preflight;
 use crate::seat::{Seat, Sitter, parse, settings};
 use crate::sentinel::{Sentinel, Word, call_sign};
 use crate::sql::literal;
-use tenure_core::engine::{Campaign, Engine, Output};
+use tenure_core::engine::{Candidacy, Engine, Output};
 use tenure_core::protocol::{Done, Seated, millis};
 
 type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// What handles ask of their member.
 pub(crate) enum Command {
-    Add { spec: Campaign, life: Box<Lifecycle>, keeper: GateKeeper, hub: Arc<Hub> },
+    Add { spec: Candidacy, life: Box<Lifecycle>, keeper: GateKeeper, hub: Arc<Hub> },
     Start { role: RoleName, answer: oneshot::Sender<Result<(), TenureError>> },
     Stop { role: RoleName },
     StepDown { role: RoleName, to: Option<String>, within: Option<Duration> },

@@ -21,7 +21,7 @@ use crate::hub::Hub;
 use crate::lock::{LeaderLock, Leadership};
 use crate::preflight;
 use crate::seat::Sitter;
-use tenure_core::engine::{Campaign, Engine};
+use tenure_core::engine::{Candidacy, Engine};
 use tenure_core::protocol::RegisterRefusal;
 
 /// A member of the group.
@@ -206,7 +206,7 @@ impl Member {
             release_timeout: lease.lease(),
             retry: self.config.retry(),
         });
-        let spec = Campaign {
+        let spec = Candidacy {
             name: role.name().clone(),
             key: role.key(),
             policy: role.policy(),

@@ -54,7 +54,7 @@ use crate::error::TenureError;
 use crate::hub::{Hub, LeaderStateChanged};
 use crate::lock::{LeaderLock, Leadership};
 use member::MemoryMember;
-use tenure_core::engine::{Campaign, Engine};
+use tenure_core::engine::{Candidacy, Engine};
 use tenure_core::model::{Model, SessionId};
 
 /// The members of one test, and the database they think they share. Clones are the same group.
@@ -157,7 +157,7 @@ impl MemoryGroup {
         });
         let random = Box::new(rand::random::<f64>);
         let mut engine = Engine::new(lease, lease.lease(), None, false, random);
-        let campaign = Campaign {
+        let candidacy = Candidacy {
             name: role.name().clone(),
             key: role.key(),
             policy: role.policy(),
@@ -166,7 +166,7 @@ impl MemoryGroup {
             observer: !role.is_candidate(),
             preempt: role.preempts(),
         };
-        engine.add(campaign, life, keeper);
+        engine.add(candidacy, life, keeper);
         let (commands, inbox) = mpsc::unbounded_channel();
         let member = MemoryMember::new(self.0.clone(), &identity, engine, hub.clone(), inbox);
         let task = tokio::spawn(member.run());
@@ -269,7 +269,7 @@ impl Server {
         {
             let _ = line.heard.send(Heard::Closed);
         }
-        self.model.bury(&member, now);
+        self.model.record_death(&member, now);
         for line in self.lines.values().filter(|line| !self.cut.contains(&line.member)) {
             let _ = line.heard.send(Heard::Death(member.clone()));
         }

@@ -103,7 +103,7 @@ pub(crate) fn round_trip(op: &Op, took: Duration, succeeded: bool) {
                 histogram!("tenure_heartbeat_seconds").record(took.as_secs_f64());
             }
         }
-        Op::Register(_) | Op::Act(_) | Op::Release(_) | Op::Leave => {}
+        Op::Register(_) | Op::MarkActing(_) | Op::Release(_) | Op::LeaveSeat => {}
     }
 }
 

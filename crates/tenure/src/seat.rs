@@ -12,8 +12,8 @@ use tenure_core::epoch::Epoch;
 use tenure_core::key::{LockKey, RoleName};
 use tenure_core::lease::Lease;
 use tenure_core::protocol::{
-    Acting, Beaten, Claim, Claimed, Debt, Done, Op, Registered, Seated, TermRow, Won, member_key,
-    millis,
+    Beaten, Claim, Claimed, Debt, Done, MarkedActing, Op, Registered, Seated, TermRow, Won,
+    member_key, millis,
 };
 use tokio::sync::mpsc;
 
@@ -98,8 +98,8 @@ impl Seat {
                 let sql = format!("tenure.claim({me}, {}, {wait}, {all})", json(rows));
                 Done::Claimed(self.ask::<Claims>(&sql).await?.roles)
             }
-            Op::Act(rows) => {
-                Done::Acting(self.ask(&format!("tenure.act({me}, {})", json(rows))).await?)
+            Op::MarkActing(rows) => {
+                Done::MarkedActing(self.ask(&format!("tenure.act({me}, {})", json(rows))).await?)
             }
             Op::Beat => Done::Beaten(self.ask(&format!("tenure.beat({me})")).await?),
             Op::Inspect(rows) => {
@@ -139,9 +139,9 @@ impl Seat {
                 }
                 Done::Released
             }
-            Op::Leave => {
+            Op::LeaveSeat => {
                 self.ask::<serde_json::Value>(&format!("tenure.leave({me})")).await?;
-                Done::Left
+                Done::LeftSeat
             }
         })
     }
@@ -186,10 +186,10 @@ impl Seat {
                         .collect(),
                 )
             }
-            Op::Act(rows) => {
+            Op::MarkActing(rows) => {
                 self.ping().await?;
                 let marked = rows.iter().map(|row| row.role.clone()).collect();
-                Done::Acting(Acting { marked, blocked: Vec::new() })
+                Done::MarkedActing(MarkedActing { marked, blocked: Vec::new() })
             }
             Op::Beat => {
                 self.ping().await?;
@@ -219,7 +219,7 @@ impl Seat {
                 self.line.ask(&sql, self.deadline).await?;
                 Done::Released
             }
-            Op::Leave => Done::Left,
+            Op::LeaveSeat => Done::LeftSeat,
         })
     }
 

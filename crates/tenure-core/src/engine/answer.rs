@@ -10,8 +10,8 @@ use crate::lifecycle::{Input, LockState, NotAcquired, Notice};
 
 use super::{Engine, InFlight, Output, Peer};
 use crate::protocol::{
-    Acting, Beaten, Better, Claim, Claimed, Debt, Done, Op, Order, RegisterRefusal, Registered,
-    TermRow,
+    Beaten, Better, Claim, Claimed, Debt, Done, MarkedActing, Op, Order, RegisterRefusal,
+    Registered, TermRow,
 };
 
 impl Engine {
@@ -41,12 +41,12 @@ impl Engine {
                     self.claimed(row, now);
                 }
             }
-            (Done::Acting(Acting { marked, blocked }), Op::Act(rows)) => {
+            (Done::MarkedActing(MarkedActing { marked, blocked }), Op::MarkActing(rows)) => {
                 let marked: BTreeSet<RoleName> = marked.into_iter().collect();
                 let blocked: BTreeSet<RoleName> = blocked.into_iter().collect();
                 for TermRow { role, epoch, .. } in rows {
                     if blocked.contains(&role) {
-                        self.act_blocked(&role, epoch, now);
+                        self.mark_blocked(&role, epoch, now);
                     } else if marked.contains(&role) {
                         self.unblocked(&role);
                         self.input(&role, Input::MarkedActing { epoch }, now);
@@ -77,10 +77,10 @@ impl Engine {
                     self.input(&row.term.role, Input::Released, now);
                 }
             }
-            (Done::Left, _) => {
+            (Done::LeftSeat, _) => {
                 self.left = true;
             }
-            (Done::Claimed(_) | Done::Acting(_) | Done::Released, _) => {
+            (Done::Claimed(_) | Done::MarkedActing(_) | Done::Released, _) => {
                 unreachable!("an answer belongs to its question")
             }
         }
@@ -142,14 +142,14 @@ impl Engine {
 
     /// The lock is ours and the gate stays shut. Who is held up for a lease gives the lock back and
     /// claims anew: a claim can find out who stands before it, and end that.
-    fn act_blocked(&mut self, name: &RoleName, epoch: Epoch, now: Tick) {
+    fn mark_blocked(&mut self, name: &RoleName, epoch: Epoch, now: Tick) {
         if now.saturating_since(self.blocked(name, now)) > self.lease.lease() {
             self.input(name, Input::EpochMoved, now);
             return;
         }
         let role = self.roles.get_mut(name).expect("just found");
         if role.life.state() == LockState::Acquiring && role.life.epoch() == Some(epoch) {
-            role.act = Some(epoch);
+            role.mark = Some(epoch);
         }
     }
 
@@ -166,7 +166,7 @@ impl Engine {
             Claim::Won(won) => {
                 role.keep = None;
                 role.insist_at = None;
-                role.nudged = false;
+                role.hinted = false;
                 if won.holder.is_some() {
                     self.outputs.push_back(Output::TookOver(name.clone()));
                 }
@@ -229,7 +229,7 @@ impl Engine {
         let failed = matches!(input, Input::ClaimFailed { .. });
         // Whatever stood in the way, it may be gone since: a hint overtook this answer.
         let role = self.roles.get_mut(&name).expect("just found");
-        if std::mem::take(&mut role.nudged) && failed {
+        if std::mem::take(&mut role.hinted) && failed {
             role.try_at = Some(now);
         }
         self.input(&name, input, now);

@@ -26,20 +26,20 @@ impl Engine {
         if !releases.is_empty() {
             return Some(Op::Release(releases));
         }
-        let mut acts = Vec::new();
+        let mut marks = Vec::new();
         for (name, role) in &mut self.roles {
-            if acts.len() == BATCH {
+            if marks.len() == BATCH {
                 break;
             }
-            if let Some(epoch) = role.act.take_if(|_| role.write_at.is_none()) {
-                acts.push(term(name, role, epoch));
+            if let Some(epoch) = role.mark.take_if(|_| role.write_at.is_none()) {
+                marks.push(term(name, role, epoch));
             }
         }
-        if !acts.is_empty() {
-            return Some(Op::Act(acts));
+        if !marks.is_empty() {
+            return Some(Op::MarkActing(marks));
         }
         if self.leaving && !self.is_engaged() {
-            return Some(Op::Leave);
+            return Some(Op::LeaveSeat);
         }
         let up = self.up.as_mut()?;
         if now >= up.next_beat {

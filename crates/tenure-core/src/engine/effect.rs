@@ -20,12 +20,12 @@ impl Engine {
     /// once, at the news of a death: a holder that lives on keeps beating, and who waited for its
     /// silence would wait for ever.
     pub(super) fn wake_after_death(&mut self, name: &RoleName, now: Tick) {
-        let until = self.stand_back_until(&self.roles[name], now);
-        self.roles.get_mut(name).expect("just listed").stand_back = until;
+        let until = self.yields_until(&self.roles[name], now);
+        self.roles.get_mut(name).expect("just listed").yield_until = until;
         self.wake(name, now);
     }
 
-    fn stand_back_until(&self, role: &Role, now: Tick) -> Option<Tick> {
+    fn yields_until(&self, role: &Role, now: Tick) -> Option<Tick> {
         if role.spec.policy != TakeoverPolicy::Exclusive || role.keep.is_some() {
             return None;
         }
@@ -53,7 +53,7 @@ impl Engine {
                     queue.extend(more);
                 }
                 Effect::Claim => {
-                    if let Some(until) = role.stand_back.filter(|until| *until > now) {
+                    if let Some(until) = role.yield_until.filter(|until| *until > now) {
                         let why = NotAcquired::Held;
                         role.try_at = Some(until);
                         queue.extend(role.life.handle(Input::ClaimFailed { why }, now, 0.5));
@@ -62,7 +62,7 @@ impl Engine {
                         role.keep = None;
                     }
                 }
-                Effect::MarkActing { epoch } => role.act = Some(epoch),
+                Effect::MarkActing { epoch } => role.mark = Some(epoch),
                 Effect::OpenGate { epoch } => {
                     role.insist_at = None;
                     role.try_at = None;
@@ -90,7 +90,7 @@ impl Engine {
                     role.claim = true;
                 }
                 Effect::Release { epoch, to } => {
-                    role.act = None;
+                    role.mark = None;
                     if self.up.is_some() {
                         role.release = Some((epoch, to));
                     } else {
@@ -110,7 +110,7 @@ impl Engine {
                     role.claim = false;
                     role.keep = None;
                     role.try_at = None;
-                    role.act = None;
+                    role.mark = None;
                 }
                 Effect::Notify(notice) => {
                     self.outputs.push_back(Output::Notice(name.clone(), notice));

@@ -12,7 +12,7 @@ use crate::lease::{LeaseSpec, TakeoverPolicy};
 use crate::lifecycle::{Input, Lifecycle, LifecycleOptions, LockState};
 use crate::retry::FixedInterval;
 
-use super::{Campaign, Engine};
+use super::{Candidacy, Engine};
 use crate::protocol::{Beaten, Better, Claim, Claimed, Done, Op, Registered, Seated};
 
 /// One member with one role, `r`, on its seat.
@@ -35,7 +35,7 @@ impl Stage {
             retry: Arc::new(FixedInterval { interval: Duration::from_millis(200) }),
             ..LifecycleOptions::default()
         });
-        let spec = Campaign {
+        let spec = Candidacy {
             key: role.key(),
             name: role.clone(),
             policy: TakeoverPolicy::Exclusive,
@@ -70,7 +70,11 @@ impl Stage {
                 let beaten = Beaten { revoked: 0, others: None, orders: None };
                 self.engine.done(Done::Beaten(beaten), self.now);
             }
-            Op::Claim { .. } | Op::Act(_) | Op::Inspect(_) | Op::Release(_) | Op::Leave => {}
+            Op::Claim { .. }
+            | Op::MarkActing(_)
+            | Op::Inspect(_)
+            | Op::Release(_)
+            | Op::LeaveSeat => {}
         }
         op
     }

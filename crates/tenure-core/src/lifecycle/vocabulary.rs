@@ -82,7 +82,7 @@ impl FromStr for LockState {
 /// How a role behaves.
 #[derive(Clone, Debug)]
 pub struct LifecycleOptions {
-    /// Whether to campaign again after a loss or a step-down. Default true; false stops the role.
+    /// Whether to claim again after a loss or a step-down. Default true; false stops the role.
     pub auto_reacquire: bool,
     /// How long to try to win the role back after its session died, before it is a loss. Default
     /// none: a loss at once.

@@ -184,7 +184,7 @@ impl MemoryMember {
             }
             return;
         }
-        let (session, seated) = server.model.join(&self.joiner, now);
+        let (session, seated) = server.model.take_seat(&self.joiner, now);
         let (heard, hears) = mpsc::unbounded_channel();
         // Its own old session ended with this.
         server.lines.retain(|_, line| line.member != self.joiner.identity);

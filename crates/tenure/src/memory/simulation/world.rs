@@ -17,7 +17,7 @@ use tenure_core::retry::FixedInterval;
 use super::fault::{self, Fault};
 use super::verdict::{Verdict, Yes};
 use super::{Setting, TROUBLE};
-use tenure_core::engine::{Campaign, Engine, Output};
+use tenure_core::engine::{Candidacy, Engine, Output};
 use tenure_core::model::past::Bug;
 use tenure_core::model::{Joiner, Model, SessionId, joiner};
 use tenure_core::protocol::{Done, Op, ReleaseRow, Seated};
@@ -204,7 +204,7 @@ impl World {
                 retry: Arc::new(FixedInterval { interval: lease.heartbeat() }),
                 ..LifecycleOptions::default()
             });
-            let spec = Campaign {
+            let spec = Candidacy {
                 key: name.key(),
                 name: name.clone(),
                 policy,
@@ -398,7 +398,7 @@ impl World {
             }
             Event::Arrive(index, conn, session, op) => self.arrive(index, conn, session, op),
             Event::LetGo(index, conn, session, rows) => {
-                if let Ok(done) = self.database.let_go(session, &rows) {
+                if let Ok(done) = self.database.unlock(session, &rows) {
                     self.answer(index, conn, done);
                 }
                 self.tell();
@@ -441,7 +441,7 @@ impl World {
             Event::Death(index, identity) => {
                 if self.server_is_up {
                     let now = self.server_now();
-                    self.database.bury(&identity, now);
+                    self.database.record_death(&identity, now);
                 }
                 let node = &mut self.nodes[index];
                 let now = node.now();
@@ -483,7 +483,7 @@ impl World {
         }
         let joiner = self.nodes[index].joiner.clone();
         let now = self.server_now();
-        let (session, seated) = self.database.join(&joiner, now);
+        let (session, seated) = self.database.take_seat(&joiner, now);
         self.heard(session, index);
         let delay = self.delay();
         if self.nodes[index].link.down {
