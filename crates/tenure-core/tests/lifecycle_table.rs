@@ -1,5 +1,4 @@
-//! Every row and footnote of the specification's transition table (004 §3.3), and the rows that are
-//! ours. Where ours differs the test says why.
+//! Every row of the table in `docs/lifecycle.md`.
 #![cfg(not(loom))]
 
 use std::sync::Arc;
@@ -109,16 +108,12 @@ fn lost() -> Input {
     Input::SessionLost { error: "gone".into() }
 }
 
-fn db_error() -> Input {
-    Input::DbError { error: "broken".into() }
-}
-
 fn step_down() -> Input {
     Input::ReleaseRequested { to: None, deadline: None }
 }
 
-fn error() -> Notice {
-    Notice::Error("broken".into())
+fn gone() -> Notice {
+    Notice::Error("gone".into())
 }
 
 fn lost_for(reason: LostReason) -> Notice {
@@ -129,15 +124,13 @@ fn lost_for(reason: LostReason) -> Notice {
 struct Row(&'static str, LifecycleOptions, LockState, Input, LockState, Vec<Effect>, Vec<Notice>);
 
 #[test]
-fn every_row_of_the_specification_holds_or_says_why_not() {
-    let broken = || LostReason::Session("broken".into());
-    let health_failed = || Input::HealthFailed { error: "broken".into() };
-    let release_failed = || Input::ReleaseFailed { error: "broken".into() };
+fn every_row_of_the_table_holds() {
+    let session = || LostReason::Session("gone".into());
     let stopped = || vec![Notice::Stopped];
-    let forced = || lost_for(LostReason::ReleaseFailed("broken".into()));
+    let forced = || lost_for(LostReason::ReleaseFailed("gone".into()));
     let rows = [
         Row(
-            "STOPPED | Start | FOLLOWER | Open connection; schedule immediate AcquireAttempt",
+            "STOPPED | start | FOLLOWER",
             options(),
             Stopped,
             Input::Start,
@@ -146,7 +139,7 @@ fn every_row_of_the_specification_holds_or_says_why_not() {
             vec![],
         ),
         Row(
-            "FOLLOWER | AcquireAttempt | ACQUIRING | Execute pg_try_advisory_lock(k1, k2)",
+            "FOLLOWER | wake | ACQUIRING",
             options(),
             Follower,
             Input::Wake,
@@ -155,7 +148,7 @@ fn every_row_of_the_specification_holds_or_says_why_not() {
             vec![],
         ),
         Row(
-            "FOLLOWER | StopRequested | STOPPED | Close connection; emit on_stopped",
+            "FOLLOWER | stop | STOPPED",
             options(),
             Follower,
             Input::StopRequested,
@@ -164,7 +157,7 @@ fn every_row_of_the_specification_holds_or_says_why_not() {
             stopped(),
         ),
         Row(
-            "ACQUIRING | AcquireSucceeded | LEADER | Emit on_acquired; reset retry state; begin health loop",
+            "ACQUIRING | claimed, nothing is owed | LEADER",
             options(),
             Acquiring,
             won(7),
@@ -173,7 +166,7 @@ fn every_row_of_the_specification_holds_or_says_why_not() {
             vec![Notice::Acquired { epoch: E }],
         ),
         Row(
-            "ACQUIRING | AcquireFailed | FOLLOWER | Compute backoff delay; emit on_acquire_failed; sleep; schedule next AcquireAttempt",
+            "ACQUIRING | claim failed | FOLLOWER",
             options(),
             Acquiring,
             Input::ClaimFailed { why: NotAcquired::Held },
@@ -181,27 +174,27 @@ fn every_row_of_the_specification_holds_or_says_why_not() {
             vec![],
             vec![Notice::AcquireFailed { why: NotAcquired::Held }],
         ),
-        // Ours: no on_lost, because it never led; and the outcome is unknown, so the session goes.
+        // No loss is told, because it never led.
         Row(
-            "ACQUIRING | DbError | FOLLOWER¹ | Emit on_lost; close connection; reconnect; schedule AcquireAttempt",
+            "ACQUIRING | session lost | FOLLOWER",
             options(),
             Acquiring,
-            db_error(),
+            lost(),
             Follower,
-            vec![CycleSession],
-            vec![error()],
+            vec![],
+            vec![gone()],
         ),
         Row(
-            "ACQUIRING | DbError | ¹ STOPPED if auto_reacquire=False",
+            "ACQUIRING | session lost | STOPPED without auto_reacquire",
             no_reacquire(),
             Acquiring,
-            db_error(),
+            lost(),
             Stopped,
-            vec![CycleSession, Leave],
-            vec![error(), Notice::Stopped],
+            vec![Leave],
+            vec![gone(), Notice::Stopped],
         ),
         Row(
-            "ACQUIRING | StopRequested | STOPPED | Close connection; emit on_stopped",
+            "ACQUIRING | stop | STOPPED",
             options(),
             Acquiring,
             Input::StopRequested,
@@ -209,63 +202,37 @@ fn every_row_of_the_specification_holds_or_says_why_not() {
             vec![Leave],
             stopped(),
         ),
+        Row("LEADER | beat ok | LEADER", options(), Leader, Input::BeatOk, Leader, vec![], vec![]),
         Row(
-            "LEADER | HealthOk | LEADER | (no transition)",
-            options(),
-            Leader,
-            Input::BeatOk,
-            Leader,
-            vec![],
-            vec![],
-        ),
-        Row(
-            "LEADER | HealthFailed | RECONNECTING³ | Log warning; close connection; start grace timer; attempt reconnect + re-acquire",
+            "LEADER | session lost | RECONNECTING with a grace period",
             with_grace(),
             Leader,
-            health_failed(),
+            lost(),
             Reconnecting,
-            vec![ShutGate, CycleSession, Reclaim { epoch: E }],
+            vec![ShutGate, Reclaim { epoch: E }],
             vec![],
         ),
         Row(
-            "LEADER | DbError | RECONNECTING³",
-            with_grace(),
-            Leader,
-            db_error(),
-            Reconnecting,
-            vec![ShutGate, CycleSession, Reclaim { epoch: E }],
-            vec![],
-        ),
-        Row(
-            "LEADER | HealthFailed | ³ FOLLOWER¹ (emitting on_lost) if reconnect_grace_s is None",
+            "LEADER | session lost | FOLLOWER",
             options(),
             Leader,
-            health_failed(),
+            lost(),
             Follower,
-            vec![ShutGate, CycleSession],
-            vec![lost_for(broken())],
+            vec![ShutGate],
+            vec![lost_for(session())],
         ),
         Row(
-            "LEADER | DbError | ³ FOLLOWER¹ (emitting on_lost) if reconnect_grace_s is None",
-            options(),
-            Leader,
-            db_error(),
-            Follower,
-            vec![ShutGate, CycleSession],
-            vec![lost_for(broken())],
-        ),
-        Row(
-            "LEADER | HealthFailed | ³¹ STOPPED",
+            "LEADER | session lost | STOPPED without auto_reacquire",
             no_reacquire(),
             Leader,
-            health_failed(),
+            lost(),
             Stopped,
-            vec![ShutGate, CycleSession, Leave],
-            vec![lost_for(broken()), Notice::Stopped],
+            vec![ShutGate, Leave],
+            vec![lost_for(session()), Notice::Stopped],
         ),
-        // Ours: acts in flight are drained before the unlock.
+        // Acts in flight are drained before the unlock.
         Row(
-            "LEADER | StopRequested | RELEASING | Execute pg_advisory_unlock(k1, k2)",
+            "LEADER | stop | RELEASING",
             options(),
             Leader,
             Input::StopRequested,
@@ -274,7 +241,7 @@ fn every_row_of_the_specification_holds_or_says_why_not() {
             vec![],
         ),
         Row(
-            "LEADER | ReleaseRequested | RELEASING | Execute pg_advisory_unlock(k1, k2)",
+            "LEADER | release requested | RELEASING",
             options(),
             Leader,
             step_down(),
@@ -283,7 +250,7 @@ fn every_row_of_the_specification_holds_or_says_why_not() {
             vec![],
         ),
         Row(
-            "RECONNECTING | ReacquireSucceeded | LEADER | Log notice (\"leadership recovered\"); no events emitted",
+            "RECONNECTING | reclaimed, same epoch | LEADER",
             with_grace(),
             Reconnecting,
             Input::Reclaimed { epoch: E },
@@ -292,7 +259,7 @@ fn every_row_of_the_specification_holds_or_says_why_not() {
             vec![Notice::Recovered { epoch: E }],
         ),
         Row(
-            "RECONNECTING | ReacquireFailed | FOLLOWER¹ | Emit on_lost; schedule AcquireAttempt",
+            "RECONNECTING | reclaim failed | FOLLOWER",
             with_grace(),
             Reconnecting,
             Input::ReclaimFailed,
@@ -300,18 +267,9 @@ fn every_row_of_the_specification_holds_or_says_why_not() {
             vec![],
             vec![lost_for(LostReason::Taken)],
         ),
+        // The loss is told too: every on_acquired has its on_lost or on_released.
         Row(
-            "RECONNECTING | GraceExpired | FOLLOWER¹ | Emit on_lost; schedule AcquireAttempt",
-            with_grace(),
-            Reconnecting,
-            Input::GraceExpired,
-            Follower,
-            vec![],
-            vec![lost_for(LostReason::GraceExpired)],
-        ),
-        // Ours tells the loss too: every on_acquired has its on_lost or on_released.
-        Row(
-            "RECONNECTING | StopRequested | STOPPED | Close connection; emit on_stopped",
+            "RECONNECTING | stop | STOPPED",
             with_grace(),
             Reconnecting,
             Input::StopRequested,
@@ -320,7 +278,7 @@ fn every_row_of_the_specification_holds_or_says_why_not() {
             vec![lost_for(LostReason::Stopped), Notice::Stopped],
         ),
         Row(
-            "RELEASING | ReleaseSucceeded | ² FOLLOWER if triggered by step_down() and auto_reacquire=True",
+            "RELEASING | released, after a step-down | FOLLOWER",
             options(),
             Releasing,
             Input::Released,
@@ -329,7 +287,7 @@ fn every_row_of_the_specification_holds_or_says_why_not() {
             vec![Notice::Released { epoch: E }],
         ),
         Row(
-            "RELEASING | ReleaseSucceeded | STOPPED² | Emit on_released; close connection",
+            "RELEASING | released | STOPPED without auto_reacquire",
             no_reacquire(),
             Releasing,
             Input::Released,
@@ -337,34 +295,25 @@ fn every_row_of_the_specification_holds_or_says_why_not() {
             vec![Leave],
             vec![Notice::Released { epoch: E }, Notice::Stopped],
         ),
-        // Ours: a failed step-down follows; the session is cycled, or the lock would leak; the end of
-        // the term is told as a loss, because a successor will find it unclean.
+        // The lock went with the session. The end of the term is told as a loss, because a successor
+        // will find it unclean.
         Row(
-            "RELEASING | ReleaseFailed | STOPPED | Emit on_error; close connection",
+            "RELEASING | session lost, step-down | FOLLOWER",
             options(),
             Releasing,
-            release_failed(),
+            lost(),
             Follower,
-            vec![CycleSession],
-            vec![error(), forced()],
+            vec![],
+            vec![gone(), forced()],
         ),
         Row(
-            "RELEASING | DbError | STOPPED | Emit on_error; close connection",
-            options(),
-            Releasing,
-            db_error(),
-            Follower,
-            vec![CycleSession],
-            vec![error(), forced()],
-        ),
-        Row(
-            "RELEASING | ReleaseFailed | STOPPED (auto_reacquire=False)",
+            "RELEASING | session lost | STOPPED without auto_reacquire",
             no_reacquire(),
             Releasing,
-            release_failed(),
+            lost(),
             Stopped,
-            vec![CycleSession, Leave],
-            vec![error(), forced(), Notice::Stopped],
+            vec![Leave],
+            vec![gone(), forced(), Notice::Stopped],
         ),
     ];
     for Row(quote, opts, from, input, to, does, tells) in rows {
@@ -377,7 +326,7 @@ fn every_row_of_the_specification_holds_or_says_why_not() {
 #[test]
 fn losses_without_auto_reacquire_stop_the_role() {
     // Footnote ¹ for the rows that leave RECONNECTING.
-    for input in [Input::ReclaimFailed, Input::GraceExpired, Input::EpochMoved] {
+    for input in [Input::ReclaimFailed, Input::EpochMoved] {
         let opts = LifecycleOptions { auto_reacquire: false, ..with_grace() };
         let mut role = Role::new(opts);
         for before in [Input::Start, Input::Wake, won(7), lost()] {
@@ -421,13 +370,13 @@ fn a_strategy_that_gives_up_stops_the_role_and_hears_what_happened() {
     role.give(Input::Wake);
     role.give(Input::ClaimFailed { why: NotAcquired::Held });
     role.wait(SEC);
-    let (does, tells) = role.give(db_error());
-    assert_eq!((role.life.state(), does), (Stopped, vec![CycleSession, Leave]));
-    assert_eq!(tells, [error(), Notice::Stopped]);
+    let (does, tells) = role.give(lost());
+    assert_eq!((role.life.state(), does), (Stopped, vec![Leave]));
+    assert_eq!(tells, [gone(), Notice::Stopped]);
     let heard = strategy.1.lock().unwrap().clone();
     let context = |attempt, elapsed, last_error| RetryContext { attempt, elapsed, last_error };
     let zero = Duration::ZERO;
-    assert_eq!(heard, [context(1, zero, None), context(2, SEC, Some("broken".into()))]);
+    assert_eq!(heard, [context(1, zero, None), context(2, SEC, Some("gone".into()))]);
 }
 
 #[test]
@@ -437,7 +386,7 @@ fn a_strategy_that_gives_up_while_reconnecting_ends_the_term_first() {
     for input in [Input::Start, Input::Wake, won(7), lost()] {
         role.give(input);
     }
-    let (_, tells) = role.give(db_error());
+    let (_, tells) = role.give(lost());
     assert_eq!(tells, [lost_for(LostReason::GaveUp), Notice::Stopped]);
 }
 
@@ -486,8 +435,6 @@ fn an_open_at_in_the_past_writes_at_once() {
 fn a_lock_that_is_waited_with_goes_back_without_a_loss() {
     let release = || vec![Release { epoch: E, to: None }];
     let cases = [
-        (db_error(), vec![error()], Follower),
-        (Input::HealthFailed { error: "broken".into() }, vec![error()], Follower),
         (Input::EpochMoved, vec![], Follower),
         (step_down(), vec![], Follower),
         (Input::StopRequested, vec![], Stopped),
@@ -501,7 +448,7 @@ fn a_lock_that_is_waited_with_goes_back_without_a_loss() {
         assert_eq!(role.life.state(), then, "{input:?}");
     }
     let mut role = Role::waiting();
-    assert_eq!(role.give(lost()), (vec![], vec![Notice::Error("gone".into())]));
+    assert_eq!(role.give(lost()), (vec![], vec![gone()]));
     assert_eq!(role.life.state(), Follower, "the lock went with the session");
 }
 
@@ -535,7 +482,7 @@ fn a_lost_session_is_not_cycled_again() {
 #[test]
 fn reconnecting_retries_errors_until_the_grace_period_ends() {
     let mut role = Role::put(with_grace(), Reconnecting);
-    assert_eq!(role.give(db_error()), (vec![CycleSession], vec![]));
+    assert_eq!(role.give(lost()), (vec![], vec![]));
     assert_eq!(role.wait(4 * SEC).0, [Reclaim { epoch: E }]);
     assert_eq!(role.give(lost()), (vec![], vec![]));
     assert_eq!(role.wait(4 * SEC).0, [Reclaim { epoch: E }]);
@@ -616,7 +563,6 @@ fn a_doubt_while_draining_shuts_the_gate_first() {
             vec![ShutGate, Release { epoch: E, to: None }],
             vec![lost_for(LostReason::EpochMoved)],
         ),
-        (db_error(), vec![ShutGate, CycleSession], vec![error(), broken("broken")]),
         (lost(), vec![ShutGate], vec![Notice::Error("gone".into()), broken("gone")]),
     ];
     for (input, does, tells) in cases {
@@ -669,14 +615,16 @@ fn a_stop_during_a_step_down_stops_and_a_step_down_during_a_stop_does_not_undo_i
 }
 
 #[test]
-fn a_failed_release_at_shutdown_stops_and_cycles_the_session() {
+fn a_release_at_shutdown_that_is_not_answered_stops_and_cycles_the_session() {
     let mut role = Role::put(options(), Leader);
     role.give(Input::StopRequested);
     role.give(Input::Drained);
-    let (does, tells) = role.give(Input::ReleaseFailed { error: "broken".into() });
+    let (does, tells) = role.wait(5 * SEC);
     assert_eq!((does, role.life.state()), (vec![CycleSession, Leave], Stopped));
-    let forced = lost_for(LostReason::ReleaseFailed("broken".into()));
-    assert_eq!(tells, [error(), forced, Notice::Stopped]);
+    let late = "the release timed out".to_owned();
+    let forced = lost_for(LostReason::ReleaseFailed(late.clone()));
+    let change = Notice::StateChange { from: Releasing, to: Stopped };
+    assert_eq!(tells, [Notice::Error(late), forced, change, Notice::Stopped]);
 }
 
 #[test]
@@ -699,14 +647,6 @@ fn a_late_win_that_cannot_be_released_cycles_the_session() {
     role.give(won(7));
     role.give(Input::Released);
     assert_eq!((role.life.holds_lock(), role.life.next_timeout()), (false, None), "it could");
-    let failures = [Input::ReleaseFailed { error: "broken".into() }, db_error()];
-    for failure in failures {
-        let mut role = Role::put(options(), Acquiring);
-        role.give(Input::StopRequested);
-        role.give(won(7));
-        assert_eq!(role.give(failure), (vec![CycleSession], vec![error()]));
-        assert!(!role.life.holds_lock());
-    }
     let mut role = Role::put(options(), Acquiring);
     role.give(Input::StopRequested);
     role.give(won(7));

@@ -1,26 +1,25 @@
 //! The life of one role on one member: `(state, input, now) → (state, effects)`.
 //!
 //! ```text
-//!             Start             AcquireAttempt            AcquireSucceeded
-//!  STOPPED ──────────► FOLLOWER ─────────────► ACQUIRING ──────────────────► LEADER ◄───────┐
-//!     ▲  StopRequested │   ▲   AcquireFailed,      │  (waits, gate shut,     │ │ │         │
-//!     │◄───────────────┘   └── DbError ────────────┤   until the last leader's │ │        │
-//!     │                    ▲                       │   gate must be shut)    │ │ │  Reacquire-
-//!     │                    │        StopRequested, │                         │ │ │  Succeeded
-//!     │                    │      ReleaseRequested ▼     StopRequested,      │ │ │         │
-//!     │◄───────────────────┼────────────────── RELEASING ◄─ReleaseRequested──┘ │ └► RECONNECTING
-//!     │  ReleaseSucceeded, │  (after step_down)                                │        │
-//!     │  ReleaseFailed     └──────────────── Lost ◄────────────────────────────┴────────┘
+//!             Start                Wake                 Claimed, nothing owed
+//!  STOPPED ──────────► FOLLOWER ─────────► ACQUIRING ────────────────────────► LEADER ◄───────┐
+//!     ▲  StopRequested │   ▲  ClaimFailed,    │ claims; waits, gate shut, until │ │ │         │
+//!     │◄───────────────┘   └─ SessionLost ────┤ the debtor's gate must be shut; │ │ │  Reclaimed
+//!     │                    ▲                  │ marks acting                    │ │ │         │
+//!     │                    │                  ▼     StopRequested,              │ │ │         │
+//!     │◄───────────────────┼──────────── RELEASING ◄─ReleaseRequested───────────┘ │ └► RECONNECTING
+//!     │       Released     │  (after a step-down)                                 │        │
+//!     │                    └─────────────── Lost ◄────────────────────────────────┴────────┘
 //! ```
 //!
-//! The table of the specification (§3.3) holds row by row, except where it is flawed:
+//! `docs/lifecycle.md` has every row. What the rows have in common:
 //!
-//! - `Lost` is told only to who led: an error while ACQUIRING is an `Error`, nothing more.
+//! - `Lost` is told only of a term that led: an error while ACQUIRING is an `Error`, nothing more.
 //! - Every way out of LEADER shuts (or drains) the gate first and asks afterwards.
 //! - A step-down stays out of the race for the cool-down; a wake-up does not shorten it.
 //! - Winning back under another epoch is a loss and a new term, not a recovery.
-//! - A release that fails cycles the session, so that no lock leaks, and ends the term with `Lost`
-//!   (a successor finds it unclean); after a step-down the role then follows, not stops.
+//! - A release that takes too long cycles the session, so that no lock leaks, and ends the term with
+//!   `Lost` (a successor finds it unclean); after a step-down the role then follows, not stops.
 //! - Stopping, or stepping down, while RECONNECTING tells `Lost`: every `Acquired` has its end.
 //!
 //! Three promises of the caller: effects are carried out in order; every request is answered, at the
@@ -215,9 +214,7 @@ impl Lifecycle {
         let mut step = Step { now, random: unit_random, effects: Vec::new() };
         match self.state {
             State::Stopped => self.when_stopped(input, &mut step),
-            State::Follower { next, cool_until } => {
-                self.when_follower(next, cool_until, input, &mut step);
-            }
+            State::Follower { cool_until, .. } => self.when_follower(cool_until, input, &mut step),
             State::Acquiring(Stage::Claiming) => self.when_claiming(input, &mut step),
             State::Acquiring(Stage::Waiting { epoch, .. }) => {
                 self.when_waiting(epoch, false, input, &mut step);
@@ -250,8 +247,9 @@ impl Lifecycle {
             State::Acquiring(Stage::Waiting { epoch, open_at }) if open_at <= now => {
                 self.mark_acting(epoch, &mut step);
             }
-            State::Reconnecting { until, .. } if until <= now => {
-                step.effects.extend(self.handle(Input::GraceExpired, now, unit_random));
+            State::Reconnecting { epoch, until, .. } if until <= now => {
+                step.tell(Notice::Lost { epoch, reason: LostReason::GraceExpired });
+                self.go(Next::Follow, &mut step);
             }
             State::Reconnecting { epoch, until, retry_at: Some(at) } if at <= now => {
                 self.state = State::Reconnecting { epoch, until, retry_at: None };
@@ -265,7 +263,7 @@ impl Lifecycle {
             State::Releasing(Releasing { phase: Phase::Unlocking { until }, .. })
                 if until <= now =>
             {
-                step.effects.extend(self.handle(Input::ReleaseTimedOut, now, unit_random));
+                self.force("the release timed out".to_owned(), true, &mut step);
             }
             State::Stopped
             | State::Follower { .. }

@@ -20,10 +20,6 @@ impl Lifecycle {
                 self.release_stray(epoch, step);
             }
             Input::Released | Input::SessionLost { .. } => self.stray = None,
-            Input::ReleaseFailed { error }
-            | Input::DbError { error }
-            | Input::HealthFailed { error } => self.stray_failed(error, step),
-            Input::ReleaseTimedOut => self.stray_failed("the release timed out".to_owned(), step),
             Input::StopRequested
             | Input::Wake
             | Input::MarkedActing { .. }
@@ -32,7 +28,6 @@ impl Lifecycle {
             | Input::BeatLate
             | Input::EpochMoved
             | Input::ReclaimFailed
-            | Input::GraceExpired
             | Input::ReleaseRequested { .. }
             | Input::Drained => {}
         }
@@ -40,7 +35,6 @@ impl Lifecycle {
 
     pub(super) fn when_follower(
         &mut self,
-        next: Tick,
         cool_until: Option<Tick>,
         input: Input,
         step: &mut Step,
@@ -58,20 +52,7 @@ impl Lifecycle {
             Input::Claimed { epoch, .. } | Input::Reclaimed { epoch } => {
                 self.release_stray(epoch, step);
             }
-            // The sessions could not be had: the next attempt is paced like any other.
-            Input::DbError { error } if self.stray.is_none() => {
-                step.tell(Notice::Error(error.clone()));
-                self.back_off(Some(error), step);
-                if let State::Follower { next: paced, cool_until: slot } = &mut self.state {
-                    *paced = next.max(*paced);
-                    *slot = cool_until;
-                }
-            }
             Input::Released | Input::SessionLost { .. } => self.stray = None,
-            Input::ReleaseFailed { error }
-            | Input::DbError { error }
-            | Input::HealthFailed { error } => self.stray_failed(error, step),
-            Input::ReleaseTimedOut => self.stray_failed("the release timed out".to_owned(), step),
             Input::Start
             | Input::MarkedActing { .. }
             | Input::ClaimFailed { .. }
@@ -79,7 +60,6 @@ impl Lifecycle {
             | Input::BeatLate
             | Input::EpochMoved
             | Input::ReclaimFailed
-            | Input::GraceExpired
             | Input::ReleaseRequested { .. }
             | Input::Drained => {}
         }
@@ -93,12 +73,6 @@ impl Lifecycle {
                 step.tell(Notice::AcquireFailed { why });
                 self.back_off(None, step);
             }
-            // The outcome is unknown, so the lock may be ours: only a new session is sure.
-            Input::DbError { error } | Input::HealthFailed { error } => {
-                step.push(Effect::CycleSession);
-                step.tell(Notice::Error(error.clone()));
-                self.go(Next::Retry { error: Some(error) }, step);
-            }
             Input::SessionLost { error } => {
                 step.tell(Notice::Error(error.clone()));
                 self.go(Next::Retry { error: Some(error) }, step);
@@ -111,12 +85,9 @@ impl Lifecycle {
             | Input::BeatLate
             | Input::EpochMoved
             | Input::ReclaimFailed
-            | Input::GraceExpired
             | Input::ReleaseRequested { .. }
             | Input::Drained
-            | Input::Released
-            | Input::ReleaseFailed { .. }
-            | Input::ReleaseTimedOut => {}
+            | Input::Released => {}
         }
     }
 
@@ -133,10 +104,6 @@ impl Lifecycle {
                 if clearing && cleared == epoch {
                     self.lead(epoch, step);
                 }
-            }
-            Input::DbError { error } | Input::HealthFailed { error } => {
-                step.tell(Notice::Error(error.clone()));
-                self.give_back(epoch, None, None, Next::Retry { error: Some(error) }, step);
             }
             Input::EpochMoved => self.give_back(epoch, None, None, Next::Follow, step),
             Input::SessionLost { error } => {
@@ -162,11 +129,8 @@ impl Lifecycle {
             | Input::BeatOk
             | Input::BeatLate
             | Input::ReclaimFailed
-            | Input::GraceExpired
             | Input::Drained
-            | Input::Released
-            | Input::ReleaseFailed { .. }
-            | Input::ReleaseTimedOut => {}
+            | Input::Released => {}
         }
     }
 
@@ -185,11 +149,6 @@ impl Lifecycle {
                     step.push(Effect::ShutGate);
                     step.tell(Notice::Late { epoch });
                 }
-            }
-            Input::HealthFailed { error } | Input::DbError { error } => {
-                step.push(Effect::ShutGate);
-                step.push(Effect::CycleSession);
-                self.session_died(epoch, error, step);
             }
             Input::SessionLost { error } => {
                 step.push(Effect::ShutGate);
@@ -220,11 +179,8 @@ impl Lifecycle {
             | Input::MarkedActing { .. }
             | Input::ClaimFailed { .. }
             | Input::ReclaimFailed
-            | Input::GraceExpired
             | Input::Drained
-            | Input::Released
-            | Input::ReleaseFailed { .. }
-            | Input::ReleaseTimedOut => {}
+            | Input::Released => {}
         }
     }
 
@@ -260,14 +216,6 @@ impl Lifecycle {
                 step.tell(lost(LostReason::EpochMoved));
                 self.go(Next::Follow, step);
             }
-            Input::GraceExpired => {
-                step.tell(lost(LostReason::GraceExpired));
-                self.go(Next::Follow, step);
-            }
-            Input::DbError { error } | Input::HealthFailed { error } => {
-                step.push(Effect::CycleSession);
-                self.reclaim_later(epoch, until, retry_at, error, step);
-            }
             Input::SessionLost { error } => {
                 self.reclaim_later(epoch, until, retry_at, error, step);
             }
@@ -285,9 +233,7 @@ impl Lifecycle {
             | Input::BeatOk
             | Input::BeatLate
             | Input::Drained
-            | Input::Released
-            | Input::ReleaseFailed { .. }
-            | Input::ReleaseTimedOut => {}
+            | Input::Released => {}
         }
     }
 
@@ -313,17 +259,6 @@ impl Lifecycle {
                     self.go(releasing.then, step);
                 }
             }
-            Input::ReleaseFailed { error } => {
-                if !draining {
-                    self.force(error, true, step);
-                }
-            }
-            Input::ReleaseTimedOut => {
-                self.force("the release timed out".to_owned(), true, step);
-            }
-            Input::DbError { error } | Input::HealthFailed { error } => {
-                self.force(error, true, step);
-            }
             Input::SessionLost { error } => self.force(error, false, step),
             // A step-down under way becomes a stop; a stop never becomes a step-down.
             Input::StopRequested => {
@@ -341,7 +276,6 @@ impl Lifecycle {
             | Input::ClaimFailed { .. }
             | Input::BeatOk
             | Input::ReclaimFailed
-            | Input::GraceExpired
             | Input::ReleaseRequested { .. } => {}
         }
     }

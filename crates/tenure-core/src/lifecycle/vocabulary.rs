@@ -28,7 +28,7 @@ pub enum LockState {
 }
 
 impl LockState {
-    /// Every state, in the order of the specification.
+    /// Every state, in the order of a life.
     pub const ALL: [LockState; 6] = [
         LockState::Stopped,
         LockState::Follower,
@@ -87,8 +87,8 @@ pub struct LifecycleOptions {
     /// How long to try to win the role back after its session died, before it is a loss. Default
     /// none: a loss at once.
     pub reconnect_grace: Option<Duration>,
-    /// How long to stay out of the race after a step-down. Default 5 s. Too short, and who stepped
-    /// down wins again before the others have heard of it.
+    /// How long to stay out of the race after a step-down. Default 5 s. If it is too short, the
+    /// member that stepped down wins again before the others have heard of it.
     pub cool_down: Duration,
     /// How long a release waits for acts in flight. Default 10 s. When it is over the release goes
     /// ahead, not clean.
@@ -168,20 +168,10 @@ pub enum Input {
         /// Why.
         why: NotAcquired,
     },
-    /// A statement failed, or its outcome is unknown.
-    DbError {
-        /// What the database or the driver said.
-        error: String,
-    },
     /// A heartbeat succeeded, and confirmed lock and epoch.
     BeatOk,
     /// A heartbeat is late on a session that still lives.
     BeatLate,
-    /// A heartbeat failed.
-    HealthFailed {
-        /// How.
-        error: String,
-    },
     /// The session is gone, and every lock with it: its socket is closed, its backend will be
     /// terminated by the next session.
     SessionLost {
@@ -195,11 +185,9 @@ pub enum Input {
         /// Under which epoch; if not the old one, the old term was lost.
         epoch: Epoch,
     },
-    /// The lock cannot be won back: another one holds it, or the incarnation is new. (A connection
-    /// that merely failed is a [`Input::DbError`], which is retried until the grace period ends.)
+    /// The lock cannot be won back: another session holds it, or the incarnation is new. (A lost
+    /// session is [`Input::SessionLost`], and is retried until the grace period ends.)
     ReclaimFailed,
-    /// The grace period ended. (The lifecycle has its own timer; this is for drivers that do too.)
-    GraceExpired,
     /// The user, or an operator, asks the leader to step down.
     ReleaseRequested {
         /// The successor, if one was named.
@@ -211,13 +199,6 @@ pub enum Input {
     Drained,
     /// The lock is released.
     Released,
-    /// The release failed.
-    ReleaseFailed {
-        /// How.
-        error: String,
-    },
-    /// The release took too long. (The lifecycle has its own timer, as above.)
-    ReleaseTimedOut,
 }
 
 /// What to do about it, in this order.
@@ -225,11 +206,11 @@ pub enum Input {
 pub enum Effect {
     /// The role needs the member's sessions from now on.
     Join,
-    /// Put the role in the next claim. Answer once, with `Claimed`, `ClaimFailed`,
-    /// `DbError` or `SessionLost`; drop it if [`super::Lifecycle::wants_claim`] has turned false.
+    /// Put the role in the next claim. Answer once, with `Claimed`, `ClaimFailed` or `SessionLost`;
+    /// drop it if [`super::Lifecycle::wants_claim`] has turned false.
     Claim,
     /// Record durably that this member's gate is about to open. Answer with `MarkedActing`,
-    /// `EpochMoved`, `DbError` or `SessionLost`.
+    /// `EpochMoved` or `SessionLost`.
     MarkActing {
         /// The epoch of the term.
         epoch: Epoch,
@@ -247,13 +228,12 @@ pub enum Effect {
         limit: Duration,
     },
     /// Get a session and win the lock back under the same epoch. Answer with `Reclaimed`,
-    /// `ReclaimFailed`, `DbError` or `SessionLost`.
+    /// `ReclaimFailed` or `SessionLost`.
     Reclaim {
         /// The epoch to keep.
         epoch: Epoch,
     },
-    /// Release the lock; clean only if no act is in flight. Answer with `Released`,
-    /// `ReleaseFailed`, `DbError` or `SessionLost`.
+    /// Release the lock; clean only if no act is in flight. Answer with `Released` or `SessionLost`.
     Release {
         /// The epoch to release, so that a late release cannot touch a successor's row.
         epoch: Epoch,
@@ -305,7 +285,7 @@ impl fmt::Display for LostReason {
     }
 }
 
-/// What the user is told; the callbacks of the specification and a few more.
+/// What the user is told: the callbacks and a few events more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
     /// `on_state_change`.
