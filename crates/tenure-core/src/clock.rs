@@ -47,6 +47,12 @@ impl Tick {
         let nanos = u64::try_from(by.as_nanos()).unwrap_or(u64::MAX);
         Tick(self.0.saturating_add(nanos))
     }
+
+    /// This tick moved earlier, at most to [`Tick::ZERO`].
+    pub fn saturating_sub(self, by: Duration) -> Self {
+        let nanos = u64::try_from(by.as_nanos()).unwrap_or(u64::MAX);
+        Tick(self.0.saturating_sub(nanos))
+    }
 }
 
 impl Add<Duration> for Tick {

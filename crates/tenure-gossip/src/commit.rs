@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 pub use self::raft::{Raft, Restored};
 pub use self::wire::{ConsensusMessage, Entry, EntryKind, Position};
 use crate::identity::PeerId;
-use crate::time::Time;
+use tenure_core::Tick;
 
 /// The timing of consensus.
 #[derive(Debug, Clone)]
@@ -216,7 +216,7 @@ pub struct CommitStatus {
     /// The leader of that term, as far as this node knows and heard of recently.
     pub leader: Option<PeerId>,
     /// If this node leads and its first entry is committed: until when it may act.
-    pub acting_until: Option<Time>,
+    pub acting_until: Option<Tick>,
     /// The members.
     pub members: Members,
     /// Last committed entry.
@@ -240,16 +240,16 @@ pub trait Commit: Send + 'static {
     ///
     /// # Errors
     /// [`CommitError::NotFresh`] if there is a log.
-    fn bootstrap(&mut self, now: Time, voters: &BTreeSet<PeerId>) -> Result<(), CommitError>;
+    fn bootstrap(&mut self, now: Tick, voters: &BTreeSet<PeerId>) -> Result<(), CommitError>;
     /// A message of another member.
-    fn handle_message(&mut self, now: Time, from: PeerId, message: ConsensusMessage);
+    fn handle_message(&mut self, now: Tick, from: PeerId, message: ConsensusMessage);
     /// Time has passed.
-    fn handle_timeout(&mut self, now: Time);
+    fn handle_timeout(&mut self, now: Tick);
     /// Appends a command, if this node leads.
     ///
     /// # Errors
     /// [`CommitError::NotLeader`].
-    fn propose(&mut self, now: Time, command: Vec<u8>) -> Result<Position, CommitError>;
+    fn propose(&mut self, now: Tick, command: Vec<u8>) -> Result<Position, CommitError>;
     /// Changes the members, if this node leads. `note` is a command that goes into the log just
     /// before the change, so that the change is never committed without it.
     ///
@@ -257,7 +257,7 @@ pub trait Commit: Send + 'static {
     /// See [`CommitError`]; then the note is not in the log either.
     fn change_members(
         &mut self,
-        now: Time,
+        now: Tick,
         change: MemberChange,
         note: Option<Vec<u8>>,
     ) -> Result<(), CommitError>;
@@ -266,16 +266,16 @@ pub trait Commit: Send + 'static {
     /// Whom gossip names.
     fn hint(&mut self, leader: Option<PeerId>);
     /// Gives leadership up: the gate must be shut before. The voters are freed of their promise.
-    fn release(&mut self, now: Time, successor: Option<PeerId>);
+    fn release(&mut self, now: Tick, successor: Option<PeerId>);
     /// What a snapshot of everything up to `index` has to say about the log.
     fn snapshot_point(&self, index: u64) -> Option<SnapshotPoint>;
     /// A snapshot that reaches to `point` is durable: forget the log before it, or take the point over.
     /// `false` if it does not fit, and nothing was changed.
     fn snapshot_done(&mut self, point: &SnapshotPoint) -> bool;
     /// How consensus stands at `now`.
-    fn status(&self, now: Time) -> CommitStatus;
+    fn status(&self, now: Tick) -> CommitStatus;
     /// The next thing to be done.
     fn poll_output(&mut self) -> Option<CommitOutput>;
     /// When [`Commit::handle_timeout`] wants to be called.
-    fn poll_timeout(&self) -> Time;
+    fn poll_timeout(&self) -> Tick;
 }

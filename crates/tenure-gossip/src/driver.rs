@@ -26,7 +26,6 @@ use crate::net::link::{FromLink, Shared, call};
 use crate::net::outbox::Outbox;
 use crate::net::wire::{Answer, Contact, Envelope};
 use crate::storage::{Store, StoreError};
-use crate::time::Time;
 
 /// Inputs taken in before their outputs are carried out, at most: one sync for all of them.
 const BATCH: usize = 256;
@@ -93,20 +92,20 @@ pub(crate) struct Namespace<M: StateMachine> {
 
 /// Leadership is being given up: acts in flight are waited for until then.
 struct Leaving {
-    until: Time,
+    until: Tick,
     told: Vec<Told>,
 }
 
 impl<M: StateMachine> Namespace<M> {
     /// Lets no new act begin. Returns who is to be told of the end.
-    pub(crate) fn begin_leaving(&mut self, at: Time) -> &mut Vec<Told> {
+    pub(crate) fn begin_leaving(&mut self, at: Tick) -> &mut Vec<Told> {
         self.keeper.begin_drain();
         let until = at + self.engine.lease();
         &mut self.leaving.get_or_insert(Leaving { until, told: Vec::new() }).told
     }
 
     /// Whether no act is in flight any more, or none that kept its word.
-    fn is_drained(&self, at: Time) -> bool {
+    fn is_drained(&self, at: Tick) -> bool {
         self.keeper.in_flight() == 0 || self.leaving.as_ref().is_some_and(|l| l.until <= at)
     }
 }
@@ -120,7 +119,7 @@ pub(crate) struct Linked {
 #[derive(Default)]
 struct Calls {
     open: BTreeSet<String>,
-    not_before: BTreeMap<String, (Time, Duration)>,
+    not_before: BTreeMap<String, (Tick, Duration)>,
 }
 
 pub(crate) struct Driver<M: StateMachine> {
@@ -139,13 +138,13 @@ pub(crate) struct Driver<M: StateMachine> {
     pub(crate) contacts: BTreeMap<PeerId, Contact>,
     calls: Calls,
     rng: SmallRng,
-    next_round: Time,
+    next_round: Tick,
     pub(crate) stopping: Option<oneshot::Sender<()>>,
 }
 
 /// This machine's clock, as the protocol sees it.
-pub(crate) fn now() -> Time {
-    Time::from_micros(BootClock.now().as_nanos() / 1_000)
+pub(crate) fn now() -> Tick {
+    BootClock.now()
 }
 
 impl<M: StateMachine> Driver<M> {
@@ -196,7 +195,7 @@ impl<M: StateMachine> Driver<M> {
             contacts: BTreeMap::new(),
             calls: Calls::default(),
             rng: SmallRng::from_os_rng(),
-            next_round: Time::ZERO,
+            next_round: Tick::ZERO,
             stopping: None,
         };
         contacts.into_iter().for_each(|c| driver.learn(c));
@@ -218,10 +217,10 @@ impl<M: StateMachine> Driver<M> {
         self.carry_out()?;
         loop {
             let due = self.namespaces.values().map(|n| n.engine.poll_timeout()).min();
-            let due = due.unwrap_or(Time::NEVER).min(self.next_round);
+            let due = due.unwrap_or(Tick::MAX).min(self.next_round);
             let leaving = self.namespaces.values().any(|ns| ns.leaving.is_some());
             let wait = if leaving { DRAIN_LOOK } else { Duration::from_secs(1) };
-            let wait = due.since(now()).min(wait);
+            let wait = due.saturating_since(now()).min(wait);
             // `recv` is cancel-safe: what is not taken now is taken next time.
             let (link, host) = timer.block_on(async {
                 tokio::select! {
@@ -267,7 +266,7 @@ impl<M: StateMachine> Driver<M> {
     }
 
     /// Gives up what is to be given up and has no act in flight. Whether the node may stop now.
-    fn leave_when_drained(&mut self, at: Time) -> bool {
+    fn leave_when_drained(&mut self, at: Tick) -> bool {
         let stops = self.stopping.is_some();
         for ns in self.namespaces.values_mut() {
             if stops {
@@ -313,12 +312,11 @@ impl<M: StateMachine> Driver<M> {
         for (name, a) in acting {
             if let Some(ns) = self.namespaces.get_mut(&name) {
                 let epoch = Epoch(a.term as i64);
-                let until = Tick::from_nanos(a.until.as_micros() * 1_000);
-                if !ns.keeper.extend(epoch, until)
+                if !ns.keeper.extend(epoch, a.until)
                     && ns.leaving.is_none()
                     && ns.keeper.gate().epoch() != Some(epoch)
                 {
-                    ns.keeper.open(epoch, until);
+                    ns.keeper.open(epoch, a.until);
                 }
             }
         }
@@ -510,7 +508,7 @@ impl<M: StateMachine> Driver<M> {
         let own = Contact::new(
             &*self.shared.keys,
             self.address.clone(),
-            now().as_micros().max(1) + (self.start_stamp() << 44),
+            (now().as_nanos() / 1_000).max(1) + (self.start_stamp() << 44),
         );
         let others = self.contacts.values().choose_multiple(&mut self.rng, 64);
         let contacts = others.into_iter().cloned().chain([own]).collect();
@@ -545,7 +543,7 @@ impl<M: StateMachine> Driver<M> {
     }
 
     /// Every second: seeds while alone, contacts for a neighbour, gauges, contacts to disk.
-    fn look_around(&mut self, at: Time) -> Result<(), StoreError> {
+    fn look_around(&mut self, at: Tick) -> Result<(), StoreError> {
         self.next_round = at + Duration::from_secs(1);
         if self.links.is_empty() || self.namespaces.values().any(|ns| !ns.joined) {
             for seed in self.seeds.clone() {
@@ -567,12 +565,12 @@ impl<M: StateMachine> Driver<M> {
             let some = self.contacts.values().choose_multiple(&mut self.rng, 32);
             linked.out.put(&Envelope::Contacts(some.into_iter().cloned().collect()));
         }
-        self.calls.not_before.retain(|_, (t, _)| at.since(*t) < FORGET_CALLS);
+        self.calls.not_before.retain(|_, (t, _)| at.saturating_since(*t) < FORGET_CALLS);
         for (name, ns) in &self.namespaces {
             let label = || name.clone();
             let status = ns.engine.commit().status(at);
             let acting = if ns.keeper.gate().is_leader() { 1.0 } else { 0.0 };
-            let tenure = at.since(ns.engine.gossip().election().since());
+            let tenure = at.saturating_since(ns.engine.gossip().election().since());
             metrics::gauge!(names::LEADER_TENURE, "namespace" => label()).set(tenure.as_secs_f64());
             metrics::gauge!(names::PENDING, "namespace" => label()).set(ns.engine.pending() as f64);
             metrics::gauge!(names::INDEX, "namespace" => label())

@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 use self::roll::Roll;
 use crate::bug::{Bug, Bugs};
 use crate::identity::{Keys, PeerId, Signature};
-use crate::time::Time;
+use tenure_core::Tick;
 
 /// Votes sampled in a round.
 const SAMPLE: usize = 3;
@@ -184,7 +184,7 @@ impl Rejected {
 struct Neighbour {
     beacon: Arc<Beacon>,
     seq: u64,
-    heard: Time,
+    heard: Tick,
     hungry: bool,
 }
 
@@ -192,7 +192,7 @@ struct Neighbour {
 struct Sighting {
     beacon: Arc<Beacon>,
     /// When it was made, on this node's clock.
-    made: Time,
+    made: Tick,
 }
 
 /// What changed in a round.
@@ -215,16 +215,16 @@ pub struct Election {
     /// (incarnation << 40): makes stamps of a later start larger than all of an earlier one.
     base: u64,
     last_stamp: u64,
-    started: Time,
+    started: Tick,
     neighbours: Roll<Neighbour>,
     sightings: Roll<Sighting>,
     current: PeerId,
-    since: Time,
+    since: Tick,
     /// Whether the current leader was seen to be established.
     confirmed: bool,
-    stable_until: Time,
-    round_at: Time,
-    send_at: Time,
+    stable_until: Tick,
+    round_at: Tick,
+    send_at: Tick,
     rejected: BTreeMap<Rejected, u64>,
     bugs: Bugs,
 }
@@ -237,7 +237,7 @@ impl Election {
         namespace: &str,
         config: ElectionConfig,
         incarnation: u64,
-        now: Time,
+        now: Tick,
         rng: &mut SmallRng,
     ) -> Self {
         let first =
@@ -254,9 +254,9 @@ impl Election {
             current: me,
             since: now,
             confirmed: false,
-            stable_until: Time::ZERO,
+            stable_until: Tick::ZERO,
             round_at: first,
-            send_at: Time::NEVER,
+            send_at: Tick::MAX,
             rejected: BTreeMap::new(),
             bugs: Bugs::default(),
             config,
@@ -274,7 +274,7 @@ impl Election {
     }
 
     /// Since when it does.
-    pub fn since(&self) -> Time {
+    pub fn since(&self) -> Tick {
         self.since
     }
 
@@ -288,9 +288,10 @@ impl Election {
     }
 
     /// Those whose vote came within the last two rounds, and whether they want one in return.
-    pub fn recent_voters(&self, now: Time) -> impl Iterator<Item = (PeerId, bool)> {
+    pub fn recent_voters(&self, now: Tick) -> impl Iterator<Item = (PeerId, bool)> {
         let span = self.config.delta_r * 2;
-        let recent = self.neighbours.iter().filter(move |(_, n)| now.since(n.heard) <= span);
+        let recent =
+            self.neighbours.iter().filter(move |(_, n)| now.saturating_since(n.heard) <= span);
         recent.map(|(p, n)| (*p, n.hungry))
     }
 
@@ -305,7 +306,7 @@ impl Election {
     }
 
     /// When [`Election::handle_timeout`] wants to be called.
-    pub fn poll_timeout(&self) -> Time {
+    pub fn poll_timeout(&self) -> Tick {
         self.round_at.min(self.send_at)
     }
 
@@ -315,7 +316,7 @@ impl Election {
     /// Why it was thrown away; nothing else happened then, but the count.
     pub fn handle_vote(
         &mut self,
-        now: Time,
+        now: Tick,
         from: PeerId,
         vote: &Vote,
         keys: &dyn Keys,
@@ -326,7 +327,7 @@ impl Election {
             return checked;
         }
         let Vote { voter, seq, ref beacon, age, hungry, .. } = *vote;
-        self.sight(beacon, now - Duration::from_millis(age.into()));
+        self.sight(beacon, now.saturating_sub(Duration::from_millis(age.into())));
         let neighbour = Neighbour { beacon: beacon.clone(), seq, heard: now, hungry };
         self.neighbours.insert(voter, neighbour);
         if self.neighbours.len() > MAX_NEIGHBOURS {
@@ -338,7 +339,7 @@ impl Election {
     /// Time has passed: runs the phases that are due. `Some(vote)` is to be sent to all neighbours.
     pub fn handle_timeout(
         &mut self,
-        now: Time,
+        now: Tick,
         keys: &dyn Keys,
         rng: &mut SmallRng,
     ) -> (Option<LeaderChange>, Option<Vote>) {
@@ -353,13 +354,13 @@ impl Election {
         }
         let mut vote = None;
         if self.send_at <= now {
-            self.send_at = Time::NEVER;
+            self.send_at = Tick::MAX;
             vote = Some(self.vote(now, keys));
         }
         (change, vote)
     }
 
-    fn check(&self, now: Time, from: PeerId, vote: &Vote, keys: &dyn Keys) -> Result<(), Rejected> {
+    fn check(&self, now: Tick, from: PeerId, vote: &Vote, keys: &dyn Keys) -> Result<(), Rejected> {
         if vote.voter != from || vote.voter == self.me {
             return Err(Rejected::Forged);
         }
@@ -368,9 +369,12 @@ impl Election {
         }
         let sighting = self.sightings.get(&vote.beacon.leader);
         let known = sighting.filter(|s| s.beacon.stamp == vote.beacon.stamp);
-        let made = (now - Duration::from_millis(vote.age.into()))
-            .min(known.map_or(Time::NEVER, |s| s.made));
-        if now.since(made) > self.config.validity() && !self.bugs.has(Bug::StaleNeighbours) {
+        let made = now
+            .saturating_sub(Duration::from_millis(vote.age.into()))
+            .min(known.map_or(Tick::MAX, |s| s.made));
+        if now.saturating_since(made) > self.config.validity()
+            && !self.bugs.has(Bug::StaleNeighbours)
+        {
             return Err(Rejected::Stale);
         }
         let text = vote_text(&self.namespace, vote);
@@ -393,7 +397,7 @@ impl Election {
         Ok(())
     }
 
-    fn sight(&mut self, beacon: &Arc<Beacon>, made: Time) {
+    fn sight(&mut self, beacon: &Arc<Beacon>, made: Tick) {
         if beacon.leader == self.me {
             return;
         }
@@ -412,15 +416,15 @@ impl Election {
     }
 
     /// Whether `leader` made a beacon recently enough.
-    fn alive(&self, leader: &PeerId, now: Time) -> bool {
+    fn alive(&self, leader: &PeerId, now: Tick) -> bool {
         *leader == self.me
             || self
                 .sightings
                 .get(leader)
-                .is_some_and(|s| now.since(s.made) <= self.config.validity())
+                .is_some_and(|s| now.saturating_since(s.made) <= self.config.validity())
     }
 
-    fn round(&mut self, now: Time, rng: &mut SmallRng) -> Option<LeaderChange> {
+    fn round(&mut self, now: Tick, rng: &mut SmallRng) -> Option<LeaderChange> {
         if !self.bugs.has(Bug::StaleNeighbours) {
             let mut neighbours = std::mem::replace(&mut self.neighbours, Roll::new());
             let validity = self.config.validity();
@@ -428,7 +432,7 @@ impl Election {
             let current_lives = self.alive(&self.current, now);
             neighbours.retain(|_, n| {
                 let leader = &n.beacon.leader;
-                now.since(n.heard) <= validity
+                now.saturating_since(n.heard) <= validity
                     && if *leader == self.current { current_lives } else { self.alive(leader, now) }
             });
             self.neighbours = neighbours;
@@ -439,7 +443,8 @@ impl Election {
             // spoke lately are asked first. (The documented mode asks any valid one.)
             let lately = self.config.delta_r * 5 / 4;
             let valid = || self.neighbours.iter().map(|(_, n)| n);
-            let mut all: Vec<_> = valid().filter(|n| now.since(n.heard) <= lately).collect();
+            let mut all: Vec<_> =
+                valid().filter(|n| now.saturating_since(n.heard) <= lately).collect();
             if all.len() < SAMPLE || self.config.tie == TieBreak::Random {
                 all = valid().collect();
             }
@@ -452,20 +457,21 @@ impl Election {
 
         if next == self.current && !self.confirmed && self.established(&next, now) {
             self.confirmed = true;
-            self.stable_until = self.config.sticky.map_or(Time::ZERO, |s| now + s);
+            self.stable_until = self.config.sticky.map_or(Tick::ZERO, |s| now + s);
         }
         if next == self.current {
             return None;
         }
-        let change = LeaderChange { from: self.current, to: next, tenure: now.since(self.since) };
+        let change =
+            LeaderChange { from: self.current, to: next, tenure: now.saturating_since(self.since) };
         self.current = next;
         self.since = now;
         self.confirmed = false;
-        self.stable_until = Time::ZERO;
+        self.stable_until = Tick::ZERO;
         Some(change)
     }
 
-    fn decide(&self, now: Time, votes: &[PeerId], rng: &mut SmallRng) -> PeerId {
+    fn decide(&self, now: Tick, votes: &[PeerId], rng: &mut SmallRng) -> PeerId {
         let seen = self.alive(&self.current, now) || self.bugs.has(Bug::StaleNeighbours);
         let current = if seen { self.current } else { self.me };
         let count = |who: &PeerId| votes.iter().filter(|l| *l == who).count();
@@ -504,7 +510,7 @@ impl Election {
 
     /// One that leads by consensus, or has led the gossip for a validity time: before, a leader is a
     /// candidate that happens to be ahead, and nobody should stick to it.
-    fn established(&self, leader: &PeerId, now: Time) -> bool {
+    fn established(&self, leader: &PeerId, now: Tick) -> bool {
         if *leader == self.me {
             return self.my_term > 0 || self.my_reign(now) > 0;
         }
@@ -512,18 +518,18 @@ impl Election {
     }
 
     /// Counted in validity times: whoever is younger than one is as good as anybody.
-    fn my_reign(&self, now: Time) -> u32 {
+    fn my_reign(&self, now: Tick) -> u32 {
         if self.current != self.me {
             return 0;
         }
-        (now.since(self.since).as_micros() / self.config.validity().as_micros()) as u32
+        (now.saturating_since(self.since).as_micros() / self.config.validity().as_micros()) as u32
     }
 
-    fn stamp_now(&self, now: Time) -> u64 {
-        self.base + now.since(self.started).as_millis() as u64 + 1
+    fn stamp_now(&self, now: Tick) -> u64 {
+        self.base + now.saturating_since(self.started).as_millis() as u64 + 1
     }
 
-    fn vote(&mut self, now: Time, keys: &dyn Keys) -> Vote {
+    fn vote(&mut self, now: Tick, keys: &dyn Keys) -> Vote {
         let fresh = self.stamp_now(now).max(self.last_stamp + 1);
         self.last_stamp = fresh;
         let relayed = self.sightings.get(&self.current).filter(|_| self.current != self.me);
@@ -533,7 +539,7 @@ impl Election {
                 let stamp = s.beacon.stamp + 1;
                 (Arc::new(Beacon { stamp, ..(*s.beacon).clone() }), 0)
             }
-            Some(s) => (s.beacon.clone(), now.since(s.made).as_millis() as u32),
+            Some(s) => (s.beacon.clone(), now.saturating_since(s.made).as_millis() as u32),
             None => {
                 let mut beacon = Beacon {
                     leader: self.me,

@@ -8,8 +8,8 @@ fn id(n: u8) -> PeerId {
     PeerId([n; 32])
 }
 
-fn at(ms: u64) -> Time {
-    Time::from_millis(1_000_000 + ms)
+fn at(ms: u64) -> Tick {
+    Tick::ZERO + Duration::from_millis(1_000_000 + ms)
 }
 
 /// A node, its keys, and the means to vote as anybody.
@@ -59,7 +59,7 @@ impl Scene {
 
     fn hear(
         &mut self,
-        now: Time,
+        now: Tick,
         voter: u8,
         beacon: Arc<Beacon>,
         age: u32,
@@ -69,7 +69,7 @@ impl Scene {
     }
 
     /// Three neighbours vote for a leader, and a round passes.
-    fn round(&mut self, now: Time, beacon: &Arc<Beacon>, age: u32) -> Option<LeaderChange> {
+    fn round(&mut self, now: Tick, beacon: &Arc<Beacon>, age: u32) -> Option<LeaderChange> {
         for voter in [11, 12, 13] {
             let _ = self.hear(now, voter, beacon.clone(), age);
         }
@@ -137,10 +137,10 @@ fn a_leader_without_new_stamps_is_forgotten_after_the_validity() {
     let beacon = Scene::beacon(9, 0, 5, 1);
     assert!(s.round(at(0), &beacon, 0).is_some());
     let mut now = at(0);
-    while now.since(at(0)) <= s.me.config.validity() {
+    while now.saturating_since(at(0)) <= s.me.config.validity() {
         assert_eq!(s.me.leader(), id(9));
         now = now + Duration::from_millis(300);
-        let age = now.since(at(0)).as_millis() as u32;
+        let age = now.saturating_since(at(0)).as_millis() as u32;
         s.round(now, &beacon, age);
     }
     assert_eq!(s.me.leader(), id(1));
@@ -238,7 +238,10 @@ fn longer_rounds_vote_as_often_as_they_are_long_and_remember_for_longer() {
         let now = s.me.poll_timeout();
         sent.extend(s.me.handle_timeout(now, &s.keys, &mut s.rng).1.map(|_| now));
     }
-    assert!(sent.len() >= 19 && sent.windows(2).all(|w| w[1].since(w[0]) == second), "{sent:?}");
+    assert!(
+        sent.len() >= 19 && sent.windows(2).all(|w| w[1].saturating_since(w[0]) == second),
+        "{sent:?}"
+    );
     assert_eq!(s.me.config.validity(), Duration::from_millis(16_050));
 }
 
@@ -281,7 +284,7 @@ proptest! {
             now = now + Duration::from_millis(wait);
             let _ = s.hear(now, voter, beacon.clone(), age);
             s.me.round(now, &mut s.rng);
-            if now.since(at(0)) > s.me.config.validity() {
+            if now.saturating_since(at(0)) > s.me.config.validity() {
                 prop_assert_ne!(s.me.leader(), id(200));
             }
         }

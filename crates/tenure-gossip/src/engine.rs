@@ -38,7 +38,7 @@ use crate::identity::{Keys, PeerId};
 use crate::machine::StateMachine;
 use crate::message::Message;
 use crate::spray::SprayConfig;
-use crate::time::Time;
+use tenure_core::Tick;
 
 /// How often a node looks after what has no timer of its own.
 const TICK: Duration = Duration::from_millis(200);
@@ -264,7 +264,7 @@ pub struct Acting {
     /// The consensus term: the epoch of the gate.
     pub term: u64,
     /// Until when, on this node's clock.
-    pub until: Time,
+    pub until: Tick,
 }
 
 struct Lead<M> {
@@ -295,8 +295,8 @@ pub struct Engine<M: StateMachine, C: Commit = Raft> {
     /// The oldest record in the store.
     oldest: u64,
     fetch: Option<Fetch>,
-    next_tick: Time,
-    next_sync: Time,
+    next_tick: Tick,
+    next_sync: Tick,
     halted: Option<String>,
     out: VecDeque<Output>,
     bugs: Bugs,
@@ -312,7 +312,7 @@ impl<M: StateMachine> Engine<M, Raft> {
         namespace: &str,
         config: EngineConfig,
         found: Found,
-        now: Time,
+        now: Tick,
         seed: u64,
     ) -> Result<Self, String> {
         let me = keys.id();
@@ -440,7 +440,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
 
     /// Until when this node may act as leader. Never on the hint alone: the term's first entry is
     /// committed, and a majority of the voters has promised to elect nobody else for so long.
-    pub fn acting(&self, now: Time) -> Option<Acting> {
+    pub fn acting(&self, now: Tick) -> Option<Acting> {
         let status = self.commit.status(now);
         if self.bugs.has(Bug::GateOnHint)
             && status.term > 0
@@ -458,7 +458,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
     ///
     /// # Errors
     /// [`CommitError::NotFresh`] if this node has a log.
-    pub fn bootstrap(&mut self, now: Time, voters: &BTreeSet<PeerId>) -> Result<(), CommitError> {
+    pub fn bootstrap(&mut self, now: Tick, voters: &BTreeSet<PeerId>) -> Result<(), CommitError> {
         self.commit.bootstrap(now, voters)?;
         self.settle(now);
         Ok(())
@@ -476,14 +476,14 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
     }
 
     /// Says goodbye to the neighbours; the voters and learners stay as they are.
-    pub fn leave(&mut self, now: Time) {
+    pub fn leave(&mut self, now: Tick) {
         self.release(now);
         self.gossip.leave();
         self.flush_gossip();
     }
 
     /// Gives leadership up. The driver shuts the gate before it sends what this puts out.
-    pub fn release(&mut self, now: Time) {
+    pub fn release(&mut self, now: Tick) {
         let status = self.commit.status(now);
         let hint = self.gossip.election().leader();
         let voters = &status.members.voters;
@@ -501,7 +501,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
     ///
     /// # Errors
     /// See [`CommitError`].
-    pub fn change_members(&mut self, now: Time, change: MemberChange) -> Result<(), CommitError> {
+    pub fn change_members(&mut self, now: Tick, change: MemberChange) -> Result<(), CommitError> {
         let note = match change {
             MemberChange::Remove(peer) => Command::Bar(peer),
             MemberChange::Learn(peer) | MemberChange::Promote(peer) => Command::Admit(peer),
@@ -512,7 +512,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
     }
 
     /// A message from `from`, whose identity the link has proven.
-    pub fn handle_message(&mut self, now: Time, from: PeerId, message: Message) {
+    pub fn handle_message(&mut self, now: Tick, from: PeerId, message: Message) {
         if from == self.me || !message.within_limits() {
             return;
         }
@@ -541,7 +541,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
     }
 
     /// Time has passed.
-    pub fn handle_timeout(&mut self, now: Time) {
+    pub fn handle_timeout(&mut self, now: Tick) {
         self.gossip.handle_timeout(now);
         if self.commit.poll_timeout() <= now {
             self.commit.handle_timeout(now);
@@ -564,14 +564,14 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
     }
 
     /// When [`Engine::handle_timeout`] wants to be called.
-    pub fn poll_timeout(&self) -> Time {
+    pub fn poll_timeout(&self) -> Tick {
         self.gossip.poll_timeout().min(self.commit.poll_timeout()).min(self.next_tick)
     }
 
     // Below: what happens after every input
 
     /// Brings gossip, consensus, history and leadership into line with each other.
-    fn settle(&mut self, now: Time) {
+    fn settle(&mut self, now: Tick) {
         self.flush_gossip();
         self.flush_commit(now);
         let status = self.commit.status(now);
@@ -594,7 +594,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
         }
     }
 
-    fn flush_commit(&mut self, now: Time) {
+    fn flush_commit(&mut self, now: Tick) {
         while let Some(output) = self.commit.poll_output() {
             match output {
                 CommitOutput::Persist(write) => {
@@ -611,7 +611,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
         }
     }
 
-    fn committed(&mut self, now: Time, log_index: u64, command: &[u8]) {
+    fn committed(&mut self, now: Tick, log_index: u64, command: &[u8]) {
         if self.halted.is_some() {
             return;
         }
@@ -633,7 +633,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
     }
 
     /// Applies a record that is known to be committed. `false` if it does not fit yet.
-    fn apply(&mut self, now: Time, record: Record) -> bool {
+    fn apply(&mut self, now: Tick, record: Record) -> bool {
         if self.halted.is_some() {
             return false;
         }
@@ -666,7 +666,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
         }
     }
 
-    fn follow_leadership(&mut self, now: Time, status: &CommitStatus) {
+    fn follow_leadership(&mut self, now: Tick, status: &CommitStatus) {
         // The copy that runs ahead is good for as long as this node leads the same term without a
         // break, whether or not its lease holds at the moment: what it proposed may still commit.
         if !status.settled || self.lead.as_ref().is_some_and(|l| l.term != status.term) {
@@ -705,7 +705,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
     }
 
     /// Lets those that asked become learners, and learners that caught up become voters.
-    fn tick_members(&mut self, now: Time) {
+    fn tick_members(&mut self, now: Tick) {
         let status = self.commit.status(now);
         if status.acting_until.is_some() && status.members.next.is_empty() {
             if status.members.voters.len() < self.config.max_voters {
@@ -726,7 +726,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
         }
     }
 
-    fn enlist(&mut self, now: Time, peer: PeerId) {
+    fn enlist(&mut self, now: Tick, peer: PeerId) {
         let status = self.commit.status(now);
         let members = status.members.voters.len() + status.members.learners.len();
         if status.acting_until.is_some()

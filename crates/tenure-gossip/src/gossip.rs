@@ -10,7 +10,7 @@ use crate::election::{Election, ElectionConfig, LeaderChange, Rejected, Vote};
 use crate::identity::{Keys, PeerId};
 use crate::message::Message;
 use crate::spray::{Spray, SprayConfig, SprayMessage};
-use crate::time::Time;
+use tenure_core::Tick;
 
 /// How many of those that voted here, and are not in the view, get a vote in return each round:
 /// so many at least, and those that hear of too few others up to a bound.
@@ -46,7 +46,7 @@ impl Gossip {
         election: ElectionConfig,
         spray: SprayConfig,
         incarnation: u64,
-        now: Time,
+        now: Tick,
         mut rng: SmallRng,
     ) -> Self {
         let me = keys.id();
@@ -133,7 +133,7 @@ impl Gossip {
     /// Why it was thrown away.
     pub fn handle_vote(
         &mut self,
-        now: Time,
+        now: Tick,
         from: PeerId,
         vote: impl Borrow<Vote>,
     ) -> Result<(), Rejected> {
@@ -141,7 +141,7 @@ impl Gossip {
     }
 
     /// Time has passed.
-    pub fn handle_timeout(&mut self, now: Time) {
+    pub fn handle_timeout(&mut self, now: Tick) {
         if self.spray.poll_timeout() <= now {
             let sends = self.spray.handle_timeout(now, &mut self.rng);
             self.queue(sends);
@@ -185,7 +185,7 @@ impl Gossip {
     }
 
     /// When [`Gossip::handle_timeout`] wants to be called.
-    pub fn poll_timeout(&self) -> Time {
+    pub fn poll_timeout(&self) -> Tick {
         self.spray.poll_timeout().min(self.election.poll_timeout())
     }
 

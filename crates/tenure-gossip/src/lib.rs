@@ -91,4 +91,3 @@ pub mod net;
 pub mod sim;
 pub mod spray;
 pub mod storage;
-pub mod time;

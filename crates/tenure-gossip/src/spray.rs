@@ -22,7 +22,7 @@ use rand::seq::SliceRandom;
 use serde::{Deserialize, Serialize};
 
 use crate::identity::PeerId;
-use crate::time::Time;
+use tenure_core::Tick;
 
 /// More arcs than a group of 10^27 nodes needs; what is beyond is dropped.
 const MAX_VIEW: usize = 64;
@@ -87,7 +87,7 @@ struct Open {
     partner: PeerId,
     /// What was offered, as it stands in the view (the partner's own arc included).
     offered: Vec<PeerId>,
-    until: Time,
+    until: Tick,
 }
 
 /// One node's view of the group.
@@ -98,7 +98,7 @@ pub struct Spray {
     view: Vec<Arc>,
     known: BTreeSet<PeerId>,
     open: Option<Open>,
-    next: Time,
+    next: Tick,
     exchanges: u32,
     /// Those that went silent, and the exchange from which on their names are taken again.
     silent: BTreeMap<PeerId, u32>,
@@ -106,7 +106,7 @@ pub struct Spray {
 
 impl Spray {
     /// An empty view.
-    pub fn new(me: PeerId, config: SprayConfig, now: Time, rng: &mut SmallRng) -> Self {
+    pub fn new(me: PeerId, config: SprayConfig, now: Tick, rng: &mut SmallRng) -> Self {
         let next = now + jitter(config.period, rng) / 10;
         Self {
             me,
@@ -139,7 +139,7 @@ impl Spray {
     }
 
     /// When [`Spray::handle_timeout`] wants to be called.
-    pub fn poll_timeout(&self) -> Time {
+    pub fn poll_timeout(&self) -> Tick {
         self.open.as_ref().map_or(self.next, |o| o.until.min(self.next))
     }
 
@@ -222,7 +222,7 @@ impl Spray {
     }
 
     /// Time has passed: gives up on an unanswered exchange, starts the next one.
-    pub fn handle_timeout(&mut self, now: Time, rng: &mut SmallRng) -> Vec<(PeerId, SprayMessage)> {
+    pub fn handle_timeout(&mut self, now: Tick, rng: &mut SmallRng) -> Vec<(PeerId, SprayMessage)> {
         if let Some(open) = self.open.take_if(|o| o.until <= now) {
             let dead = self
                 .view
@@ -396,7 +396,7 @@ mod tests {
     struct Group {
         nodes: BTreeMap<PeerId, Spray>,
         rng: SmallRng,
-        now: Time,
+        now: Tick,
     }
 
     impl Group {
@@ -404,7 +404,7 @@ mod tests {
             let mut g = Self {
                 nodes: BTreeMap::new(),
                 rng: SmallRng::seed_from_u64(seed),
-                now: Time::ZERO,
+                now: Tick::ZERO,
             };
             let config = SprayConfig { memory: 32, floor: 1, ..SprayConfig::default() };
             for i in 0..n {
@@ -525,7 +525,7 @@ mod tests {
     #[test]
     fn an_oversized_sample_does_not_grow_the_view_without_bound() {
         let mut rng = SmallRng::seed_from_u64(1);
-        let mut s = Spray::new(id(0), SprayConfig::default(), Time::ZERO, &mut rng);
+        let mut s = Spray::new(id(0), SprayConfig::default(), Tick::ZERO, &mut rng);
         for k in 0..10 {
             let flood = (1 + k * 1000..1000 + k * 1000).map(id).collect();
             s.handle_message(id(1), SprayMessage::Exchange(flood), &mut rng);

@@ -11,21 +11,21 @@ use std::time::Duration;
 
 use crate::commit::Members;
 use crate::identity::PeerId;
-use crate::time::Time;
+use tenure_core::Tick;
 
 /// The leader's side: what the voters have echoed in this term.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Echoes(BTreeMap<PeerId, u64>);
+pub(super) struct Echoes(BTreeMap<PeerId, Tick>);
 
 impl Echoes {
     pub(super) fn clear(&mut self) {
         self.0.clear();
     }
 
-    /// `peer` echoed the beat sent at `beat`. Echoes arrive in any order.
-    pub(super) fn record(&mut self, peer: PeerId, beat: u64, now: Time) {
+    /// `peer` echoed the beat that was sent at `beat`. Echoes arrive in any order.
+    pub(super) fn record(&mut self, peer: PeerId, beat: Tick, now: Tick) {
         // An echo of the future is a lie or a mix-up; it must not lengthen anything.
-        if beat <= now.as_micros() {
+        if beat <= now {
             let latest = self.0.entry(peer).or_default();
             *latest = beat.max(*latest);
         }
@@ -37,8 +37,8 @@ impl Echoes {
         me: PeerId,
         members: &Members,
         lease: Duration,
-        now: Time,
-    ) -> Option<Time> {
+        now: Tick,
+    ) -> Option<Tick> {
         let old = self.majority(me, &members.voters, now)?;
         let new =
             if members.next.is_empty() { old } else { self.majority(me, &members.next, now)? };
@@ -46,13 +46,13 @@ impl Echoes {
     }
 
     /// The latest instant that a majority of `voters` has echoed.
-    fn majority(&self, me: PeerId, voters: &BTreeSet<PeerId>, now: Time) -> Option<Time> {
-        let mut beats: Vec<u64> = voters
+    fn majority(&self, me: PeerId, voters: &BTreeSet<PeerId>, now: Tick) -> Option<Tick> {
+        let mut beats: Vec<Tick> = voters
             .iter()
-            .filter_map(|v| if *v == me { Some(now.as_micros()) } else { self.0.get(v).copied() })
+            .filter_map(|v| if *v == me { Some(now) } else { self.0.get(v).copied() })
             .collect();
         beats.sort_unstable_by(|a, b| b.cmp(a));
-        beats.get(voters.len() / 2).map(|b| Time::from_micros(*b))
+        beats.get(voters.len() / 2).copied()
     }
 }
 
@@ -70,17 +70,17 @@ mod tests {
 
     const LEASE: Duration = Duration::from_millis(1_000);
 
-    fn at(ms: u64) -> Time {
-        Time::from_millis(ms)
+    fn at(ms: u64) -> Tick {
+        Tick::ZERO + Duration::from_millis(ms)
     }
 
     #[test]
     fn a_minority_of_echoes_gives_no_lease() {
         let members = Members { voters: voters(1..=5), ..Members::default() };
         let mut e = Echoes::default();
-        e.record(id(2), at(10).as_micros(), at(20));
+        e.record(id(2), at(10), at(20));
         assert_eq!(e.acting_until(id(1), &members, LEASE, at(20)), None);
-        e.record(id(3), at(12).as_micros(), at(20));
+        e.record(id(3), at(12), at(20));
         assert_eq!(e.acting_until(id(1), &members, LEASE, at(20)), Some(at(1_010)));
     }
 
@@ -88,7 +88,7 @@ mod tests {
     fn the_lease_counts_from_the_sending_not_from_the_echo() {
         let members = Members { voters: voters(1..=3), ..Members::default() };
         let mut e = Echoes::default();
-        e.record(id(2), at(100).as_micros(), at(900));
+        e.record(id(2), at(100), at(900));
         assert_eq!(e.acting_until(id(1), &members, LEASE, at(900)), Some(at(1_100)));
     }
 
@@ -96,9 +96,9 @@ mod tests {
     fn an_echo_of_the_future_or_an_old_one_lengthens_nothing() {
         let members = Members { voters: voters(1..=3), ..Members::default() };
         let mut e = Echoes::default();
-        e.record(id(2), at(100).as_micros(), at(150));
-        e.record(id(2), at(50).as_micros(), at(160));
-        e.record(id(3), at(9_000).as_micros(), at(170));
+        e.record(id(2), at(100), at(150));
+        e.record(id(2), at(50), at(160));
+        e.record(id(3), at(9_000), at(170));
         assert_eq!(e.acting_until(id(1), &members, LEASE, at(170)), Some(at(1_100)));
     }
 
@@ -106,10 +106,10 @@ mod tests {
     fn during_a_change_both_majorities_are_needed() {
         let members = Members { voters: voters(1..=3), next: voters(3..=7), ..Members::default() };
         let mut e = Echoes::default();
-        e.record(id(2), at(10).as_micros(), at(20));
+        e.record(id(2), at(10), at(20));
         assert_eq!(e.acting_until(id(1), &members, LEASE, at(20)), None);
         for n in [3, 4, 5] {
-            e.record(id(n), at(5).as_micros(), at(20));
+            e.record(id(n), at(5), at(20));
         }
         assert_eq!(e.acting_until(id(1), &members, LEASE, at(20)), Some(at(1_005)));
     }

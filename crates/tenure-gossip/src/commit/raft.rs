@@ -8,14 +8,14 @@ use rand::Rng;
 use rand::rngs::SmallRng;
 
 use super::lease::Echoes;
-use super::wire::{Names, beat};
+use super::wire::{Names, beat, sent_at};
 use super::{
     Commit, CommitConfig, CommitError, CommitOutput, CommitStatus, CommitWrite, ConsensusMessage,
     Entry, EntryKind, HardState, MAX_LEASE, MemberChange, Members, Position, SnapshotPoint,
 };
 use crate::bug::{Bug, Bugs};
 use crate::identity::PeerId;
-use crate::time::Time;
+use tenure_core::Tick;
 
 /// Numbers from the network beyond this are refused: nothing honest counts that far, and sums stay
 /// clear of overflow.
@@ -45,11 +45,11 @@ pub struct Raft {
     delivered: u64,
     hard: HardState,
     /// When the election timer (for a leader: the heartbeat) runs out.
-    timer: Time,
+    timer: Tick,
     /// Before this instant no vote is given and none is asked for.
-    still_until: Time,
+    still_until: Tick,
     /// When the present leader was last heard.
-    heard: Option<Time>,
+    heard: Option<Tick>,
     echoes: Echoes,
     /// Who would vote for this node in the term it asks about.
     prevotes: Option<(u64, BTreeSet<PeerId>)>,
@@ -72,8 +72,8 @@ impl Raft {
             commands: BTreeMap::new(),
             delivered: 0,
             hard: HardState::default(),
-            timer: Time::NEVER,
-            still_until: Time::ZERO,
+            timer: Tick::MAX,
+            still_until: Tick::ZERO,
             heard: None,
             echoes: Echoes::default(),
             prevotes: None,
@@ -89,7 +89,7 @@ impl Raft {
         me: PeerId,
         config: CommitConfig,
         rng: SmallRng,
-        now: Time,
+        now: Tick,
         found: Restored,
     ) -> Option<Self> {
         let mut raft = Self::fresh(me, config, rng);
@@ -133,7 +133,7 @@ impl Raft {
                 == Some(self.node.current_term())
     }
 
-    fn acting_until(&self, now: Time) -> Option<Time> {
+    fn acting_until(&self, now: Tick) -> Option<Tick> {
         if !self.settled() {
             return None;
         }
@@ -141,12 +141,12 @@ impl Raft {
     }
 
     /// Before this instant no vote is given and none is asked for.
-    fn still_until(&self) -> Time {
-        if self.bugs.has(Bug::VoteWithinLease) { Time::ZERO } else { self.still_until }
+    fn still_until(&self) -> Tick {
+        if self.bugs.has(Bug::VoteWithinLease) { Tick::ZERO } else { self.still_until }
     }
 
     /// Whether this node must not vote: it leads within its lease, or promised another one to keep still.
-    fn must_refuse(&self, now: Time) -> bool {
+    fn must_refuse(&self, now: Tick) -> bool {
         let leading = self.leads()
             && self
                 .echoes
@@ -189,7 +189,7 @@ impl Raft {
         Some(out)
     }
 
-    fn send(&mut self, to: NodeId, message: &Message, echo: u64, now: Time) {
+    fn send(&mut self, to: NodeId, message: &Message, echo: u64, now: Tick) {
         let Some(to) = self.names.peer(to) else { return };
         let message = match message {
             Message::AppendEntriesCall { term, commit_index, entries, .. } => {
@@ -220,7 +220,7 @@ impl Raft {
 
     /// Carries out what noraft asked for, after every single call into it. `incoming` is the append
     /// that caused it: its echo belongs into the answer.
-    fn drain(&mut self, now: Time, incoming: Option<u64>) {
+    fn drain(&mut self, now: Tick, incoming: Option<u64>) {
         let echo = incoming.unwrap_or(0);
         let mut hard = false;
         // Term and vote go to disk as one word, so they are gathered before anything is sent.
@@ -278,7 +278,7 @@ impl Raft {
         }
     }
 
-    fn set_timer(&mut self, now: Time) {
+    fn set_timer(&mut self, now: Tick) {
         if self.node.role().is_leader() {
             self.timer = now + self.config.heartbeat;
             return;
@@ -298,10 +298,10 @@ impl Raft {
         Duration::from_micros(micros)
     }
 
-    fn ask(&mut self, now: Time) {
+    fn ask(&mut self, now: Tick) {
         let members = self.members();
         if !members.is_voter(&self.me) {
-            self.timer = Time::NEVER;
+            self.timer = Tick::MAX;
             return;
         }
         if now < self.still_until() {
@@ -318,7 +318,7 @@ impl Raft {
         self.stand_if_wanted(now);
     }
 
-    fn stand_if_wanted(&mut self, now: Time) {
+    fn stand_if_wanted(&mut self, now: Tick) {
         let Some((term, yes)) = &self.prevotes else { return };
         let members = self.members();
         let enough = |set: &BTreeSet<PeerId>| {
@@ -337,20 +337,20 @@ impl Raft {
     }
 
     /// Moves to a later term without voting in it.
-    fn learn_term(&mut self, now: Time, from: NodeId, term: u64) {
+    fn learn_term(&mut self, now: Tick, from: NodeId, term: u64) {
         let message =
             Message::RequestVoteReply { from, term: Term::new(term), vote_granted: false };
         self.feed(now, &message, None);
     }
 
-    fn feed(&mut self, now: Time, message: &Message, echo: Option<u64>) {
+    fn feed(&mut self, now: Tick, message: &Message, echo: Option<u64>) {
         let before = self.node.current_term();
         if self.node.handle_message(message).is_err() {
             // The snapshot here contradicts the leader's log: a voter that has proven itself wrong
             // must not speak again. It stays mute; the node above sees no progress and says so.
             tracing::error!(node = %self.me, "the log on disk contradicts the leader; this node needs a fresh store");
-            self.timer = Time::NEVER;
-            self.still_until = Time::NEVER;
+            self.timer = Tick::MAX;
+            self.still_until = Tick::MAX;
             return;
         }
         if self.node.current_term() != before {
@@ -372,7 +372,7 @@ impl Raft {
 }
 
 impl Commit for Raft {
-    fn bootstrap(&mut self, now: Time, voters: &BTreeSet<PeerId>) -> Result<(), CommitError> {
+    fn bootstrap(&mut self, now: Tick, voters: &BTreeSet<PeerId>) -> Result<(), CommitError> {
         let ids: Vec<_> = voters.iter().map(|p| self.names.number(*p)).collect();
         if self.node.create_cluster(&ids).is_invalid() {
             return Err(CommitError::NotFresh);
@@ -381,7 +381,7 @@ impl Commit for Raft {
         Ok(())
     }
 
-    fn handle_message(&mut self, now: Time, from: PeerId, message: ConsensusMessage) {
+    fn handle_message(&mut self, now: Tick, from: PeerId, message: ConsensusMessage) {
         let number = self.names.number(from);
         match message {
             ConsensusMessage::Append { term, commit, after, entries, beat, lease } => {
@@ -442,7 +442,7 @@ impl Commit for Raft {
                     return;
                 }
                 if self.leads() && term == self.node.current_term().get() {
-                    self.echoes.record(from, beat, now);
+                    self.echoes.record(from, sent_at(beat), now);
                 }
                 let committed = self.node.commit_index();
                 let reply = Message::AppendEntriesReply {
@@ -513,7 +513,7 @@ impl Commit for Raft {
             }
             ConsensusMessage::Release { term, successor } => {
                 if term == self.node.current_term().get() && self.node.voted_for() == Some(number) {
-                    self.still_until = Time::ZERO;
+                    self.still_until = Tick::ZERO;
                     self.heard = None;
                     self.timer =
                         if successor == Some(self.me) { now } else { now + self.election_delay() };
@@ -522,7 +522,7 @@ impl Commit for Raft {
         }
     }
 
-    fn handle_timeout(&mut self, now: Time) {
+    fn handle_timeout(&mut self, now: Tick) {
         if now < self.timer {
             return;
         }
@@ -534,7 +534,7 @@ impl Commit for Raft {
         }
     }
 
-    fn propose(&mut self, now: Time, command: Vec<u8>) -> Result<Position, CommitError> {
+    fn propose(&mut self, now: Tick, command: Vec<u8>) -> Result<Position, CommitError> {
         if !self.leads() {
             return Err(CommitError::NotLeader);
         }
@@ -548,7 +548,7 @@ impl Commit for Raft {
 
     fn change_members(
         &mut self,
-        now: Time,
+        now: Tick,
         change: MemberChange,
         note: Option<Vec<u8>>,
     ) -> Result<(), CommitError> {
@@ -603,7 +603,7 @@ impl Commit for Raft {
         self.hinted = leader;
     }
 
-    fn release(&mut self, now: Time, successor: Option<PeerId>) {
+    fn release(&mut self, now: Tick, successor: Option<PeerId>) {
         if !self.leads() {
             return;
         }
@@ -620,7 +620,7 @@ impl Commit for Raft {
         if let Some(peer) = others.first() {
             let number = self.names.number(*peer);
             self.learn_term(now, number, term + 1);
-            self.still_until = Time::ZERO;
+            self.still_until = Tick::ZERO;
             self.timer = now + self.config.promise(self.config.lease) * 2;
         }
     }
@@ -641,13 +641,14 @@ impl Commit for Raft {
         true
     }
 
-    fn status(&self, now: Time) -> CommitStatus {
+    fn status(&self, now: Tick) -> CommitStatus {
         let acting_until = self.acting_until(now).filter(|until| now < *until);
         let leader = if self.node.role().is_leader() {
             acting_until.map(|_| self.me)
         } else {
             let heard = self.heard.is_some_and(|t| {
-                now.since(t) <= self.config.promise(self.config.lease) + self.config.spread
+                now.saturating_since(t)
+                    <= self.config.promise(self.config.lease) + self.config.spread
             });
             self.node.voted_for().filter(|_| heard).and_then(|id| self.names.peer(id))
         };
@@ -666,7 +667,7 @@ impl Commit for Raft {
         self.out.pop_front()
     }
 
-    fn poll_timeout(&self) -> Time {
+    fn poll_timeout(&self) -> Tick {
         self.timer
     }
 }

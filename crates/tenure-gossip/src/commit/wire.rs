@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Members;
 use crate::identity::PeerId;
-use crate::time::Time;
+use tenure_core::Tick;
 
 /// A place in the log.
 #[derive(
@@ -172,7 +172,12 @@ impl From<LogPosition> for Position {
     }
 }
 
-/// A beat is the leader's own clock in microseconds.
-pub(super) fn beat(now: Time) -> u64 {
-    now.as_micros()
+/// A beat travels as microseconds of the leader's own clock.
+pub(super) fn beat(now: Tick) -> u64 {
+    now.as_nanos() / 1_000
+}
+
+/// When an echoed beat was sent, rounded down: never later than it was.
+pub(super) fn sent_at(beat: u64) -> Tick {
+    Tick::from_nanos(beat.saturating_mul(1_000))
 }

@@ -7,7 +7,7 @@ use crate::history::TxId;
 use crate::identity::PeerId;
 use crate::machine::StateMachine;
 use crate::message::{MAX_GOAL, Message};
-use crate::time::Time;
+use tenure_core::Tick;
 
 /// How many nodes may pass a goal on.
 const HOPS: u8 = 3;
@@ -17,9 +17,9 @@ const HOPS: u8 = 3;
 pub(super) struct Pending {
     pub(super) goal: Vec<u8>,
     /// When the goal timeout runs out.
-    pub(super) deadline: Time,
+    pub(super) deadline: Tick,
     /// When it is sent again.
-    pub(super) retry: Time,
+    pub(super) retry: Tick,
 }
 
 impl<M: StateMachine, C: Commit> Engine<M, C> {
@@ -28,7 +28,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
     ///
     /// # Errors
     /// See [`SubmitError`]; the goal was not taken.
-    pub fn submit(&mut self, now: Time, tx: TxId, goal: Vec<u8>) -> Result<(), SubmitError> {
+    pub fn submit(&mut self, now: Tick, tx: TxId, goal: Vec<u8>) -> Result<(), SubmitError> {
         if self.halted.is_some() {
             return Err(SubmitError::Halted);
         }
@@ -52,7 +52,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
 
     pub(super) fn goal_arrived(
         &mut self,
-        now: Time,
+        now: Tick,
         from: PeerId,
         tx: TxId,
         goal: Vec<u8>,
@@ -67,7 +67,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
     }
 
     /// Executes the goal if this node leads, sends it towards the leader otherwise.
-    fn route(&mut self, now: Time, tx: TxId, goal: Vec<u8>, hops: u8) {
+    fn route(&mut self, now: Tick, tx: TxId, goal: Vec<u8>, hops: u8) {
         if self.commit.status(now).acting_until.is_some() {
             self.execute(now, tx, goal);
         } else if let Some(leader) = self.leader.filter(|l| *l != self.me)
@@ -77,7 +77,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
         }
     }
 
-    fn execute(&mut self, now: Time, tx: TxId, goal: Vec<u8>) {
+    fn execute(&mut self, now: Tick, tx: TxId, goal: Vec<u8>) {
         let Some(lead) = &mut self.lead else { return };
         let known = lead.ahead.find(&tx).is_some() && !self.bugs.has(Bug::ForgetTransactions);
         if known || lead.in_flight >= self.config.max_in_flight {
@@ -97,7 +97,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
     }
 
     /// The leader changed: what waits here goes to the new one, with its time-out set anew.
-    pub(super) fn reroute_all(&mut self, now: Time) {
+    pub(super) fn reroute_all(&mut self, now: Tick) {
         let all: Vec<_> = self.pending.iter().map(|(t, p)| (*t, p.goal.clone())).collect();
         if !all.is_empty() {
             tracing::info!(node = %self.me, leader = ?self.leader, goals = all.len(), "leader changed during transactions");
@@ -111,7 +111,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
         }
     }
 
-    pub(super) fn tick_goals(&mut self, now: Time) {
+    pub(super) fn tick_goals(&mut self, now: Tick) {
         let mut late = Vec::new();
         let mut again = Vec::new();
         for (tx, p) in &mut self.pending {

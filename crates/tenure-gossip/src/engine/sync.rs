@@ -9,7 +9,7 @@ use crate::history::{Chain, Hash, Record};
 use crate::identity::PeerId;
 use crate::machine::StateMachine;
 use crate::message::{MAX_HISTORY_RECORDS, Message, SNAPSHOT_PIECE};
-use crate::time::Time;
+use tenure_core::Tick;
 
 /// Largest snapshot that is fetched.
 const MAX_SNAPSHOT: u64 = 4 << 30;
@@ -28,7 +28,7 @@ pub(super) struct Fetch {
     hash: Hash,
     length: u64,
     bytes: Vec<u8>,
-    until: Time,
+    until: Tick,
 }
 
 /// The latest snapshot, ready to be sent.
@@ -42,7 +42,7 @@ pub(super) struct Held {
 
 impl<M: StateMachine, C: Commit> Engine<M, C> {
     /// Asks `peers` of the view for what comes after the last record applied.
-    pub(super) fn request_history(&mut self, now: Time, peers: usize) {
+    pub(super) fn request_history(&mut self, now: Tick, peers: usize) {
         let from = self.chain.index() + 1;
         let upto = self.chain.index() + MAX_HISTORY_RECORDS as u64;
         let asked = self.gossip.sample(peers);
@@ -57,7 +57,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
     }
 
     /// A record that a peer says is committed.
-    pub(super) fn record_arrived(&mut self, now: Time, record: Record) {
+    pub(super) fn record_arrived(&mut self, now: Tick, record: Record) {
         let gap = record.index > self.chain.index() + 1;
         if !self.apply(now, record) && gap && self.next_sync <= now + SYNC_EVERY / 2 {
             self.request_history(now, 3);
@@ -82,7 +82,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
 
     pub(super) fn history_arrived(
         &mut self,
-        now: Time,
+        now: Tick,
         from: PeerId,
         records: Vec<Record>,
         last: u64,
@@ -103,7 +103,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
     }
 
     /// Passes a new record on to neighbours that are outside of consensus; the members have it from there.
-    pub(super) fn spread(&mut self, record: &Record, now: Time) {
+    pub(super) fn spread(&mut self, record: &Record, now: Tick) {
         let members = self.commit.status(now).members;
         for peer in self.gossip.spray().neighbours() {
             if !members.contains(&peer) && !members.voters.is_empty() {
@@ -119,7 +119,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
         }
     }
 
-    pub(super) fn tick_sync(&mut self, now: Time) {
+    pub(super) fn tick_sync(&mut self, now: Tick) {
         if self.fetch.as_ref().is_some_and(|f| f.until <= now) {
             self.fetch = None;
         }
@@ -180,7 +180,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
 
     pub(super) fn snapshot_offered(
         &mut self,
-        now: Time,
+        now: Tick,
         from: PeerId,
         index: u64,
         log: u64,
@@ -211,7 +211,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
 
     pub(super) fn snapshot_piece(
         &mut self,
-        now: Time,
+        now: Tick,
         from: PeerId,
         hash: Hash,
         offset: u64,
@@ -238,7 +238,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
         }
     }
 
-    fn install(&mut self, now: Time, snapshot: Snapshot) {
+    fn install(&mut self, now: Tick, snapshot: Snapshot) {
         let Ok(chain) = Chain::<M>::thaw(&snapshot.chain) else { return };
         if chain.index() != snapshot.index || self.halted.is_some() {
             return;

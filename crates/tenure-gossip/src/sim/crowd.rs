@@ -15,7 +15,7 @@ use crate::gossip::{Gossip, GossipOutput};
 use crate::identity::{Ed25519Keys, Keys, PeerId, StandInKeys};
 use crate::message::Message;
 use crate::spray::{SprayConfig, SprayMessage};
-use crate::time::Time;
+use tenure_core::Tick;
 
 /// How a crowd is made.
 #[derive(Debug, Clone)]
@@ -209,7 +209,7 @@ impl Crowd {
             self.config.election.clone(),
             spray,
             life.into(),
-            Time::from_micros(self.now),
+            tick(self.now),
             SmallRng::seed_from_u64(seed),
         );
         #[cfg(any(test, feature = "bugs"))]
@@ -247,7 +247,7 @@ impl Crowd {
     fn step(&mut self) {
         let Some((at, happening)) = self.queue.pop() else { return };
         self.now = at;
-        let now = Time::from_micros(at);
+        let now = tick(at);
         match happening {
             Happening::Timer { node, life } => {
                 let m = &mut self.members[node as usize];
@@ -260,7 +260,7 @@ impl Crowd {
                     mail.sort_by_key(|(at, _)| *at);
                     let arrived = mail.partition_point(|(arrival, _)| *arrival <= at);
                     for (arrival, vote) in mail.drain(..arrived) {
-                        let _ = gossip.handle_vote(Time::from_micros(arrival), vote.voter, &*vote);
+                        let _ = gossip.handle_vote(tick(arrival), vote.voter, &*vote);
                     }
                     gossip.handle_timeout(now);
                 }
@@ -330,12 +330,17 @@ impl Crowd {
     fn schedule(&mut self, i: usize) {
         let m = &mut self.members[i];
         let Some(gossip) = m.gossip.as_ref() else { return };
-        let at = gossip.poll_timeout().as_micros().max(self.now + 1);
+        let at = gossip.poll_timeout().as_nanos().div_ceil(1_000).max(self.now + 1);
         if at < m.timer {
             m.timer = at;
             self.queue.push(at, Happening::Timer { node: i as u32, life: m.life });
         }
     }
+}
+
+/// The simulation counts microseconds.
+fn tick(micros: u64) -> Tick {
+    Tick::from_nanos(micros * 1_000)
 }
 
 fn keys_of(i: usize, real: bool) -> Box<dyn Keys> {

@@ -121,7 +121,7 @@ fn strike(world: &mut World, rng: &mut SmallRng, faults: Faults) {
             if let Some(leader) = world.acting()
                 && let Some(id) = world.node(any).map(|x| x.id())
                 && world.node(leader).is_some_and(|l| {
-                    l.commit().status(crate::time::Time::ZERO).members.voters.len() > 3
+                    l.commit().status(crate::time::Tick::ZERO).members.voters.len() > 3
                 })
             {
                 let _ = world.change_members(leader, MemberChange::Remove(id));

@@ -17,7 +17,7 @@ use crate::identity::{Ed25519Keys, Keys, PeerId, StandInKeys};
 use crate::kv::{Kv, KvGoal};
 use crate::machine::StateMachine as _;
 use crate::message::Message;
-use crate::time::Time;
+use tenure_core::Tick;
 
 /// How a world is made.
 #[derive(Debug, Clone)]
@@ -81,7 +81,7 @@ struct Member {
     disk: Disk,
     life: u64,
     timer: u64,
-    /// local clock = offset + true time · rate / 1,000,000
+    /// local clock in nanoseconds = offset + true time in microseconds · rate / 1,000
     offset: u64,
     rate: u64,
     paused_until: u64,
@@ -147,7 +147,7 @@ impl World {
                     disk,
                     life: 0,
                     timer: u64::MAX,
-                    offset: rng.random_range(0..1_000_000_000),
+                    offset: rng.random_range(0..1_000_000_000) * 1_000,
                     rate: 1_000_000 + u64::from(config.drift) * 500
                         - u64::from(rng.random_range(0..=config.drift)) * 1_000,
                     paused_until: 0,
@@ -393,19 +393,19 @@ impl World {
         self.trace = (self.trace ^ word).wrapping_mul(0x0100_0000_01b3);
     }
 
-    fn local(&self, i: usize) -> Time {
+    fn local(&self, i: usize) -> Tick {
         let m = &self.members[i];
-        Time::from_micros(m.offset + (u128::from(self.now) * u128::from(m.rate) / 1_000_000) as u64)
+        Tick::from_nanos(m.offset + (u128::from(self.now) * u128::from(m.rate) / 1_000) as u64)
     }
 
     /// The first true instant at which node `i`'s clock shows `local` or more.
-    fn true_time(&self, i: usize, local: Time) -> u64 {
+    fn true_time(&self, i: usize, local: Tick) -> u64 {
         let m = &self.members[i];
-        let past = u128::from(local.as_micros().saturating_sub(m.offset));
-        (past * 1_000_000).div_ceil(u128::from(m.rate)) as u64
+        let past = u128::from(local.as_nanos().saturating_sub(m.offset));
+        (past * 1_000).div_ceil(u128::from(m.rate)) as u64
     }
 
-    fn with(&mut self, i: usize, input: impl FnOnce(&mut Engine<Kv>, Time)) {
+    fn with(&mut self, i: usize, input: impl FnOnce(&mut Engine<Kv>, Tick)) {
         let now = self.local(i);
         if let Some(node) = self.members[i].node.as_mut() {
             input(node, now);

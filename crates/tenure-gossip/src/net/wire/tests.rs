@@ -20,7 +20,7 @@ use crate::identity::Ed25519Keys;
 use crate::kv::{Kv, KvGoal};
 use crate::net::session::encode;
 use crate::spray::SprayMessage;
-use crate::time::Time;
+use tenure_core::Tick;
 
 const RECORDED: &str = include_str!("recorded.txt");
 
@@ -72,7 +72,7 @@ fn signature() -> Signature {
 fn made_vote() -> Vote {
     let keys = Ed25519Keys::from_secret(&[7; 32]);
     let mut rng = SmallRng::seed_from_u64(1);
-    let begun = Time::from_millis(10_000);
+    let begun = Tick::ZERO + Duration::from_secs(10);
     let config = ElectionConfig::default();
     let mut election = Election::new(keys.id(), "main", config, 2, begun, &mut rng);
     election.set_term(6);
