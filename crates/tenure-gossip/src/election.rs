@@ -16,8 +16,6 @@
 //! leader that stops making new ones is forgotten by everybody within that time, however often its
 //! last beacon is passed on. No two clocks are compared: each relay adds the time it kept the beacon.
 
-mod roll;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,8 +25,6 @@ use rand::rngs::SmallRng;
 use rand::seq::{IndexedRandom, index};
 use serde::{Deserialize, Serialize};
 
-use self::roll::Roll;
-use crate::bug::{Bug, Bugs};
 use crate::identity::{Keys, PeerId, Signature};
 use tenure_core::Tick;
 
@@ -216,8 +212,8 @@ pub struct Election {
     base: u64,
     last_stamp: u64,
     started: Tick,
-    neighbours: Roll<Neighbour>,
-    sightings: Roll<Sighting>,
+    neighbours: BTreeMap<PeerId, Neighbour>,
+    sightings: BTreeMap<PeerId, Sighting>,
     current: PeerId,
     since: Tick,
     /// Whether the current leader was seen to be established.
@@ -226,7 +222,6 @@ pub struct Election {
     round_at: Tick,
     send_at: Tick,
     rejected: BTreeMap<Rejected, u64>,
-    bugs: Bugs,
 }
 
 impl Election {
@@ -249,8 +244,8 @@ impl Election {
             base: incarnation << 40,
             last_stamp: 0,
             started: now,
-            neighbours: Roll::new(),
-            sightings: Roll::new(),
+            neighbours: BTreeMap::new(),
+            sightings: BTreeMap::new(),
             current: me,
             since: now,
             confirmed: false,
@@ -258,14 +253,8 @@ impl Election {
             round_at: first,
             send_at: Tick::MAX,
             rejected: BTreeMap::new(),
-            bugs: Bugs::default(),
             config,
         }
-    }
-
-    #[cfg(any(test, feature = "bugs"))]
-    pub(crate) fn inject(&mut self, bugs: Bugs) {
-        self.bugs = bugs;
     }
 
     /// The leader this node believes in: itself, if it knows no better.
@@ -331,7 +320,7 @@ impl Election {
         let neighbour = Neighbour { beacon: beacon.clone(), seq, heard: now, hungry };
         self.neighbours.insert(voter, neighbour);
         if self.neighbours.len() > MAX_NEIGHBOURS {
-            self.neighbours.remove_min(|n| n.heard);
+            remove_min(&mut self.neighbours, |n| n.heard);
         }
         Ok(())
     }
@@ -372,9 +361,7 @@ impl Election {
         let made = now
             .saturating_sub(Duration::from_millis(vote.age.into()))
             .min(known.map_or(Tick::MAX, |s| s.made));
-        if now.saturating_since(made) > self.config.validity()
-            && !self.bugs.has(Bug::StaleNeighbours)
-        {
+        if now.saturating_since(made) > self.config.validity() {
             return Err(Rejected::Stale);
         }
         let text = vote_text(&self.namespace, vote);
@@ -389,9 +376,7 @@ impl Election {
         if vote.beacon.leader == self.me && vote.beacon.stamp > self.stamp_now(now) {
             return Err(Rejected::Forged);
         }
-        if !self.bugs.has(Bug::RelayedStamps)
-            && !keys.verify(&vote.beacon.leader, text.bytes(), &vote.beacon.signature)
-        {
+        if !keys.verify(&vote.beacon.leader, text.bytes(), &vote.beacon.signature) {
             return Err(Rejected::Forged);
         }
         Ok(())
@@ -408,7 +393,7 @@ impl Election {
             Some(s) => *s = Sighting { beacon: beacon.clone(), made: made.max(s.made) },
             None => {
                 if self.sightings.len() >= MAX_SIGHTINGS {
-                    self.sightings.remove_min(|s| s.made);
+                    remove_min(&mut self.sightings, |s| s.made);
                 }
                 self.sightings.insert(beacon.leader, Sighting { beacon: beacon.clone(), made });
             }
@@ -425,24 +410,22 @@ impl Election {
     }
 
     fn round(&mut self, now: Tick, rng: &mut SmallRng) -> Option<LeaderChange> {
-        if !self.bugs.has(Bug::StaleNeighbours) {
-            let mut neighbours = std::mem::replace(&mut self.neighbours, Roll::new());
-            let validity = self.config.validity();
-            // Nearly all of them name the current leader: it is looked up once.
-            let current_lives = self.alive(&self.current, now);
-            neighbours.retain(|_, n| {
-                let leader = &n.beacon.leader;
-                now.saturating_since(n.heard) <= validity
-                    && if *leader == self.current { current_lives } else { self.alive(leader, now) }
-            });
-            self.neighbours = neighbours;
-            // Sightings stay, up to their bound: who forgot a stamp would take it for new again.
-        }
+        let validity = self.config.validity();
+        // Nearly all of them name the current leader: it is looked up once.
+        let current_lives = self.alive(&self.current, now);
+        let mut neighbours = std::mem::take(&mut self.neighbours);
+        neighbours.retain(|_, n| {
+            let leader = &n.beacon.leader;
+            now.saturating_since(n.heard) <= validity
+                && if *leader == self.current { current_lives } else { self.alive(leader, now) }
+        });
+        self.neighbours = neighbours;
+        // Sightings stay, up to their bound: a node that forgot a stamp would take it for new again.
         let votes: Vec<PeerId> = {
             // A vote of ten rounds ago is valid, but its voter has thought on since: those that
             // spoke lately are asked first. (The documented mode asks any valid one.)
             let lately = self.config.delta_r * 5 / 4;
-            let valid = || self.neighbours.iter().map(|(_, n)| n);
+            let valid = || self.neighbours.values();
             let mut all: Vec<_> =
                 valid().filter(|n| now.saturating_since(n.heard) <= lately).collect();
             if all.len() < SAMPLE || self.config.tie == TieBreak::Random {
@@ -472,11 +455,11 @@ impl Election {
     }
 
     fn decide(&self, now: Tick, votes: &[PeerId], rng: &mut SmallRng) -> PeerId {
-        let seen = self.alive(&self.current, now) || self.bugs.has(Bug::StaleNeighbours);
+        let seen = self.alive(&self.current, now);
         let current = if seen { self.current } else { self.me };
         let count = |who: &PeerId| votes.iter().filter(|l| *l == who).count();
         match self.config.tie {
-            TieBreak::Ranked if !self.bugs.has(Bug::RandomTie) => {
+            TieBreak::Ranked => {
                 let rank = |who: &PeerId| match self.sightings.get(who) {
                     Some(s) => (s.beacon.term, s.beacon.reign, who.rank()),
                     None if *who == self.me => (self.my_term, self.my_reign(now), who.rank()),
@@ -496,7 +479,7 @@ impl Election {
                     || (self.confirmed && lead < i64::from(self.config.hysteresis));
                 if seen && calm { current } else { best }
             }
-            TieBreak::Ranked | TieBreak::Random => {
+            TieBreak::Random => {
                 if seen && current != self.me && now < self.stable_until {
                     return current;
                 }
@@ -534,11 +517,6 @@ impl Election {
         self.last_stamp = fresh;
         let relayed = self.sightings.get(&self.current).filter(|_| self.current != self.me);
         let (beacon, age) = match relayed {
-            Some(s) if self.bugs.has(Bug::RelayedStamps) => {
-                // The specification's bug: the relay puts its own time on the leader's word.
-                let stamp = s.beacon.stamp + 1;
-                (Arc::new(Beacon { stamp, ..(*s.beacon).clone() }), 0)
-            }
             Some(s) => (s.beacon.clone(), now.saturating_since(s.made).as_millis() as u32),
             None => {
                 let mut beacon = Beacon {
@@ -546,7 +524,7 @@ impl Election {
                     term: self.my_term,
                     reign: self.my_reign(now),
                     stamp: fresh,
-                    signature: Signature([0; 32], [0; 32]),
+                    signature: Signature::NONE,
                 };
                 beacon.signature = keys.sign(beacon_text(&self.namespace, &beacon).bytes());
                 (Arc::new(beacon), 0)
@@ -558,10 +536,17 @@ impl Election {
             beacon,
             age,
             hungry: self.recent_voters(now).take(SAMPLE).count() < SAMPLE,
-            signature: Signature([0; 32], [0; 32]),
+            signature: Signature::NONE,
         };
         vote.signature = keys.sign(vote_text(&self.namespace, &vote).bytes());
         vote
+    }
+}
+
+/// Removes the entry with the smallest key, the first by name among equals.
+fn remove_min<V, K: Ord>(map: &mut BTreeMap<PeerId, V>, key: impl Fn(&V) -> K) {
+    if let Some(peer) = map.iter().min_by_key(|(_, v)| key(v)).map(|(peer, _)| *peer) {
+        map.remove(&peer);
     }
 }
 
@@ -613,5 +598,4 @@ fn vote_text(namespace: &str, v: &Vote) -> Text {
 }
 
 #[cfg(test)]
-#[path = "election_tests.rs"]
 mod tests;

@@ -26,7 +26,6 @@ use serde::{Deserialize, Serialize};
 
 use self::goals::Pending;
 use self::sync::{Fetch, Held};
-use crate::bug::{Bug, Bugs};
 use crate::commit::{
     Commit, CommitConfig, CommitError, CommitOutput, CommitStatus, CommitWrite, MemberChange, Raft,
     Restored, SnapshotPoint,
@@ -111,7 +110,8 @@ impl EngineConfig {
 
 /// What the consensus log says: the bytes of its commands.
 #[derive(Serialize, Deserialize)]
-pub(crate) enum Command {
+#[doc(hidden)]
+pub enum Command {
     /// The next record of the history.
     Record(Record),
     /// An operator removed this node: it must not become a member by itself.
@@ -121,7 +121,8 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+    /// The bytes as they are proposed.
+    pub fn to_bytes(&self) -> Vec<u8> {
         postcard::to_stdvec(self).expect("plain data can always be encoded")
     }
 }
@@ -198,7 +199,6 @@ pub enum Output {
 
 /// What an operator may want to know.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Event {
     /// Gossip names another leader.
     HintChanged(LeaderChange),
@@ -243,6 +243,23 @@ pub enum SubmitError {
     /// The node has stopped.
     #[error("this node has halted after a contradiction; see its log and give it a fresh store")]
     Halted,
+}
+
+/// What was found on disk cannot be continued. Nothing was changed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// Entries are missing.
+    #[error("the consensus log on disk has a hole; give this node a fresh folder and join again")]
+    Hole,
+    /// The state machine does not take it back.
+    #[error(
+        "the snapshot on disk cannot be restored ({0}); give this node a fresh folder and join again"
+    )]
+    Snapshot(String),
+    /// The records contradict each other.
+    #[error("the history on disk is damaged ({0}); give this node a fresh folder and join again")]
+    History(#[from] ChainError),
 }
 
 /// What was found on disk.
@@ -299,14 +316,13 @@ pub struct Engine<M: StateMachine, C: Commit = Raft> {
     next_sync: Tick,
     halted: Option<String>,
     out: VecDeque<Output>,
-    bugs: Bugs,
 }
 
 impl<M: StateMachine> Engine<M, Raft> {
     /// A node on noraft, as `found` on disk (or nothing, if it is new).
     ///
     /// # Errors
-    /// What is wrong with the store.
+    /// See [`OpenError`].
     pub fn open(
         keys: Box<dyn Keys>,
         namespace: &str,
@@ -314,18 +330,36 @@ impl<M: StateMachine> Engine<M, Raft> {
         found: Found,
         now: Tick,
         seed: u64,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, OpenError> {
+        Self::open_with(keys, namespace, config, found, now, seed, |raft| raft)
+    }
+}
+
+impl<M: StateMachine, C: Commit> Engine<M, C> {
+    /// The same, on what `consensus` makes of it.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open_with(
+        keys: Box<dyn Keys>,
+        namespace: &str,
+        config: EngineConfig,
+        found: Found,
+        now: Tick,
+        seed: u64,
+        consensus: impl FnOnce(Raft) -> C,
+    ) -> Result<Self, OpenError> {
         let me = keys.id();
         let rng = SmallRng::seed_from_u64(seed);
         let raft_rng = SmallRng::seed_from_u64(seed ^ 0xc0_77_17);
         let mut restored = found.commit;
         restored.snapshot = found.snapshot.as_ref().and_then(|s| s.point.clone());
         let applied_log = restored.snapshot.as_ref().map_or(0, |p| p.position.index);
-        let commit = Raft::restore(me, config.commit.clone(), raft_rng, now, restored).ok_or(
-            "the consensus log on disk has a hole; give this node a fresh store and identity",
-        )?;
+        let commit = Raft::restore(me, config.commit.clone(), raft_rng, now, restored)
+            .map(consensus)
+            .ok_or(OpenError::Hole)?;
         let mut chain = match &found.snapshot {
-            Some(s) => Chain::thaw(&s.chain)?,
+            Some(s) => Chain::thaw(&s.chain).map_err(OpenError::Snapshot)?,
             None => Chain::default(),
         };
         let mut oldest = chain.index() + 1;
@@ -335,7 +369,7 @@ impl<M: StateMachine> Engine<M, Raft> {
                 Ok(_) => {}
                 // A record that was not yet on disk when the power went: what follows it is fetched again.
                 Err(ChainError::Gap { .. }) => break,
-                Err(e) => return Err(e.to_string()),
+                Err(error) => return Err(error.into()),
             }
         }
         let gossip = Gossip::new(
@@ -367,21 +401,12 @@ impl<M: StateMachine> Engine<M, Raft> {
             next_sync: now + TICK,
             halted: None,
             out: VecDeque::new(),
-            bugs: Bugs::default(),
         };
         if let Some(s) = found.snapshot {
             node.hold(&s);
         }
         node.settle(now);
         Ok(node)
-    }
-
-    /// Puts one of the specification's bugs back in, for a test to catch.
-    #[cfg(any(test, feature = "bugs"))]
-    pub fn inject(&mut self, bugs: Bugs) {
-        self.bugs = bugs;
-        self.gossip.inject(bugs);
-        self.commit.inject(bugs);
     }
 }
 
@@ -442,12 +467,6 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
     /// committed, and a majority of the voters has promised to elect nobody else for so long.
     pub fn acting(&self, now: Tick) -> Option<Acting> {
         let status = self.commit.status(now);
-        if self.bugs.has(Bug::GateOnHint)
-            && status.term > 0
-            && self.gossip.election().leader() == self.me
-        {
-            return Some(Acting { term: status.term, until: now + self.config.commit.lease });
-        }
         let until = status.acting_until.filter(|_| self.halted.is_none())?;
         Some(Acting { term: status.term, until })
     }

@@ -60,11 +60,6 @@ impl Gossip {
         }
     }
 
-    #[cfg(any(test, feature = "bugs"))]
-    pub(crate) fn inject(&mut self, bugs: crate::bug::Bugs) {
-        self.election.inject(bugs);
-    }
-
     /// This node.
     pub fn id(&self) -> PeerId {
         self.keys.id()
@@ -180,7 +175,7 @@ impl Gossip {
 
     /// The vote to be sent, and to whom: for those who can send one to many. Others get it from
     /// [`Gossip::poll_output`], copy by copy.
-    pub(crate) fn poll_vote(&mut self) -> Option<(Vec<PeerId>, Vote)> {
+    pub fn poll_vote(&mut self) -> Option<(Vec<PeerId>, Vote)> {
         self.ballot.take()
     }
 

@@ -27,13 +27,13 @@ pub struct Hash(pub [u8; 32]);
 impl Hash {
     /// The hash in hexadecimal.
     pub fn to_hex(&self) -> String {
-        PeerId(self.0).to_hex()
+        hex::encode(self.0)
     }
 }
 
 impl fmt::Display for Hash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0[..6].iter().try_for_each(|b| write!(f, "{b:02x}"))
+        f.write_str(&hex::encode(&self.0[..6]))
     }
 }
 
@@ -288,11 +288,6 @@ impl<M: StateMachine> Chain<M> {
             transactions: f.transactions.into_iter().collect(),
             recent: VecDeque::from([f.head]),
         })
-    }
-
-    #[cfg(any(test, feature = "bugs"))]
-    pub(crate) fn skip_one(&mut self) {
-        self.index += 1;
     }
 }
 

@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 use crate::commit::{CommitError, MemberChange};
 use crate::driver::status::Status;
 use crate::driver::{Driver, FromHost, now};
-use crate::engine::{Engine, EngineConfig};
+use crate::engine::{Engine, EngineConfig, OpenError};
 use crate::history::{Record, TxId};
 use crate::identity::{Ed25519Keys, Keys as _, PeerId, decode_hex};
 use crate::machine::StateMachine;
@@ -106,6 +106,9 @@ pub enum HostError {
     /// The store.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The store can be read, but what is in it cannot be continued.
+    #[error(transparent)]
+    Open(#[from] OpenError),
     /// A file or the port.
     #[error("{what}: {why}")]
     Io {
@@ -202,8 +205,7 @@ impl<M: StateMachine> Host<M> {
                 found,
                 now(),
                 rand::random(),
-            )
-            .map_err(|e| HostError::Store(StoreError::Damaged(e)))?;
+            )?;
             if config.start == Start::Bootstrap && !with_state.contains(name) {
                 // Two founders of one namespace would be two histories of it.
                 if !founder {

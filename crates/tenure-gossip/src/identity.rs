@@ -29,7 +29,7 @@ impl PeerId {
 
     /// The whole key in hexadecimal.
     pub fn to_hex(&self) -> String {
-        self.0.iter().map(|b| format!("{b:02x}")).collect()
+        hex::encode(self.0)
     }
 
     /// Reads what [`PeerId::to_hex`] wrote.
@@ -41,20 +41,14 @@ impl PeerId {
 /// Reads 32 bytes written as 64 hexadecimal digits.
 #[doc(hidden)]
 pub fn decode_hex(text: &str) -> Option<[u8; 32]> {
-    let text = text.trim();
-    if text.len() != 64 || !text.is_ascii() {
-        return None;
-    }
     let mut out = [0; 32];
-    for (i, byte) in out.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&text[2 * i..2 * i + 2], 16).ok()?;
-    }
+    hex::decode_to_slice(text.trim(), &mut out).ok()?;
     Some(out)
 }
 
 impl fmt::Display for PeerId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0[..4].iter().try_for_each(|b| write!(f, "{b:02x}"))
+        f.write_str(&hex::encode(&self.0[..4]))
     }
 }
 
@@ -64,9 +58,16 @@ impl fmt::Debug for PeerId {
     }
 }
 
-/// A signature: the two halves of ed25519's 64 bytes.
+/// An ed25519 signature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Signature(pub [u8; 32], pub [u8; 32]);
+pub struct Signature(#[serde(with = "serde_big_array::BigArray")] pub [u8; Self::LENGTH]);
+
+impl Signature {
+    /// Its bytes.
+    pub const LENGTH: usize = 64;
+    /// The place of a signature that is not made yet; it fits no message.
+    pub const NONE: Self = Self([0; Self::LENGTH]);
+}
 
 /// Signs as one node, checks the signatures of all.
 pub trait Keys: Send + 'static {
@@ -112,52 +113,13 @@ impl Keys for Ed25519Keys {
     }
 
     fn sign(&self, message: &[u8]) -> Signature {
-        let bytes = self.0.sign(message).to_bytes();
-        let (r, s) = bytes.split_at(32);
-        Signature(r.try_into().expect("32 of 64"), s.try_into().expect("32 of 64"))
+        Signature(self.0.sign(message).to_bytes())
     }
 
     fn verify(&self, signer: &PeerId, message: &[u8], signature: &Signature) -> bool {
-        let mut bytes = [0; 64];
-        bytes[..32].copy_from_slice(&signature.0);
-        bytes[32..].copy_from_slice(&signature.1);
-        VerifyingKey::from_bytes(&signer.0).is_ok_and(|key| {
-            key.verify_strict(message, &ed25519_dalek::Signature::from_bytes(&bytes)).is_ok()
-        })
-    }
-}
-
-/// Cheap stand-ins for the simulator: they catch a wrong signer or a changed message, and protect
-/// against nobody.
-#[derive(Debug, Clone, Copy)]
-pub struct StandInKeys(pub PeerId);
-
-impl StandInKeys {
-    fn tag(signer: &PeerId, message: &[u8]) -> u64 {
-        let mut h = signer.rank();
-        for chunk in message.chunks(8) {
-            let mut w = [0; 8];
-            w[..chunk.len()].copy_from_slice(chunk);
-            h = (h ^ u64::from_le_bytes(w)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            h ^= h >> 32;
-        }
-        h
-    }
-}
-
-impl Keys for StandInKeys {
-    fn id(&self) -> PeerId {
-        self.0
-    }
-
-    fn sign(&self, message: &[u8]) -> Signature {
-        let mut first = [0; 32];
-        first[..8].copy_from_slice(&Self::tag(&self.0, message).to_le_bytes());
-        Signature(first, [0; 32])
-    }
-
-    fn verify(&self, signer: &PeerId, message: &[u8], signature: &Signature) -> bool {
-        signature.0[..8] == Self::tag(signer, message).to_le_bytes()
+        let signature = ed25519_dalek::Signature::from_bytes(&signature.0);
+        VerifyingKey::from_bytes(&signer.0)
+            .is_ok_and(|key| key.verify_strict(message, &signature).is_ok())
     }
 }
 

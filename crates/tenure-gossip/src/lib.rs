@@ -32,8 +32,7 @@
 //!
 //! Consensus decides; gossip only says who should stand first. Modules in that order: [`spray`],
 //! [`election`], [`gossip`], [`commit`], [`history`], [`machine`], [`kv`], [`engine`] (all of it, without
-//! I/O), [`storage`], [`net`], the driver that runs an engine, [`host`], and [`sim`], which runs the same
-//! engines under a clock and a network of its own.
+//! I/O), [`storage`], [`net`], the driver that runs an engine, and [`host`].
 //!
 //! # Timing (defaults)
 //!
@@ -74,7 +73,6 @@
 //! # let _ = record; Ok(()) }
 //! ```
 
-pub mod bug;
 pub mod commit;
 pub(crate) mod driver;
 pub mod election;
@@ -88,6 +86,5 @@ pub mod machine;
 pub mod message;
 pub mod metrics;
 pub mod net;
-pub mod sim;
 pub mod spray;
 pub mod storage;

@@ -17,15 +17,10 @@ use std::{
 use clap::{Args, Subcommand};
 use serde_json::json;
 
-use tenure_gossip::{
-    bug::Bugs,
-    election::ElectionConfig,
-    sim::{
-        Faults,
-        crowd::{Crowd, CrowdConfig},
-        scenario::storm,
-    },
-};
+use tenure_gossip::election::ElectionConfig;
+use tenure_sim::gossip::Faults;
+use tenure_sim::gossip::crowd::{Crowd, CrowdConfig};
+use tenure_sim::gossip::scenario::storm;
 
 use crate::{quantile, say};
 
@@ -120,7 +115,7 @@ fn storms(from: u64, seeds: u64, threads: u64) -> anyhow::Result<ExitCode> {
                     if seed >= from + seeds {
                         return;
                     }
-                    let verdict = storm(seed, Bugs::default());
+                    let verdict = storm(seed, None);
                     let mut total = total.lock().expect("no panic holds it");
                     match verdict {
                         Ok(v) => {

@@ -13,7 +13,6 @@ use super::{
     Commit, CommitConfig, CommitError, CommitOutput, CommitStatus, CommitWrite, ConsensusMessage,
     Entry, EntryKind, HardState, MAX_LEASE, MemberChange, Members, Position, SnapshotPoint,
 };
-use crate::bug::{Bug, Bugs};
 use crate::identity::PeerId;
 use tenure_core::Tick;
 
@@ -55,7 +54,6 @@ pub struct Raft {
     prevotes: Option<(u64, BTreeSet<PeerId>)>,
     hinted: Option<PeerId>,
     out: VecDeque<CommitOutput>,
-    bugs: Bugs,
 }
 
 impl Raft {
@@ -79,7 +77,6 @@ impl Raft {
             prevotes: None,
             hinted: None,
             out: VecDeque::new(),
-            bugs: Bugs::default(),
         }
     }
 
@@ -113,11 +110,6 @@ impl Raft {
         Some(raft)
     }
 
-    #[cfg(any(test, feature = "bugs"))]
-    pub(crate) fn inject(&mut self, bugs: Bugs) {
-        self.bugs = bugs;
-    }
-
     fn members(&self) -> Members {
         self.names.members(self.node.config())
     }
@@ -140,11 +132,6 @@ impl Raft {
         self.echoes.acting_until(self.me, &self.members(), self.config.lease, now)
     }
 
-    /// Before this instant no vote is given and none is asked for.
-    fn still_until(&self) -> Tick {
-        if self.bugs.has(Bug::VoteWithinLease) { Tick::ZERO } else { self.still_until }
-    }
-
     /// Whether this node must not vote: it leads within its lease, or promised another one to keep still.
     fn must_refuse(&self, now: Tick) -> bool {
         let leading = self.leads()
@@ -152,7 +139,7 @@ impl Raft {
                 .echoes
                 .acting_until(self.me, &self.members(), self.config.lease, now)
                 .is_some_and(|until| now < until);
-        leading || now < self.still_until()
+        leading || now < self.still_until
     }
 
     fn keep(&mut self, entries: Vec<Entry>) {
@@ -283,7 +270,7 @@ impl Raft {
             self.timer = now + self.config.heartbeat;
             return;
         }
-        let base = now.max(self.still_until()).max(now + self.config.heartbeat);
+        let base = now.max(self.still_until).max(now + self.config.heartbeat);
         self.timer = base + self.election_delay();
     }
 
@@ -304,7 +291,7 @@ impl Raft {
             self.timer = Tick::MAX;
             return;
         }
-        if now < self.still_until() {
+        if now < self.still_until {
             self.timer = self.still_until + self.election_delay();
             return;
         }
@@ -325,9 +312,8 @@ impl Raft {
             set.is_empty() || set.iter().filter(|v| yes.contains(v)).count() > set.len() / 2
         };
         // A leader that was heard in between is not to be disturbed.
-        let current = *term == self.node.current_term().get() + 1
-            && now >= self.still_until()
-            && !self.leads();
+        let current =
+            *term == self.node.current_term().get() + 1 && now >= self.still_until && !self.leads();
         if current && enough(&members.voters) && enough(&members.next) {
             self.prevotes = None;
             self.echoes.clear();

@@ -77,7 +77,7 @@ impl<M: StateMachine> Driver<M> {
             NamespaceStatus {
                 namespace: name.clone(),
                 hint: election.leader().to_hex(),
-                hint_ms: at.since(election.since()).as_millis() as u64,
+                hint_ms: at.saturating_since(election.since()).as_millis() as u64,
                 leader: engine.leader().map(|l| l.to_hex()),
                 leader_address: engine.leader().and_then(|l| self.address_of(&l)),
                 term: s.term,

@@ -1,7 +1,6 @@
 //! Goals: from whoever submits them to the leader, and again, until the history has them.
 
 use super::{Command, Engine, Event, Output, SubmitError};
-use crate::bug::Bug;
 use crate::commit::Commit;
 use crate::history::TxId;
 use crate::identity::PeerId;
@@ -79,12 +78,11 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
 
     fn execute(&mut self, now: Tick, tx: TxId, goal: Vec<u8>) {
         let Some(lead) = &mut self.lead else { return };
-        let known = lead.ahead.find(&tx).is_some() && !self.bugs.has(Bug::ForgetTransactions);
-        if known || lead.in_flight >= self.config.max_in_flight {
+        if lead.ahead.find(&tx).is_some() || lead.in_flight >= self.config.max_in_flight {
             return;
         }
         let record = lead.ahead.execute(lead.term, self.me, tx, goal);
-        if lead.ahead.apply(&record).is_err() && !self.bugs.has(Bug::ForgetTransactions) {
+        if lead.ahead.apply(&record).is_err() {
             // The machine refused its own diff: it is broken, and no goal of it can be trusted.
             let why = format!("the state machine refused the diff it made for {tx}");
             self.halt(why);
@@ -126,11 +124,6 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
         }
         for tx in &late {
             self.out.push_back(Output::Event(Event::GoalTimedOut(*tx)));
-            #[cfg(any(test, feature = "bugs"))]
-            if self.bugs.has(Bug::SkipOnTimeout) {
-                self.chain.skip_one();
-                self.pending.remove(tx);
-            }
         }
         if !late.is_empty() {
             // The index stays where it is: what is missing is fetched, never skipped.

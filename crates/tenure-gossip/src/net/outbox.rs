@@ -8,6 +8,7 @@ use tokio::sync::mpsc;
 
 use super::session::encode;
 use super::wire::{Answer, Envelope, MAX_FRAME};
+use crate::identity::Signature;
 
 /// Frames waiting at most.
 const FRAMES: usize = 1_024;
@@ -40,7 +41,8 @@ impl Outbox {
         let size = frame.len();
         let fits = self.waiting.fetch_add(size, Ordering::Relaxed) + size <= BYTES;
         // A frame above the limit would end the connection of a peer that did nothing wrong.
-        let sent = fits && size + 64 <= MAX_FRAME && self.frames.try_send(frame).is_ok();
+        let sent =
+            fits && size + Signature::LENGTH <= MAX_FRAME && self.frames.try_send(frame).is_ok();
         if !sent {
             self.waiting.fetch_sub(size, Ordering::Relaxed);
         }

@@ -233,10 +233,9 @@ impl<S: Stream> Sender<S> {
     pub(crate) async fn send_encoded(&mut self, payload: &[u8]) -> Result<(), SessionError> {
         let text = frame_text(&self.session, &self.keys.id(), self.count, payload);
         self.count += 1;
-        let Signature(r, s) = self.keys.sign(&text);
-        let mut frame = BytesMut::with_capacity(64 + payload.len());
-        frame.extend_from_slice(&r);
-        frame.extend_from_slice(&s);
+        let signature = self.keys.sign(&text);
+        let mut frame = BytesMut::with_capacity(Signature::LENGTH + payload.len());
+        frame.extend_from_slice(&signature.0);
         frame.extend_from_slice(payload);
         timeout(WRITE, self.frames.send(frame.freeze()))
             .await
@@ -259,14 +258,8 @@ impl<S: Stream> Receiver<S> {
         let frame = timeout(patience, next(&mut self.frames))
             .await
             .map_err(|_| SessionError::Timeout)??;
-        if frame.len() < 64 {
-            return Err(SessionError::Garbage);
-        }
-        let (head, payload) = frame.split_at(64);
-        let signature = Signature(
-            head[..32].try_into().expect("half of 64"),
-            head[32..].try_into().expect("half of 64"),
-        );
+        let (signature, payload) = frame.split_first_chunk().ok_or(SessionError::Garbage)?;
+        let signature = Signature(*signature);
         let text = frame_text(&self.session, &self.peer, self.count, payload);
         self.count += 1;
         if !self.keys.verify(&self.peer, &text, &signature) {
@@ -322,5 +315,4 @@ fn mac(secret: &[u8; 32], session: &[u8; 32], id: &PeerId) -> [u8; 32] {
 }
 
 #[cfg(test)]
-#[path = "session_tests.rs"]
 mod tests;

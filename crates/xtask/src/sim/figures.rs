@@ -14,7 +14,7 @@ use std::{
 use anyhow::Context as _;
 use serde_json::{Value, json};
 
-use tenure_gossip::sim::crowd::Crowd;
+use tenure_sim::gossip::crowd::Crowd;
 
 use super::config;
 use crate::{

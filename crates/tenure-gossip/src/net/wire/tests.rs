@@ -234,7 +234,7 @@ fn every_message_and_every_stored_value_has_the_bytes_that_were_recorded() {
     let all = all();
     let mut wrong = Vec::new();
     for (name, bytes) in &all {
-        let hex: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
+        let hex = hex::encode(bytes);
         if recorded.get(name) != Some(&hex.as_str()) {
             wrong.push(format!("{name}: {hex}"));
         }

@@ -1,6 +1,6 @@
 use super::*;
-use crate::bug::Bug;
-use crate::election::TieBreak;
+use crate::gossip::mistake::{Mistake, seeds_of};
+use tenure_gossip::election::TieBreak;
 
 fn crowd(seed: u64, nodes: usize, change: impl FnOnce(&mut CrowdConfig)) -> Crowd {
     let mut config = CrowdConfig::calm(seed, nodes);
@@ -70,20 +70,27 @@ fn real_signatures_change_nothing() {
 
 #[test]
 fn a_random_tie_is_caught_by_the_time_to_agreement() {
-    let mut slow = crowd(1, 1_000, |c| c.bugs = Bugs::only(Bug::RandomTie));
-    assert!(slow.rounds_to_agreement(12).is_none(), "random ties agreed as fast as ranked ones");
+    for seed in seeds_of(Mistake::RandomTie) {
+        let mut slow = crowd(seed, 1_000, |c| c.mistake = Some(Mistake::RandomTie));
+        let rounds = slow.rounds_to_agreement(12);
+        assert_eq!(rounds, None, "seed {seed}: random ties agreed as fast as ranked ones");
+    }
 }
 
 #[test]
 fn relayed_time_stamps_are_caught_by_a_leader_that_does_not_die() {
-    let mut c = crowd(1, 30, |c| c.bugs = Bugs::only(Bug::RelayedStamps));
-    assert_eq!(after_death(&mut c, 60), None, "the dead leader was forgotten");
+    for seed in seeds_of(Mistake::RelayedStamps) {
+        let mut c = crowd(seed, 30, |c| c.mistake = Some(Mistake::RelayedStamps));
+        assert_eq!(after_death(&mut c, 60), None, "seed {seed}: the dead leader was forgotten");
+    }
 }
 
 #[test]
 fn votes_of_stale_neighbours_are_caught_by_a_leader_that_does_not_die() {
-    let mut c = crowd(1, 30, |c| c.bugs = Bugs::only(Bug::StaleNeighbours));
-    assert_eq!(after_death(&mut c, 60), None, "the dead leader was forgotten");
+    for seed in seeds_of(Mistake::StaleNeighbours) {
+        let mut c = crowd(seed, 30, |c| c.mistake = Some(Mistake::StaleNeighbours));
+        assert_eq!(after_death(&mut c, 60), None, "seed {seed}: the dead leader was forgotten");
+    }
 }
 
 #[test]

@@ -7,15 +7,16 @@ use std::time::Duration;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
+use super::keys::keys_of;
+use super::mistake::Mistake;
 use super::network::{Faults, Network};
 use super::queue::Queue;
-use crate::bug::Bugs;
-use crate::election::{ElectionConfig, Vote};
-use crate::gossip::{Gossip, GossipOutput};
-use crate::identity::{Ed25519Keys, Keys, PeerId, StandInKeys};
-use crate::message::Message;
-use crate::spray::{SprayConfig, SprayMessage};
 use tenure_core::Tick;
+use tenure_gossip::election::{ElectionConfig, Vote};
+use tenure_gossip::gossip::{Gossip, GossipOutput};
+use tenure_gossip::identity::PeerId;
+use tenure_gossip::message::Message;
+use tenure_gossip::spray::{SprayConfig, SprayMessage};
 
 /// How a crowd is made.
 #[derive(Debug, Clone)]
@@ -32,8 +33,8 @@ pub struct CrowdConfig {
     pub churn: u32,
     /// Real signatures instead of stand-ins.
     pub real_keys: bool,
-    /// Bugs put back in on purpose.
-    pub bugs: Bugs,
+    /// A mistake made on purpose.
+    pub mistake: Option<Mistake>,
 }
 
 impl CrowdConfig {
@@ -46,7 +47,7 @@ impl CrowdConfig {
             faults: Faults::default(),
             churn: 0,
             real_keys: false,
-            bugs: Bugs::default(),
+            mistake: None,
         }
     }
 }
@@ -88,7 +89,10 @@ pub struct Crowd {
 
 impl Crowd {
     /// A crowd that has joined, one after the other, and starts to vote now.
-    pub fn new(config: CrowdConfig) -> Self {
+    pub fn new(mut config: CrowdConfig) -> Self {
+        if let Some(mistake) = config.mistake {
+            mistake.configure(&mut config.election);
+        }
         let mut rng = SmallRng::seed_from_u64(config.seed);
         let members: Vec<_> = (0..config.nodes)
             .map(|i| {
@@ -203,8 +207,13 @@ impl Crowd {
         let seed = self.rng.random();
         let spray = SprayConfig { memory: 32, ..SprayConfig::default() };
         let life = self.members[i].life + 1;
+        let keys = keys_of(i, self.config.real_keys);
+        let keys = match self.config.mistake {
+            Some(mistake) => mistake.keys(keys),
+            None => keys,
+        };
         let mut gossip = Gossip::new(
-            keys_of(i, self.config.real_keys),
+            keys,
             "sim",
             self.config.election.clone(),
             spray,
@@ -212,8 +221,6 @@ impl Crowd {
             tick(self.now),
             SmallRng::seed_from_u64(seed),
         );
-        #[cfg(any(test, feature = "bugs"))]
-        gossip.inject(self.config.bugs);
         let start = if among > 0 { self.rng.random_range(0..among) } else { 0 };
         let contact = (0..among)
             .map(|k| (start + k) % among)
@@ -287,7 +294,10 @@ impl Crowd {
 
     fn after(&mut self, i: usize) {
         let Some(gossip) = self.members[i].gossip.as_mut() else { return };
-        if let Some((peers, vote)) = gossip.poll_vote() {
+        if let Some((peers, mut vote)) = gossip.poll_vote() {
+            if let Some(mistake) = self.config.mistake {
+                mistake.alter(&mut vote);
+            }
             let vote = Rc::new(vote);
             for to in peers {
                 self.send(i, to, |crowd, arrival, to| {
@@ -343,15 +353,5 @@ fn tick(micros: u64) -> Tick {
     Tick::from_nanos(micros * 1_000)
 }
 
-fn keys_of(i: usize, real: bool) -> Box<dyn Keys> {
-    let secret = *blake3::hash(&(i as u64).to_le_bytes()).as_bytes();
-    if real {
-        Box::new(Ed25519Keys::from_secret(&secret))
-    } else {
-        Box::new(StandInKeys(PeerId(secret)))
-    }
-}
-
 #[cfg(test)]
-#[path = "crowd_tests.rs"]
 mod tests;

@@ -10,6 +10,8 @@
 
 pub mod crowd;
 mod disk;
+mod keys;
+pub mod mistake;
 mod network;
 mod queue;
 pub mod scenario;

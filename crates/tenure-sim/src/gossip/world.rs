@@ -7,17 +7,18 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
 use super::disk::Disk;
+use super::keys::keys_of;
+use super::mistake::{Consensus, Mistake};
 use super::network::{Faults, Network};
 use super::queue::Queue;
-use crate::bug::{Bug, Bugs};
-use crate::commit::{Commit as _, CommitError, MemberChange};
-use crate::engine::{Engine, EngineConfig, Event, Output, Write};
-use crate::history::{Hash, Record, TxId};
-use crate::identity::{Ed25519Keys, Keys, PeerId, StandInKeys};
-use crate::kv::{Kv, KvGoal};
-use crate::machine::StateMachine as _;
-use crate::message::Message;
 use tenure_core::Tick;
+use tenure_gossip::commit::{Commit as _, CommitError, MemberChange};
+use tenure_gossip::engine::{Engine, EngineConfig, Event, Output, Write};
+use tenure_gossip::history::{Hash, Record, TxId};
+use tenure_gossip::identity::PeerId;
+use tenure_gossip::kv::{Kv, KvGoal};
+use tenure_gossip::machine::StateMachine as _;
+use tenure_gossip::message::Message;
 
 /// How a world is made.
 #[derive(Debug, Clone)]
@@ -34,8 +35,8 @@ pub struct WorldConfig {
     pub drift: u32,
     /// The nodes' configuration.
     pub node: EngineConfig,
-    /// Bugs put back in on purpose.
-    pub bugs: Bugs,
+    /// A mistake made on purpose.
+    pub mistake: Option<Mistake>,
     /// Real signatures instead of stand-ins.
     pub real_keys: bool,
 }
@@ -54,11 +55,14 @@ impl WorldConfig {
                 snapshot_every: 32,
                 ..EngineConfig::default()
             },
-            bugs: Bugs::default(),
+            mistake: None,
             real_keys: false,
         }
     }
 }
+
+/// One simulated node: the product's engine on the consensus of the simulation.
+pub type Node = Engine<Kv, Consensus>;
 
 /// An invariant was broken.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -77,7 +81,7 @@ enum Happening {
 
 struct Member {
     id: PeerId,
-    node: Option<Engine<Kv>>,
+    node: Option<Node>,
     disk: Disk,
     life: u64,
     timer: u64,
@@ -88,6 +92,8 @@ struct Member {
     /// The gate, as its program last set it: (epoch, true time until which it says yes).
     gate: Option<(u64, u64)>,
     seen_index: u64,
+    /// It is about to move its stored index on without a record.
+    skips: bool,
 }
 
 /// Figures of a run.
@@ -140,7 +146,7 @@ impl World {
         let members = (0..config.nodes)
             .map(|i| {
                 let mut disk = Disk::default();
-                disk.lies = config.bugs.has(Bug::SendBeforePersist);
+                disk.lies = config.mistake == Some(Mistake::SendBeforePersist);
                 Member {
                     id: keys_of(i, config.real_keys).id(),
                     node: None,
@@ -153,6 +159,7 @@ impl World {
                     paused_until: 0,
                     gate: None,
                     seen_index: 0,
+                    skips: false,
                 }
             })
             .collect::<Vec<_>>();
@@ -202,12 +209,12 @@ impl World {
     }
 
     /// The node, if it runs.
-    pub fn node(&self, i: usize) -> Option<&Engine<Kv>> {
+    pub fn node(&self, i: usize) -> Option<&Node> {
         self.members[i].node.as_ref()
     }
 
     /// The running nodes.
-    pub fn running(&self) -> impl Iterator<Item = (usize, &Engine<Kv>)> {
+    pub fn running(&self) -> impl Iterator<Item = (usize, &Node)> {
         self.members.iter().enumerate().filter_map(|(i, m)| m.node.as_ref().map(|n| (i, n)))
     }
 
@@ -238,12 +245,13 @@ impl World {
         let now = self.local(i);
         let found = self.members[i].disk.found();
         let keys = keys_of(i, self.config.real_keys);
-        let mut node = match Engine::open(keys, "sim", self.config.node.clone(), found, now, seed) {
+        let (me, config, mistake) = (keys.id(), self.config.node.clone(), self.config.mistake);
+        let lease = config.commit.lease;
+        let consensus = |raft| Consensus::new(raft, me, lease, mistake);
+        let mut node = match Node::open_with(keys, "sim", config, found, now, seed, consensus) {
             Ok(node) => node,
             Err(what) => return self.fail(format!("node {i} cannot start from its disk: {what}")),
         };
-        #[cfg(any(test, feature = "bugs"))]
-        node.inject(self.config.bugs);
         let contacts: Vec<_> =
             self.running().filter(|(j, _)| *j != i).map(|(_, n)| n.id()).collect();
         for peer in &contacts {
@@ -312,12 +320,6 @@ impl World {
     /// Node `i` gives leadership up.
     pub fn release(&mut self, i: usize) {
         self.with(i, |node, now| node.release(now));
-    }
-
-    /// Hands node `i` a message that `from` never sent.
-    pub fn inject_message(&mut self, from: usize, to: usize, message: Message) {
-        let id = self.members[from].id;
-        self.with(to, |node, now| node.handle_message(now, id, message));
     }
 
     /// Lets `millis` pass.
@@ -405,7 +407,7 @@ impl World {
         (past * 1_000).div_ceil(u128::from(m.rate)) as u64
     }
 
-    fn with(&mut self, i: usize, input: impl FnOnce(&mut Engine<Kv>, Tick)) {
+    fn with(&mut self, i: usize, input: impl FnOnce(&mut Node, Tick)) {
         let now = self.local(i);
         if let Some(node) = self.members[i].node.as_mut() {
             input(node, now);
@@ -432,7 +434,7 @@ impl World {
             && self.rng.random_range(0..10_000) < self.crash_in_flight)
             .then(|| self.rng.random_range(0..4));
         let mut done = 0;
-        while let Some(output) = self.members[i].node.as_mut().and_then(Engine::poll_output) {
+        while let Some(output) = self.members[i].node.as_mut().and_then(Node::poll_output) {
             if crash_after == Some(done) {
                 self.crash(i);
                 return;
@@ -445,6 +447,17 @@ impl World {
         }
         self.check_index(i);
         self.schedule(i);
+        if std::mem::take(&mut self.members[i].skips) {
+            self.skip_one(i);
+        }
+    }
+
+    /// The mistake [`Mistake::SkipOnTimeout`]: node `i` comes back with an index one further.
+    fn skip_one(&mut self, i: usize) {
+        let Some(chain) = self.members[i].node.as_ref().map(|n| n.chain().freeze()) else { return };
+        self.members[i].disk.skip_one(&chain);
+        self.crash(i);
+        self.start(i);
     }
 
     fn schedule(&mut self, i: usize) {
@@ -494,7 +507,10 @@ impl World {
     fn event(&mut self, i: usize, event: &Event) {
         match event {
             Event::HintChanged(_) => self.figures.hint_changes += 1,
-            Event::GoalTimedOut(_) => self.figures.goal_timeouts += 1,
+            Event::GoalTimedOut(_) => {
+                self.figures.goal_timeouts += 1;
+                self.members[i].skips = self.config.mistake == Some(Mistake::SkipOnTimeout);
+            }
             Event::HistoryRequested(..) => self.figures.history_requests += 1,
             Event::Snapshot { installed: true, .. } => self.figures.snapshots_installed += 1,
             Event::Halted(why) => self.fail(format!("node {i} halted: {why}")),
@@ -586,16 +602,5 @@ impl World {
             }
         }
         self.members[i].gate = Some((epoch, until));
-    }
-}
-
-fn keys_of(i: usize, real: bool) -> Box<dyn Keys> {
-    let mut secret = [0x5a; 32];
-    secret[..8].copy_from_slice(&(i as u64 + 1).to_le_bytes());
-    if real {
-        Box::new(Ed25519Keys::from_secret(&secret))
-    } else {
-        // Spread out, as keys are.
-        Box::new(StandInKeys(PeerId(*blake3::hash(&secret).as_bytes())))
     }
 }

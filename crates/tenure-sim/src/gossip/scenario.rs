@@ -6,13 +6,14 @@ use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use serde_json::json;
+use tenure_core::Tick;
 
+use super::mistake::Mistake;
 use super::network::Faults;
 use super::world::{Figures, Violation, World, WorldConfig};
-use crate::bug::Bugs;
-use crate::commit::{Commit as _, MemberChange};
-use crate::history::TxId;
-use crate::kv::KvGoal;
+use tenure_gossip::commit::{Commit as _, MemberChange};
+use tenure_gossip::history::TxId;
+use tenure_gossip::kv::KvGoal;
 
 /// How long the faults last, in milliseconds of the simulation.
 const STORM: u64 = 20_000;
@@ -34,13 +35,13 @@ pub struct Verdict {
 ///
 /// # Errors
 /// The invariant that broke, or what was still not well when time was up.
-pub fn storm(seed: u64, bugs: Bugs) -> Result<Verdict, Violation> {
+pub fn storm(seed: u64, mistake: Option<Mistake>) -> Result<Verdict, Violation> {
     let mut rng = SmallRng::seed_from_u64(seed ^ 0x5eed);
     let voters = if rng.random_bool(0.6) { 3 } else { 5 };
     let nodes = voters + rng.random_range(0..=2);
     let mut config = WorldConfig::calm(seed, nodes);
     config.voters = voters;
-    config.bugs = bugs;
+    config.mistake = mistake;
     config.node.max_voters = if rng.random_bool(0.5) { nodes } else { voters };
     config.node.snapshot_every = rng.random_range(16..64);
     config.faults = Faults {
@@ -120,9 +121,9 @@ fn strike(world: &mut World, rng: &mut SmallRng, faults: Faults) {
             // An operator lets a voter go; nobody adds it again, so it only follows from then on.
             if let Some(leader) = world.acting()
                 && let Some(id) = world.node(any).map(|x| x.id())
-                && world.node(leader).is_some_and(|l| {
-                    l.commit().status(crate::time::Tick::ZERO).members.voters.len() > 3
-                })
+                && world
+                    .node(leader)
+                    .is_some_and(|l| l.commit().status(Tick::ZERO).members.voters.len() > 3)
             {
                 let _ = world.change_members(leader, MemberChange::Remove(id));
             }
@@ -209,5 +210,4 @@ fn what_is_wrong(world: &World) -> String {
 }
 
 #[cfg(test)]
-#[path = "scenario_tests.rs"]
 mod tests;

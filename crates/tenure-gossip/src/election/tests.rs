@@ -2,7 +2,7 @@ use proptest::prelude::*;
 use rand::SeedableRng;
 
 use super::*;
-use crate::identity::{Ed25519Keys, StandInKeys};
+use crate::identity::Ed25519Keys;
 
 fn id(n: u8) -> PeerId {
     PeerId([n; 32])
@@ -12,7 +12,32 @@ fn at(ms: u64) -> Tick {
     Tick::ZERO + Duration::from_millis(1_000_000 + ms)
 }
 
-/// A node, its keys, and the means to vote as anybody.
+/// Keys that notice a wrong signer and a changed message, of a name that a test chooses.
+struct StandInKeys(PeerId);
+
+impl StandInKeys {
+    fn tag(signer: &PeerId, message: &[u8]) -> [u8; 32] {
+        *blake3::keyed_hash(&signer.0, message).as_bytes()
+    }
+}
+
+impl Keys for StandInKeys {
+    fn id(&self) -> PeerId {
+        self.0
+    }
+
+    fn sign(&self, message: &[u8]) -> Signature {
+        let mut signature = Signature::NONE;
+        signature.0[..32].copy_from_slice(&Self::tag(&self.0, message));
+        signature
+    }
+
+    fn verify(&self, signer: &PeerId, message: &[u8], signature: &Signature) -> bool {
+        signature.0[..32] == Self::tag(signer, message)
+    }
+}
+
+/// A node, its keys, and the means to vote as any other.
 struct Scene {
     me: Election,
     keys: StandInKeys,
@@ -32,13 +57,8 @@ impl Scene {
     }
 
     fn beacon(leader: u8, term: u64, reign: u32, stamp: u64) -> Arc<Beacon> {
-        let mut beacon = Beacon {
-            leader: id(leader),
-            term,
-            reign,
-            stamp,
-            signature: Signature([0; 32], [0; 32]),
-        };
+        let mut beacon =
+            Beacon { leader: id(leader), term, reign, stamp, signature: Signature::NONE };
         beacon.signature = StandInKeys(id(leader)).sign(beacon_text("ns", &beacon).bytes());
         Arc::new(beacon)
     }
@@ -51,7 +71,7 @@ impl Scene {
             beacon,
             age,
             hungry: false,
-            signature: Signature([0; 32], [0; 32]),
+            signature: Signature::NONE,
         };
         vote.signature = StandInKeys(id(voter)).sign(vote_text("ns", &vote).bytes());
         vote

@@ -1,13 +1,14 @@
 //! A disk that forgets, in a crash, what was not synced.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use rand::Rng;
 use rand::rngs::SmallRng;
 
-use crate::commit::{CommitWrite, Entry, HardState, Restored};
-use crate::engine::{Found, Reset, Snapshot, Write};
-use crate::history::Record;
+use tenure_gossip::commit::{CommitWrite, Entry, HardState, Restored};
+use tenure_gossip::engine::{Found, Reset, Snapshot, Write};
+use tenure_gossip::history::{Hash, Record, TxId};
 
 #[derive(Debug, Clone, Default)]
 struct Platter {
@@ -70,6 +71,21 @@ impl Disk {
         let kept = rng.random_range(0..=self.unsynced.len());
         self.unsynced.drain(..).take(kept).for_each(|w| self.synced.write(&w));
         self.cached = self.synced.clone();
+    }
+
+    /// Stores the chain as if it had one record more than it has.
+    pub(super) fn skip_one(&mut self, chain: &[u8]) {
+        type Frozen = (u64, Hash, Vec<u8>, Vec<(TxId, u64)>);
+        let mut frozen: Frozen = postcard::from_bytes(chain).expect("a chain that was just frozen");
+        frozen.0 += 1;
+        let last = self.cached.snapshot.as_ref();
+        let snapshot = Snapshot {
+            index: frozen.0,
+            point: last.and_then(|s| s.point.clone()),
+            barred: last.map(|s| s.barred.clone()).unwrap_or_default(),
+            chain: postcard::to_stdvec(&frozen).expect("plain data can always be encoded"),
+        };
+        self.write(Write::Snapshot(Arc::new(snapshot), Reset::Keep));
     }
 
     pub(super) fn found(&mut self) -> Found {
