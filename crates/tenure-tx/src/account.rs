@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use crate::chain::Head;
-use crate::status::{Hash, hex, unhex};
+use crate::status::{Hash, unhex};
 
 /// The signing account, as its chain writes it: 20 bytes on Ethereum, 32 on most Substrate chains.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -38,7 +38,7 @@ impl AccountId {
 
 impl fmt::Display for AccountId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "0x{}", hex(&self.0))
+        write!(f, "0x{}", hex::encode(&self.0))
     }
 }
 

@@ -12,6 +12,7 @@ use tenure_core::clock::{BootClock, Clock, Tick};
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 use tokio_postgres::AsyncMessage;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::store::{Store, StoreError, StoredTransaction};
 
@@ -122,15 +123,14 @@ impl Reader {
         let session = self.store.connector().connect("tenure-tx feed", deadline).await?;
         let (client, mut connection) = (session.client, session.connection);
         let (wake, mut woken) = mpsc::channel(1);
-        let driver = tokio::spawn(async move {
+        let _driver = AbortOnDropHandle::new(tokio::spawn(async move {
             while let Some(Ok(message)) = poll_fn(|cx| connection.poll_message(cx)).await {
                 if let AsyncMessage::Notification(_) = message {
                     // Full means that a wake-up is due already.
                     let _ = wake.try_send(());
                 }
             }
-        });
-        let _abort = AbortOnDrop(driver.abort_handle());
+        }));
         let listen = client.batch_execute("listen pending_tx_new; listen pending_tx_update");
         match timeout(deadline, listen).await {
             Ok(done) => done?,
@@ -182,14 +182,6 @@ impl Reader {
             return self.sender.send(stale).await.map_err(|_| Gone);
         }
         if self.sender.is_closed() { Err(Gone) } else { Ok(()) }
-    }
-}
-
-struct AbortOnDrop(tokio::task::AbortHandle);
-
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        self.0.abort();
     }
 }
 

@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+use strum::{Display, EnumDiscriminants, EnumString, IntoStaticStr, VariantArray};
 
 /// A 32-byte hash: of a transaction or of a block.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -21,7 +22,7 @@ impl Hash {
 
 impl fmt::Display for Hash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "0x{}", hex(&self.0))
+        write!(f, "0x{}", hex::encode(self.0))
     }
 }
 
@@ -58,39 +59,26 @@ impl<'de> Deserialize<'de> for Hash {
 )]
 pub struct MalformedHash(usize);
 
-/// Lower-case hex digits without a prefix.
-#[doc(hidden)]
-pub fn hex(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    let mut text = String::with_capacity(bytes.len() * 2);
-    for byte in bytes {
-        text.push(DIGITS[usize::from(byte >> 4)] as char);
-        text.push(DIGITS[usize::from(byte & 15)] as char);
-    }
-    text
-}
-
 /// Bytes of a hex text with or without `0x`; `None` if it is not one.
 #[doc(hidden)]
 pub fn unhex(text: &str) -> Option<Vec<u8>> {
-    let digits = text.strip_prefix("0x").unwrap_or(text).as_bytes();
-    if !digits.len().is_multiple_of(2) {
-        return None;
-    }
-    digits
-        .chunks_exact(2)
-        .map(|pair| {
-            let high = char::from(pair[0]).to_digit(16)?;
-            let low = char::from(pair[1]).to_digit(16)?;
-            u8::try_from(high << 4 | low).ok()
-        })
-        .collect()
+    hex::decode(text.strip_prefix("0x").unwrap_or(text)).ok()
 }
 
 /// What is known of a transaction, with what each status carries.
 ///
 /// `Future` is also the status of an *intent*: committed to the table, not yet seen in a pool.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EnumDiscriminants)]
+#[strum_discriminants(
+    name(State),
+    doc = "The name of a status, as stored in the column `state`.",
+    derive(PartialOrd, Ord, Hash, Serialize, Deserialize),
+    derive(Display, EnumString, IntoStaticStr, VariantArray),
+    serde(rename_all = "snake_case"),
+    strum(serialize_all = "snake_case"),
+    strum(parse_err_ty = UnknownState, parse_err_fn = UnknownState::named),
+    allow(missing_docs, reason = "each is the status of the same name")
+)]
 pub enum TransactionStatus {
     /// Accepted, waiting for an earlier nonce or for its first submission.
     Future,
@@ -114,62 +102,11 @@ pub enum TransactionStatus {
     Invalid(Option<String>),
 }
 
-/// The name of a status, as stored in the column `state`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum State {
-    /// See [`TransactionStatus::Future`].
-    Future,
-    /// See [`TransactionStatus::Ready`].
-    Ready,
-    /// See [`TransactionStatus::Broadcast`].
-    Broadcast,
-    /// See [`TransactionStatus::InBlock`].
-    InBlock,
-    /// See [`TransactionStatus::Retracted`].
-    Retracted,
-    /// See [`TransactionStatus::FinalityTimeout`].
-    FinalityTimeout,
-    /// See [`TransactionStatus::Finalized`].
-    Finalized,
-    /// See [`TransactionStatus::Usurped`].
-    Usurped,
-    /// See [`TransactionStatus::Dropped`].
-    Dropped,
-    /// See [`TransactionStatus::Invalid`].
-    Invalid,
-}
-
 impl State {
-    /// All ten, open ones first.
-    pub const ALL: [State; 10] = [
-        State::Future,
-        State::Ready,
-        State::Broadcast,
-        State::InBlock,
-        State::Retracted,
-        State::Finalized,
-        State::Usurped,
-        State::Dropped,
-        State::Invalid,
-        State::FinalityTimeout,
-    ];
-
     /// The text in the table.
     #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            State::Future => "future",
-            State::Ready => "ready",
-            State::Broadcast => "broadcast",
-            State::InBlock => "in_block",
-            State::Retracted => "retracted",
-            State::FinalityTimeout => "finality_timeout",
-            State::Finalized => "finalized",
-            State::Usurped => "usurped",
-            State::Dropped => "dropped",
-            State::Invalid => "invalid",
-        }
+    pub fn as_str(self) -> &'static str {
+        self.into()
     }
 
     /// Whether a pool's watch ends with it. The leader may still owe work: see
@@ -189,44 +126,22 @@ impl State {
     }
 }
 
-impl fmt::Display for State {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
-}
-
-impl FromStr for State {
-    type Err = UnknownState;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        State::ALL
-            .into_iter()
-            .find(|state| state.as_str() == text)
-            .ok_or_else(|| UnknownState(text.to_owned()))
-    }
-}
-
 /// The table holds a state this version does not know.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("unknown transaction state {0:?}; a newer version wrote this row: upgrade this node")]
 pub struct UnknownState(pub String);
 
+impl UnknownState {
+    fn named(text: &str) -> Self {
+        UnknownState(text.to_owned())
+    }
+}
+
 impl TransactionStatus {
     /// Its name.
     #[must_use]
-    pub const fn state(&self) -> State {
-        match self {
-            TransactionStatus::Future => State::Future,
-            TransactionStatus::Ready => State::Ready,
-            TransactionStatus::Broadcast(_) => State::Broadcast,
-            TransactionStatus::InBlock(_) => State::InBlock,
-            TransactionStatus::Retracted(_) => State::Retracted,
-            TransactionStatus::FinalityTimeout(_) => State::FinalityTimeout,
-            TransactionStatus::Finalized(_) => State::Finalized,
-            TransactionStatus::Usurped(_) => State::Usurped,
-            TransactionStatus::Dropped => State::Dropped,
-            TransactionStatus::Invalid(_) => State::Invalid,
-        }
+    pub fn state(&self) -> State {
+        State::from(self)
     }
 
     /// The block it names, if it names one.
@@ -327,6 +242,18 @@ mod tests {
                 serde_json::from_str(&metadata).expect("what was just written"),
             );
             assert_eq!(back, status);
+        }
+    }
+
+    #[test]
+    fn the_ten_names_are_those_of_the_table() {
+        let names: Vec<&str> = State::VARIANTS.iter().map(|state| state.as_str()).collect();
+        let sql = include_str!("../sql/0001_pending_transactions.sql");
+        assert_eq!(names.len(), 10);
+        for name in names {
+            assert!(sql.contains(&format!("'{name}'")), "{name}");
+            let json = serde_json::to_string(&name.parse::<State>().expect("one of them"));
+            assert_eq!(json.expect("plain data"), format!("\"{name}\""));
         }
     }
 

@@ -41,7 +41,7 @@ use super::{
     Block, Chain, ChainError, Head, Inspected, Located, Outcome, Submission, without_addresses,
 };
 use crate::account::{AccountId, MalformedAccount};
-use crate::status::{Hash, TransactionStatus, hex, unhex};
+use crate::status::{Hash, TransactionStatus, unhex};
 
 pub use command::CommandSigner;
 
@@ -241,7 +241,7 @@ impl Chain for SubstrateChain {
             // Nothing left this process, but a node may have it from before.
             Err(error) => return Submission::answer(Outcome::Unreachable(plainly(&error))),
         };
-        let params = rpc_params![format!("0x{}", hex(&raw))];
+        let params = rpc_params![format!("0x{}", hex::encode(&raw))];
         let subscribe =
             client.subscribe("author_submitAndWatchExtrinsic", params, "author_unwatchExtrinsic");
         let answer = timeout(self.timeout, subscribe).await;

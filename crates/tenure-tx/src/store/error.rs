@@ -67,11 +67,3 @@ impl From<tokio_postgres::Error> for StoreError {
         }
     }
 }
-
-impl StoreError {
-    /// Whether the write may have happened.
-    #[must_use]
-    pub fn is_unknown(&self) -> bool {
-        matches!(self, StoreError::Lost(_))
-    }
-}

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tokio::time::timeout;
 use tokio_postgres::{Client, Statement};
+use tokio_util::task::AbortOnDropHandle;
 
 use super::{Store, StoreError};
 
@@ -11,22 +12,14 @@ use super::{Store, StoreError};
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) client: Client,
-    driver: tokio::task::AbortHandle,
+    _driver: AbortOnDropHandle<()>,
     pub(super) accept: Statement,
     pub(super) replace: Statement,
     pub(super) record: Statement,
 }
 
-impl Drop for Session {
-    fn drop(&mut self) {
-        self.driver.abort();
-    }
-}
-
 impl Store {
-    pub(super) async fn connect_bare(
-        &self,
-    ) -> Result<(Client, tokio::task::AbortHandle), StoreError> {
+    pub(super) async fn connect_bare(&self) -> Result<(Client, AbortOnDropHandle<()>), StoreError> {
         let session = self.0.connector.connect("tenure-tx", self.0.options.deadline).await?;
         let connection = session.connection;
         let driver = tokio::spawn(async move {
@@ -34,7 +27,7 @@ impl Store {
                 tracing::debug!(%error, "the store's session ended");
             }
         });
-        Ok((session.client, driver.abort_handle()))
+        Ok((session.client, AbortOnDropHandle::new(driver)))
     }
 
     pub(super) async fn session(&self) -> Result<Arc<Session>, StoreError> {
@@ -67,7 +60,7 @@ impl Store {
             Ok(statements) => statements?,
             Err(_) => return Err(StoreError::Lost("no answer within the deadline".to_owned())),
         };
-        let session = Arc::new(Session { client, driver, accept, replace, record });
+        let session = Arc::new(Session { client, _driver: driver, accept, replace, record });
         *slot = Some(Arc::clone(&session));
         Ok(session)
     }

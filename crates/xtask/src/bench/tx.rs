@@ -102,7 +102,7 @@ pub(crate) async fn run(args: BenchArgs) -> anyhow::Result<ExitCode> {
         .batch_execute(&format!(
             "delete from tenure_tx.pending_transactions where account_id = '\\x{}'; \
              drop table if exists tenure_tx.bench_raw",
-            tenure_tx::status::hex(account.as_bytes())
+            account.to_string().trim_start_matches("0x")
         ))
         .await?;
     driver.abort();

@@ -22,7 +22,7 @@ use tokio::process::{Child, Command};
 use super::{compact_length, extrinsic_hash};
 use crate::account::{AccountId, SignError, Signed, Signer, Unsigned};
 use crate::chain::Block;
-use crate::status::{hex, unhex};
+use crate::status::unhex;
 
 /// `EX_DATAERR` of sysexits.h.
 const MALFORMED: i32 = 65;
@@ -120,7 +120,7 @@ impl Signer for CommandSigner {
             "account": self.account.to_string(),
             "nonce": unsigned.nonce,
             "tip": unsigned.tip.to_string(),
-            "call": unsigned.call.map(|call| format!("0x{}", hex(call))),
+            "call": unsigned.call.map(|call| format!("0x{}", hex::encode(call))),
             "best": block(&unsigned.head.best),
             "finalized": block(&unsigned.head.finalized),
         });
