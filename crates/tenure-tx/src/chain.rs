@@ -39,6 +39,7 @@ pub struct Head {
 
 /// A node's answer to a submission.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Outcome {
     /// In the pool; the watch that came with it will tell.
     Pooled,
@@ -60,6 +61,7 @@ pub enum Outcome {
 
 /// Which transaction used a nonce.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Located {
     /// This one, in this block.
     InBlock {
@@ -79,14 +81,14 @@ pub enum Located {
 }
 
 /// The statuses of one submission, until one that ends or until the connection does.
-pub type Watch = BoxStream<'static, TransactionStatus>;
+pub type StatusStream = BoxStream<'static, TransactionStatus>;
 
 /// A node's answer with the watch that belongs to it.
 pub struct Submission {
     /// The answer.
     pub outcome: Outcome,
     /// Present if and only if the outcome is [`Outcome::Pooled`].
-    pub watch: Option<Watch>,
+    pub watch: Option<StatusStream>,
 }
 
 impl Submission {
@@ -98,7 +100,7 @@ impl Submission {
 
     /// In the pool and watched.
     #[must_use]
-    pub fn watched(watch: Watch) -> Self {
+    pub fn watched(watch: StatusStream) -> Self {
         Submission { outcome: Outcome::Pooled, watch: Some(watch) }
     }
 }

@@ -26,8 +26,8 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use crate::account::{SignError, Signed, Signer};
 use crate::chain::{Chain, Head, Located, Outcome};
+use crate::election::Election;
 use crate::engine::{Engine, Input};
-use crate::leadership::Leadership;
 use crate::metrics;
 use crate::service::{DrainOutcome, SendError, SendRequest, ServiceOptions};
 use crate::status::{Hash, TransactionStatus};
@@ -76,7 +76,7 @@ enum Phase {
 }
 
 pub(crate) struct Driver {
-    leadership: Leadership,
+    election: Election,
     store: Option<Store>,
     /// A session of its own, so that no reading waits behind the writes.
     reader: Option<Store>,
@@ -110,7 +110,7 @@ pub(crate) struct Driver {
 
 impl Driver {
     pub(crate) fn new(
-        leadership: Leadership,
+        election: Election,
         store: Option<Store>,
         chain: Arc<dyn Chain>,
         signer: Arc<dyn Signer>,
@@ -120,9 +120,9 @@ impl Driver {
         // Unbounded: what comes back is bounded by what is open (`max_open`).
         let (answers, inbox) = mpsc::unbounded_channel();
         Driver {
-            engine: Engine::new(options.manager.clone()),
-            permits: Arc::new(Semaphore::new(options.in_flight.max(1))),
-            leadership,
+            engine: Engine::new(options.engine.clone()),
+            permits: Arc::new(Semaphore::new(options.in_flight)),
+            election,
             reader: store.as_ref().map(Store::on_another_session),
             store,
             chain,
@@ -154,7 +154,7 @@ impl Driver {
         self.jobs = Some(jobs);
         let mut writer = JoinSet::new();
         writer.spawn(writer::run(self.store.clone(), from, to));
-        let mut changes = self.leadership.changes();
+        let mut changes = self.election.changes();
         let mut elected = true;
         // The timer may stand still while the machine is suspended; it only wakes this loop, and
         // the clock that is read then has counted that time.
@@ -207,7 +207,7 @@ impl Driver {
 
     /// Compares the gate with the phase.
     fn reconsider(&mut self) {
-        match (self.leadership.gate().epoch(), &self.phase) {
+        match (self.election.gate().epoch(), &self.phase) {
             (Some(epoch), Phase::Following) => self.begin(epoch),
             (Some(epoch), Phase::Recovering { .. } | Phase::Leading { .. })
                 if epoch != self.epoch =>

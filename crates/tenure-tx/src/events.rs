@@ -1,6 +1,6 @@
 //! Two classes of events, and readiness to take over.
 //!
-//! *Tasks* make somebody act (submit a proof, answer a storage request): only the leader emits them.
+//! *Tasks* make a receiver act (submit a proof, answer a storage request): only the leader emits them.
 //! *News* only inform (a new block, a forest root): every node emits them.
 
 use std::time::Duration;
@@ -10,7 +10,7 @@ use tenure_core::gate::LeaderGate;
 use tokio::sync::broadcast;
 use tokio::time::sleep;
 
-use crate::leadership::{Leadership, Unready};
+use crate::election::{Election, Unready};
 use crate::metrics;
 
 /// A bus for an application's own events.
@@ -24,22 +24,22 @@ pub struct EventBus<E> {
 impl<E: Clone> EventBus<E> {
     /// A bus that keeps `capacity` events of each class for slow receivers.
     #[must_use]
-    pub fn new(leadership: &Leadership, capacity: usize) -> Self {
+    pub fn new(gate: LeaderGate, capacity: usize) -> Self {
         EventBus {
-            gate: leadership.gate().clone(),
+            gate,
             tasks: broadcast::Sender::new(capacity),
             news: broadcast::Sender::new(capacity),
         }
     }
 
-    /// Emits an event that makes somebody act. A follower's is dropped and counted: its leader
+    /// Emits an event that makes its receivers act. A follower's is dropped and counted: its leader
     /// emits the same. Returns whether it was emitted.
     pub fn trigger(&self, event: E) -> bool {
         if !self.gate.is_leader() {
             metrics::count(metrics::TASKS_SUPPRESSED);
             return false;
         }
-        // No receiver is no error: nobody has a task for it.
+        // No receiver is no error: there is no task for it.
         let _ = self.tasks.send(event);
         true
     }
@@ -81,14 +81,14 @@ pub trait FollowerSync: Send + Sync + 'static {
 
 /// Runs the hook while this node follows, and tells the election whether it is ready.
 pub(crate) async fn keep_ready(
-    leadership: Leadership,
+    election: Election,
     hook: std::sync::Arc<dyn FollowerSync>,
     every: Duration,
 ) {
-    let mut changes = leadership.changes();
+    let mut changes = election.changes();
     let mut known = None;
     loop {
-        if leadership.gate().is_leader() {
+        if election.gate().is_leader() {
             // A leader goes on leading, ready or not. Its end is a change; no sender is the end.
             if changes.changed().await.is_err() {
                 return;
@@ -99,7 +99,7 @@ pub(crate) async fn keep_ready(
             readiness = hook.sync() => {
                 if known.as_ref() != Some(&readiness) {
                     tracing::info!(?readiness, "this follower's own data");
-                    leadership.set_unready(Unready::Behind, readiness != Readiness::Ready);
+                    election.set_unready(Unready::Behind, readiness != Readiness::Ready);
                     known = Some(readiness);
                 }
             }

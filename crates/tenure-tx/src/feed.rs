@@ -34,6 +34,7 @@ impl Default for FeedOptions {
 
 /// One message of the feed.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub enum FeedItem {
     /// A row as it is now. States between two reads may be skipped; the last never is.
     Row(Box<StoredTransaction>),

@@ -63,13 +63,27 @@
 pub mod account;
 pub mod chain;
 mod driver;
+pub mod election;
+#[doc(hidden)]
 pub mod engine;
 pub mod events;
 pub mod feed;
-pub mod leadership;
 pub mod metrics;
 pub mod schema;
 pub mod service;
 pub mod status;
 pub mod store;
 mod writer;
+
+pub use account::{AccountId, SignError, Signed, Signer, Unsigned};
+pub use chain::{Chain, ChainError};
+pub use election::{Election, NodeRole};
+pub use engine::{Attempt, EngineConfig, NonceError};
+pub use events::{EventBus, FollowerSync, Readiness};
+pub use feed::{FeedItem, FeedOptions, feed};
+pub use service::{
+    DrainOutcome, HandleState, InvalidOption, Mode, Payload, SendError, SendRequest,
+    ServiceBuilder, ServiceError, ServiceOptions, TransactionHandle, TransactionService,
+};
+pub use status::{Hash, State, TransactionStatus};
+pub use store::{Store, StoreError, StoreOptions, StoredTransaction};

@@ -1,176 +1,135 @@
 //! The service: what an application holds.
 
+mod error;
+mod options;
+mod request;
+mod view;
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use tenure_core::clock::BootClock;
+use tenure::{LeaderLock, LeaderStateChanged};
+use tenure_core::clock::{BootClock, Clock};
 use tenure_core::epoch::Epoch;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
-use crate::account::{SignError, Signer};
-use crate::chain::{Chain, ChainError};
+use crate::account::Signer;
+use crate::chain::Chain;
 use crate::driver::{Command, Driver};
-use crate::engine::{EngineConfig, NonceError};
+use crate::election::{Election, NodeRole};
+use crate::engine::NonceError;
 use crate::events::{FollowerSync, keep_ready};
-use crate::feed::{FeedItem, FeedOptions, View, feed};
-use crate::leadership::{LeaderStateChanged, Leadership, NodeRole, Unready};
 use crate::metrics;
-use crate::status::{Hash, TransactionStatus};
 use crate::store::{Store, StoreError, StoredTransaction};
+pub use error::{SendError, ServiceError};
+pub use options::{InvalidOption, ServiceOptions};
+pub use request::{HandleState, Payload, SendRequest, TransactionHandle};
 
-/// How the service behaves.
-#[derive(Debug, Clone)]
-pub struct ServiceOptions {
-    /// The state machine's patience.
-    pub manager: EngineConfig,
-    /// How often the chain's head is read. Default 1 s.
-    pub head_every: Duration,
-    /// How often time is looked at. Default 200 ms; it bounds how exact all waits are.
-    pub tick: Duration,
-    /// How many submissions may be under way at once. Default 64.
-    pub in_flight: usize,
-    /// How much of the lease must be left when bytes leave. Default 500 ms; above the lease,
-    /// nothing is ever sent.
-    pub act: Duration,
-    /// How long one call of the signer may take. Default 10 s.
-    pub sign: Duration,
-    /// How long a caller waits for its request to be stored before it is told that the outcome is
-    /// unknown. Default 30 s; a request given up by its caller may still be stored.
-    pub accept: Duration,
-    /// The largest call or signed transaction. Default 4 MiB.
-    pub max_bytes: usize,
-    /// How long ended rows are kept: for readers that were away, and for retries with a request
-    /// id. Default one day.
-    pub keep: Duration,
-    /// The tip of a first attempt. Default 0.
-    pub tip: u128,
-    /// How the table is watched.
-    pub feed: FeedOptions,
-    /// How often a follower's hook is called. Default 1 s.
-    pub sync_every: Duration,
+/// Whether a node is one of several.
+#[derive(Debug)]
+pub enum Mode {
+    /// One of a group: it acts while it leads, and the table says what is owed. A group whose
+    /// database is away waits; it never becomes standalone.
+    Group {
+        /// The election of the account's role.
+        election: Election,
+        /// The table.
+        store: Store,
+    },
+    /// One node without a group and without a table: what it has not finished when it ends is
+    /// forgotten. Never run two of these with one key.
+    Standalone,
 }
 
-impl Default for ServiceOptions {
-    fn default() -> Self {
-        ServiceOptions {
-            manager: EngineConfig::default(),
-            head_every: Duration::from_secs(1),
-            tick: Duration::from_millis(200),
-            in_flight: 64,
-            act: Duration::from_millis(500),
-            sign: Duration::from_secs(10),
-            accept: Duration::from_secs(30),
-            max_bytes: 4 << 20,
-            keep: Duration::from_secs(86_400),
-            tip: 0,
-            feed: FeedOptions::default(),
-            sync_every: Duration::from_secs(1),
-        }
+impl Mode {
+    /// One of a group, elected by a role of its member.
+    #[must_use]
+    pub fn group(lock: &LeaderLock, store: Store) -> Self {
+        Mode::Group { election: lock.into(), store }
     }
 }
 
-/// What a service is made of.
-pub struct Parts {
-    /// Whether this node may act.
-    pub leadership: Leadership,
-    /// The table; `None` only for [`NodeRole::Standalone`].
-    pub store: Option<Store>,
-    /// The chain.
-    pub chain: Arc<dyn Chain>,
-    /// The key.
-    pub signer: Arc<dyn Signer>,
-    /// Keeps a follower's own data up.
-    pub follower_sync: Option<Arc<dyn FollowerSync>>,
+/// What a service is made of; [`ServiceBuilder::start`] starts it.
+#[must_use = "a service does nothing until it is started"]
+pub struct ServiceBuilder {
+    mode: Mode,
+    chain: Arc<dyn Chain>,
+    signer: Arc<dyn Signer>,
+    options: ServiceOptions,
+    follower_sync: Option<Arc<dyn FollowerSync>>,
+    clock: Arc<dyn Clock>,
 }
 
-impl std::fmt::Debug for Parts {
+impl std::fmt::Debug for ServiceBuilder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Parts").field("leadership", &self.leadership).finish_non_exhaustive()
+        f.debug_struct("ServiceBuilder").field("mode", &self.mode).finish_non_exhaustive()
     }
 }
 
-/// What to send.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Payload {
-    /// A call in the chain's encoding: the service chooses the nonce, signs, and signs anew if it must.
-    Call(Bytes),
-    /// Bytes the caller signed with the group's account and a nonce of its own choice.
-    Signed(Bytes),
-}
-
-/// A caller's request.
-#[derive(Debug, Clone)]
-pub struct SendRequest {
-    /// What to send.
-    pub payload: Payload,
-    /// The caller's name for it, unique in the account: a retry with the same id never sends
-    /// twice. Generated if absent.
-    pub request_id: Option<String>,
-    /// The tip of the first attempt, if not the default.
-    pub tip: Option<u128>,
-}
-
-impl SendRequest {
-    /// A call under a generated id.
-    #[must_use]
-    pub fn call(call: impl Into<Bytes>) -> Self {
-        SendRequest { payload: Payload::Call(call.into()), request_id: None, tip: None }
+impl ServiceBuilder {
+    /// How it behaves, if not as by default.
+    pub fn options(self, options: ServiceOptions) -> Self {
+        ServiceBuilder { options, ..self }
     }
 
-    /// Under the caller's id.
-    #[must_use]
-    pub fn with_id(self, id: impl Into<String>) -> Self {
-        SendRequest { request_id: Some(id.into()), ..self }
-    }
-}
-
-/// The state of a sent transaction, as its handle sees it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HandleState {
-    /// The current attempt, or the one that won.
-    pub hash: Hash,
-    /// Its status.
-    pub status: TransactionStatus,
-    /// Whether the duty is over.
-    pub ended: bool,
-}
-
-/// A transaction this node accepted. Accepted means stored: whoever leads next finishes it.
-#[derive(Debug, Clone)]
-pub struct TransactionHandle {
-    /// Its nonce.
-    pub nonce: u64,
-    /// Its request id.
-    pub request_id: String,
-    pub(crate) state: watch::Receiver<HandleState>,
-}
-
-impl TransactionHandle {
-    /// What is known now.
-    #[must_use]
-    pub fn state(&self) -> HandleState {
-        self.state.borrow().clone()
+    /// A hook that keeps a follower's own data up.
+    pub fn follower_sync(self, hook: Arc<dyn FollowerSync>) -> Self {
+        ServiceBuilder { follower_sync: Some(hook), ..self }
     }
 
-    /// Waits for the next change. Cancel-safe. `None`: this node leads no more; follow the table
-    /// ([`TransactionService::statuses`]) from here.
-    pub async fn changed(&mut self) -> Option<HandleState> {
-        self.state.changed().await.ok()?;
-        Some(self.state.borrow_and_update().clone())
+    /// Another clock than the machine's, for tests.
+    pub fn clock(self, clock: Arc<dyn Clock>) -> Self {
+        ServiceBuilder { clock, ..self }
     }
 
-    /// Waits for the end. Cancel-safe. `None`: this node leads no more.
-    pub async fn ended(&mut self) -> Option<HandleState> {
-        let state = self.state.wait_for(|s| s.ended).await.ok()?;
-        Some(state.clone())
+    /// Starts the service: as a leader it takes over what is open, as a follower it watches.
+    ///
+    /// # Errors
+    /// [`ServiceError`]. A database that cannot be reached is no error: the node follows and says
+    /// so loudly.
+    pub async fn start(self) -> Result<TransactionService, ServiceError> {
+        let ServiceBuilder { mode, chain, signer, options, follower_sync, clock } = self;
+        let (election, store) = match mode {
+            Mode::Group { store, .. } if store.account() != signer.account() => {
+                return Err(ServiceError::ForeignAccount);
+            }
+            Mode::Group { election, store } => (election, Some(store)),
+            Mode::Standalone => (Election::standalone()?, None),
+        };
+        options.check(election.lease())?;
+        let mut tasks = JoinSet::new();
+        let (commands, inbox) = mpsc::unbounded_channel();
+        let statuses = broadcast::Sender::new(4_096);
+        let (stale_to, stale) = watch::channel(false);
+        if let Some(store) = &store {
+            match store.migrate().await {
+                Ok(()) => {}
+                Err(error @ (StoreError::Unreachable(_) | StoreError::Lost(_))) => {
+                    tracing::error!(%error, "the database does not answer; following without a view");
+                }
+                Err(error) => return Err(ServiceError::Store(error)),
+            }
+            let store = store.on_another_session();
+            let (feed, statuses) = (options.feed.clone(), statuses.clone());
+            let (election, clock) = (election.clone(), Arc::clone(&clock));
+            tasks.spawn(view::watch(store, feed, statuses, stale_to, election, clock));
+        }
+        if let Some(hook) = follower_sync {
+            tasks.spawn(keep_ready(election.clone(), hook, options.sync_every));
+        }
+        let accept_within = options.accept_within;
+        let driver = Driver::new(election.clone(), store, chain, signer, options, clock);
+        tasks.spawn(driver.run(inbox));
+        Ok(TransactionService { election, commands, statuses, stale, accept_within, tasks })
     }
 }
 
 /// A drain's result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use = "it says what is left to the next leader"]
+#[non_exhaustive]
 pub struct DrainOutcome {
     /// Nothing was between acceptance and the node's answer any more.
     pub complete: bool,
@@ -183,79 +142,37 @@ pub struct DrainOutcome {
 /// Dropping it stops it; [`TransactionService::shutdown`] drains first.
 #[derive(Debug)]
 pub struct TransactionService {
-    leadership: Leadership,
+    election: Election,
     commands: mpsc::UnboundedSender<Command>,
     statuses: broadcast::Sender<Arc<StoredTransaction>>,
     stale: watch::Receiver<bool>,
-    patience: Duration,
+    accept_within: Duration,
     tasks: JoinSet<()>,
 }
 
 impl TransactionService {
-    /// Starts it: as a leader it takes over what is open, as a follower it watches.
-    ///
-    /// # Errors
-    /// [`ServiceError`]. A database that cannot be reached is no error with a group: the node
-    /// follows and says so loudly.
-    pub async fn start(parts: Parts, options: ServiceOptions) -> Result<Self, ServiceError> {
-        let Parts { leadership, store, chain, signer, follower_sync } = parts;
-        match (&store, leadership.role()) {
-            (None, NodeRole::Leader | NodeRole::Follower) => return Err(ServiceError::NoStore),
-            (Some(_), NodeRole::Standalone) => return Err(ServiceError::StoreInStandalone),
-            (Some(store), _) if store.account() != signer.account() => {
-                return Err(ServiceError::ForeignAccount);
-            }
-            (Some(_), NodeRole::Leader | NodeRole::Follower) | (None, NodeRole::Standalone) => {}
-        }
-        let mut tasks = JoinSet::new();
-        let (commands, inbox) = mpsc::unbounded_channel();
-        let statuses = broadcast::Sender::new(4_096);
-        let (stale_to, stale) = watch::channel(false);
-        if let Some(store) = &store {
-            if let Err(error) = store.migrate().await {
-                match error {
-                    StoreError::Unreachable(_) | StoreError::Lost(_) => {
-                        tracing::error!(%error, "the database does not answer; following without a view");
-                    }
-                    other => return Err(ServiceError::Store(other)),
-                }
-            }
-            let watching = watch_table(
-                store.on_another_session(),
-                options.feed.clone(),
-                statuses.clone(),
-                stale_to,
-                leadership.clone(),
-            );
-            tasks.spawn(watching);
-        }
-        if let Some(hook) = follower_sync {
-            tasks.spawn(keep_ready(leadership.clone(), hook, options.sync_every));
-        }
-        let patience = options.accept;
-        let driver =
-            Driver::new(leadership.clone(), store, chain, signer, options, Arc::new(BootClock));
-        tasks.spawn(driver.run(inbox));
-        Ok(TransactionService { leadership, commands, statuses, stale, patience, tasks })
+    /// Begins a service for the signer's account on this chain.
+    pub fn builder(mode: Mode, chain: Arc<dyn Chain>, signer: Arc<dyn Signer>) -> ServiceBuilder {
+        let (options, clock) = (ServiceOptions::default(), Arc::new(BootClock));
+        ServiceBuilder { mode, chain, signer, options, follower_sync: None, clock }
     }
 
     /// This node's part at this instant.
     #[must_use]
     pub fn role(&self) -> NodeRole {
-        self.leadership.role()
+        self.election.role()
     }
 
-    /// Leadership now.
+    /// The epoch under which this node leads; `None` while it does not.
     #[must_use]
-    pub fn leader_state(&self) -> LeaderStateChanged {
-        let epoch = self.leadership.gate().epoch();
-        LeaderStateChanged { is_leader: epoch.is_some(), epoch }
+    pub fn epoch(&self) -> Option<Epoch> {
+        self.election.gate().epoch()
     }
 
-    /// Word of every change of leadership: the epoch while this node leads.
+    /// This node's leadership as it changes.
     #[must_use]
-    pub fn leader_changes(&self) -> watch::Receiver<Option<Epoch>> {
-        self.leadership.changes()
+    pub fn leader_changes(&self) -> watch::Receiver<LeaderStateChanged> {
+        self.election.changes()
     }
 
     /// Whether the view of the table is stale: statuses may be old.
@@ -265,7 +182,8 @@ impl TransactionService {
     }
 
     /// Every change of every row of the account, on every node, from now on (the first receiver may
-    /// also see those of the last moment). A receiver that lags misses changes and is told how many; [`crate::feed::feed`] misses none.
+    /// also see those of the last moment). A receiver that lags misses changes and is told how many;
+    /// [`crate::feed::feed`] misses none.
     #[must_use]
     pub fn statuses(&self) -> broadcast::Receiver<Arc<StoredTransaction>> {
         self.statuses.subscribe()
@@ -284,22 +202,22 @@ impl TransactionService {
         let (reply, answer) = oneshot::channel();
         let command = Command::Send { request, reply };
         self.commands.send(command).map_err(|_| SendError::Stopped)?;
-        match timeout(self.patience, answer).await {
+        match timeout(self.accept_within, answer).await {
             Ok(answer) => answer.map_err(|_| SendError::Stopped)?,
             Err(_) => Err(SendError::Uncertain {
                 request_id: named.unwrap_or_else(|| "without an id".to_owned()),
                 reason: format!(
                     "no answer within {:?}: the database, the chain's node or the signer is slow \
                      or away",
-                    self.patience
+                    self.accept_within
                 ),
             }),
         }
     }
 
-    /// Only a leader acts: anybody else says so, loudly, and is counted.
+    /// Only a leader acts: another node says so, loudly, and is counted.
     fn require_leader(&self) -> Result<(), SendError> {
-        if let Err(refused) = self.leadership.gate().require_leader() {
+        if let Err(refused) = self.election.gate().require_leader() {
             metrics::count(metrics::REFUSED_NOT_LEADER);
             tracing::warn!(role = %self.role(), %refused, "refused to send: this node does not lead");
             return Err(SendError::NotLeader);
@@ -359,170 +277,5 @@ impl TransactionService {
         let drained = self.drain(within).await;
         self.tasks.shutdown().await;
         drained
-    }
-}
-
-/// Hands the table's changes to all who subscribed, and says loudly when it cannot.
-///
-/// While nobody has, the rows are not read: only that they could be.
-async fn watch_table(
-    store: Store,
-    options: FeedOptions,
-    statuses: broadcast::Sender<Arc<StoredTransaction>>,
-    stale: watch::Sender<bool>,
-    leadership: Leadership,
-) {
-    let mut after = 0;
-    let mut view = View::new(options.stale_after, Arc::new(BootClock));
-    let health = |item| match item {
-        FeedItem::Row(_) => {}
-        FeedItem::Stale(reason) => {
-            tracing::error!(
-                role = %leadership.role(), reason,
-                "THE VIEW OF THE TRANSACTIONS IS STALE AND UNRELIABLE: the database cannot be \
-                 read; this node will not be promoted until it can"
-            );
-            metrics::set(metrics::VIEW_STALE, 1);
-            leadership.set_unready(Unready::StaleView, true);
-            stale.send_replace(true);
-        }
-        FeedItem::Fresh => {
-            tracing::warn!(role = %leadership.role(), "the transactions can be read again");
-            metrics::set(metrics::VIEW_STALE, 0);
-            leadership.set_unready(Unready::StaleView, false);
-            stale.send_replace(false);
-        }
-    };
-    loop {
-        // A stale view is looked after here until it is fresh: the feed would start with a view of
-        // its own and never say that this one is over.
-        if statuses.receiver_count() == 0 || view.is_stale() {
-            let news = match store.newest_change().await {
-                Ok(newest) => {
-                    // What subscribers have not seen is theirs, also of those who came while the
-                    // table was asked.
-                    if statuses.receiver_count() == 0 {
-                        after = newest;
-                    }
-                    view.read()
-                }
-                Err(error) => view.failed(&error.to_string()),
-            };
-            news.into_iter().for_each(health);
-            sleep(options.poll.min(QUIET)).await;
-            continue;
-        }
-        let mut items = feed(store.clone(), after, options.clone());
-        while let Some(item) = items.recv().await {
-            match item {
-                FeedItem::Row(row) => {
-                    after = row.change;
-                    if statuses.send(Arc::from(row)).is_err() {
-                        break;
-                    }
-                }
-                other @ (FeedItem::Stale(_) | FeedItem::Fresh) => health(other),
-            }
-        }
-    }
-}
-
-/// How long a first subscriber may wait for the feed to start.
-const QUIET: Duration = Duration::from_millis(250);
-
-/// A service was not started.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ServiceError {
-    /// A group without a table.
-    #[error("a group needs the database; set SH_PENDING_DB_URL, or choose standalone explicitly")]
-    NoStore,
-    /// Standalone with a table.
-    #[error("standalone keeps no table; remove the database or join the group")]
-    StoreInStandalone,
-    /// Key and table are for different accounts.
-    #[error("the signer's account is not the table's; use the group's key")]
-    ForeignAccount,
-    /// The table cannot be used.
-    #[error("the table cannot be used")]
-    Store(#[source] StoreError),
-}
-
-/// A transaction was not accepted.
-#[derive(Debug, Clone, thiserror::Error)]
-#[non_exhaustive]
-pub enum SendError {
-    /// This node follows. Nothing was done.
-    #[error("this node does not lead and never sends; send through the leader")]
-    NotLeader,
-    /// This node is about to let go. Nothing was done.
-    #[error("this node is draining; send through the next leader")]
-    Draining,
-    /// The service has stopped. Nothing was done.
-    #[error("the service has stopped")]
-    Stopped,
-    /// No nonce. Nothing was done.
-    #[error(transparent)]
-    Nonce(#[from] NonceError),
-    /// Too large. Nothing was done.
-    #[error("{size} bytes are more than the limit of {limit}; split the call or raise max_bytes")]
-    TooLarge {
-        /// Its size.
-        size: usize,
-        /// The limit.
-        limit: usize,
-    },
-    /// A request id that cannot be one. Nothing was done.
-    #[error("a request id has 1 to 200 characters")]
-    BadRequestId,
-    /// Not signed. Nothing was done.
-    #[error(transparent)]
-    Sign(#[from] SignError),
-    /// Bytes that are no transaction. Nothing was done.
-    #[error(transparent)]
-    Chain(#[from] ChainError),
-    /// Signed by somebody else. Nothing was done.
-    #[error("signed by {0}, which is not this group's account; sign with the group's key")]
-    ForeignAccount(String),
-    /// The id stands for another transaction. Nothing was done.
-    #[error(
-        "request id {0} stands for another transaction; repeat that one unchanged, or choose a new id"
-    )]
-    RequestIdReused(String),
-    /// Another creator's live row has the nonce. Nothing was stored; the table is read again.
-    #[error("nonce {0} belongs to another live transaction in the table; retry")]
-    Clash(u64),
-    /// It may or may not be stored.
-    #[error(
-        "it is unknown whether request {request_id} was stored ({reason}); retry with the same id"
-    )]
-    Uncertain {
-        /// The id to retry with.
-        request_id: String,
-        /// What happened.
-        reason: String,
-    },
-    /// The database refused. Nothing was stored.
-    #[error("not stored: {0}")]
-    Store(Arc<StoreError>),
-}
-
-impl SendError {
-    /// Its name on the wire between a caller and a node.
-    pub fn code(&self) -> &'static str {
-        match self {
-            Self::NotLeader | Self::Nonce(NonceError::NotLeading) => "not_leader",
-            Self::Draining => "draining",
-            Self::Stopped => "stopped",
-            Self::Nonce(_) | Self::Clash(_) => "nonce",
-            Self::TooLarge { .. } => "too_large",
-            Self::BadRequestId => "bad_request_id",
-            Self::RequestIdReused(_) => "request_id_reused",
-            Self::Sign(_) => "not_signed",
-            Self::Chain(_) => "malformed",
-            Self::ForeignAccount(_) => "foreign_account",
-            Self::Uncertain { .. } => "uncertain",
-            Self::Store(_) => "store",
-        }
     }
 }

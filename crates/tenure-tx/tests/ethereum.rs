@@ -1,59 +1,31 @@
 //! The service on a real anvil and a real PostgreSQL.
 #![cfg(feature = "ethereum")]
 
-#[allow(dead_code, reason = "only its heart is run here, not its main")]
-#[path = "../examples/ethereum_relayer.rs"]
-mod ethereum_relayer;
 mod kit;
+#[allow(dead_code, reason = "only its heart is run here, not its main")]
+#[path = "../examples/relayer.rs"]
+mod relayer;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use kit::anvil::{chain, pay, signer};
-use kit::{E1, Throne, bump, database, impatient, store_of};
+use kit::node::Node;
+use kit::{E1, bump, database, impatient};
 use serde_json::json;
 use tenure_core::epoch::Epoch;
-use tenure_testkit::Database;
 use tenure_testkit::anvil::{ADDRESS, Anvil, KEY};
 use tenure_tx::account::{Signer as _, Unsigned};
 use tenure_tx::chain::ethereum::{EthereumSigner, Fees};
 use tenure_tx::chain::{Chain as _, Head, Outcome};
+use tenure_tx::election::NodeRole;
 use tenure_tx::engine::NonceError;
-use tenure_tx::leadership::NodeRole;
 use tenure_tx::service::{
-    Parts, Payload, SendError, SendRequest, ServiceOptions, TransactionHandle, TransactionService,
+    Mode, Payload, SendError, SendRequest, ServiceOptions, TransactionHandle, TransactionService,
 };
 use tenure_tx::status::{State, TransactionStatus};
 use tokio::time::timeout;
-
-struct Node {
-    throne: Throne,
-    service: TransactionService,
-}
-
-async fn node(name: &str, db: &Database, anvil: &Anvil, options: ServiceOptions) -> Node {
-    let throne = Throne::new(name);
-    let chain = chain(anvil);
-    let signer = signer(&chain).await;
-    let store = store_of(&db.dsn(), name, signer.account().clone());
-    let parts = Parts {
-        leadership: throne.leadership.clone(),
-        store: Some(store),
-        chain: Arc::new(chain),
-        signer: Arc::new(signer),
-        follower_sync: None,
-    };
-    let service = TransactionService::start(parts, options).await.expect("starts");
-    Node { throne, service }
-}
-
-async fn leader(db: &Database, anvil: &Anvil) -> Node {
-    let node = node("a", db, anvil, impatient()).await;
-    node.throne.lead(E1);
-    assert!(node.service.recovered().await.is_some());
-    node
-}
 
 async fn until(handle: &mut TransactionHandle, what: impl Fn(&TransactionStatus) -> bool) {
     let wait = async {
@@ -77,7 +49,7 @@ async fn send(node: &Node, tag: u64) -> TransactionHandle {
 #[tokio::test]
 async fn a_transaction_is_mined_finalised_and_recorded() {
     let (db, anvil) = (database().await, Anvil::start(&[]).await);
-    let node = leader(&db, &anvil).await;
+    let node = Node::leader(&db.dsn(), &anvil).await;
     let mut handle = send(&node, 1).await;
     assert_eq!(handle.nonce, 0);
     until(&mut handle, is(State::InBlock)).await;
@@ -95,7 +67,7 @@ async fn a_transaction_is_mined_finalised_and_recorded() {
 #[tokio::test]
 async fn a_reorganised_transaction_is_retracted_and_mined_again() {
     let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
-    let node = leader(&db, &anvil).await;
+    let node = Node::leader(&db.dsn(), &anvil).await;
     anvil.mine(3).await;
     let mut handle = send(&node, 1).await;
     until(&mut handle, is(State::Ready)).await;
@@ -116,7 +88,7 @@ async fn a_reorganised_transaction_is_retracted_and_mined_again() {
 #[tokio::test]
 async fn a_transaction_the_pool_drops_is_sent_again() {
     let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
-    let node = leader(&db, &anvil).await;
+    let node = Node::leader(&db.dsn(), &anvil).await;
     let mut handle = send(&node, 1).await;
     until(&mut handle, is(State::Ready)).await;
     let hash = handle.state().hash;
@@ -131,7 +103,7 @@ async fn a_transaction_the_pool_drops_is_sent_again() {
 #[tokio::test]
 async fn a_stuck_transaction_is_replaced_by_a_higher_fee() {
     let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
-    let node = leader(&db, &anvil).await;
+    let node = Node::leader(&db.dsn(), &anvil).await;
     let mut handle = send(&node, 1).await;
     until(&mut handle, is(State::Ready)).await;
     let first = handle.state().hash;
@@ -187,7 +159,7 @@ async fn a_node_that_restarts_with_an_empty_pool_gets_everything_again() {
     let db = database().await;
     let arguments = ["--no-mining", "--state", &state, "--preserve-historical-states"];
     let mut anvil = Anvil::start(&arguments).await;
-    let node = leader(&db, &anvil).await;
+    let node = Node::leader(&db.dsn(), &anvil).await;
     anvil.mine(1).await;
     let mut handles = Vec::new();
     for tag in 0..5 {
@@ -209,7 +181,7 @@ async fn a_node_that_restarts_with_an_empty_pool_gets_everything_again() {
 async fn a_chain_that_lost_its_state_gets_nothing_until_it_has_caught_up() {
     let db = database().await;
     let mut anvil = Anvil::start(&[]).await;
-    let node = leader(&db, &anvil).await;
+    let node = Node::leader(&db.dsn(), &anvil).await;
     for tag in 0..3 {
         let mut handle = send(&node, tag).await;
         until(&mut handle, is(State::InBlock)).await;
@@ -228,10 +200,10 @@ async fn a_chain_that_lost_its_state_gets_nothing_until_it_has_caught_up() {
     }
     assert_eq!(anvil.nonce().await, 0, "no nonce is used a second time");
     // A new leader sees it at once, and waits.
-    node.throne.depose();
+    node.election.depose();
     bump(&db).await;
-    let next = self::node("b", &db, &anvil, impatient()).await;
-    next.throne.lead(Epoch(2));
+    let next = Node::follower("b", &db.dsn(), &anvil, impatient()).await;
+    next.election.lead(Epoch(2));
     let early = timeout(Duration::from_secs(1), next.service.recovered()).await;
     assert!(early.is_err(), "{early:?}");
     // The chain catches up: what was owed is sent.
@@ -247,8 +219,8 @@ async fn a_chain_that_lost_its_state_gets_nothing_until_it_has_caught_up() {
 #[tokio::test]
 async fn a_new_leader_finishes_what_the_old_one_stored() {
     let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
-    let old = leader(&db, &anvil).await;
-    let new = node("b", &db, &anvil, impatient()).await;
+    let old = Node::leader(&db.dsn(), &anvil).await;
+    let new = Node::follower("b", &db.dsn(), &anvil, impatient()).await;
     assert_eq!(new.service.role(), NodeRole::Follower);
     let refused = new.service.send(SendRequest::call(pay(9, 1))).await;
     assert!(matches!(refused, Err(SendError::NotLeader)), "{refused:?}");
@@ -256,7 +228,7 @@ async fn a_new_leader_finishes_what_the_old_one_stored() {
     let mut handle = send(&old, 1).await;
     let other = send(&old, 2).await;
     until(&mut handle, is(State::Ready)).await;
-    old.throne.depose();
+    old.election.depose();
     bump(&db).await;
     assert!(
         timeout(Duration::from_secs(10), async { while handle.changed().await.is_some() {} })
@@ -266,7 +238,7 @@ async fn a_new_leader_finishes_what_the_old_one_stored() {
     );
     let refused = old.service.send(SendRequest::call(pay(9, 1))).await;
     assert!(matches!(refused, Err(SendError::NotLeader)), "{refused:?}");
-    new.throne.lead(Epoch(2));
+    new.election.lead(Epoch(2));
     assert!(new.service.recovered().await.is_some());
     // The caller asks the new leader with the id the old one gave: nothing is sent twice.
     let request = SendRequest::call(pay(2, 1)).with_id(other.request_id.clone());
@@ -294,7 +266,7 @@ async fn a_new_leader_finishes_what_the_old_one_stored() {
 #[tokio::test]
 async fn cancelling_puts_a_no_op_in_its_place() {
     let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
-    let node = leader(&db, &anvil).await;
+    let node = Node::leader(&db.dsn(), &anvil).await;
     let mut handle = send(&node, 7).await;
     until(&mut handle, is(State::Ready)).await;
     let first = handle.state().hash;
@@ -315,7 +287,7 @@ async fn cancelling_puts_a_no_op_in_its_place() {
 #[tokio::test]
 async fn what_a_caller_signed_is_outbid_by_what_replaces_it() {
     let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
-    let node = leader(&db, &anvil).await;
+    let node = Node::leader(&db.dsn(), &anvil).await;
     let chain = chain(&anvil);
     let ours = signer(&chain).await;
     let head = chain.head(ours.account()).await.expect("answers");
@@ -345,8 +317,8 @@ async fn what_a_caller_signed_is_outbid_by_what_replaces_it() {
 async fn bad_input_is_refused_with_its_reason_and_nothing_is_sent() {
     let (db, anvil) = (database().await, Anvil::start(&[]).await);
     let options = ServiceOptions { max_bytes: 1_000, ..impatient() };
-    let node = node("a", &db, &anvil, options).await;
-    node.throne.lead(E1);
+    let node = Node::follower("a", &db.dsn(), &anvil, options).await;
+    node.election.lead(E1);
     node.service.recovered().await.expect("leads");
     let send = async |payload| {
         node.service.send(SendRequest { payload, request_id: None, tip: None }).await
@@ -394,31 +366,26 @@ async fn bad_input_is_refused_with_its_reason_and_nothing_is_sent() {
 }
 
 #[tokio::test]
-async fn standalone_sends_without_a_table_and_a_group_never_does() {
+async fn standalone_sends_without_a_table() {
     let anvil = Anvil::start(&[]).await;
     let chain = chain(&anvil);
-    let signer = Arc::new(signer(&chain).await);
-    let leadership = tenure_tx::leadership::Leadership::standalone("alone").expect("a name");
-    let parts = Parts {
-        leadership,
-        store: None,
-        chain: Arc::new(chain.clone()),
-        signer: signer.clone(),
-        follower_sync: None,
-    };
-    let service = TransactionService::start(parts, impatient()).await.expect("starts");
+    let signer = signer(&chain).await;
+    let service = TransactionService::builder(Mode::Standalone, Arc::new(chain), Arc::new(signer));
+    let service = service.options(impatient()).start().await.expect("starts");
     assert_eq!(service.role(), NodeRole::Standalone);
-    let mut handle = service.send(SendRequest::call(pay(1, 1))).await.expect("accepted");
+    let request = SendRequest::call(pay(1, 1)).with_id("once");
+    let mut handle = service.send(request.clone()).await.expect("accepted");
+    assert_eq!(service.send(request).await.expect("open").nonce, handle.nonce);
     until(&mut handle, is(State::InBlock)).await;
-    let parts = Parts {
-        leadership: Throne::new("a").leadership.clone(),
-        store: None,
-        chain: Arc::new(chain),
-        signer,
-        follower_sync: None,
-    };
-    let refused = TransactionService::start(parts, impatient()).await;
-    assert!(refused.is_err(), "a group without a table must not start");
+}
+
+#[tokio::test]
+async fn an_act_that_no_lease_can_cover_keeps_a_service_from_starting() {
+    let (db, anvil) = (database().await, Anvil::start(&[]).await);
+    let (_election, builder) = Node::builder("a", &db.dsn(), &anvil).await;
+    let options = ServiceOptions { act: Duration::from_secs(3), ..impatient() };
+    let refused = builder.options(options).start().await.expect_err("nothing would be sent");
+    assert!(refused.to_string().starts_with("act must be below the lease of 3s"), "{refused}");
 }
 
 #[tokio::test]
@@ -431,9 +398,10 @@ async fn the_example_pays_every_second() {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
+    let work = relayer::ethereum(&url, KEY).await.expect("a chain and a key");
     // Cancel-safe: the example is dropped when it has paid.
     tokio::select! {
-        ended = ethereum_relayer::relay(&dsn, &url, KEY) => panic!("{ended:?}"),
+        ended = relayer::relay(&dsn, work) => panic!("{ended:?}"),
         paid = timeout(Duration::from_secs(30), paid) => paid.expect("two payments"),
     }
     assert!(anvil.mined().await.iter().all(|tx| tx["value"] == "0x1"));

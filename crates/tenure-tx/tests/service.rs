@@ -12,50 +12,34 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use kit::anvil::{chain, pay, signer};
 use kit::meter::Meter;
+use kit::node::Node;
 use kit::tap::Tap;
-use kit::{E1, Throne, bump, database, impatient, store_of};
+use kit::{E1, ManualElection, bump, database, impatient, store_of};
 use tenure_core::epoch::Epoch;
 use tenure_testkit::anvil::Anvil;
 use tenure_testkit::{Proxy, shared_cluster};
 use tenure_tx::account::{AccountId, Signer as _, Unsigned};
 use tenure_tx::chain::ethereum::EthereumChain;
 use tenure_tx::chain::{Chain, ChainError, Head, Inspected, Located, Submission};
+use tenure_tx::election::NodeRole;
 use tenure_tx::events::{EventBus, FollowerSync, Readiness};
 use tenure_tx::feed::FeedOptions;
-use tenure_tx::leadership::NodeRole;
-use tenure_tx::service::{Parts, SendError, SendRequest, ServiceOptions, TransactionService};
+use tenure_tx::service::{Mode, SendError, SendRequest, ServiceOptions, TransactionService};
 use tenure_tx::status::Hash;
 use tenure_tx::store::StoreError;
 use tokio::time::timeout;
 
-async fn start(
-    throne: &Throne,
-    dsn: &str,
-    anvil: &Anvil,
-    hook: Option<Arc<dyn FollowerSync>>,
-    options: ServiceOptions,
-) -> TransactionService {
-    let chain = chain(anvil);
-    let signer = signer(&chain).await;
-    let store = store_of(dsn, "node", signer.account().clone());
-    let parts = Parts {
-        leadership: throne.leadership.clone(),
-        store: Some(store),
-        chain: Arc::new(chain),
-        signer: Arc::new(signer),
-        follower_sync: hook,
-    };
-    TransactionService::start(parts, options).await.expect("starts")
+/// A view that is stale after a moment.
+fn quickly_stale() -> ServiceOptions {
+    let (poll, stale_after) = (Duration::from_millis(50), Duration::from_millis(200));
+    ServiceOptions { feed: FeedOptions { poll, stale_after }, ..impatient() }
 }
 
 #[tokio::test]
 async fn a_write_of_unknown_outcome_is_settled_by_the_table() {
     let (db, anvil) = (database().await, Anvil::start(&[]).await);
     let proxy = Proxy::start(shared_cluster().await.addr()).await.expect("a proxy");
-    let throne = Throne::new("a");
-    let service = start(&throne, &proxy.dsn(db.name()), &anvil, None, impatient()).await;
-    throne.lead(E1);
-    service.recovered().await.expect("leads");
+    let Node { election: _election, service } = Node::leader(&proxy.dsn(db.name()), &anvil).await;
     let service = Arc::new(service);
     let mut senders = tokio::task::JoinSet::new();
     for tag in 0..60 {
@@ -99,10 +83,9 @@ async fn a_write_of_unknown_outcome_is_settled_by_the_table() {
 #[tokio::test]
 async fn one_request_id_is_one_transaction_however_often_it_is_sent() {
     let (db, anvil) = (database().await, Anvil::start(&[]).await);
-    let throne = Throne::new("a");
-    let service = start(&throne, &db.dsn(), &anvil, None, impatient()).await;
+    let Node { election, service } = Node::follower("a", &db.dsn(), &anvil, impatient()).await;
     // Sent before the table is read: they wait for it.
-    throne.lead(E1);
+    election.lead(E1);
     let request = SendRequest::call(pay(1, 1)).with_id("once");
     let sends = (0..20).map(|_| service.send(request.clone()));
     let handles = futures_util::future::join_all(sends).await;
@@ -116,10 +99,7 @@ async fn one_request_id_is_one_transaction_however_often_it_is_sent() {
 #[tokio::test]
 async fn a_request_id_with_other_content_is_refused_and_never_swallowed() {
     let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
-    let throne = Throne::new("a");
-    let service = start(&throne, &db.dsn(), &anvil, None, impatient()).await;
-    throne.lead(E1);
-    service.recovered().await.expect("leads");
+    let Node { election: _election, service } = Node::leader(&db.dsn(), &anvil).await;
     let invoice = |tag, id: &str| service.send(SendRequest::call(pay(tag, 1)).with_id(id));
     let reused = |outcome| matches!(outcome, Err(SendError::RequestIdReused(id)) if id == "seven");
     // At once, so that the second meets the first on its way into the table.
@@ -147,8 +127,7 @@ async fn a_request_id_with_other_content_is_refused_and_never_swallowed() {
 #[tokio::test]
 async fn a_follower_refuses_to_cancel_as_it_refuses_to_send() {
     let (db, anvil) = (database().await, Anvil::start(&[]).await);
-    let throne = Throne::new("b");
-    let service = start(&throne, &db.dsn(), &anvil, None, impatient()).await;
+    let Node { election, service } = Node::follower("b", &db.dsn(), &anvil, impatient()).await;
     assert!(matches!(service.cancel(0).await, Err(SendError::NotLeader)));
     assert!(matches!(service.send(SendRequest::call(pay(1, 1))).await, Err(SendError::NotLeader)));
 }
@@ -157,11 +136,10 @@ async fn a_follower_refuses_to_cancel_as_it_refuses_to_send() {
 async fn a_caller_is_told_when_nothing_answers_instead_of_waiting_for_ever() {
     let db = database().await;
     let anvil = Anvil::start(&[]).await;
-    let throne = Throne::new("a");
-    let options = ServiceOptions { accept: Duration::from_millis(300), ..impatient() };
-    let service = start(&throne, &db.dsn(), &anvil, None, options).await;
+    let options = ServiceOptions { accept_within: Duration::from_millis(300), ..impatient() };
+    let Node { election, service } = Node::follower("a", &db.dsn(), &anvil, options).await;
     drop(anvil);
-    throne.lead(E1);
+    election.lead(E1);
     let sent = service.send(SendRequest::call(pay(1, 1)).with_id("one"));
     let sent = timeout(Duration::from_secs(10), sent).await.expect("bounded");
     assert!(
@@ -173,10 +151,7 @@ async fn a_caller_is_told_when_nothing_answers_instead_of_waiting_for_ever() {
 #[tokio::test]
 async fn a_live_row_of_another_creator_is_stepped_around_and_finished_too() {
     let (db, anvil) = (database().await, Anvil::start(&[]).await);
-    let throne = Throne::new("a");
-    let service = start(&throne, &db.dsn(), &anvil, None, impatient()).await;
-    throne.lead(E1);
-    service.recovered().await.expect("leads");
+    let Node { election: _election, service } = Node::leader(&db.dsn(), &anvil).await;
     // Behind the leader's back somebody takes the nonce it would give next.
     let chain = chain(&anvil);
     let ours = signer(&chain).await;
@@ -211,9 +186,8 @@ async fn a_row_nobody_understands_stops_a_new_leader_until_it_is_repaired() {
     let odd = "alter table tenure_tx.pending_transactions drop constraint known_state; \
                update tenure_tx.pending_transactions set state = 'pondering'";
     client.batch_execute(odd).await.expect("a newer version's state");
-    let throne = Throne::new("a");
-    let service = start(&throne, &db.dsn(), &anvil, None, impatient()).await;
-    throne.lead(E1);
+    let Node { election, service } = Node::follower("a", &db.dsn(), &anvil, impatient()).await;
+    election.lead(E1);
     let early = timeout(Duration::from_millis(500), service.recovered()).await;
     assert!(early.is_err(), "what is owed is not known: {early:?}");
     // Read again and again, and complained of once.
@@ -230,10 +204,7 @@ async fn a_row_nobody_understands_stops_a_new_leader_until_it_is_repaired() {
 #[tokio::test]
 async fn a_stale_leader_stops_at_its_first_write() {
     let (db, anvil) = (database().await, Anvil::start(&[]).await);
-    let throne = Throne::new("a");
-    let service = start(&throne, &db.dsn(), &anvil, None, impatient()).await;
-    throne.lead(E1);
-    service.recovered().await.expect("leads");
+    let Node { election: _election, service } = Node::leader(&db.dsn(), &anvil).await;
     // Another leader was elected and this node's gate has not noticed.
     bump(&db).await;
     let refused = service.send(SendRequest::call(pay(1, 1))).await;
@@ -247,10 +218,7 @@ async fn a_stale_leader_stops_at_its_first_write() {
 #[tokio::test]
 async fn a_drain_finishes_what_is_in_flight_and_refuses_what_is_new() {
     let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
-    let throne = Throne::new("a");
-    let service = start(&throne, &db.dsn(), &anvil, None, impatient()).await;
-    throne.lead(E1);
-    service.recovered().await.expect("leads");
+    let Node { election: _election, service } = Node::leader(&db.dsn(), &anvil).await;
     let sends = (0..20).map(|tag| service.send(SendRequest::call(pay(tag, 1))));
     for sent in futures_util::future::join_all(sends).await {
         sent.expect("accepted");
@@ -265,9 +233,9 @@ async fn a_drain_finishes_what_is_in_flight_and_refuses_what_is_new() {
 
 #[tokio::test]
 async fn tasks_are_the_leaders_and_news_are_everybodys() {
-    let (leader, follower) = (Throne::new("a"), Throne::new("b"));
+    let (leader, follower) = (ManualElection::new("a"), ManualElection::new("b"));
     leader.lead(E1);
-    let buses = [&leader, &follower].map(|t| EventBus::<&str>::new(&t.leadership, 8));
+    let buses = [&leader, &follower].map(|node| EventBus::<&str>::new(node.gate.clone(), 8));
     let mut tasks = buses.each_ref().map(EventBus::tasks);
     let mut news = buses.each_ref().map(EventBus::news);
     assert!(buses[0].trigger("submit a proof"));
@@ -301,18 +269,14 @@ impl FollowerSync for Hook {
 #[tokio::test]
 async fn a_follower_is_ready_when_its_own_data_is() {
     let (db, anvil) = (database().await, Anvil::start(&[]).await);
-    let throne = Throne::new("b");
+    let (election, builder) = Node::builder("b", &db.dsn(), &anvil).await;
     let hook = Arc::new(Hook(AtomicBool::new(false)));
     let options = ServiceOptions { sync_every: Duration::from_millis(10), ..impatient() };
-    let service = start(&throne, &db.dsn(), &anvil, Some(hook.clone()), options).await;
-    let mut ready = throne.ready.clone();
-    let wait = async |ready: &mut tokio::sync::watch::Receiver<bool>, value| {
-        let done = ready.wait_for(|r| *r == value);
-        timeout(Duration::from_secs(10), done).await.expect("in time").expect("lives");
-    };
-    wait(&mut ready, false).await;
+    let service = builder.options(options).follower_sync(hook.clone()).start().await;
+    let service = service.expect("starts");
+    election.until_ready(false).await;
     hook.0.store(true, Ordering::Relaxed);
-    wait(&mut ready, true).await;
+    election.until_ready(true).await;
     assert_eq!(service.role(), NodeRole::Follower);
 }
 
@@ -320,21 +284,15 @@ async fn a_follower_is_ready_when_its_own_data_is() {
 async fn a_follower_whose_database_is_away_says_so_and_is_not_ready() {
     let (db, anvil) = (database().await, Anvil::start(&[]).await);
     let proxy = Proxy::start(shared_cluster().await.addr()).await.expect("a proxy");
-    let throne = Throne::new("b");
-    let feed =
-        FeedOptions { poll: Duration::from_millis(50), stale_after: Duration::from_millis(200) };
-    let options = ServiceOptions { feed, ..impatient() };
-    let service = start(&throne, &proxy.dsn(db.name()), &anvil, None, options).await;
+    let Node { election, service } =
+        Node::follower("b", &proxy.dsn(db.name()), &anvil, quickly_stale()).await;
     assert!(!service.is_stale());
     proxy.refuse(true).await.expect("refuses");
     proxy.reset();
-    let mut ready = throne.ready.clone();
-    let unready = ready.wait_for(|r| !*r);
-    timeout(Duration::from_secs(20), unready).await.expect("in time").expect("lives");
+    election.until_ready(false).await;
     assert!(service.is_stale());
     proxy.refuse(false).await.expect("accepts");
-    let ready = ready.wait_for(|r| *r);
-    timeout(Duration::from_secs(20), ready).await.expect("in time").expect("lives");
+    election.until_ready(true).await;
     assert!(!service.is_stale());
 }
 
@@ -342,23 +300,17 @@ async fn a_follower_whose_database_is_away_says_so_and_is_not_ready() {
 async fn a_view_that_went_stale_unheard_is_fresh_again_for_who_came_meanwhile() {
     let (db, anvil) = (database().await, Anvil::start(&[]).await);
     let proxy = Proxy::start(shared_cluster().await.addr()).await.expect("a proxy");
-    let throne = Throne::new("b");
-    let feed =
-        FeedOptions { poll: Duration::from_millis(50), stale_after: Duration::from_millis(200) };
-    let options = ServiceOptions { feed, ..impatient() };
-    let service = start(&throne, &proxy.dsn(db.name()), &anvil, None, options).await;
+    let Node { election, service } =
+        Node::follower("b", &proxy.dsn(db.name()), &anvil, quickly_stale()).await;
     proxy.refuse(true).await.expect("refuses");
     proxy.reset();
-    let mut ready = throne.ready.clone();
-    let unready = ready.wait_for(|r| !*r);
-    timeout(Duration::from_secs(20), unready).await.expect("in time").expect("lives");
+    election.until_ready(false).await;
     let mut statuses = service.statuses();
     // Written while the follower cannot see it.
     let leader = store_of(&db.dsn(), "leader", signer(&chain(&anvil)).await.account().clone());
     leader.accept(E1, 0, &[kit::row(0, 1, "unseen")]).await.expect("leads");
     proxy.refuse(false).await.expect("accepts");
-    let fresh = ready.wait_for(|r| *r);
-    timeout(Duration::from_secs(20), fresh).await.expect("fresh again").expect("lives");
+    election.until_ready(true).await;
     assert!(!service.is_stale());
     let row = timeout(Duration::from_secs(20), statuses.recv()).await.expect("in time");
     assert_eq!(row.expect("a row").request_id, "unseen");
@@ -384,10 +336,10 @@ async fn ten_thousand_open_rows_are_taken_over_in_a_handful_of_statements() {
     // The view is read when a node starts and then not before a minute is over: it does not count.
     let feed = FeedOptions { poll: Duration::from_secs(60), ..FeedOptions::default() };
     let options = ServiceOptions { feed, ..impatient() };
-    let throne = Throne::new("new");
-    let service = start(&throne, &tap.dsn(db.name()), &anvil, None, options).await;
+    let Node { election, service } =
+        Node::follower("new", &tap.dsn(db.name()), &anvil, options).await;
     let before = tap.statements();
-    throne.lead(E1);
+    election.lead(E1);
     let took = timeout(Duration::from_secs(30), service.recovered()).await.expect("in time");
     assert!(took.is_some(), "leads");
     let statements = tap.statements() - before;
@@ -399,7 +351,7 @@ async fn ten_thousand_open_rows_are_taken_over_in_a_handful_of_statements() {
 /// A chain during whose answer the lease ends, unnoticed by anybody.
 struct Lapsing {
     chain: EthereumChain,
-    throne: Arc<Throne>,
+    election: Arc<ManualElection>,
     lapse: AtomicBool,
 }
 
@@ -412,7 +364,7 @@ impl Chain for Lapsing {
     async fn submit(&self, account: &AccountId, nonce: u64, raw: Bytes) -> Submission {
         let submission = self.chain.submit(account, nonce, raw).await;
         if self.lapse.load(Ordering::Relaxed) {
-            self.throne.depose();
+            self.election.depose();
         }
         submission
     }
@@ -433,28 +385,20 @@ async fn the_metrics_are_those_the_guide_names_and_a_life_emits_them_all() {
     let _recording = metrics::set_default_local_recorder(&meter);
     let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
     let proxy = Proxy::start(shared_cluster().await.addr()).await.expect("a proxy");
-    let throne = Arc::new(Throne::new("a"));
+    let election = Arc::new(ManualElection::new("a"));
     let chain = chain(&anvil);
     let signer = signer(&chain).await;
     let store = store_of(&proxy.dsn(db.name()), "a", signer.account().clone());
-    let lapsing =
-        Arc::new(Lapsing { chain, throne: Arc::clone(&throne), lapse: AtomicBool::new(false) });
-    let parts = Parts {
-        leadership: throne.leadership.clone(),
-        store: Some(store),
-        chain: lapsing.clone(),
-        signer: Arc::new(signer),
-        follower_sync: None,
-    };
-    let feed =
-        FeedOptions { poll: Duration::from_millis(50), stale_after: Duration::from_millis(200) };
-    let options = ServiceOptions { feed, ..impatient() };
-    let service = TransactionService::start(parts, options).await.expect("starts");
+    let lapse = AtomicBool::new(false);
+    let lapsing = Arc::new(Lapsing { chain, election: Arc::clone(&election), lapse });
+    let mode = Mode::Group { election: election.election.clone(), store };
+    let service = TransactionService::builder(mode, lapsing.clone(), Arc::new(signer));
+    let service = service.options(quickly_stale()).start().await.expect("starts");
     // As a follower.
     service.send(SendRequest::call(pay(1, 1))).await.expect_err("follows");
-    EventBus::<()>::new(&throne.leadership, 1).trigger(());
+    EventBus::<()>::new(election.gate.clone(), 1).trigger(());
     // As a leader: sent, replaced, final.
-    throne.lead(E1);
+    election.lead(E1);
     service.recovered().await.expect("leads");
     let mut handle = service.send(SendRequest::call(pay(1, 1))).await.expect("accepted");
     anvil.pooled(1).await;
@@ -470,11 +414,9 @@ async fn the_metrics_are_those_the_guide_names_and_a_life_emits_them_all() {
     lapsing.lapse.store(true, Ordering::Relaxed);
     service.send(SendRequest::call(pay(2, 1))).await.expect("accepted");
     // A database that goes away.
-    let mut ready = throne.ready.clone();
     proxy.refuse(true).await.expect("refuses");
     proxy.reset();
-    let unready = ready.wait_for(|r| !*r);
-    timeout(Duration::from_secs(20), unready).await.expect("in time").expect("lives");
+    election.until_ready(false).await;
 
     let guide = include_str!("../../../docs/transactions.md");
     let named: BTreeSet<String> = guide

@@ -3,8 +3,8 @@
 
 mod kit;
 #[allow(dead_code, reason = "only its heart is run here, not its main")]
-#[path = "../examples/substrate_relayer.rs"]
-mod substrate_relayer;
+#[path = "../examples/relayer.rs"]
+mod relayer;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -14,7 +14,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use kit::substrate_node::block_hash;
-use kit::{E1, Throne, database, impatient, store_of};
+use kit::{E1, ManualElection, database, impatient, store_of};
 use serde_json::json;
 use tenure_testkit::Database;
 use tenure_testkit::substrate::{ScriptedNode, signer_script};
@@ -22,7 +22,7 @@ use tenure_tx::account::{AccountId, SignError, Signed, Signer, Unsigned};
 use tenure_tx::chain::substrate::{SubstrateChain, extrinsic_hash};
 use tenure_tx::chain::{Chain as _, Located, Outcome};
 use tenure_tx::service::{
-    Parts, Payload, SendError, SendRequest, ServiceOptions, TransactionHandle, TransactionService,
+    Mode, Payload, SendError, SendRequest, ServiceOptions, TransactionHandle, TransactionService,
 };
 use tenure_tx::status::{Hash, State, TransactionStatus};
 use tokio::time::timeout;
@@ -64,11 +64,11 @@ async fn service(
     db: &Database,
     node: &ScriptedNode,
     mortal: Option<u64>,
-) -> (Throne, TransactionService) {
-    let (throne, service) = member(db, node, "a", mortal, impatient()).await;
-    throne.lead(E1);
+) -> (ManualElection, TransactionService) {
+    let (election, service) = member(db, node, "a", mortal, impatient()).await;
+    election.lead(E1);
     service.recovered().await.expect("leads");
-    (throne, service)
+    (election, service)
 }
 
 /// A node of the group that does not lead yet.
@@ -78,18 +78,14 @@ async fn member(
     name: &str,
     mortal: Option<u64>,
     options: ServiceOptions,
-) -> (Throne, TransactionService) {
-    let throne = Throne::new(name);
+) -> (ManualElection, TransactionService) {
+    let election = ManualElection::new(name);
     let signer = ToySigner { account: account(), serial: AtomicU32::new(0), mortal };
-    let parts = Parts {
-        leadership: throne.leadership.clone(),
-        store: Some(store_of(&db.dsn(), name, account())),
-        chain: Arc::new(chain(node)),
-        signer: Arc::new(signer),
-        follower_sync: None,
-    };
-    let service = TransactionService::start(parts, options).await.expect("starts");
-    (throne, service)
+    let store = store_of(&db.dsn(), name, account());
+    let mode = Mode::Group { election: election.election.clone(), store };
+    let service = TransactionService::builder(mode, Arc::new(chain(node)), Arc::new(signer));
+    let service = service.options(options).start().await.expect("starts");
+    (election, service)
 }
 
 async fn until(handle: &mut TransactionHandle, state: State) {
@@ -195,7 +191,7 @@ async fn a_used_nonce_is_traced_to_its_extrinsic() {
 #[tokio::test]
 async fn an_extrinsic_goes_through_a_reorganisation_to_finality() {
     let (db, mut node) = (database().await, ScriptedNode::start().await);
-    let (_throne, service) = service(&db, &node, None).await;
+    let (_election, service) = service(&db, &node, None).await;
     let mut handle =
         service.send(SendRequest::call(Bytes::from_static(b"pay"))).await.expect("accepted");
     let arrived = node.arrival().await;
@@ -217,10 +213,10 @@ async fn a_followers_stream_rebuilds_all_ten_statuses_with_their_blocks() {
     let (db, mut node) = (database().await, ScriptedNode::start().await);
     // A reader sees the last state, not each: the leader gives it time before it signs anew.
     let mut patient = impatient();
-    (patient.manager.retry, patient.manager.retry_max) = (PAUSE, PAUSE);
-    patient.manager.stuck_after = Duration::from_secs(60);
-    let (throne, leader) = member(&db, &node, "a", None, patient.clone()).await;
-    throne.lead(E1);
+    (patient.engine.retry, patient.engine.retry_max) = (PAUSE, PAUSE);
+    patient.engine.stuck_after = Duration::from_secs(60);
+    let (election, leader) = member(&db, &node, "a", None, patient.clone()).await;
+    election.lead(E1);
     leader.recovered().await.expect("leads");
     let (_follower, follower) = member(&db, &node, "b", None, patient).await;
     let mut stream = follower.statuses();
@@ -285,7 +281,7 @@ async fn a_promotion_goes_on_past_a_resubmission_that_fails() {
         })
         .collect();
     assert_eq!(store.accept(E1, 0, &rows).await.expect("leads").len(), 5);
-    let (_throne, service) = service(&db, &node, None).await;
+    let (_election, service) = service(&db, &node, None).await;
     // The first answers are an error, silence on a broken line, and a refusal; all five arrive.
     let mut seen = std::collections::BTreeSet::new();
     while seen.len() < 5 {
@@ -304,7 +300,7 @@ async fn a_promotion_goes_on_past_a_resubmission_that_fails() {
 #[tokio::test]
 async fn a_dropped_subscription_is_looked_up_and_not_taken_for_dropped() {
     let (db, mut node) = (database().await, ScriptedNode::start().await);
-    let (_throne, service) = service(&db, &node, None).await;
+    let (_election, service) = service(&db, &node, None).await;
     let mut handle =
         service.send(SendRequest::call(Bytes::from_static(b"pay"))).await.expect("accepted");
     let arrived = node.arrival().await;
@@ -328,7 +324,7 @@ async fn a_dropped_subscription_is_looked_up_and_not_taken_for_dropped() {
 #[tokio::test]
 async fn an_expired_extrinsic_is_signed_anew_under_its_nonce() {
     let (db, mut node) = (database().await, ScriptedNode::start().await);
-    let (_throne, service) = service(&db, &node, Some(2)).await;
+    let (_election, service) = service(&db, &node, Some(2)).await;
     let mut handle =
         service.send(SendRequest::call(Bytes::from_static(b"pay"))).await.expect("accepted");
     let first = node.arrival().await;
@@ -351,7 +347,7 @@ async fn an_expired_extrinsic_is_signed_anew_under_its_nonce() {
 #[tokio::test]
 async fn a_foreign_extrinsic_that_takes_the_nonce_usurps_ours() {
     let (db, mut node) = (database().await, ScriptedNode::start().await);
-    let (_throne, service) = service(&db, &node, None).await;
+    let (_election, service) = service(&db, &node, None).await;
     let mut handle =
         service.send(SendRequest::call(Bytes::from_static(b"pay"))).await.expect("accepted");
     let arrived = node.arrival().await;
@@ -370,7 +366,7 @@ async fn a_foreign_extrinsic_that_takes_the_nonce_usurps_ours() {
 #[tokio::test]
 async fn a_refused_extrinsic_ends_and_frees_its_nonce() {
     let (db, mut node) = (database().await, ScriptedNode::start().await);
-    let (_throne, service) = service(&db, &node, None).await;
+    let (_election, service) = service(&db, &node, None).await;
     let mut handle =
         service.send(SendRequest::call(Bytes::from_static(b"bad"))).await.expect("accepted");
     for _ in 0..3 {
@@ -404,7 +400,8 @@ async fn the_example_relays_through_a_signer_that_is_a_program() {
     let signer = signer_script(folder.path());
     let alice = "5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY";
     let (dsn, url) = (db.dsn(), node.url.clone());
-    let relay = substrate_relayer::relay(&dsn, &url, alice, &signer, "0xbeef");
+    let work = relayer::substrate(&url, alice, &signer, "0xbeef").expect("a chain and a signer");
+    let relay = relayer::relay(&dsn, work);
     let arrived = async {
         let arrived = node.arrival().await;
         arrived.accept().status(json!("ready"));

@@ -21,8 +21,7 @@ use tenure_tx::chain::Chain;
 use tenure_tx::chain::ethereum::{EthereumChain, EthereumOptions, EthereumSigner, Finality};
 use tenure_tx::chain::substrate::{CommandSigner, SubstrateChain, account_of};
 use tenure_tx::engine::EngineConfig;
-use tenure_tx::leadership::Leadership;
-use tenure_tx::service::{Parts, ServiceOptions, TransactionService};
+use tenure_tx::service::{Mode, ServiceOptions, TransactionService};
 
 /// `tenure tx node`
 #[derive(Debug, Args)]
@@ -143,8 +142,8 @@ pub(super) async fn run(args: NodeArgs) -> anyhow::Result<ExitCode> {
         bail!("the key is of account {account}, not of {named}; give that one's key");
     }
     let instance = args.instance.clone().unwrap_or_else(|| format!("node-{}", std::process::id()));
-    let (member, leadership, store) = if args.standalone {
-        (None, Leadership::standalone(&instance)?, None)
+    let (member, mode) = if args.standalone {
+        (None, Mode::Standalone)
     } else {
         let database = &args.database;
         let dsn = database.text().context("a node needs its group's table, or --standalone")?;
@@ -163,10 +162,10 @@ pub(super) async fn run(args: NodeArgs) -> anyhow::Result<ExitCode> {
         let lock = member.lock(&role)?;
         lock.start().await?;
         let store = database.store(account.clone(), &instance)?;
-        (Some(member), Leadership::of(&lock), Some(store))
+        (Some(member), Mode::group(&lock, store))
     };
-    let service = ServiceOptions {
-        manager: EngineConfig {
+    let options = ServiceOptions {
+        engine: EngineConfig {
             stuck_after: args.stuck_after,
             gap_after: args.gap_after,
             min_tip_bump: 1_000_000,
@@ -181,8 +180,8 @@ pub(super) async fn run(args: NodeArgs) -> anyhow::Result<ExitCode> {
         }),
         ..ServiceOptions::default()
     };
-    let parts = Parts { leadership, store, chain, signer, follower_sync: None };
-    let service = Arc::new(TransactionService::start(parts, service).await?);
+    let service = TransactionService::builder(mode, chain, signer).options(options).start().await?;
+    let service = Arc::new(service);
     let listener = TcpListener::bind(args.listen).await.context("the callers' address")?;
     let address = listener.local_addr()?;
     let mut listening =
@@ -201,8 +200,9 @@ pub(super) async fn run(args: NodeArgs) -> anyhow::Result<ExitCode> {
         tokio::select! {
             changed = changes.changed(), if elected => {
                 elected = changed.is_ok();
-                let epoch = *changes.borrow_and_update();
-                say(json!({"event": "leader_state_changed", "is_leader": epoch.is_some(),
+                let change = *changes.borrow_and_update();
+                let epoch = change.epoch.filter(|_| change.is_leader);
+                say(json!({"event": "leader_state_changed", "is_leader": change.is_leader,
                            "epoch": epoch.map(|e| e.get())}))?;
             }
             _ = term.recv() => break,

@@ -199,6 +199,7 @@ pub(super) async fn watch(args: WatchArgs) -> anyhow::Result<ExitCode> {
             }
             FeedItem::Stale(reason) => tracing::error!(reason, "the view is stale"),
             FeedItem::Fresh => tracing::warn!("the view is fresh again"),
+            other => tracing::debug!(?other, "an item this command does not know"),
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -119,7 +119,7 @@ async fn answer(question: Question, service: &TransactionService) -> Reply {
             let request = SendRequest { payload, request_id, tip: None };
             match service.send(request).await {
                 Ok(handle) => {
-                    let HandleState { hash, status, ended } = handle.state();
+                    let HandleState { hash, status, ended, .. } = handle.state();
                     let (nonce, request_id) = (handle.nonce, handle.request_id);
                     ok(&Accepted { nonce, hash, request_id, state: status.state(), ended })
                 }
@@ -132,7 +132,7 @@ async fn answer(question: Question, service: &TransactionService) -> Reply {
         },
         Question::Status => ok(&serde_json::json!({
             "role": service.role(),
-            "epoch": service.leader_state().epoch.map(|e| e.get()),
+            "epoch": service.epoch().map(|e| e.get()),
             "open": service.open().await,
             "stale": service.is_stale(),
         })),

@@ -215,7 +215,7 @@ impl Driver {
     fn submit(&mut self, nonce: u64, hash: Hash) {
         let Some(content) = self.contents.get(&nonce) else { return };
         let raw = content.raw.clone();
-        let (chain, gate) = (Arc::clone(&self.chain), self.leadership.gate().clone());
+        let (chain, gate) = (Arc::clone(&self.chain), self.election.gate().clone());
         let (account, permits) = (self.signer.account().clone(), Arc::clone(&self.permits));
         let (epoch, act) = (self.epoch, self.options.act);
         self.spawn(async move |answers, generation| {

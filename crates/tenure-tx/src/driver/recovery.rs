@@ -67,8 +67,8 @@ impl Driver {
         self.phase = Phase::Recovering { since: self.now(), known };
         let (store, chain, account) =
             (self.reader.clone(), Arc::clone(&self.chain), self.signer.account().clone());
-        let mut pause = self.options.manager.retry;
-        let longest = self.options.manager.retry_max.min(RECOVER_MAX);
+        let mut pause = self.options.engine.retry;
+        let longest = self.options.engine.retry_max.min(RECOVER_MAX);
         self.spawn(async move |answers, generation| {
             // Each trouble is said once, or it would drown the one that comes after it.
             let mut said: Option<Trouble> = None;

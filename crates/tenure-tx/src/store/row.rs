@@ -10,6 +10,7 @@ use crate::status::{Hash, State, StatusMetadata, TransactionStatus};
 
 /// A row of the table.
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct StoredTransaction {
     /// Its nonce.
     pub nonce: u64,

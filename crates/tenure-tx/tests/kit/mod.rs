@@ -5,6 +5,8 @@
 pub(crate) mod anvil;
 pub(crate) mod log;
 pub(crate) mod meter;
+#[cfg(feature = "ethereum")]
+pub(crate) mod node;
 #[cfg(feature = "substrate")]
 pub(crate) mod substrate_node;
 pub(crate) mod tap;
@@ -13,21 +15,21 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tenure_connect::Connector;
-use tenure_connect::Dsn;
-use tenure_connect::TlsOptions;
+use tenure::LeaderStateChanged;
+use tenure_connect::{Connector, Dsn, TlsOptions};
 use tenure_core::clock::{BootClock, Tick};
 use tenure_core::epoch::Epoch;
 use tenure_core::gate::{GateKeeper, LeaderGate};
 use tenure_core::identity::Identity;
 use tenure_testkit::{Database, shared_cluster};
 use tenure_tx::account::AccountId;
+use tenure_tx::election::Election;
 use tenure_tx::engine::{Attempt, EngineConfig};
-use tenure_tx::leadership::Leadership;
 use tenure_tx::service::ServiceOptions;
 use tenure_tx::status::Hash;
 use tenure_tx::store::{NewTransaction, Store, StoreOptions};
 use tokio::sync::watch;
+use tokio::time::timeout;
 
 pub(crate) const ROLE: &str = "relayer";
 
@@ -101,41 +103,50 @@ pub(crate) fn row(nonce: u64, tag: u8, request: &str) -> NewTransaction {
     }
 }
 
-/// An election held by hand.
-pub(crate) struct Throne {
+/// An election that the test decides.
+pub(crate) struct ManualElection {
     keeper: Mutex<GateKeeper>,
-    changes: watch::Sender<Option<Epoch>>,
+    changes: watch::Sender<LeaderStateChanged>,
     pub(crate) ready: watch::Receiver<bool>,
-    pub(crate) leadership: Leadership,
+    pub(crate) gate: LeaderGate,
+    pub(crate) election: Election,
 }
 
-impl Throne {
+impl ManualElection {
     pub(crate) fn new(name: &str) -> Self {
         let identity = Identity::generate(name).expect("a name");
         let (keeper, gate) = LeaderGate::pair(Arc::new(BootClock), identity);
-        let (changes, seen) = watch::channel(None);
+        let (changes, seen) = watch::channel(LeaderStateChanged::new(false, None));
         let (ready, was_ready) = watch::channel(true);
-        let leadership = Leadership::new(gate, seen, move |r| {
-            ready.send_replace(r);
+        let lease = Duration::from_secs(3);
+        let election = Election::new(gate.clone(), seen, lease, move |is_ready| {
+            ready.send_replace(is_ready);
         });
-        Throne { keeper: Mutex::new(keeper), changes, ready: was_ready, leadership }
+        ManualElection { keeper: Mutex::new(keeper), changes, ready: was_ready, gate, election }
     }
 
     pub(crate) fn lead(&self, epoch: Epoch) {
         assert!(self.keeper.lock().expect("unpoisoned").open(epoch, Tick::MAX));
-        self.changes.send_replace(Some(epoch));
+        self.changes.send_replace(LeaderStateChanged::new(true, Some(epoch)));
     }
 
     pub(crate) fn depose(&self) {
         self.keeper.lock().expect("unpoisoned").shut();
-        self.changes.send_replace(None);
+        self.changes.send_modify(|state| state.is_leader = false);
+    }
+
+    /// Waits until this node is ready to lead, or is not.
+    pub(crate) async fn until_ready(&self, wanted: bool) {
+        let mut ready = self.ready.clone();
+        let wait = ready.wait_for(|is_ready| *is_ready == wanted);
+        timeout(Duration::from_secs(20), wait).await.expect("in time").expect("lives");
     }
 }
 
 /// Quick enough for a test.
 pub(crate) fn impatient() -> ServiceOptions {
     ServiceOptions {
-        manager: EngineConfig {
+        engine: EngineConfig {
             stuck_after: Duration::from_secs(3),
             gap_after: Duration::from_millis(500),
             retry: Duration::from_millis(50),

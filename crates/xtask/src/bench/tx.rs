@@ -28,14 +28,15 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_postgres::{Client, Statement};
 
+use tenure::LeaderStateChanged;
 use tenure::connect::Connector;
 use tenure::connect::TlsOptions;
 use tenure::connect::dsn::{Dsn, ProcessEnv};
 use tenure_tx::account::{AccountId, SignError, Signed, Signer, Unsigned};
 use tenure_tx::chain::{Chain, ChainError, Head, Inspected, Located, Submission};
+use tenure_tx::election::Election;
 use tenure_tx::engine::Attempt;
-use tenure_tx::leadership::Leadership;
-use tenure_tx::service::{Parts, SendRequest, ServiceOptions, TransactionService};
+use tenure_tx::service::{Mode, SendRequest, ServiceOptions, TransactionService};
 use tenure_tx::status::{Hash, TransactionStatus};
 use tenure_tx::store::{NewTransaction, Store, StoreOptions};
 
@@ -278,20 +279,17 @@ async fn start(
 ) -> anyhow::Result<(GateKeeper, Arc<NullChain>, TransactionService)> {
     let (mut keeper, gate) = LeaderGate::pair(Arc::new(BootClock), Identity::generate("bench")?);
     keeper.open(Epoch(1), Tick::MAX);
-    let (changes, seen) = watch::channel(Some(Epoch(1)));
+    let (changes, seen) = watch::channel(LeaderStateChanged::new(true, Some(Epoch(1))));
     drop(changes);
     let chain = Arc::new(NullChain::default());
-    let parts = Parts {
-        leadership: Leadership::new(gate, seen, |_| ()),
-        store: Some(store.clone()),
-        chain: Arc::clone(&chain) as Arc<dyn Chain>,
-        signer: Arc::new(NullSigner(account.clone())),
-        follower_sync: None,
-    };
+    let election = Election::new(gate, seen, Duration::MAX, |_| ());
+    let mode = Mode::Group { election, store: store.clone() };
+    let signer = Arc::new(NullSigner(account.clone()));
     let mut options = ServiceOptions { in_flight, ..ServiceOptions::default() };
-    options.manager.max_open = usize::MAX;
+    options.engine.max_open = usize::MAX;
     // The gate shuts when its keeper goes.
-    Ok((keeper, chain, TransactionService::start(parts, options).await?))
+    let service = TransactionService::builder(mode, chain.clone(), signer).options(options);
+    Ok((keeper, chain, service.start().await?))
 }
 
 fn hash_of(nonce: u64) -> Hash {

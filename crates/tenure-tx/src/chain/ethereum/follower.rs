@@ -16,7 +16,7 @@ use tokio::time::sleep;
 use super::rpc::{Rpc, RpcBlock};
 use super::{EthereumOptions, TransportError, plainly};
 use crate::account::AccountId;
-use crate::chain::Watch;
+use crate::chain::StatusStream;
 use crate::status::{Hash, TransactionStatus};
 
 /// How many blocks are remembered: more than any reorganisation of a chain with finality.
@@ -63,7 +63,12 @@ impl Follower {
 
     /// Watches a transaction, unless somebody does: a second watch would end the first, whose
     /// owner would take that for a reason to send again, and so for ever.
-    pub(super) fn watch(&self, account: &AccountId, nonce: u64, hash: Hash) -> Option<Watch> {
+    pub(super) fn watch(
+        &self,
+        account: &AccountId,
+        nonce: u64,
+        hash: Hash,
+    ) -> Option<StatusStream> {
         let mut watches = self.lock();
         if watches.get(&hash).is_some_and(|watch| !watch.to.is_closed()) {
             return None;

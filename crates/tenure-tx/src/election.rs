@@ -1,0 +1,124 @@
+//! Whether this node may act: the gate, and how it changes.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tenure::{LeaderLock, LeaderStateChanged, Leadership as _};
+use tenure_core::clock::{BootClock, Tick};
+use tenure_core::epoch::Epoch;
+use tenure_core::gate::{GateKeeper, LeaderGate};
+use tenure_core::identity::{Identity, IdentityError};
+use tokio::sync::watch;
+
+/// A node's part in the group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, strum::Display)]
+#[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
+#[non_exhaustive]
+pub enum NodeRole {
+    /// Signs, stores, sends, fills gaps, cleans up.
+    Leader,
+    /// Watches the table; refuses to send.
+    Follower,
+    /// Sends without a group and without a table. Only by explicit choice.
+    Standalone,
+}
+
+/// Why a node should not be promoted if another can be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Unready {
+    /// The table cannot be read.
+    StaleView,
+    /// Its own data is behind.
+    Behind,
+}
+
+/// What the service needs of an election: the gate, its changes, its lease, and a switch for
+/// readiness. Made from a role of a member: `Election::from(&lock)`.
+#[derive(Clone)]
+pub struct Election {
+    gate: LeaderGate,
+    changes: watch::Receiver<LeaderStateChanged>,
+    lease: Option<Duration>,
+    set_ready: Arc<dyn Fn(bool) + Send + Sync>,
+    /// Why this node is not ready: it is when nothing is left here.
+    unready: Arc<Mutex<BTreeSet<Unready>>>,
+    /// Keeps the gate of a standalone node open.
+    standalone: Option<Arc<GateKeeper>>,
+}
+
+impl std::fmt::Debug for Election {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Election").field("gate", &self.gate).finish_non_exhaustive()
+    }
+}
+
+impl From<&LeaderLock> for Election {
+    fn from(lock: &LeaderLock) -> Self {
+        let handle = lock.clone();
+        let set_ready = move |ready| {
+            if let Err(error) = handle.set_ready(ready) {
+                tracing::debug!(%error, "readiness was not taken; the member has stopped");
+            }
+        };
+        Self::new(lock.gate(), lock.changes(), lock.lease(), set_ready)
+    }
+}
+
+impl Election {
+    /// From its parts, for an election of another kind.
+    pub fn new(
+        gate: LeaderGate,
+        changes: watch::Receiver<LeaderStateChanged>,
+        lease: Duration,
+        set_ready: impl Fn(bool) + Send + Sync + 'static,
+    ) -> Self {
+        let (set_ready, unready) = (Arc::new(set_ready), Arc::default());
+        Election { gate, changes, lease: Some(lease), set_ready, unready, standalone: None }
+    }
+
+    /// A gate that is open for ever, for a node that has no group.
+    pub(crate) fn standalone() -> Result<Self, IdentityError> {
+        let identity = Identity::generate("standalone")?;
+        let (mut keeper, gate) = LeaderGate::pair(Arc::new(BootClock), identity);
+        let epoch = Epoch(1);
+        keeper.open(epoch, Tick::MAX);
+        let (_, changes) = watch::channel(LeaderStateChanged::new(true, Some(epoch)));
+        Ok(Election {
+            lease: None,
+            standalone: Some(Arc::new(keeper)),
+            ..Self::new(gate, changes, Duration::ZERO, |_| ())
+        })
+    }
+
+    pub(crate) fn gate(&self) -> &LeaderGate {
+        &self.gate
+    }
+
+    pub(crate) fn changes(&self) -> watch::Receiver<LeaderStateChanged> {
+        self.changes.clone()
+    }
+
+    /// How long the gate stays open after a heartbeat; a standalone node has no bound.
+    pub(crate) fn lease(&self) -> Option<Duration> {
+        self.lease
+    }
+
+    /// Takes or clears one reason; tells the election what follows from all of them.
+    pub(crate) fn set_unready(&self, reason: Unready, holds: bool) {
+        let mut reasons = self.unready.lock().unwrap_or_else(PoisonError::into_inner);
+        let changed = if holds { reasons.insert(reason) } else { reasons.remove(&reason) };
+        if changed {
+            (self.set_ready)(reasons.is_empty());
+        }
+    }
+
+    pub(crate) fn role(&self) -> NodeRole {
+        match (&self.standalone, self.gate.is_leader()) {
+            (Some(_), _) => NodeRole::Standalone,
+            (None, true) => NodeRole::Leader,
+            (None, false) => NodeRole::Follower,
+        }
+    }
+}

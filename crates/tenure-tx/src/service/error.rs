@@ -1,0 +1,109 @@
+//! Why a service was not started, and why a transaction was not accepted.
+
+use std::sync::Arc;
+
+use tenure_core::identity::IdentityError;
+
+use super::options::InvalidOption;
+use crate::account::SignError;
+use crate::chain::ChainError;
+use crate::engine::NonceError;
+use crate::store::StoreError;
+
+/// A service was not started.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServiceError {
+    /// An option that cannot be meant. Nothing was started.
+    #[error(transparent)]
+    Option(#[from] InvalidOption),
+    /// No identity could be made.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    /// Key and table are for different accounts.
+    #[error("the signer's account is not the table's; use the group's key")]
+    ForeignAccount,
+    /// The table cannot be used.
+    #[error("the table cannot be used")]
+    Store(#[source] StoreError),
+}
+
+/// A transaction was not accepted.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum SendError {
+    /// This node follows. Nothing was done.
+    #[error("this node does not lead and never sends; send through the leader")]
+    NotLeader,
+    /// This node is about to let go. Nothing was done.
+    #[error("this node is draining; send through the next leader")]
+    Draining,
+    /// The service has stopped. Nothing was done.
+    #[error("the service has stopped")]
+    Stopped,
+    /// No nonce. Nothing was done.
+    #[error(transparent)]
+    Nonce(#[from] NonceError),
+    /// Too large. Nothing was done.
+    #[error("{size} bytes are more than the limit of {limit}; split the call or raise max_bytes")]
+    TooLarge {
+        /// Its size.
+        size: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// A request id that cannot be one. Nothing was done.
+    #[error("a request id has 1 to 200 characters")]
+    BadRequestId,
+    /// Not signed. Nothing was done.
+    #[error(transparent)]
+    Sign(#[from] SignError),
+    /// Bytes that are no transaction. Nothing was done.
+    #[error(transparent)]
+    Chain(#[from] ChainError),
+    /// Signed by somebody else. Nothing was done.
+    #[error("signed by {0}, which is not this group's account; sign with the group's key")]
+    ForeignAccount(String),
+    /// The id stands for another transaction. Nothing was done.
+    #[error(
+        "request id {0} stands for another transaction; repeat that one unchanged, or choose a new id"
+    )]
+    RequestIdReused(String),
+    /// Another creator's live row has the nonce. Nothing was stored; the table is read again.
+    #[error("nonce {0} belongs to another live transaction in the table; retry")]
+    Clash(u64),
+    /// It may or may not be stored.
+    #[error(
+        "it is unknown whether request {request_id} was stored ({reason}); retry with the same id"
+    )]
+    Uncertain {
+        /// The id to retry with.
+        request_id: String,
+        /// What happened.
+        reason: String,
+    },
+    /// The database refused. Nothing was stored.
+    #[error("not stored: {0}")]
+    Store(Arc<StoreError>),
+}
+
+impl SendError {
+    /// Its name on the wire between a caller and a node.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::NotLeader | Self::Nonce(NonceError::NotLeading) => "not_leader",
+            Self::Draining => "draining",
+            Self::Stopped => "stopped",
+            Self::Nonce(_) | Self::Clash(_) => "nonce",
+            Self::TooLarge { .. } => "too_large",
+            Self::BadRequestId => "bad_request_id",
+            Self::RequestIdReused(_) => "request_id_reused",
+            Self::Sign(_) => "not_signed",
+            Self::Chain(_) => "malformed",
+            Self::ForeignAccount(_) => "foreign_account",
+            Self::Uncertain { .. } => "uncertain",
+            Self::Store(_) => "store",
+        }
+    }
+}
