@@ -16,6 +16,7 @@
 //! | run, freeze, kill a program | [`Child::spawn`], [`Child::wait_line`], [`Child::signal`], [`Child::freeze`], [`Child::thaw`], [`Child::kill`] |
 //! | prove that nobody led at the same time | [`history::check`] |
 //! | run a chain | [`anvil::Anvil::start`], [`substrate::ScriptedNode::start`] |
+//! | read which metrics were emitted | [`Meter::install`], or a [`Meter`] of one thread |
 //! | speak TLS | [`Ca::new`], [`Ca::localhost`], [`Ca::server`], [`Ca::client`] |
 //!
 //! ```
@@ -78,6 +79,7 @@ mod cluster;
 mod error;
 pub mod history;
 mod home;
+mod meter;
 mod pgbouncer;
 mod port;
 mod process;
@@ -90,6 +92,7 @@ pub use ca::{Ca, ClientCert, ServerCert};
 pub use child::Child;
 pub use cluster::{Cluster, ClusterOptions, Database, shared_cluster};
 pub use error::KitError;
+pub use meter::Meter;
 pub use pgbouncer::{PgBouncer, PoolMode};
 pub use process::Signal;
 pub use proxy::{Direction, Proxy};

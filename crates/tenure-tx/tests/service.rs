@@ -11,13 +11,12 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use kit::anvil::{chain, pay, signer};
-use kit::meter::Meter;
 use kit::node::Node;
 use kit::tap::Tap;
 use kit::{E1, ManualElection, bump, database, impatient, store_of};
 use tenure_core::epoch::Epoch;
 use tenure_testkit::anvil::Anvil;
-use tenure_testkit::{Proxy, shared_cluster};
+use tenure_testkit::{Meter, Proxy, shared_cluster};
 use tenure_tx::account::{AccountId, Signer as _, Unsigned};
 use tenure_tx::chain::ethereum::EthereumChain;
 use tenure_tx::chain::{Chain, ChainError, Head, Inspected, Located, Submission};
@@ -424,12 +423,12 @@ async fn the_metrics_are_those_the_guide_names_and_a_life_emits_them_all() {
         .filter(|word| word.starts_with("tenure_tx_") && !word.contains(' '))
         .map(str::to_owned)
         .collect();
-    let all = |wanted: &BTreeSet<String>| meter.seen().is_superset(wanted);
+    let all = |wanted: &BTreeSet<String>| meter.names().is_superset(wanted);
     let emitted = async {
         while !all(&named) {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
     let late = timeout(Duration::from_secs(10), emitted).await.is_err();
-    assert!(!late && meter.seen() == named, "{:#?}\n{named:#?}", meter.seen());
+    assert!(!late && meter.names() == named, "{:#?}\n{named:#?}", meter.names());
 }

@@ -156,9 +156,12 @@ pub(super) async fn show(args: ShowArgs) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::from(4));
     };
     let mut value = object(&row);
-    value["raw"] = row.raw.as_deref().map_or(Value::Null, |raw| format!("0x{}", hex::encode(raw)).into());
+    value["raw"] =
+        row.raw.as_deref().map_or(Value::Null, |raw| format!("0x{}", hex::encode(raw)).into());
     value["call"] = row.call.as_deref().map_or(Value::Null, |call| {
-        std::str::from_utf8(call).map_or_else(|_| format!("0x{}", hex::encode(call)), str::to_owned).into()
+        std::str::from_utf8(call)
+            .map_or_else(|_| format!("0x{}", hex::encode(call)), str::to_owned)
+            .into()
     });
     if args.read.json {
         say(value)?;

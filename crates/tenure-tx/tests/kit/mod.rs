@@ -4,7 +4,6 @@
 #[cfg(feature = "ethereum")]
 pub(crate) mod anvil;
 pub(crate) mod log;
-pub(crate) mod meter;
 #[cfg(feature = "ethereum")]
 pub(crate) mod node;
 #[cfg(feature = "substrate")]

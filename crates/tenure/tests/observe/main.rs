@@ -1,13 +1,12 @@
 //! Metrics and `tracing` events are contract: a scripted life on a real server shows every one.
 
 mod ear;
-mod meter;
 
 use std::time::Duration;
 
 use tenure::config::{Config, RoleSpec};
 use tenure::{Leadership, Member, Notice};
-use tenure_testkit::{Cluster, Stop};
+use tenure_testkit::{Cluster, Meter, Stop};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 const LEASE: Duration = Duration::from_secs(3);
@@ -24,7 +23,7 @@ async fn member(dsn: String) -> Member {
 
 #[tokio::test]
 async fn every_metric_and_every_transition_is_told_with_its_labels() {
-    let meter = meter::install();
+    let meter = Meter::install();
     let heard = ear::install();
     let cluster = Cluster::start().await.unwrap();
     // A runtime of its own with one thread, so that this member can stand still.
