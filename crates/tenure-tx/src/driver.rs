@@ -328,3 +328,6 @@ impl Driver {
         self.tasks.spawn(work(self.answers.clone(), self.generation));
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -126,7 +126,8 @@ async fn a_request_id_with_other_content_is_refused_and_never_swallowed() {
 #[tokio::test]
 async fn a_follower_refuses_to_cancel_as_it_refuses_to_send() {
     let (db, anvil) = (database().await, Anvil::start(&[]).await);
-    let Node { election, service } = Node::follower("b", &db.dsn(), &anvil, impatient()).await;
+    let Node { election: _election, service } =
+        Node::follower("b", &db.dsn(), &anvil, impatient()).await;
     assert!(matches!(service.cancel(0).await, Err(SendError::NotLeader)));
     assert!(matches!(service.send(SendRequest::call(pay(1, 1))).await, Err(SendError::NotLeader)));
 }

@@ -312,7 +312,10 @@ fn compact_length(raw: &[u8]) -> Option<usize> {
 }
 
 /// The watch keeps its line: without the client the subscription would end.
-fn statuses(client: RpcClient, subscription: RpcSubscription<RpcStatus<Hash>>) -> super::StatusStream {
+fn statuses(
+    client: RpcClient,
+    subscription: RpcSubscription<RpcStatus<Hash>>,
+) -> super::StatusStream {
     let watch = stream::unfold((client, subscription), |(client, mut subscription)| async {
         // An error is the end of the watch, not of the transaction.
         let status = subscription.next().await?.ok()?;

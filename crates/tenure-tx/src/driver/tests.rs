@@ -1,0 +1,97 @@
+//! What the driver does with time, on a clock that the test moves. All else is tested on real chains
+//! and a real database, in `tests/`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use tenure_core::clock::{Clock, ManualClock, Tick};
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use crate::account::{AccountId, SignError, Signed, Signer, Unsigned};
+use crate::chain::{Chain, ChainError, Head, Inspected, Located, Outcome, Submission};
+use crate::service::{Mode, SendRequest, ServiceOptions, TransactionService};
+use crate::status::Hash;
+
+/// A clock that counts how often it is read: every reading is a turn of the driver, or more.
+#[derive(Debug, Clone)]
+struct WatchedClock {
+    clock: ManualClock,
+    readings: Arc<watch::Sender<u64>>,
+}
+
+impl Clock for WatchedClock {
+    fn now(&self) -> Tick {
+        self.readings.send_modify(|readings| *readings += 1);
+        self.clock.now()
+    }
+}
+
+/// A chain whose node never answers a submission.
+struct Silent {
+    submissions: watch::Sender<u64>,
+}
+
+#[async_trait]
+impl Chain for Silent {
+    async fn head(&self, _: &AccountId) -> Result<Head, ChainError> {
+        Ok(Head::default())
+    }
+
+    async fn submit(&self, _: &AccountId, _: u64, _: Bytes) -> Submission {
+        self.submissions.send_modify(|count| *count += 1);
+        Submission::answer(Outcome::Unreachable("silent".to_owned()))
+    }
+
+    async fn locate(&self, _: &AccountId, _: u64, _: &[Hash], _: u64) -> Located {
+        Located::Free
+    }
+
+    fn inspect(&self, _: &[u8]) -> Result<Inspected, ChainError> {
+        Err(ChainError::Malformed("no bytes are signed elsewhere".to_owned()))
+    }
+}
+
+struct Plain(AccountId);
+
+#[async_trait]
+impl Signer for Plain {
+    fn account(&self) -> &AccountId {
+        &self.0
+    }
+
+    async fn sign(&self, unsigned: Unsigned<'_>) -> Result<Signed, SignError> {
+        let call = unsigned.call.unwrap_or_default().to_vec();
+        Ok(Signed { raw: call.into(), hash: Hash([1; 32]), valid_until: None })
+    }
+}
+
+async fn reach(count: &mut watch::Receiver<u64>, wanted: u64) {
+    let reached = count.wait_for(|count| *count >= wanted);
+    timeout(Duration::from_secs(20), reached).await.expect("in time").expect("it lives");
+}
+
+#[tokio::test]
+async fn a_wait_is_measured_on_the_clock_that_counts_suspend() {
+    let (readings, mut read) = watch::channel(0);
+    let clock = ManualClock::new(Tick::from_nanos(1));
+    let watched = WatchedClock { clock: clock.clone(), readings: Arc::new(readings) };
+    let (submissions, mut submitted) = watch::channel(0);
+    let signer = Plain(AccountId::new([7; 20]).expect("20 bytes"));
+    let chain = Arc::new(Silent { submissions });
+    let service = TransactionService::builder(Mode::Standalone, chain, Arc::new(signer));
+    let tick = Duration::from_millis(1);
+    let options = ServiceOptions { tick, ..ServiceOptions::default() };
+    let service = service.options(options).clock(Arc::new(watched)).start().await.expect("starts");
+    service.send(SendRequest::call("pay")).await.expect("accepted");
+    reach(&mut submitted, 1).await;
+    // Many turns later the driver still waits: its clock stands still.
+    let turns = *read.borrow() + 100;
+    reach(&mut read, turns).await;
+    assert_eq!(*submitted.borrow(), 1);
+    // The machine slept for an hour: what was to be done by then is done at the next turn.
+    clock.advance(Duration::from_secs(3_600));
+    reach(&mut submitted, 2).await;
+}
