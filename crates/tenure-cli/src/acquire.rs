@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tenure::{Leadership, Notice};
+use tenure::Notice;
 use tokio::time::{Instant, sleep_until};
 
 use crate::args::{Acquire, Hooks, Output};

@@ -7,7 +7,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process_group};
-use tenure::{Epoch, LeaderLock, Leadership, Notice};
+use tenure::{Epoch, LeaderLock, Notice};
 use tokio::process::Command;
 use tokio::sync::mpsc;
 use tokio::time::timeout;

@@ -16,8 +16,8 @@ use std::process::ExitStatus;
 use std::time::Duration;
 
 use tenure::{
-    Act, BootClock, Clock, Epoch, Event, LeaderLock, Leadership, LockState, Member, Notice,
-    Refusal, RoleName, TakeoverPolicy, TenureError, Tick,
+    Act, BootClock, Clock, Epoch, Event, LeaderLock, LockState, Member, Notice, Refusal, RoleName,
+    TakeoverPolicy, TenureError, Tick,
 };
 use tenure_guardian::{EndedBy, Guarded, News, Strays, Times};
 use tokio::signal::unix::{Signal, SignalKind, signal};

@@ -64,6 +64,8 @@ pub enum Output {
     Registered(RoleName, Result<(), RegisterRefusal>),
     /// The gate of a role opened (with its epoch) or shut.
     Gate(RoleName, Option<Epoch>),
+    /// The database has answered: every open gate has a later deadline.
+    Renewed,
     /// Wait for this, then call `drained`.
     AwaitDrain(RoleName, Drained),
     /// Close the session at once; `seat_lost` follows.

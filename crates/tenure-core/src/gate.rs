@@ -299,6 +299,11 @@ impl LeaderGate {
         Ok(act)
     }
 
+    /// How many acts have begun and not ended.
+    pub fn in_flight(&self) -> usize {
+        self.0.in_flight.load(Ordering::Acquire)
+    }
+
     /// Who the holder is while this gate is open.
     pub fn identity(&self) -> &Identity {
         &self.0.holder

@@ -27,7 +27,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use tenure::config::{Config, RoleSpec};
-use tenure::{Leadership as _, Member, TakeoverPolicy};
+use tenure::{Member, TakeoverPolicy};
 use tenure_connect::{Connector, Dsn, TlsOptions};
 #[cfg(feature = "ethereum")]
 use tenure_tx::chain::ethereum::{EthereumCall, EthereumChain, EthereumOptions, EthereumSigner};

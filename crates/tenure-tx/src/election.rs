@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tenure::{LeaderLock, LeaderStateChanged, Leadership as _};
+use tenure::{LeaderLock, LeaderStateChanged};
 use tenure_core::clock::{BootClock, Tick};
 use tenure_core::epoch::Epoch;
 use tenure_core::gate::{GateKeeper, LeaderGate};

@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use tenure::config::{Config, RoleSpec};
-use tenure::{LeaderLock, Leadership, Member};
+use tenure::{LeaderLock, Member};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -15,7 +15,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let times: usize = args.next().map_or(Ok(200), |text| text.parse())?;
     let (one, a) = member(&dsn).await?;
     let (two, b) = member(&dsn).await?;
-    a.wait_for_leadership(None).await;
+    a.wait_for_leadership(None).await?;
     let mut gaps = Vec::with_capacity(times);
     let mut pair = (a, b);
     for _ in 0..times {
@@ -25,7 +25,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         });
         let to = pair.1.gate().identity().to_string();
         pair.0.hand_over(Some(to), None).await?;
-        pair.1.wait_for_leadership(None).await;
+        pair.1.wait_for_leadership(None).await?;
         gaps.push(began.await??.elapsed());
         pair = (pair.1, pair.0);
     }

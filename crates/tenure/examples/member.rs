@@ -3,8 +3,6 @@
 //! `cargo run -p tenure --example member -- postgresql://localhost/app scheduler`
 #![allow(clippy::print_stdout, reason = "it is a demonstration")]
 
-use tenure::Leadership;
-
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);

@@ -5,9 +5,9 @@
 
 use std::time::{Duration, Instant};
 
+use tenure::Member;
 use tenure::config::{Config, RoleSpec};
 use tenure::operate::Operator;
-use tenure::{Leadership, Member};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -25,7 +25,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let registered = before.elapsed();
     let locks = member.locks();
     for lock in &locks {
-        lock.wait_for_leadership(None).await;
+        lock.wait_for_leadership(None).await?;
     }
     println!("{roles} roles: registered after {registered:?}, led after {:?}", before.elapsed());
     // A while of nothing: beats alone must keep every gate open.

@@ -492,6 +492,7 @@ impl Actor {
                         }
                     }
                 }
+                Output::Renewed => hands.hubs.values().for_each(|hub| hub.publish_deadline()),
                 Output::Registered(role, result) => {
                     let result =
                         result.map_err(|why| TenureError::Registration { role: role.clone(), why });

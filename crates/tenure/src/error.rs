@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tenure_core::key::RoleName;
+use tenure_core::key::{RoleName, RoleNameError};
 use tenure_core::protocol::RegisterRefusal;
 
 use crate::config::ConfigError;
@@ -60,6 +60,9 @@ pub enum TenureError {
     /// The role is not one of this member's.
     #[error("this member has no role {0}; add it first")]
     UnknownRole(RoleName),
+    /// No role can be called so. A retry does not help.
+    #[error("no role can be called so: {0}")]
+    RoleName(#[from] RoleNameError),
     /// The role was added already.
     #[error("role {0} was added to this member already; keep its handle")]
     DuplicateRole(RoleName),

@@ -57,6 +57,7 @@ pub(crate) struct Hub {
     pub(crate) gate: LeaderGate,
     pub(crate) view: watch::Sender<View>,
     pub(crate) leading: watch::Sender<LeaderStateChanged>,
+    pub(crate) deadline: watch::Sender<Option<Tick>>,
     pub(crate) events: broadcast::Sender<Event>,
     callbacks: Mutex<Vec<Callback>>,
     dispatch: mpsc::Sender<Event>,
@@ -72,6 +73,7 @@ impl Hub {
             gate,
             view: watch::Sender::new(View { state: LockState::Stopped }),
             leading: watch::Sender::new(LeaderStateChanged { is_leader: false, epoch: None }),
+            deadline: watch::Sender::new(None),
             // A subscriber that falls behind this far misses events and is told so; the watches
             // above always carry the latest state.
             events: broadcast::Sender::new(64),
@@ -115,6 +117,16 @@ impl Hub {
             *now = next;
             changed
         });
+        self.publish_deadline();
+    }
+
+    /// The gate has opened or shut, or a heartbeat has moved its deadline.
+    pub(crate) fn publish_deadline(&self) {
+        if self.deadline.receiver_count() == 0 {
+            return;
+        }
+        let new = self.gate.require_leader().ok().map(|token| token.deadline());
+        self.deadline.send_if_modified(|now| std::mem::replace(now, new) != new);
     }
 }
 

@@ -3,10 +3,9 @@
 //! ```no_run
 //! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
 //! use std::time::Duration;
-//! use tenure::Leadership;
 //!
 //! let (member, lock) = tenure::lead("postgresql://localhost/app", "scheduler").await?;
-//! lock.wait_for_leadership(None).await;
+//! lock.wait_for_leadership(None).await?;
 //! let act = lock.begin_act(Duration::from_secs(1))?; // refused unless the lease covers it
 //! // … what only the leader may do, with act.epoch() as its fencing token …
 //! act.finish()?;                                     // or: the effect is uncertain
@@ -93,7 +92,7 @@ pub use actor::{Health, RoleHealth};
 pub use error::TenureError;
 pub use fence::{FenceError, fence};
 pub use hub::{Event, LeaderStateChanged};
-pub use lock::{LeaderLock, Leadership};
+pub use lock::LeaderLock;
 pub use member::{Member, lead};
 pub use tenure_core::clock::{BootClock, Clock, Tick};
 pub use tenure_core::epoch::Epoch;

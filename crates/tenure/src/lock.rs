@@ -1,11 +1,14 @@
 //! One role's handle.
 
-use std::future::Future;
+mod work;
+
 use std::sync::Arc;
 use std::time::Duration;
 
+use tenure_core::clock::Tick;
 use tenure_core::epoch::Epoch;
-use tenure_core::gate::{Act, LeaderGate, NotLeader};
+use tenure_core::gate::{Act, LeaderGate, LeaderToken, NotLeader};
+use tenure_core::identity::Identity;
 use tenure_core::key::{LockKey, RoleName};
 use tenure_core::lifecycle::{LockState, LostReason, NotAcquired, Notice};
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
@@ -15,53 +18,6 @@ use crate::actor::Command;
 use crate::error::TenureError;
 use crate::hub::{Event, Hub, LeaderStateChanged};
 use crate::metrics;
-
-/// What every way of holding a role offers, so that a program can be tested without a database.
-///
-/// [`LeaderLock`] holds it on PostgreSQL, [`crate::memory::MemoryLock`] among the tasks of one
-/// process; both pass the same conformance suite.
-pub trait Leadership: Send + Sync {
-    /// Takes part in the race. Idempotent.
-    ///
-    /// # Errors
-    /// If the role is refused; see [`TenureError`].
-    fn start(&self) -> impl Future<Output = Result<(), TenureError>> + Send;
-
-    /// Lets the role go, drains first, and stops taking part. Idempotent.
-    ///
-    /// # Errors
-    /// [`TenureError::Timeout`] if that took longer than `within`; it goes on in the background.
-    fn shutdown(
-        &self,
-        within: Option<Duration>,
-    ) -> impl Future<Output = Result<(), TenureError>> + Send;
-
-    /// Lets the role go and stays out of the race for the cool-down. No leader: nothing happens.
-    ///
-    /// # Errors
-    /// [`TenureError::Timeout`] never: past `within` the lock is freed by force.
-    fn step_down(
-        &self,
-        within: Option<Duration>,
-    ) -> impl Future<Output = Result<(), TenureError>> + Send;
-
-    /// Waits until this process leads: true; or until `within` has passed: false. Cancel-safe.
-    fn wait_for_leadership(&self, within: Option<Duration>) -> impl Future<Output = bool> + Send;
-
-    /// The lifecycle's state.
-    fn state(&self) -> LockState;
-
-    /// Whether this process leads at this instant: the gate's word.
-    fn is_leader(&self) -> bool {
-        self.gate().is_leader()
-    }
-
-    /// The gate every act passes.
-    fn gate(&self) -> LeaderGate;
-
-    /// Leadership as it changes.
-    fn changes(&self) -> watch::Receiver<LeaderStateChanged>;
-}
 
 /// One role of one member. Cheap to clone; dropping the last handle does not stop the role as long
 /// as its [`crate::Member`] lives.
@@ -99,6 +55,113 @@ impl LeaderLock {
         self.lease
     }
 
+    /// The member that this handle belongs to.
+    pub fn identity(&self) -> &Identity {
+        self.hub.gate.identity()
+    }
+
+    /// The lifecycle's state.
+    pub fn state(&self) -> LockState {
+        self.hub.view.borrow().state
+    }
+
+    /// Whether this process leads at this instant: what the gate says.
+    pub fn is_leader(&self) -> bool {
+        self.hub.gate.is_leader()
+    }
+
+    /// The gate that every act passes.
+    pub fn gate(&self) -> LeaderGate {
+        self.hub.gate.clone()
+    }
+
+    /// Takes part in the race. Idempotent.
+    ///
+    /// A database that cannot be asked now is no error: the role follows, and is registered when the
+    /// database answers.
+    ///
+    /// # Errors
+    /// [`TenureError::Registration`] if the database knows the role otherwise,
+    /// [`TenureError::Stopped`] if the member was shut down.
+    pub async fn start(&self) -> Result<(), TenureError> {
+        self.join().await.map(drop)
+    }
+
+    /// As [`LeaderLock::start`]; says whether the member has answered.
+    async fn join(&self) -> Result<bool, TenureError> {
+        let (answer, answered) = oneshot::channel();
+        self.send(Command::Start { role: self.hub.name.clone(), answer })?;
+        match timeout(self.registration_wait, answered).await {
+            Ok(Ok(result)) => result.map(|()| true),
+            Ok(Err(_)) => Err(TenureError::Stopped),
+            Err(_) => Ok(false),
+        }
+    }
+
+    /// Drains, releases the role and stops taking part. Idempotent.
+    ///
+    /// # Errors
+    /// [`TenureError::Timeout`] if that took longer than `within`; it goes on in the background.
+    pub async fn shutdown(&self, within: Option<Duration>) -> Result<(), TenureError> {
+        let mut view = self.hub.view.subscribe();
+        if self.send(Command::Stop { role: self.hub.name.clone() }).is_err() {
+            return Ok(());
+        }
+        let stopped = view.wait_for(|view| view.state == LockState::Stopped);
+        match within {
+            None => drop(stopped.await),
+            Some(limit) => {
+                let done = timeout(limit, stopped).await;
+                done.map(drop).map_err(|_| TenureError::Timeout { what: "the shutdown", limit })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Drains, releases the role and stays out of the race for the cool-down. A member that does not
+    /// lead does nothing. Past `within` the lock is freed by force.
+    ///
+    /// # Errors
+    /// [`TenureError::Stopped`] if the member was shut down.
+    pub async fn step_down(&self, within: Option<Duration>) -> Result<(), TenureError> {
+        self.hand_over(None, within).await
+    }
+
+    /// Waits until this process leads, at most `within` (default: the configured acquire timeout, or
+    /// for ever). Cancel-safe. The role must be started for that to happen.
+    ///
+    /// # Errors
+    /// [`TenureError::Timeout`] after `within`, [`TenureError::Stopped`] if the member was shut down.
+    pub async fn wait_for_leadership(
+        &self,
+        within: Option<Duration>,
+    ) -> Result<LeaderToken, TenureError> {
+        match within.or(self.patience) {
+            None => self.opened(None).await,
+            Some(limit) => {
+                let what = "waiting for leadership";
+                let late = |_| Err(TenureError::Timeout { what, limit });
+                timeout(limit, self.opened(None)).await.unwrap_or_else(late)
+            }
+        }
+    }
+
+    /// Leadership as it changes. The gate may say no sooner: it shuts by itself at its deadline.
+    pub fn changes(&self) -> watch::Receiver<LeaderStateChanged> {
+        self.hub.leading.subscribe()
+    }
+
+    /// The gate's deadline as heartbeats move it, none while the gate is shut or drains.
+    ///
+    /// A deadline passes without a change: compare it with the clock
+    /// ([`BootClock`](tenure_core::clock::BootClock)).
+    pub fn deadline(&self) -> watch::Receiver<Option<Tick>> {
+        let deadline = self.hub.deadline.subscribe();
+        // It is published only while there are receivers.
+        self.hub.publish_deadline();
+        deadline
+    }
+
     /// Begins an act, as [`LeaderGate::begin_act`] does, and counts refusals.
     ///
     /// # Errors
@@ -108,15 +171,15 @@ impl LeaderLock {
     }
 
     /// Everything the lifecycle says, from now on. A receiver that lags misses events and is told
-    /// how many; [`Leadership::changes`] always has the latest state.
+    /// how many; [`LeaderLock::changes`] always has the latest state.
     pub fn events(&self) -> broadcast::Receiver<Event> {
         self.hub.events.subscribe()
     }
 
-    /// Like [`Leadership::step_down`], naming the member (by identity) that should lead next.
+    /// Like [`LeaderLock::step_down`], naming the member (by identity) that should lead next.
     ///
     /// # Errors
-    /// See [`Leadership::step_down`].
+    /// See [`LeaderLock::step_down`].
     pub async fn hand_over(
         &self,
         to: Option<String>,
@@ -238,59 +301,5 @@ impl LeaderLock {
 
     fn send(&self, command: Command) -> Result<(), TenureError> {
         self.commands.send(command).map_err(|_| TenureError::Stopped)
-    }
-}
-
-impl Leadership for LeaderLock {
-    async fn start(&self) -> Result<(), TenureError> {
-        let (answer, answered) = oneshot::channel();
-        self.send(Command::Start { role: self.hub.name.clone(), answer })?;
-        match timeout(self.registration_wait, answered).await {
-            Ok(Ok(result)) => result,
-            Ok(Err(_)) => Err(TenureError::Stopped),
-            // The database cannot be asked now: follow, and register when it can be.
-            Err(_) => Ok(()),
-        }
-    }
-
-    async fn shutdown(&self, within: Option<Duration>) -> Result<(), TenureError> {
-        let mut view = self.hub.view.subscribe();
-        if self.send(Command::Stop { role: self.hub.name.clone() }).is_err() {
-            return Ok(());
-        }
-        let stopped = view.wait_for(|view| view.state == LockState::Stopped);
-        match within {
-            None => drop(stopped.await),
-            Some(limit) => {
-                let done = timeout(limit, stopped).await;
-                done.map(drop).map_err(|_| TenureError::Timeout { what: "the shutdown", limit })?;
-            }
-        }
-        Ok(())
-    }
-
-    async fn step_down(&self, within: Option<Duration>) -> Result<(), TenureError> {
-        self.hand_over(None, within).await
-    }
-
-    async fn wait_for_leadership(&self, within: Option<Duration>) -> bool {
-        let mut changes = self.changes();
-        let leads = changes.wait_for(|change| change.is_leader);
-        match within.or(self.patience) {
-            None => leads.await.is_ok(),
-            Some(limit) => matches!(timeout(limit, leads).await, Ok(Ok(_))),
-        }
-    }
-
-    fn state(&self) -> LockState {
-        self.hub.view.borrow().state
-    }
-
-    fn gate(&self) -> LeaderGate {
-        self.hub.gate.clone()
-    }
-
-    fn changes(&self) -> watch::Receiver<LeaderStateChanged> {
-        self.hub.leading.subscribe()
     }
 }

@@ -18,7 +18,7 @@ use crate::config::{Config, RoleConfig, RoleSpec};
 use crate::connect::Connector;
 use crate::error::TenureError;
 use crate::hub::Hub;
-use crate::lock::{LeaderLock, Leadership};
+use crate::lock::LeaderLock;
 use crate::preflight;
 use crate::seat::Sitter;
 use tenure_core::engine::{Candidacy, Engine};
@@ -154,8 +154,7 @@ impl Member {
     /// # Errors
     /// [`TenureError::UnknownRole`].
     pub fn lock(&self, role: &str) -> Result<LeaderLock, TenureError> {
-        let name = RoleName::new(role)
-            .map_err(|error| TenureError::Order(format!("no role can be called so: {error}")))?;
+        let name = RoleName::new(role)?;
         let locks = self.locks.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         match locks.by_name.get(&name) {
             Some(at) => Ok(locks.all[*at].clone()),
@@ -237,7 +236,7 @@ impl Member {
     /// The first refusal; the other roles take part all the same.
     pub async fn start_all(&self) -> Result<(), TenureError> {
         let locks = self.locks();
-        let starts = locks.iter().map(Leadership::start);
+        let starts = locks.iter().map(LeaderLock::start);
         futures_util::future::join_all(starts).await.into_iter().collect()
     }
 
@@ -275,9 +274,8 @@ impl Member {
 ///
 /// ```no_run
 /// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
-/// use tenure::Leadership;
 /// let (member, lock) = tenure::lead("postgresql://localhost/app", "scheduler").await?;
-/// lock.wait_for_leadership(None).await;
+/// lock.wait_for_leadership(None).await?;
 /// let act = lock.begin_act(std::time::Duration::from_secs(1))?;
 /// // … the one thing only the leader may do …
 /// act.finish()?;

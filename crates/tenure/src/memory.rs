@@ -3,7 +3,7 @@
 //! A [`MemoryGroup`] stands for the database and the network, a [`MemoryLock`] for one member with
 //! one role. The member's mind is the one that runs on PostgreSQL, so lifecycle, gate, events,
 //! leases, takeover policies, cool-down, priority and readiness are the same; the database is a model
-//! of ours. Both pass one conformance suite behind [`Leadership`].
+//! of ours. Both pass one conformance suite.
 //!
 //! *Guaranteed*: what [`crate`] promises, within one process. *Not*: anything between processes, and
 //! no fence, for there is no database to write to. The epoch in [`crate::LeaderToken`] is real.
@@ -14,17 +14,16 @@
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), tenure::TenureError> {
-//! use tenure::Leadership;
 //! use tenure::memory::MemoryGroup;
 //!
 //! let group = MemoryGroup::new();
 //! let (first, second) = (group.lock("scheduler")?, group.lock("scheduler")?);
 //! first.start().await?;
-//! assert!(first.wait_for_leadership(None).await);
+//! first.wait_for_leadership(None).await?;
 //! second.start().await?;
 //!
 //! first.step_down(None).await?; // or: group.crash(&first).await, group.partition(&first)
-//! assert!(second.wait_for_leadership(None).await);
+//! second.wait_for_leadership(None).await?;
 //! assert!(!first.is_leader());
 //! # Ok(())
 //! # }
@@ -37,22 +36,21 @@ mod simulation;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use tenure_core::clock::{Clock, Tick};
 use tenure_core::gate::LeaderGate;
 use tenure_core::identity::Identity;
 use tenure_core::key::RoleName;
 use tenure_core::lease::{Lease, LeaseError, LeaseSpec};
-use tenure_core::lifecycle::{Lifecycle, LifecycleOptions, LockState};
-use tokio::sync::{mpsc, watch};
+use tenure_core::lifecycle::{Lifecycle, LifecycleOptions};
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::config::RoleSpec;
 use crate::error::TenureError;
-use crate::hub::{Hub, LeaderStateChanged};
-use crate::lock::{LeaderLock, Leadership};
+use crate::hub::Hub;
+use crate::lock::LeaderLock;
 use member::MemoryMember;
 use tenure_core::engine::{Candidacy, Engine};
 use tenure_core::model::{Model, SessionId};
@@ -172,7 +170,7 @@ impl MemoryGroup {
         let task = tokio::spawn(member.run());
         let lease = lease.lease();
         let lock = LeaderLock { hub, commands, patience: None, registration_wait: lease, lease };
-        let member = Arc::new(Process { identity, task: Mutex::new(Some(task)) });
+        let member = Arc::new(Process { task: Mutex::new(Some(task)) });
         Ok(MemoryLock { lock, member })
     }
 
@@ -312,16 +310,7 @@ pub struct MemoryLock {
 
 #[derive(Debug)]
 struct Process {
-    identity: Identity,
     task: Mutex<Option<JoinHandle<()>>>,
-}
-
-impl MemoryLock {
-    /// Who the member is.
-    #[must_use]
-    pub fn identity(&self) -> &Identity {
-        &self.member.identity
-    }
 }
 
 impl Deref for MemoryLock {
@@ -329,35 +318,5 @@ impl Deref for MemoryLock {
 
     fn deref(&self) -> &LeaderLock {
         &self.lock
-    }
-}
-
-impl Leadership for MemoryLock {
-    async fn start(&self) -> Result<(), TenureError> {
-        self.lock.start().await
-    }
-
-    async fn shutdown(&self, within: Option<Duration>) -> Result<(), TenureError> {
-        self.lock.shutdown(within).await
-    }
-
-    async fn step_down(&self, within: Option<Duration>) -> Result<(), TenureError> {
-        self.lock.step_down(within).await
-    }
-
-    async fn wait_for_leadership(&self, within: Option<Duration>) -> bool {
-        self.lock.wait_for_leadership(within).await
-    }
-
-    fn state(&self) -> LockState {
-        self.lock.state()
-    }
-
-    fn gate(&self) -> LeaderGate {
-        self.lock.gate()
-    }
-
-    fn changes(&self) -> watch::Receiver<LeaderStateChanged> {
-        self.lock.changes()
     }
 }

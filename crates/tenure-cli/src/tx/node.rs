@@ -11,7 +11,7 @@ use clap::{Args, ValueEnum};
 use serde_json::json;
 use tenure::config::{Config, RoleSpec};
 use tenure::connect::dsn::ProcessEnv;
-use tenure::{Leadership as _, Member, TakeoverPolicy};
+use tenure::{Member, TakeoverPolicy};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 

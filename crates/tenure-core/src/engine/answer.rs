@@ -95,6 +95,7 @@ impl Engine {
                 role.keeper.extend(epoch, self.lease_until);
             }
         }
+        self.outputs.push_back(Output::Renewed);
     }
 
     fn registered(&mut self, rows: Vec<Registered>, now: Tick) {

@@ -250,6 +250,7 @@ impl MemoryMember {
                     self.hub.set_leading(epoch);
                     metrics::gate(&role, epoch);
                 }
+                Output::Renewed => self.hub.publish_deadline(),
                 Output::Registered(role, result) => {
                     let result =
                         result.map_err(|why| TenureError::Registration { role: role.clone(), why });

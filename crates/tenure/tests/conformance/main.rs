@@ -1,4 +1,4 @@
-//! Two things that claim to be the same are: PostgreSQL and memory behind one trait, the core and
+//! Two things that claim to be the same are: a role on PostgreSQL and one in memory, the core and
 //! the SQL that computes what it computes.
 
 mod incarnation;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tenure::config::{Config, RoleSpec};
 use tenure::memory::{MemoryGroup, MemoryLock};
-use tenure::{LeaderLock, Leadership, LeaseSpec, Member, TenureError};
+use tenure::{LeaderLock, LeaseSpec, Member};
 use tenure_testkit::{Database, shared_cluster};
 
 /// Long enough for a busy machine, short enough to notice a hang.
@@ -19,7 +19,7 @@ fn lease() -> LeaseSpec {
 /// A group that members join.
 pub(crate) trait Stage: Sized + Sync {
     /// One member with one role.
-    type Lock: Leadership + Deref<Target = LeaderLock> + 'static;
+    type Lock: Deref<Target = LeaderLock> + 'static;
 
     async fn open() -> Self;
 
@@ -43,36 +43,6 @@ impl Deref for Seated {
 
     fn deref(&self) -> &LeaderLock {
         &self.lock
-    }
-}
-
-impl Leadership for Seated {
-    async fn start(&self) -> Result<(), TenureError> {
-        self.lock.start().await
-    }
-
-    async fn shutdown(&self, within: Option<Duration>) -> Result<(), TenureError> {
-        self.lock.shutdown(within).await
-    }
-
-    async fn step_down(&self, within: Option<Duration>) -> Result<(), TenureError> {
-        self.lock.step_down(within).await
-    }
-
-    async fn wait_for_leadership(&self, within: Option<Duration>) -> bool {
-        self.lock.wait_for_leadership(within).await
-    }
-
-    fn state(&self) -> tenure::LockState {
-        self.lock.state()
-    }
-
-    fn gate(&self) -> tenure::LeaderGate {
-        self.lock.gate()
-    }
-
-    fn changes(&self) -> tokio::sync::watch::Receiver<tenure::LeaderStateChanged> {
-        self.lock.changes()
     }
 }
 

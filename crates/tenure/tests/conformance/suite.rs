@@ -1,12 +1,12 @@
 //! What every way of holding a role keeps.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tenure::config::RoleSpec;
 use tenure::{
-    Epoch, Leadership, LockState, LostReason, NotLeader, Notice, Refusal, TakeoverPolicy,
-    TenureError,
+    Epoch, LockState, LostReason, NotLeader, Notice, Refusal, TakeoverPolicy, TenureError,
 };
 use tokio::sync::broadcast::Receiver;
 use tokio::time::{Instant, timeout};
@@ -16,7 +16,7 @@ use crate::stage::{LEASE, Memory, PATIENCE, Postgres, Stage};
 async fn leader<S: Stage>(stage: &S, role: RoleSpec) -> S::Lock {
     let lock = stage.candidate(role).await;
     lock.start().await.unwrap();
-    assert!(lock.wait_for_leadership(Some(PATIENCE)).await, "nobody else is there");
+    assert!(lock.wait_for_leadership(Some(PATIENCE)).await.is_ok(), "nobody else is there");
     lock
 }
 
@@ -50,7 +50,7 @@ async fn only_one_of_many_leads_and_the_rest_take_over_in_turn<S: Stage>(stage: 
     while !locks.is_empty() {
         let waits = locks.iter().map(|lock| Box::pin(lock.wait_for_leadership(Some(PATIENCE))));
         let (won, index, _) = futures_util::future::select_all(waits).await;
-        assert!(won);
+        won.expect("one of them leads");
         assert_eq!(locks.iter().filter(|lock| lock.is_leader()).count(), 1);
         let lock = locks.swap_remove(index);
         let epoch = lock.gate().epoch().expect("it leads");
@@ -68,17 +68,17 @@ async fn start_shutdown_and_step_down_may_be_repeated<S: Stage>(stage: S) {
     lock.shutdown(Some(PATIENCE)).await.unwrap();
     let (one, two) = tokio::join!(lock.start(), lock.start());
     one.and(two).unwrap();
-    assert!(lock.wait_for_leadership(Some(PATIENCE)).await);
+    assert!(lock.wait_for_leadership(Some(PATIENCE)).await.is_ok());
     lock.start().await.unwrap();
     assert_eq!(lock.gate().epoch(), Some(Epoch(1)), "a second start begins no second term");
     let (one, two) = tokio::join!(lock.step_down(Some(PATIENCE)), lock.step_down(Some(PATIENCE)));
     one.and(two).unwrap();
-    assert!(lock.wait_for_leadership(Some(PATIENCE)).await);
+    assert!(lock.wait_for_leadership(Some(PATIENCE)).await.is_ok());
     let (one, two) = tokio::join!(lock.shutdown(Some(PATIENCE)), lock.shutdown(Some(PATIENCE)));
     one.and(two).unwrap();
     assert_eq!(lock.state(), LockState::Stopped);
     lock.start().await.unwrap();
-    assert!(lock.wait_for_leadership(Some(PATIENCE)).await, "it may be started again");
+    assert!(lock.wait_for_leadership(Some(PATIENCE)).await.is_ok(), "it may be started again");
     lock.shutdown(Some(PATIENCE)).await.unwrap();
 }
 
@@ -87,7 +87,7 @@ async fn events_tell_a_term_from_start_to_stop_in_order<S: Stage>(stage: S) {
     let lock = stage.candidate(RoleSpec::named("r")).await;
     let mut events = lock.events();
     lock.start().await.unwrap();
-    assert!(lock.wait_for_leadership(Some(PATIENCE)).await);
+    assert!(lock.wait_for_leadership(Some(PATIENCE)).await.is_ok());
     let epoch = lock.gate().epoch().unwrap();
     lock.shutdown(Some(PATIENCE)).await.unwrap();
     let seen = until(&mut events, |notice| *notice == Notice::Stopped).await;
@@ -127,7 +127,7 @@ async fn callbacks_come_in_order_and_a_panic_becomes_an_error<S: Stage>(stage: S
             done.send_replace(true);
         });
     lock.start().await.unwrap();
-    assert!(lock.wait_for_leadership(Some(PATIENCE)).await);
+    assert!(lock.wait_for_leadership(Some(PATIENCE)).await.is_ok());
     lock.shutdown(Some(PATIENCE)).await.unwrap();
     let mut is_done = is_done;
     timeout(PATIENCE, is_done.wait_for(|done| *done)).await.expect("all are called").unwrap();
@@ -138,16 +138,19 @@ async fn callbacks_come_in_order_and_a_panic_becomes_an_error<S: Stage>(stage: S
 async fn waiting_for_leadership_ends_when_its_time_is_over<S: Stage>(stage: S) {
     let first = leader(&stage, RoleSpec::named("r")).await;
     let second = stage.candidate(RoleSpec::named("r")).await;
-    assert!(!second.wait_for_leadership(Some(Duration::ZERO)).await, "it was not even started");
+    assert!(
+        second.wait_for_leadership(Some(Duration::ZERO)).await.is_err(),
+        "it was not even started"
+    );
     second.start().await.unwrap();
     let before = Instant::now();
-    assert!(!second.wait_for_leadership(Some(Duration::from_millis(100))).await);
+    assert!(second.wait_for_leadership(Some(Duration::from_millis(100))).await.is_err());
     assert!(before.elapsed() >= Duration::from_millis(100));
     assert!(!second.is_leader());
     let waits = second.wait_for_leadership(None);
     let (led, stopped) = tokio::join!(waits, first.shutdown(Some(PATIENCE)));
     stopped.unwrap();
-    assert!(led);
+    assert_eq!(led.expect("it leads").epoch, Epoch(2));
 }
 
 async fn a_step_down_waits_for_the_act_and_begins_no_new_one<S: Stage>(stage: S) {
@@ -172,7 +175,7 @@ async fn a_step_down_waits_for_the_act_and_begins_no_new_one<S: Stage>(stage: S)
     assert!(!second.is_leader());
     act.finish().expect("the lease still covers it");
     stepping.await.unwrap();
-    assert!(second.wait_for_leadership(Some(PATIENCE)).await);
+    assert!(second.wait_for_leadership(Some(PATIENCE)).await.is_ok());
 }
 
 async fn who_stepped_down_stays_out_for_its_cool_down<S: Stage>(stage: S) {
@@ -181,7 +184,7 @@ async fn who_stepped_down_stays_out_for_its_cool_down<S: Stage>(stage: S) {
     let before = Instant::now();
     lock.step_down(Some(PATIENCE)).await.unwrap();
     assert!(!lock.is_leader());
-    assert!(lock.wait_for_leadership(Some(PATIENCE)).await);
+    assert!(lock.wait_for_leadership(Some(PATIENCE)).await.is_ok());
     assert!(before.elapsed() >= cool_down, "{:?}", before.elapsed());
     assert_eq!(lock.gate().epoch(), Some(Epoch(2)));
 }
@@ -215,7 +218,7 @@ async fn a_lost_session_is_a_loss_and_exclusive_waits_the_lease_out<S: Stage>(st
     };
     until(&mut events, lost).await;
     assert!(!first.is_leader());
-    assert!(second.wait_for_leadership(Some(PATIENCE)).await);
+    assert!(second.wait_for_leadership(Some(PATIENCE)).await.is_ok());
     // The last beat may be a heartbeat old when the session ends.
     assert!(before.elapsed() >= LEASE / 2, "{:?}", before.elapsed());
     assert_eq!(second.gate().epoch(), Some(Epoch(2)));
@@ -227,7 +230,7 @@ async fn fenced_takes_over_without_waiting<S: Stage>(stage: S) {
     let second = stage.candidate(role()).await;
     second.start().await.unwrap();
     stage.end_session(&first).await;
-    assert!(second.wait_for_leadership(Some(PATIENCE)).await);
+    assert!(second.wait_for_leadership(Some(PATIENCE)).await.is_ok());
     assert_eq!(second.gate().epoch(), Some(Epoch(2)));
 }
 
@@ -240,7 +243,7 @@ async fn an_observer_never_leads_and_priority_goes_first<S: Stage>(stage: S) {
         lock.start().await.unwrap();
     }
     first.shutdown(Some(PATIENCE)).await.unwrap();
-    assert!(high.wait_for_leadership(Some(PATIENCE)).await);
+    assert!(high.wait_for_leadership(Some(PATIENCE)).await.is_ok());
     assert!(!low.is_leader() && !observer.is_leader());
     assert_eq!(high.gate().epoch(), Some(Epoch(2)), "nobody led in between");
 }
@@ -251,6 +254,123 @@ async fn two_policies_of_one_role_are_refused<S: Stage>(stage: S) {
     let refused = other.start().await;
     assert!(matches!(refused, Err(TenureError::Registration { .. })), "{refused:?}");
     assert!(first.is_leader());
+}
+
+/// Counts one run of a piece of work in while it lives.
+struct Running(Arc<AtomicUsize>);
+
+impl Running {
+    fn begin(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::SeqCst);
+        Running(count.clone())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+async fn work_runs_while_its_member_leads_and_never_beside_its_successor<S: Stage>(stage: S) {
+    let (first, second) = tokio::join!(
+        stage.candidate(RoleSpec::named("r").cool_down(Duration::ZERO)),
+        stage.candidate(RoleSpec::named("r").cool_down(Duration::ZERO)),
+    );
+    let running = Arc::new(AtomicUsize::new(0));
+    let (begun, mut terms) = tokio::sync::mpsc::unbounded_channel();
+    let mut tasks = Vec::new();
+    for lock in [&first, &second] {
+        let (lock, running, begun) = ((**lock).clone(), running.clone(), begun.clone());
+        tasks.push(tokio::spawn(async move {
+            lock.while_leading(|term| {
+                let run = Running::begin(&running);
+                assert_eq!(running.load(Ordering::SeqCst), 1, "the work before it is gone");
+                begun.send((term.holder_identity.clone(), term.epoch)).unwrap();
+                async move {
+                    let _run = run;
+                    std::future::pending::<()>().await;
+                }
+            })
+            .await
+        }));
+    }
+    let mut last = Epoch::ZERO;
+    for _ in 0..4 {
+        let (leader, epoch) = timeout(PATIENCE, terms.recv()).await.expect("in time").unwrap();
+        assert!(epoch > last, "{epoch} after {last}");
+        last = epoch;
+        let lock = if first.identity() == &leader { &first } else { &second };
+        lock.step_down(Some(PATIENCE)).await.unwrap();
+    }
+    for lock in [&first, &second] {
+        lock.shutdown(Some(PATIENCE)).await.unwrap();
+    }
+    for task in tasks {
+        let ended = timeout(PATIENCE, task).await.expect("it returns when the role stops");
+        ended.unwrap().unwrap();
+    }
+    assert_eq!(running.load(Ordering::SeqCst), 0);
+}
+
+async fn work_that_returns_is_called_again_in_the_next_term_only<S: Stage>(stage: S) {
+    let lock = stage.candidate(RoleSpec::named("r").cool_down(Duration::ZERO)).await;
+    let (begun, mut terms) = tokio::sync::mpsc::unbounded_channel();
+    let work = lock.while_leading(|term| {
+        begun.send(term.epoch).unwrap();
+        std::future::ready(())
+    });
+    let drive = async {
+        assert_eq!(terms.recv().await, Some(Epoch(1)));
+        let again = timeout(LEASE, terms.recv()).await;
+        assert!(again.is_err(), "the same term goes on: {again:?}");
+        assert!(lock.is_leader(), "the work's end does not end the term");
+        lock.step_down(Some(PATIENCE)).await.unwrap();
+        assert_eq!(terms.recv().await, Some(Epoch(2)));
+        lock.shutdown(Some(PATIENCE)).await.unwrap();
+    };
+    let (worked, ()) = timeout(PATIENCE, async { tokio::join!(work, drive) }).await.unwrap();
+    worked.unwrap();
+}
+
+async fn an_act_of_the_work_may_end_before_a_step_down_drops_it<S: Stage>(stage: S) {
+    let lock = stage.candidate(RoleSpec::named("r").drain_limit(PATIENCE)).await;
+    let (begun, mut is_begun) = tokio::sync::mpsc::unbounded_channel();
+    let finished = Arc::new(AtomicUsize::new(0));
+    let inner = (*lock).clone();
+    let work = lock.while_leading(|_| {
+        let (lock, begun, finished) = (inner.clone(), begun.clone(), finished.clone());
+        async move {
+            let act = lock.begin_act(Duration::ZERO).unwrap();
+            begun.send(()).unwrap();
+            let mut changes = lock.changes();
+            changes.wait_for(|change| !change.is_leader).await.unwrap();
+            tokio::time::sleep(LEASE / 10).await;
+            act.finish().expect("the drain waits for it");
+            finished.fetch_add(1, Ordering::SeqCst);
+            std::future::pending::<()>().await;
+        }
+    });
+    let drive = async {
+        is_begun.recv().await.unwrap();
+        lock.shutdown(Some(PATIENCE)).await.unwrap();
+    };
+    let (worked, ()) = timeout(PATIENCE, async { tokio::join!(work, drive) }).await.unwrap();
+    worked.unwrap();
+    assert_eq!(finished.load(Ordering::SeqCst), 1, "it was not cut off in its act");
+}
+
+async fn the_deadline_moves_with_every_heartbeat_and_goes_with_the_term<S: Stage>(stage: S) {
+    let lock = leader(&stage, RoleSpec::named("r")).await;
+    let mut deadline = lock.deadline();
+    let mut last = deadline.borrow_and_update().expect("the gate is open");
+    for _ in 0..3 {
+        let moved = timeout(LEASE, deadline.wait_for(|now| *now > Some(last))).await;
+        last = moved.expect("in time").unwrap().expect("later");
+        assert_eq!(lock.gate().require_leader().unwrap().deadline(), last);
+    }
+    lock.shutdown(Some(PATIENCE)).await.unwrap();
+    assert_eq!(*deadline.borrow_and_update(), None);
 }
 
 macro_rules! suite {
@@ -285,4 +405,8 @@ suite![
     fenced_takes_over_without_waiting,
     an_observer_never_leads_and_priority_goes_first,
     two_policies_of_one_role_are_refused,
+    work_runs_while_its_member_leads_and_never_beside_its_successor,
+    work_that_returns_is_called_again_in_the_next_term_only,
+    an_act_of_the_work_may_end_before_a_step_down_drops_it,
+    the_deadline_moves_with_every_heartbeat_and_goes_with_the_term,
 ];

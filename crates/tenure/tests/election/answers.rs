@@ -1,7 +1,7 @@
 //! An answer that the member does not understand is an unknown outcome.
 
+use tenure::RoleName;
 use tenure::config::RoleSpec;
-use tenure::{Leadership, RoleName};
 
 use crate::stage::{PATIENCE, config, database, gone, leads, one, start, until};
 

@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use tenure::Leadership;
 use tenure::config::RoleSpec;
 use tenure_testkit::{Cluster, ClusterOptions};
 use tokio_postgres::Client;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tenure::config::RoleSpec;
 use tenure::operate::Operator;
-use tenure::{Epoch, LeaderLock, Leadership, LockState, Member, Notice, RoleName};
+use tenure::{Epoch, LeaderLock, LockState, Member, Notice, RoleName};
 use tenure_testkit::{Cluster, ClusterOptions, Database};
 use tokio_postgres::Client;
 
@@ -70,7 +70,7 @@ async fn a_registration_of_a_row_that_is_held_up_delays_its_role_alone() {
     leads(&r2).await;
     let client = database.client().await.unwrap();
     let before = seat(&client).await;
-    assert!(!r1.wait_for_leadership(Some(Duration::from_millis(600))).await);
+    assert!(r1.wait_for_leadership(Some(Duration::from_millis(600))).await.is_err());
     outsider.batch_execute("rollback").await.unwrap();
     leads(&r1).await;
     assert_eq!(one(&client, "select min(lease_ms) from tenure.role").await, "3000");

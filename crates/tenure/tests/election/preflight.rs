@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tenure::config::{Config, RoleSpec};
 use tenure::preflight::{Refused, Verdict};
-use tenure::{Leadership, Member, Notice, TenureError};
+use tenure::{Member, Notice, TenureError};
 use tenure_testkit::{
     Cluster, ClusterOptions, Direction, PgBouncer, PoolMode, Proxy, ReplicaOptions, shared_cluster,
 };

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tenure::config::RoleSpec;
 use tenure::operate::Operator;
-use tenure::{Epoch, Leadership, LockKey, LockState, Member, Notice, RoleName};
+use tenure::{Epoch, LockKey, LockState, Member, Notice, RoleName};
 use tenure_testkit::Database;
 
 use crate::stage::{
@@ -123,7 +123,7 @@ async fn an_observer_watches_and_never_leads() {
     first.shutdown(Some(PATIENCE)).await.unwrap();
     let client = database.client().await.unwrap();
     until(&client, "select holder is null from tenure.role", "t").await;
-    assert!(!watcher.wait_for_leadership(Some(Duration::from_secs(4))).await);
+    assert!(watcher.wait_for_leadership(Some(Duration::from_secs(4))).await.is_err());
     gone(a).await;
     gone(b).await;
 }
@@ -197,8 +197,8 @@ async fn a_paused_role_drains_and_nobody_claims_it_until_it_is_resumed() {
     // Either may win now: the first one's cool-down is over.
     let somebody = async {
         tokio::select! {
-            led = first.wait_for_leadership(None) => led,
-            led = second.wait_for_leadership(None) => led,
+            led = first.wait_for_leadership(None) => led.is_ok(),
+            led = second.wait_for_leadership(None) => led.is_ok(),
         }
     };
     assert!(tokio::time::timeout(PATIENCE, somebody).await.expect("somebody leads"));
@@ -258,7 +258,7 @@ async fn a_program_that_is_not_ours_contends_for_the_same_key() {
     stranger.batch_execute("select pg_advisory_lock(-7, 42)").await.unwrap();
     let (member, lock) = candidate(&database, RoleSpec::named("r").key(key)).await;
     follows(&lock).await;
-    assert!(!lock.wait_for_leadership(Some(Duration::from_millis(300))).await);
+    assert!(lock.wait_for_leadership(Some(Duration::from_millis(300))).await.is_err());
     let operator = Operator::connect(member.config()).await.unwrap();
     let holders = operator.lock_holders(key).await.unwrap();
     assert_eq!(holders.len(), 1);

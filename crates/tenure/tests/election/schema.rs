@@ -2,7 +2,7 @@
 //! login role that may do nothing else.
 
 use tenure::config::{Config, RoleSpec};
-use tenure::{Leadership, Member, TenureError, schema};
+use tenure::{Member, TenureError, schema};
 
 use crate::stage::{PATIENCE, config, database, gone, leader, leads, one, start};
 
@@ -21,12 +21,10 @@ async fn ten_members_that_boot_at_once_apply_it_once_and_elect_one_leader() {
         let lock = member.locks().remove(0);
         async move { lock.wait_for_leadership(Some(PATIENCE)).await }
     };
-    let (led, _) = futures_util::future::select_ok(
-        members.iter().map(|m| Box::pin(async { if wait(m).await { Ok(()) } else { Err(()) } })),
-    )
-    .await
-    .expect("somebody leads");
-    let () = led;
+    let (_, _) =
+        futures_util::future::select_ok(members.iter().map(|member| Box::pin(wait(member))))
+            .await
+            .expect("somebody leads");
     let leaders = members.iter().filter(|m| m.locks()[0].is_leader()).count();
     assert_eq!(leaders, 1);
     for member in members {

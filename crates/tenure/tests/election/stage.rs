@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tenure::config::{Config, ConfigBuilder, RoleSpec};
-use tenure::{LeaderLock, Leadership, LockState, Member};
+use tenure::{LeaderLock, LockState, Member};
 use tenure_testkit::{Database, shared_cluster};
 use tokio_postgres::Client;
 
@@ -38,7 +38,7 @@ pub(crate) async fn leader(database: &Database, role: &str) -> (Member, LeaderLo
 }
 
 pub(crate) async fn leads(lock: &LeaderLock) {
-    assert!(lock.wait_for_leadership(Some(PATIENCE)).await, "{lock:?} does not lead");
+    assert!(lock.wait_for_leadership(Some(PATIENCE)).await.is_ok(), "{lock:?} does not lead");
 }
 
 pub(crate) async fn follows(lock: &LeaderLock) {

@@ -16,7 +16,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tenure::{
-    Act, Epoch, FixedInterval, LeaderGate, LeaderLock, Leadership, Member, TakeoverPolicy, Tick,
+    Act, Epoch, FixedInterval, LeaderGate, LeaderLock, Member, TakeoverPolicy, Tick,
     config::{Config, RoleSpec},
 };
 use tokio::{

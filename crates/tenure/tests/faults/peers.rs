@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use tenure::{Epoch, Leadership, LockState, Member, TenureError, preflight::Refused};
+use tenure::{Epoch, LockState, Member, TenureError, preflight::Refused};
 use tenure_core::lease::Fault;
 use tenure_testkit::{Cluster, ClusterOptions, PgBouncer, PoolMode, Proxy, history::now_ns};
 use tokio::time::{Instant, sleep, timeout};
@@ -32,7 +32,7 @@ async fn member(setup: &Setup) -> Member {
 async fn leader(setup: &Setup) -> Member {
     let member = member(setup).await;
     for lock in member.locks() {
-        assert!(lock.wait_for_leadership(Some(PATIENCE)).await, "{lock:?}");
+        assert!(lock.wait_for_leadership(Some(PATIENCE)).await.is_ok(), "{lock:?}");
     }
     member
 }
@@ -271,7 +271,7 @@ async fn peers_11_roles_of_one_schema_have_leaders_of_their_own() {
     let low = member(&only("d", &["x"])).await;
     let high = member(&Setup { priority: 5, ..only("e", &["x"]) }).await;
     one.lock("x").expect("a role").step_down(None).await.expect("stepped down");
-    assert!(high.lock("x").expect("a role").wait_for_leadership(Some(PATIENCE)).await);
+    assert!(high.lock("x").expect("a role").wait_for_leadership(Some(PATIENCE)).await.is_ok());
     assert!(two.lock("y").expect("a role").is_leader(), "another role's change cost it its own");
     assert!(observer.locks().iter().all(|lock| lock.state() == LockState::Follower));
     for member in [one, two, observer, low, high] {
@@ -437,7 +437,7 @@ async fn peers_18_whoever_is_woken_finds_the_lock_free() {
     for (from, to) in one.locks().iter().zip(two.locks()) {
         let told = Instant::now();
         from.step_down(None).await.expect("stepped down");
-        assert!(to.wait_for_leadership(Some(PATIENCE)).await);
+        assert!(to.wait_for_leadership(Some(PATIENCE)).await.is_ok());
         // The repair poll comes half a lease after the last one at the earliest.
         late += usize::from(told.elapsed() > setup.lease / 3);
     }
@@ -470,6 +470,6 @@ async fn peers_18_a_claim_whose_record_fails_leaves_no_lock() {
     timeout(PATIENCE, failed).await.expect("the claim fails");
     assert_eq!(number(&client, ROLE_LOCKS).await, 0, "the lock stayed");
     client.batch_execute("alter table tenure.term drop constraint no").await.expect("dropped");
-    assert!(lock.wait_for_leadership(Some(PATIENCE)).await);
+    assert!(lock.wait_for_leadership(Some(PATIENCE)).await.is_ok());
     gone(second).await;
 }

@@ -5,7 +5,7 @@ mod ear;
 use std::time::Duration;
 
 use tenure::config::{Config, RoleSpec};
-use tenure::{Leadership, Member, Notice};
+use tenure::{Member, Notice};
 use tenure_testkit::{Cluster, Meter, Stop};
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -33,9 +33,9 @@ async fn every_metric_and_every_transition_is_told_with_its_labels() {
     let lock = first.lock("r").unwrap();
     assert!(lock.begin_act(Duration::ZERO).is_err(), "an act is refused and counted");
     lock.start().await.unwrap();
-    assert!(lock.wait_for_leadership(Some(PATIENCE)).await);
+    assert!(lock.wait_for_leadership(Some(PATIENCE)).await.is_ok());
     lock.step_down(Some(PATIENCE)).await.unwrap();
-    assert!(lock.wait_for_leadership(Some(PATIENCE)).await);
+    assert!(lock.wait_for_leadership(Some(PATIENCE)).await.is_ok());
 
     // A stall for longer than the lease, shorter than lease and margin: late, then well again. One
     // that meets a round trip under way, or a busy machine, ends in a loss instead: once more then.
@@ -54,7 +54,7 @@ async fn every_metric_and_every_transition_is_told_with_its_labels() {
             }
         };
         well = tokio::time::timeout(PATIENCE, end).await.expect("late or lost");
-        assert!(lock.wait_for_leadership(Some(PATIENCE)).await);
+        assert!(lock.wait_for_leadership(Some(PATIENCE)).await.is_ok());
         if well {
             break;
         }
@@ -68,7 +68,7 @@ async fn every_metric_and_every_transition_is_told_with_its_labels() {
     meter.times("tenure_heartbeat_seconds", 3, PATIENCE).await;
     stall();
     meter.until("tenure_leader_stale", PATIENCE).await;
-    while !lock.wait_for_leadership(Some(LEASE)).await {
+    while lock.wait_for_leadership(Some(LEASE)).await.is_err() {
         other.step_down(Some(PATIENCE)).await.unwrap();
     }
     let mut events = lock.events();

@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use tenure::Leadership;
 use tenure::config::RoleSpec;
 
 use crate::stage::{PATIENCE, candidate, config, database, follows, gone, leads, start};

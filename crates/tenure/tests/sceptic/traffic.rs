@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use tenure::RoleName;
 use tenure::config::RoleSpec;
 use tenure::operate::Operator;
-use tenure::{Leadership, RoleName};
 
 use crate::stage::{PATIENCE, candidate, config, database, gone, leader, leads, one, start};
 

@@ -735,7 +735,8 @@ impl World {
                 | Output::Unblock { .. }
                 | Output::TookOver(_)
                 | Output::Stale(..)
-                | Output::Preempt(_) => {}
+                | Output::Preempt(_)
+                | Output::Renewed => {}
             }
         }
     }
