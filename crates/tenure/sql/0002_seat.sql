@@ -218,170 +218,92 @@ begin
     order by r.name, 2 desc;
 end $$;
 
--- One role of a claim. The caller holds nothing; on return the lock is held exactly if the
--- outcome is `won` or `kept`.
-create function tenure.claim_one(m tenure.member, q jsonb) returns jsonb
+-- The verdict on one role whose lock is held: `q` as it was asked for, its row `r` as it was read after
+-- the lock, its debtor `d`, and why a better candidate should have it. It decides every claim, and it
+-- writes nothing. A claim that is won leads at once if it is `paid`; otherwise the claimant waits
+-- `wait_ms`, counted from the debtor's last beat.
+create function tenure.verdict(m tenure.member, q tenure.ask, r tenure.role, d tenure.member,
+                               better text)
+returns table (outcome text, paid boolean, next bigint, wait_ms integer) language sql stable as $$
+    select case
+            when (r.key, r.pair) is distinct from (q.key, q.pair) then 'unknown'
+            when r.paused then 'paused'
+            when q.keep is not null and r.holder = m.identity and r.epoch = q.keep
+                 and r.held_in = m.incarnation and r.debtor = m.identity then 'kept'
+            -- The member asked for its own term back, and that term is over.
+            when q.keep is not null then 'moved'
+            when better is not null and not q.insist then 'yield'
+            else 'won' end,
+        r.policy = 'fenced'
+            or r.debtor is null and r.paid_in is not distinct from m.incarnation
+            or coalesce(r.debtor = m.identity and r.acted_in = m.incarnation, false),
+        tenure.next_epoch(greatest(r.epoch, q.seen),
+            case when tenure.lineage_of(m.incarnation) <> case when r.lineage = ''
+                          then (select lineage from tenure.origin) else r.lineage end
+                 then split_part(m.incarnation, '/', 2)::integer end),
+        -- In this incarnation no write was lost, so the debtor's own lease is known; otherwise the
+        -- debtor may have been any member that ever registered.
+        case when r.debtor is not null and r.acted_in = m.incarnation then r.debtor_lease_ms
+             else greatest(r.debtor_lease_ms, r.lease_ms, d.lease_ms) end
+$$;
+
+-- Claims roles, in key order. The caller holds none of their locks; on return a lock is held exactly
+-- if the outcome is `won` or `kept`.
+--
+-- With `p_wait` it claims one role, waits for its row up to lock_timeout and answers in any case.
+-- Without, it answers the roles that nothing obstructs: a role whose row is locked or missing, or all
+-- of them if one fails, is left out of the answer, without its lock.
+create function tenure.claim_rows(m tenure.member, asked tenure.ask[], p_wait boolean) returns jsonb
 language plpgsql volatile as $$
 declare
-    r     tenure.role;
-    d     tenure.member;
-    k     bigint := (q->>'key')::bigint;
-    two   boolean := (q->>'pair')::boolean;
-    keep  bigint := (q->>'keep')::bigint;
-    got   boolean := false;
-    paid  boolean;
-    line  text;
-    won   bigint;
-    why   text;
-    ans   jsonb := jsonb_build_object('role', q->>'role');
-begin
-    select * into r from tenure.role where name = q->>'role';
-    if r.holder is null and keep is null and not coalesce((q->>'insist')::boolean, false) then
-        -- Before the lock, so that who stands back is not in the way of who should have it. After
-        -- the lock it is asked again: what is read here is stale.
-        select b.why into why from tenure.better_candidates(m, array[r.name]) b;
-        if why is not null then
-            return ans || jsonb_build_object('out', 'yield', 'to', why, 'epoch', r.epoch);
-        end if;
-    end if;
-    got := tenure.try_lock(k, two);
-    if not got then
-        return ans || jsonb_build_object('out', 'held', 'holder', r.holder, 'epoch', r.epoch,
-                                         'held_by_us', r.holder = m.identity);
-    end if;
-    select * into r from tenure.role where name = q->>'role' for update;
-    if not found or (r.key, r.pair) is distinct from (k, two) then
-        perform tenure.unlock(k, two);
-        return ans || jsonb_build_object('out', 'unknown');
-    end if;
-    ans := ans || jsonb_build_object('holder', r.holder, 'epoch', r.epoch);
-    if r.paused then
-        perform tenure.unlock(k, two);
-        return ans || jsonb_build_object('out', 'paused');
-    end if;
-    paid := (r.debtor is null and r.paid_in is not distinct from m.incarnation)
-         or coalesce(r.debtor = m.identity and r.acted_in = m.incarnation, false);
-    if keep is not null and r.holder = m.identity and r.epoch = keep and r.held_in = m.incarnation
-       and r.debtor = m.identity then
-        return ans || jsonb_build_object('out', 'kept');
-    elsif keep is not null then
-        -- It asked for its own term back, and that term is over.
-        perform tenure.unlock(k, two);
-        return ans || jsonb_build_object('out', 'moved');
-    end if;
-    if not coalesce((q->>'insist')::boolean, false) then
-        select b.why into why from tenure.better_candidates(m, array[r.name]) b;
-        if why is not null then
-            perform tenure.unlock(k, two);
-            return ans || jsonb_build_object('out', 'yield', 'to', why);
-        end if;
-    end if;
-
-    line := tenure.lineage_of(m.incarnation);
-    won := tenure.next_epoch(greatest(r.epoch, (q->>'seen')::bigint),
-        case when line <> case when r.lineage = '' then (select lineage from tenure.origin)
-                               else r.lineage end
-             then split_part(line, '/', 2)::integer end);
-    update tenure.term set ended_at = clock_timestamp(), how = 'replaced'
-        where role = r.name and epoch = r.epoch and ended_at is null;
-    paid := paid or r.policy = 'fenced';
-    update tenure.role set epoch = won, lineage = line, holder = m.identity,
-        held_in = m.incarnation, since = clock_timestamp(), released_at = null,
-        last_holder = coalesce(r.holder, last_holder),
-        successor = null, successor_until = null, order_id = null, order_to = null,
-        lease_ms = greatest(lease_ms, m.lease_ms),
-        debtor = case when paid then m.identity else debtor end,
-        debtor_lease_ms = case when paid then m.lease_ms else debtor_lease_ms end,
-        acted_in = case when paid then m.incarnation else acted_in end,
-        paid_in = case when paid then null else paid_in end
-        where name = r.name;
-    insert into tenure.term (role, epoch, member, acting_at)
-        values (r.name, won, m.identity, case when paid then clock_timestamp() end);
-    if r.holder is not null and r.holder <> m.identity then
-        -- Tells a holder that still beats, which none should. Two members that take each other's
-        -- roles must not wait for each other's row.
-        update tenure.member set revoked = revoked + 1 where identity = (
-            select identity from tenure.member where identity = r.holder
-            for no key update skip locked);
-    end if;
-    if not paid then
-        select * into d from tenure.member where identity = r.debtor;
-        ans := ans || jsonb_build_object('debtor', r.debtor, 'debtor_beat', d.beat,
-            -- In this incarnation no write was lost, so the debtor's own lease is known; otherwise
-            -- it may have been anybody's.
-            'debtor_lease_ms', case when r.debtor is not null and r.acted_in = m.incarnation
-                then r.debtor_lease_ms else greatest(r.debtor_lease_ms, r.lease_ms, d.lease_ms) end);
-    end if;
-    return ans || jsonb_build_object('out', 'won', 'epoch', won, 'acting', paid);
-exception
-    when lock_not_available then
-        if got then perform tenure.unlock(k, two); end if;
-        return ans || jsonb_build_object('out', 'blocked');
-    when others then
-        if got then perform tenure.unlock(k, two); end if;
-        return ans || jsonb_build_object('out', 'error', 'sqlstate', sqlstate, 'error', sqlerrm);
-end $$;
-
--- The same for many roles at once, each decided as claim_one() decides it. It answers those that
--- nothing stands before: a role whose row is held up or missing, or all of them if one fails, is
--- left out of the answer, without its lock, and comes to claim_one().
-create function tenure.claim_many(m tenure.member, p_roles jsonb) returns jsonb
-language plpgsql volatile set plan_cache_mode = force_custom_plan as $$
-declare
-    asked   tenure.ask[] := array(
-        select row(x.role, x.key, x.pair, x.seen, x.keep, coalesce(x.insist, false))::tenure.ask
-        from jsonb_to_recordset(p_roles) as x(role text, key bigint, pair boolean, seen bigint,
-            keep bigint, insist boolean) order by x.pair, x.key);
-    line    text := tenure.lineage_of(m.incarnation);
-    origin  text := (select o.lineage from tenure.origin o);
     yields  text[];
-    won     text[];
+    locked  tenure.ask[];
+    names   text[];
     rows    tenure.role[];
+    ours    text[];
     answers jsonb;
     more    jsonb;
 begin
+    -- Before the lock: a candidate that yields must not hold the lock while a better candidate tries
+    -- it. After the lock the same is asked again, as what is read here is stale.
     select coalesce(array_agg(b.role), '{}'), coalesce(jsonb_agg(jsonb_build_object('role', b.role,
                'out', 'yield', 'to', b.why, 'epoch', b.epoch)), '[]')
         into yields, answers
         from tenure.better_candidates(m, array(select q.role from unnest(asked) q
                                                where q.keep is null and not q.insist)) b
         where b.holder is null;
-    -- The locks, in key order; then, in statements that see what the locks protect, the rows.
-    select coalesce(array_agg(t.role) filter (where t.got), '{}'),
-           coalesce(jsonb_agg(jsonb_build_object('role', t.role, 'out', 'held', 'holder', r.holder,
-               'epoch', r.epoch, 'held_by_us', r.holder = m.identity)) filter (where not t.got), '[]')
-        into won, more
-        from (select q.role, tenure.try_lock(q.key, q.pair) as got
+    -- The locks; then, in statements that see what the locks protect, the rows.
+    select coalesce(array_agg(t.q) filter (where t.got), '{}'),
+           coalesce(jsonb_agg(jsonb_build_object('role', (t.q).role, 'out', 'held',
+               'holder', r.holder, 'epoch', r.epoch, 'held_by_us', r.holder = m.identity)) filter (where not t.got), '[]')
+        into locked, more
+        from (select q, tenure.try_lock(q.key, q.pair) as got
               from (select * from unnest(asked) where role <> all (yields) offset 0) q offset 0) t
-            left join tenure.role r on r.name = t.role;
+            left join tenure.role r on r.name = (t.q).role;
     answers := answers || more;
-    rows := array(select r from tenure.role r where r.name = any (won)
-                  order by r.pair, r.key for update skip locked);
+    names := array(select q.role from unnest(locked) q);
+    if p_wait then
+        rows := array(select r from tenure.role r where r.name = any (names) for update);
+    else
+        rows := array(select r from tenure.role r where r.name = any (names)
+                      order by r.pair, r.key for update skip locked);
+    end if;
     with seen as materialized (
-        select r.*, q.role as asked_for, q.key as k, q.pair as two, q.keep, b.why, case
-                when (r.key, r.pair) is distinct from (q.key, q.pair) then 'unknown'
-                when r.paused then 'paused'
-                when q.keep is not null and r.holder = m.identity and r.epoch = q.keep
-                     and r.held_in = m.incarnation and r.debtor = m.identity then 'kept'
-                when q.keep is not null then 'moved'
-                when b.role is not null and not q.insist then 'yield'
-                else 'won' end as out,
-            r.policy = 'fenced'
-                or r.debtor is null and r.paid_in is not distinct from m.incarnation
-                or coalesce(r.debtor = m.identity and r.acted_in = m.incarnation, false) as paid,
-            tenure.next_epoch(greatest(r.epoch, q.seen),
-                case when line <> case when r.lineage = '' then origin else r.lineage end
-                     then split_part(line, '/', 2)::integer end) as next
-        from unnest(asked) q join unnest(rows) r on r.name = q.role
-            left join tenure.better_candidates(m, won) b on b.role = q.role
-    ), taken as materialized (select * from seen where out = 'won'),
+        select q.role as asked_for, r.*, b.why, d.beat as debtor_beat, v.*
+        from unnest(locked) q
+            left join unnest(rows) r on r.name = q.role
+            left join tenure.better_candidates(m, names) b on b.role = q.role
+            left join tenure.member d on d.identity = r.debtor
+            cross join lateral tenure.verdict(m, q, r, d, b.why) v
+        where p_wait or r.name is not null
+    ), taken as materialized (select * from seen where outcome = 'won'),
     ended as (
         update tenure.term t set ended_at = clock_timestamp(), how = 'replaced'
         from taken w where t.role = w.name and t.epoch = w.epoch and t.ended_at is null
     ), bumped as (
-        update tenure.role r set epoch = w.next, lineage = line, holder = m.identity,
-            held_in = m.incarnation, since = clock_timestamp(), released_at = null,
-            last_holder = coalesce(w.holder, r.last_holder),
+        update tenure.role r set epoch = w.next, lineage = tenure.lineage_of(m.incarnation),
+            holder = m.identity, held_in = m.incarnation, since = clock_timestamp(),
+            released_at = null, last_holder = coalesce(w.holder, r.last_holder),
             successor = null, successor_until = null, order_id = null, order_to = null,
             lease_ms = greatest(r.lease_ms, m.lease_ms),
             debtor = case when w.paid then m.identity else r.debtor end,
@@ -393,6 +315,8 @@ begin
         insert into tenure.term (role, epoch, member, acting_at)
         select name, next, m.identity, case when paid then clock_timestamp() end from taken
     ), told as (
+        -- Tells a holder that still beats, which none should. Two members that take each other's
+        -- roles must not wait for each other's row.
         update tenure.member o set revoked = o.revoked + h.lost
         from (select holder, count(*) as lost from taken where holder <> m.identity
               group by holder) h
@@ -400,36 +324,39 @@ begin
             select identity from tenure.member
             where identity in (select holder from taken where holder <> m.identity)
             for no key update skip locked)
-    ), freed as materialized (
-        select tenure.unlock(k, two) from seen where out not in ('won', 'kept')
     )
-    select coalesce(jsonb_agg(case when s.out = 'unknown'
-            then jsonb_build_object('role', s.name, 'out', s.out)
-            else jsonb_build_object('role', s.name, 'out', s.out, 'holder', s.holder,
-                'epoch', case when s.out = 'won' then s.next else s.epoch end)
-            || case when s.out = 'yield' then jsonb_build_object('to', s.why)
-                    when s.out = 'won' and s.paid then jsonb_build_object('acting', true)
-                    when s.out = 'won' then jsonb_build_object('acting', false,
-                        'debtor', s.debtor, 'debtor_beat', d.beat, 'debtor_lease_ms',
-                        case when s.debtor is not null and s.acted_in = m.incarnation
-                             then s.debtor_lease_ms
-                             else greatest(s.debtor_lease_ms, s.lease_ms, d.lease_ms) end)
-                    else '{}' end end), '[]')
-        into more
-        from seen s left join tenure.member d on d.identity = s.debtor, (select count(*) from freed) f;
-    -- What was skipped is not kept locked either.
-    perform tenure.unlock(q.key, q.pair) from unnest(asked) q
-        where q.role = any (won) and not exists (select from unnest(rows) r where r.name = q.role);
+    select coalesce(array_agg(s.asked_for) filter (where s.outcome in ('won', 'kept')), '{}'),
+           coalesce(jsonb_agg(jsonb_build_object('role', s.asked_for, 'out', s.outcome)
+               || case when s.outcome = 'unknown' then '{}' else jsonb_build_object('holder', s.holder,
+                   'epoch', case when s.outcome = 'won' then s.next else s.epoch end) end
+               || case when s.outcome = 'yield' then jsonb_build_object('to', s.why)
+                       when s.outcome <> 'won' then '{}'
+                       when s.paid then jsonb_build_object('acting', true)
+                       else jsonb_build_object('acting', false, 'debtor', s.debtor,
+                           'debtor_beat', s.debtor_beat, 'debtor_lease_ms', s.wait_ms) end), '[]')
+        into ours, more
+        from seen s;
+    perform tenure.unlock(q.key, q.pair) from unnest(locked) q
+        where not exists (select from unnest(ours) o where o = q.role);
     return answers || more;
 exception when others then
     -- Locks outlive what is rolled back here. None of these roles was held before.
-    perform tenure.unlock(q.key, q.pair) from unnest(asked) q join pg_locks l
-        on l.locktype = 'advisory' and l.pid = pg_backend_pid() and l.granted
-           and l.classid = ((q.key >> 32) & 4294967295)::oid
-           and l.objid = (q.key & 4294967295)::oid
-           and l.objsubid = case when q.pair then 2 else 1 end
-        where l.database = (select oid from pg_database where datname = current_database());
-    return '[]';
+    if locked is not null then
+        perform tenure.unlock(q.key, q.pair) from unnest(locked) q;
+    else
+        perform tenure.unlock(q.key, q.pair) from unnest(asked) q join pg_locks l
+            on l.locktype = 'advisory' and l.pid = pg_backend_pid() and l.granted
+               and l.classid = ((q.key >> 32) & 4294967295)::oid
+               and l.objid = (q.key & 4294967295)::oid
+               and l.objsubid = case when q.pair then 2 else 1 end
+            where l.database = (select oid from pg_database where datname = current_database());
+    end if;
+    if not p_wait then
+        return '[]';
+    end if;
+    return jsonb_build_array(jsonb_build_object('role', asked[1].role)
+        || case when sqlstate = '55P03' then jsonb_build_object('out', 'blocked')
+                else jsonb_build_object('out', 'error', 'sqlstate', sqlstate, 'error', sqlerrm) end);
 end $$;
 
 -- The claim itself: it waits `p_lock_ms` for the row of the first role that is held up and hardly at
@@ -440,21 +367,27 @@ language plpgsql volatile as $$
 declare
     m     tenure.member := tenure.prove(me);
     until timestamptz := clock_timestamp() + make_interval(secs => p_ms / 1000.0);
+    asked tenure.ask[] := array(
+        select row(x.role, x.key, x.pair, x.seen, x.keep, coalesce(x.insist, false))::tenure.ask
+        from jsonb_to_recordset(p_roles) as x(role text, key bigint, pair boolean, seen bigint,
+            keep bigint, insist boolean) order by x.pair, x.key);
     done  jsonb := '[]';
     out   jsonb[] := '{}';
     one   jsonb;
-    q     jsonb;
+    q     tenure.ask;
 begin
-    -- A few are quicker one by one: nothing has to be planned for them.
-    if jsonb_array_length(p_roles) > 8 then
-        done := tenure.claim_many(m, p_roles);
+    -- Many roles are claimed at once, with a plan for so many. A few are claimed one by one: their
+    -- plan is made once for a session.
+    if cardinality(asked) > 8 then
+        perform set_config('plan_cache_mode', 'force_custom_plan', true);
+        done := tenure.claim_rows(m, asked, false);
     end if;
+    perform set_config('plan_cache_mode', 'force_generic_plan', true);
     perform set_config('lock_timeout', p_lock_ms::text, true);
-    for q in select x from jsonb_array_elements(p_roles) x
-             where done = '[]' or x->>'role' not in (select y->>'role'
-                                                     from jsonb_array_elements(done) y)
-             order by (x->>'pair')::boolean, (x->>'key')::bigint loop
-        one := tenure.claim_one(m, q);
+    for q in select a.* from unnest(asked) a
+             where not exists (select from jsonb_array_elements(done) y where y->>'role' = a.role)
+             loop
+        one := tenure.claim_rows(m, array[q], true)->0;
         out := out || one;
         if one->>'out' = 'blocked' then
             perform set_config('lock_timeout', '1', true);
@@ -608,14 +541,4 @@ begin
     perform tenure.forget();
     perform pg_advisory_unlock(m.key);
     return '{}';
-end $$;
-
-create function tenure.set_candidate(me text, p_role text, p_priority integer, p_ready boolean)
-returns jsonb language plpgsql volatile as $$
-declare
-    m tenure.member := tenure.prove(me);
-begin
-    update tenure.candidate set priority = coalesce(p_priority, priority),
-        ready = coalesce(p_ready, ready) where member = me and role = p_role;
-    return jsonb_build_object('beat', m.beat);
 end $$;

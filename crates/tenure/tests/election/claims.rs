@@ -76,7 +76,10 @@ async fn a_claim_of_many_roles_answers_and_leaves_what_claims_of_one_do() {
     client
         .batch_execute(
             "create function pick(variadic text[]) returns text language sql volatile as \
-             $$ select $1[1 + floor(random() * cardinality($1))::int] $$",
+             $$ select $1[1 + floor(random() * cardinality($1))::int] $$;
+             create function asked(jsonb) returns tenure.ask[] language sql as \
+             $$ select array_agg(x order by x.pair, x.key) \
+                from jsonb_populate_recordset(null::tenure.ask, $1) x $$",
         )
         .await
         .unwrap();
@@ -91,10 +94,10 @@ async fn a_claim_of_many_roles_answers_and_leaves_what_claims_of_one_do() {
         let ask = one(&client, ASK).await.replace('\'', "''");
         let mut found = Vec::new();
         for how in [
-            format!("select tenure.claim_many(m, '{ask}') from tenure.member m"),
+            format!("select tenure.claim_rows(m, asked('{ask}'), false) from tenure.member m"),
             format!(
-                "select jsonb_agg(tenure.claim_one(m, q) order by q->>'key') \
-                 from tenure.member m, jsonb_array_elements('{ask}') q"
+                "select jsonb_agg(tenure.claim_rows(m, array[q], true)->0 order by q.pair, q.key) \
+                 from tenure.member m, unnest(asked('{ask}')) q"
             ),
         ] {
             client
