@@ -75,9 +75,9 @@ create table tenure.candidate (
     priority integer not null default 0,
     ready    boolean not null default true,
     observer boolean not null default false,
-    primary key (role, member)
+    primary key (member, role)
 );
-create index candidate_member on tenure.candidate (member);
+create index candidate_role on tenure.candidate (role);
 
 create table tenure.term (
     role        text not null,
