@@ -31,6 +31,16 @@ pub struct Restored {
     pub entries: Vec<Entry>,
 }
 
+/// The fields of [`ConsensusMessage::Append`].
+struct Append {
+    term: u64,
+    commit: u64,
+    after: Position,
+    entries: Vec<Entry>,
+    beat: u64,
+    lease: u32,
+}
+
 /// noraft with payloads, lease, pre-vote, release and hint.
 pub struct Raft {
     me: PeerId,
@@ -58,6 +68,7 @@ pub struct Raft {
 
 impl Raft {
     /// Consensus on a node that has never been part of anything.
+    #[must_use]
     pub fn fresh(me: PeerId, config: CommitConfig, rng: SmallRng) -> Self {
         let mut names = Names::default();
         let node = Node::start(names.number(me));
@@ -285,7 +296,8 @@ impl Raft {
         Duration::from_micros(micros)
     }
 
-    fn ask(&mut self, now: Tick) {
+    /// Asks the other voters whether they would vote for this node.
+    fn start_pre_vote(&mut self, now: Tick) {
         let members = self.members();
         if !members.is_voter(&self.me) {
             self.timer = Tick::MAX;
@@ -368,142 +380,27 @@ impl Commit for Raft {
     }
 
     fn handle_message(&mut self, now: Tick, from: PeerId, message: ConsensusMessage) {
-        let number = self.names.number(from);
+        if message.largest_number() > MAX_NUMBER {
+            return;
+        }
         match message {
             ConsensusMessage::Append { term, commit, after, entries, beat, lease } => {
-                if term.max(commit).max(after.index).max(after.term) > MAX_NUMBER {
-                    return;
-                }
-                let Some(log) = self.names.entries(after, &entries) else { return };
-                if log.last_position().term.get() > term {
-                    return;
-                }
-                if term >= self.node.current_term().get() {
-                    let lease = Duration::from_millis(lease.into()).min(MAX_LEASE);
-                    if lease > self.hard.lease {
-                        self.hard.lease = lease;
-                        self.save_hard();
-                    }
-                    self.still_until = self
-                        .still_until
-                        .max(now + self.config.promise(lease.max(self.config.lease)));
-                }
-                // Those already held at the same position are the same; the rest is only kept if
-                // noraft takes them.
-                let before = self.node.log().last_position();
-                let new: Vec<_> = entries
-                    .into_iter()
-                    .filter(|e| !self.node.log().entries().contains(e.position.into()))
-                    .collect();
-                let mut replaced = BTreeMap::new();
-                for e in new {
-                    if let EntryKind::Command(bytes) = e.kind {
-                        let old = self.commands.insert(e.position.index, bytes);
-                        replaced.insert(e.position.index, old);
-                    }
-                }
-                let call = Message::AppendEntriesCall {
-                    from: number,
-                    term: Term::new(term),
-                    commit_index: LogIndex::new(commit),
-                    entries: log.clone(),
-                };
-                self.feed(now, &call, Some(beat));
-                if self.node.log().last_position() == before
-                    || !self.node.log().entries().contains(log.last_position())
-                {
-                    for (index, old) in replaced {
-                        match old {
-                            Some(bytes) => self.commands.insert(index, bytes),
-                            None => self.commands.remove(&index),
-                        };
-                    }
-                }
-                if term >= self.node.current_term().get() {
-                    self.heard = Some(now);
-                }
+                let append = Append { term, commit, after, entries, beat, lease };
+                self.append_arrived(now, from, append);
             }
             ConsensusMessage::Appended { term, last, beat } => {
-                if term.max(last.index).max(last.term) > MAX_NUMBER {
-                    return;
-                }
-                if self.leads() && term == self.node.current_term().get() {
-                    self.echoes.record(from, sent_at(beat), now);
-                }
-                let committed = self.node.commit_index();
-                let reply = Message::AppendEntriesReply {
-                    from: number,
-                    term: Term::new(term),
-                    last_position: last.into(),
-                };
-                self.feed(now, &reply, None);
-                if self.node.commit_index() > committed && self.node.heartbeat() {
-                    // The followers learn at once what is committed, not with the next heartbeat.
-                    self.drain(now, None);
-                }
+                self.echo_arrived(now, from, term, last, beat);
             }
-            ConsensusMessage::PreVote { term, last } => {
-                let mine = self.node.current_term().get();
-                let open = term > mine || (term == mine && self.node.voted_for().is_none());
-                let granted = open
-                    && !self.must_refuse(now)
-                    && self.node.log().last_position() <= last.into();
-                let term = if granted { term } else { mine };
-                self.out.push_back(CommitOutput::Send(
-                    from,
-                    ConsensusMessage::PreVoted { term, granted },
-                ));
-            }
+            ConsensusMessage::PreVote { term, last } => self.pre_vote_asked(now, from, term, last),
             ConsensusMessage::PreVoted { term, granted } => {
-                if term > MAX_NUMBER {
-                    return;
-                }
-                if granted {
-                    if let Some((asked, yes)) = &mut self.prevotes
-                        && *asked == term
-                    {
-                        yes.insert(from);
-                    }
-                    self.stand_if_wanted(now);
-                } else if term > self.node.current_term().get() && !self.leads() {
-                    self.learn_term(now, number, term);
-                }
+                self.pre_vote_arrived(now, from, term, granted);
             }
-            ConsensusMessage::RequestVote { term, last } => {
-                // Not even the term is taken over within a lease: a leader that nobody can replace
-                // yet must not be disturbed.
-                if term.max(last.index).max(last.term) > MAX_NUMBER || self.must_refuse(now) {
-                    return;
-                }
-                let call = Message::RequestVoteCall {
-                    from: number,
-                    term: Term::new(term),
-                    last_position: last.into(),
-                };
-                self.feed(now, &call, None);
-            }
+            ConsensusMessage::RequestVote { term, last } => self.vote_asked(now, from, term, last),
             ConsensusMessage::Voted { term, granted } => {
-                if term > MAX_NUMBER {
-                    return;
-                }
-                let led = self.node.role().is_leader();
-                let reply = Message::RequestVoteReply {
-                    from: number,
-                    term: Term::new(term),
-                    vote_granted: granted,
-                };
-                self.feed(now, &reply, None);
-                if !led && self.node.role().is_leader() {
-                    self.echoes.clear();
-                }
+                self.vote_arrived(now, from, term, granted)
             }
             ConsensusMessage::Release { term, successor } => {
-                if term == self.node.current_term().get() && self.node.voted_for() == Some(number) {
-                    self.still_until = Tick::ZERO;
-                    self.heard = None;
-                    self.timer =
-                        if successor == Some(self.me) { now } else { now + self.election_delay() };
-                }
+                self.release_arrived(now, from, term, successor);
             }
         }
     }
@@ -516,7 +413,7 @@ impl Commit for Raft {
             self.node.handle_election_timeout();
             self.drain(now, None);
         } else {
-            self.ask(now);
+            self.start_pre_vote(now);
         }
     }
 
@@ -655,5 +552,136 @@ impl Commit for Raft {
 
     fn poll_timeout(&self) -> Tick {
         self.timer
+    }
+}
+
+/// One handler for each message.
+impl Raft {
+    fn append_arrived(&mut self, now: Tick, from: PeerId, append: Append) {
+        let Append { term, commit, after, entries, beat, lease } = append;
+        let from = self.names.number(from);
+        let Some(log) = self.names.entries(after, &entries) else { return };
+        if log.last_position().term.get() > term {
+            return;
+        }
+        if term >= self.node.current_term().get() {
+            self.promise(now, Duration::from_millis(lease.into()).min(MAX_LEASE));
+        }
+        // Entries already held at the same position are the same; the rest is only kept if noraft
+        // takes them.
+        let before = self.node.log().last_position();
+        let new: Vec<_> = entries
+            .into_iter()
+            .filter(|e| !self.node.log().entries().contains(e.position.into()))
+            .collect();
+        let mut replaced = BTreeMap::new();
+        for entry in new {
+            if let EntryKind::Command(bytes) = entry.kind {
+                let index = entry.position.index;
+                replaced.insert(index, self.commands.insert(index, bytes));
+            }
+        }
+        let call = Message::AppendEntriesCall {
+            from,
+            term: Term::new(term),
+            commit_index: LogIndex::new(commit),
+            entries: log.clone(),
+        };
+        self.feed(now, &call, Some(beat));
+        if self.node.log().last_position() == before
+            || !self.node.log().entries().contains(log.last_position())
+        {
+            for (index, old) in replaced {
+                match old {
+                    Some(bytes) => self.commands.insert(index, bytes),
+                    None => self.commands.remove(&index),
+                };
+            }
+        }
+        if term >= self.node.current_term().get() {
+            self.heard = Some(now);
+        }
+    }
+
+    /// No vote is given and none is asked for until the leader's gate, which counts on `lease`, is shut.
+    fn promise(&mut self, now: Tick, lease: Duration) {
+        if lease > self.hard.lease {
+            self.hard.lease = lease;
+            self.save_hard();
+        }
+        let still = now + self.config.promise(lease.max(self.config.lease));
+        self.still_until = self.still_until.max(still);
+    }
+
+    fn echo_arrived(&mut self, now: Tick, from: PeerId, term: u64, last: Position, beat: u64) {
+        if self.leads() && term == self.node.current_term().get() {
+            self.echoes.record(from, sent_at(beat), now);
+        }
+        let committed = self.node.commit_index();
+        let reply = Message::AppendEntriesReply {
+            from: self.names.number(from),
+            term: Term::new(term),
+            last_position: last.into(),
+        };
+        self.feed(now, &reply, None);
+        if self.node.commit_index() > committed && self.node.heartbeat() {
+            // The followers learn at once what is committed, not with the next heartbeat.
+            self.drain(now, None);
+        }
+    }
+
+    fn pre_vote_asked(&mut self, now: Tick, from: PeerId, term: u64, last: Position) {
+        self.names.number(from);
+        let mine = self.node.current_term().get();
+        let open = term > mine || (term == mine && self.node.voted_for().is_none());
+        let granted =
+            open && !self.must_refuse(now) && self.node.log().last_position() <= last.into();
+        let term = if granted { term } else { mine };
+        let answer = ConsensusMessage::PreVoted { term, granted };
+        self.out.push_back(CommitOutput::Send(from, answer));
+    }
+
+    fn pre_vote_arrived(&mut self, now: Tick, from: PeerId, term: u64, granted: bool) {
+        let number = self.names.number(from);
+        if granted {
+            if let Some((asked, yes)) = &mut self.prevotes
+                && *asked == term
+            {
+                yes.insert(from);
+            }
+            self.stand_if_wanted(now);
+        } else if term > self.node.current_term().get() && !self.leads() {
+            self.learn_term(now, number, term);
+        }
+    }
+
+    fn vote_asked(&mut self, now: Tick, from: PeerId, term: u64, last: Position) {
+        let from = self.names.number(from);
+        // Not even the term is taken over within a lease: a leader that cannot be replaced yet must
+        // not be disturbed.
+        if self.must_refuse(now) {
+            return;
+        }
+        let (term, last_position) = (Term::new(term), last.into());
+        self.feed(now, &Message::RequestVoteCall { from, term, last_position }, None);
+    }
+
+    fn vote_arrived(&mut self, now: Tick, from: PeerId, term: u64, granted: bool) {
+        let from = self.names.number(from);
+        let led = self.leads();
+        let term = Term::new(term);
+        self.feed(now, &Message::RequestVoteReply { from, term, vote_granted: granted }, None);
+        if !led && self.leads() {
+            self.echoes.clear();
+        }
+    }
+
+    fn release_arrived(&mut self, now: Tick, from: PeerId, term: u64, successor: Option<PeerId>) {
+        let from = self.names.number(from);
+        if term == self.node.current_term().get() && self.node.voted_for() == Some(from) {
+            self.still_until = Tick::ZERO;
+            self.heard = None;
+            self.timer = if successor == Some(self.me) { now } else { now + self.election_delay() };
+        }
     }
 }

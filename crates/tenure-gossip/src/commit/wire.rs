@@ -104,6 +104,23 @@ pub enum ConsensusMessage {
     },
 }
 
+impl ConsensusMessage {
+    /// The largest of its numbers that are added to others.
+    pub(super) fn largest_number(&self) -> u64 {
+        match self {
+            Self::Append { term, commit, after, .. } => {
+                (*term).max(*commit).max(after.term).max(after.index)
+            }
+            Self::Appended { term, last, .. }
+            | Self::PreVote { term, last }
+            | Self::RequestVote { term, last } => (*term).max(last.term).max(last.index),
+            Self::PreVoted { term, .. } | Self::Voted { term, .. } | Self::Release { term, .. } => {
+                *term
+            }
+        }
+    }
+}
+
 /// The names behind the numbers of consensus.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Names(BTreeMap<NodeId, PeerId>);
