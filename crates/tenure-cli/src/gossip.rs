@@ -11,16 +11,8 @@ use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
 use tenure_gossip::{
-    commit::MemberChange,
-    history::{Outcome, Record, TxId},
-    identity::{Ed25519Keys, PeerId, decode_hex},
-    kv::{KvGoal, KvQuestion},
-    net::{
-        Admission, TlsFiles,
-        client::{Client, ClientError},
-        is_address,
-        wire::{Answer, Ask},
-    },
+    Admission, Answer, Ask, Client, ClientError, Ed25519Keys, KvGoal, KvQuestion, MemberChange,
+    Outcome, PeerId, Record, TlsFiles, TxId, decode_hex, is_address,
 };
 
 /// Exit code for a goal that was decided, but not reached.

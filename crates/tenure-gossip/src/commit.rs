@@ -26,11 +26,13 @@ use serde::{Deserialize, Serialize};
 
 pub use self::raft::{Raft, Restored};
 pub use self::wire::{ConsensusMessage, Entry, EntryKind, Position};
+use crate::config::ConfigError;
 use crate::identity::PeerId;
 use tenure_core::Tick;
 
 /// The timing of consensus.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct CommitConfig {
     /// Time between a leader's heartbeats (250 ms). At most a third of the lease.
     pub heartbeat: Duration,
@@ -62,29 +64,28 @@ impl CommitConfig {
     ///
     /// # Errors
     /// The field, its bound and the reason.
-    pub fn validate(&self) -> Result<(), String> {
+    pub fn validate(&self) -> Result<(), ConfigError> {
         if self.lease < MIN_LEASE {
-            return Err(format!(
-                "lease: at least {MIN_LEASE:?}; a disk and a network need that long"
-            ));
+            let bound = format!("at least {MIN_LEASE:?}");
+            return Err(ConfigError::new("lease", bound, "a disk and a network need that long"));
         }
         if self.heartbeat * 3 > self.lease {
-            return Err(format!(
-                "heartbeat: at most a third of the lease ({:?}), so that one lost heartbeat does not shut the gate",
-                self.lease / 3
-            ));
+            let bound = format!("at most a third of the lease ({:?})", self.lease / 3);
+            let reason = "one lost heartbeat must not shut the gate";
+            return Err(ConfigError::new("heartbeat", bound, reason));
         }
         if self.margin < self.lease / 10 {
-            return Err(format!(
-                "margin: at least a tenth of the lease ({:?}), to cover clocks of different rates",
-                self.lease / 10
-            ));
+            let bound = format!("at least a tenth of the lease ({:?})", self.lease / 10);
+            let reason = "it covers clocks of different rates";
+            return Err(ConfigError::new("margin", bound, reason));
         }
         if self.lease > MAX_LEASE {
-            return Err(format!("lease: at most {MAX_LEASE:?}; a failover takes that long"));
+            let bound = format!("at most {MAX_LEASE:?}");
+            return Err(ConfigError::new("lease", bound, "a failover takes that long"));
         }
         if self.spread < Duration::from_millis(60) {
-            return Err("spread: at least 60ms, or candidates meet each other for ever".into());
+            let reason = "candidates would meet each other for ever";
+            return Err(ConfigError::new("spread", "at least 60ms", reason));
         }
         Ok(())
     }
@@ -113,21 +114,25 @@ pub struct Members {
 
 impl Members {
     /// Whether `peer` receives the log from the leader.
+    #[must_use]
     pub fn contains(&self, peer: &PeerId) -> bool {
         self.is_voter(peer) || self.learners.contains(peer)
     }
 
     /// Whether `peer` votes, now or in the change under way.
+    #[must_use]
     pub fn is_voter(&self, peer: &PeerId) -> bool {
         self.voters.contains(peer) || self.next.contains(peer)
     }
 
     /// Those that vote, now or in the change under way, once.
+    #[must_use]
     pub fn deciding(&self) -> BTreeSet<PeerId> {
         self.voters.union(&self.next).copied().collect()
     }
 
     /// Everybody, once.
+    #[must_use]
     pub fn all(&self) -> BTreeSet<PeerId> {
         self.voters.iter().chain(&self.next).chain(&self.learners).copied().collect()
     }

@@ -1,6 +1,7 @@
 //! The thread that owns the engines, the store and the gates.
 
 mod asks;
+pub(crate) mod refusal;
 pub(crate) mod status;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,8 +15,9 @@ use tenure_core::{BootClock, Clock as _, Epoch, GateKeeper, Tick};
 use tokio::sync::{broadcast, mpsc, oneshot};
 
 use self::asks::Told;
+use self::refusal::Refusal;
 use self::status::Status;
-use crate::commit::{Commit as _, CommitError, MemberChange};
+use crate::commit::{Commit as _, MemberChange};
 use crate::engine::{Engine, Event, Output, Write};
 use crate::history::{Record, TxId};
 use crate::identity::{Keys as _, PeerId};
@@ -36,26 +38,24 @@ const DRAIN_LOOK: Duration = Duration::from_millis(2);
 /// A call that failed so long ago counts as never made.
 const FORGET_CALLS: Duration = Duration::from_secs(60);
 
+/// Where the answer to the application goes.
+pub(crate) type Answerer<T> = oneshot::Sender<Result<T, Refusal>>;
+
 /// What the application asks of the driver.
 pub(crate) enum FromHost<M> {
-    Submit {
-        namespace: String,
-        tx: TxId,
-        goal: Vec<u8>,
-        done: oneshot::Sender<Result<Record, String>>,
-    },
+    Submit { namespace: String, tx: TxId, goal: Vec<u8>, done: Answerer<Record> },
     Status(oneshot::Sender<Status>),
-    Machine(String, oneshot::Sender<Option<M>>),
-    Subscribe(String, oneshot::Sender<Option<broadcast::Receiver<Record>>>),
-    Members(String, MemberChange, oneshot::Sender<Result<(), CommitError>>),
-    StepDown(String, oneshot::Sender<Result<(), CommitError>>),
-    History(String, u64, u64, oneshot::Sender<Vec<Record>>),
+    Machine(String, Answerer<M>),
+    Subscribe(String, Answerer<broadcast::Receiver<Record>>),
+    Members(String, MemberChange, Answerer<()>),
+    StepDown(String, Answerer<()>),
+    History(String, u64, u64, Answerer<Vec<Record>>),
     Stop(oneshot::Sender<()>),
 }
 
 /// Who waits for a record.
 pub(crate) enum Waiter {
-    Local(oneshot::Sender<Result<Record, String>>),
+    Local(Answerer<Record>),
     Client(Outbox),
 }
 
@@ -67,12 +67,12 @@ impl Waiter {
         }
     }
 
-    pub(crate) fn tell(self, result: Result<Record, String>) {
+    pub(crate) fn tell(self, result: Result<Record, Refusal>) {
         match (self, result) {
             // Whoever no longer waits does not need to be told.
             (Self::Local(done), result) => drop(done.send(result)),
             (Self::Client(out), Ok(record)) => drop(out.answer(Answer::Record(record))),
-            (Self::Client(out), Err(why)) => drop(out.answer(Answer::Refused(why))),
+            (Self::Client(out), Err(why)) => drop(out.refuse(&why)),
         }
     }
 }
@@ -122,6 +122,19 @@ struct Calls {
     not_before: BTreeMap<String, (Tick, Duration)>,
 }
 
+/// What a driver is made of.
+pub(crate) struct Parts<M: StateMachine> {
+    pub(crate) address: String,
+    pub(crate) seeds: Vec<String>,
+    pub(crate) contacts: Vec<Contact>,
+    pub(crate) store: Store,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) engines: BTreeMap<String, (Engine<M>, GateKeeper)>,
+    pub(crate) from_links: mpsc::Receiver<FromLink>,
+    pub(crate) from_host: mpsc::Receiver<FromHost<M>>,
+    pub(crate) runtime: tokio::runtime::Handle,
+}
+
 pub(crate) struct Driver<M: StateMachine> {
     pub(crate) me: PeerId,
     pub(crate) address: String,
@@ -148,18 +161,18 @@ pub(crate) fn now() -> Tick {
 }
 
 impl<M: StateMachine> Driver<M> {
-    #[allow(clippy::too_many_arguments, reason = "called once; these are all its parts")]
-    pub(crate) fn new(
-        address: String,
-        store: Store,
-        shared: Arc<Shared>,
-        seeds: Vec<String>,
-        from_links: mpsc::Receiver<FromLink>,
-        from_host: mpsc::Receiver<FromHost<M>>,
-        runtime: tokio::runtime::Handle,
-        engines: BTreeMap<String, (Engine<M>, GateKeeper)>,
-        contacts: Vec<Contact>,
-    ) -> Self {
+    pub(crate) fn new(parts: Parts<M>) -> Self {
+        let Parts {
+            address,
+            seeds,
+            contacts,
+            store,
+            shared,
+            engines,
+            from_links,
+            from_host,
+            runtime,
+        } = parts;
         let namespaces = engines
             .into_iter()
             .map(|(name, (engine, keeper))| {
@@ -212,7 +225,7 @@ impl<M: StateMachine> Driver<M> {
     pub(crate) fn run(mut self) -> Result<(), StoreError> {
         // A timer of its own: the application's runtime may be shut down before this node is.
         let timer = tokio::runtime::Builder::new_current_thread().enable_time().build();
-        let timer = timer.map_err(|e| StoreError::Io(Box::new(e)))?;
+        let timer = timer.map_err(|error| StoreError::Io(Box::new(error)))?;
         // What the start itself decided (a bootstrap) is on disk before anybody is answered.
         self.carry_out()?;
         loop {
@@ -337,9 +350,7 @@ impl<M: StateMachine> Driver<M> {
                 let record = self.store.history(name, index, index, usize::MAX)?.pop();
                 let waiting = self.namespaces.get_mut(name).and_then(|ns| ns.waiting.remove(&tx));
                 for waiter in waiting.into_iter().flatten() {
-                    waiter.tell(record.clone().ok_or_else(|| {
-                        format!("decided before, as record {index}, which this node has only as part of a snapshot")
-                    }));
+                    waiter.tell(record.clone().ok_or(Refusal::OnlyInSnapshot(index)));
                 }
             }
             Output::ReadHistory { to, from, upto } => {

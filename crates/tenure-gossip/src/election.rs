@@ -25,6 +25,7 @@ use rand::rngs::SmallRng;
 use rand::seq::{IndexedRandom, index};
 use serde::{Deserialize, Serialize};
 
+use crate::config::ConfigError;
 use crate::identity::{Keys, PeerId, Signature};
 use tenure_core::Tick;
 
@@ -49,6 +50,7 @@ pub enum TieBreak {
 
 /// The parameters of the election; the defaults are the specification's.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct ElectionConfig {
     /// Estimated diameter of the network (8). Too low forgets living leaders, too high remembers dead ones longer.
     pub diameter: u32,
@@ -86,11 +88,13 @@ impl Default for ElectionConfig {
 
 impl ElectionConfig {
     /// The specification's election as documented: random ties, no stickiness, no hysteresis.
+    #[must_use]
     pub fn documented() -> Self {
         Self { tie: TieBreak::Random, sticky: None, hysteresis: 0, ..Self::default() }
     }
 
     /// `Δc + M·Δr`: how long a beacon counts.
+    #[must_use]
     pub fn validity(&self) -> Duration {
         self.delta_c + self.delta_r * (2 * self.diameter)
     }
@@ -99,24 +103,24 @@ impl ElectionConfig {
     ///
     /// # Errors
     /// The field, its bound and the reason.
-    pub fn validate(&self) -> Result<(), String> {
+    pub fn validate(&self) -> Result<(), ConfigError> {
         if self.diameter == 0 {
-            return Err("diameter: must be at least 1, or no beacon would ever count".into());
+            return Err(ConfigError::new("diameter", "at least 1", "no beacon would ever count"));
         }
         if self.delta_e + self.delta_d > self.delta_r {
-            return Err(format!(
-                "delta_r: must be at least delta_e + delta_d = {:?}, so that the phases fit into a round",
-                self.delta_e + self.delta_d
-            ));
+            let bound = format!("at least delta_e + delta_d = {:?}", self.delta_e + self.delta_d);
+            return Err(ConfigError::new("delta_r", bound, "the phases must fit into a round"));
         }
         if self.delta_c > self.validity() / 2 {
-            return Err(
-                "delta_c: must be small against 2 · diameter · delta_r, or dead leaders live on"
-                    .into(),
-            );
+            return Err(ConfigError::new(
+                "delta_c",
+                "small against 2 · diameter · delta_r",
+                "dead leaders would live on",
+            ));
         }
         if self.hysteresis as usize > SAMPLE {
-            return Err(format!("hysteresis: at most {SAMPLE}, the size of the sample"));
+            let bound = format!("at most {SAMPLE}");
+            return Err(ConfigError::new("hysteresis", bound, "a sample has no more votes"));
         }
         Ok(())
     }
@@ -167,6 +171,7 @@ pub enum Rejected {
 
 impl Rejected {
     /// The name used in metrics and status.
+    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Forged => "forged",
@@ -258,16 +263,19 @@ impl Election {
     }
 
     /// The leader this node believes in: itself, if it knows no better.
+    #[must_use]
     pub fn leader(&self) -> PeerId {
         self.current
     }
 
     /// Since when it does.
+    #[must_use]
     pub fn since(&self) -> Tick {
         self.since
     }
 
     /// The consensus term the current leader claims.
+    #[must_use]
     pub fn leader_term(&self) -> u64 {
         if self.current == self.me {
             self.my_term
@@ -285,6 +293,7 @@ impl Election {
     }
 
     /// How many votes were thrown away, and why.
+    #[must_use]
     pub fn rejected(&self) -> &BTreeMap<Rejected, u64> {
         &self.rejected
     }
@@ -295,6 +304,7 @@ impl Election {
     }
 
     /// When [`Election::handle_timeout`] wants to be called.
+    #[must_use]
     pub fn poll_timeout(&self) -> Tick {
         self.round_at.min(self.send_at)
     }

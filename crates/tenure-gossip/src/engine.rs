@@ -30,6 +30,7 @@ use crate::commit::{
     Commit, CommitConfig, CommitError, CommitOutput, CommitStatus, CommitWrite, MemberChange, Raft,
     Restored, SnapshotPoint,
 };
+use crate::config::ConfigError;
 use crate::election::{ElectionConfig, LeaderChange, Rejected};
 use crate::gossip::{Gossip, GossipOutput};
 use crate::history::{Applied, Chain, ChainError, Record, TxId};
@@ -44,6 +45,7 @@ const TICK: Duration = Duration::from_millis(200);
 
 /// How a namespace is run.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct EngineConfig {
     /// The election.
     pub election: ElectionConfig,
@@ -89,20 +91,31 @@ impl EngineConfig {
     ///
     /// # Errors
     /// The field, its bound and the reason.
-    pub fn validate(&self) -> Result<(), String> {
+    pub fn validate(&self) -> Result<(), ConfigError> {
         self.election.validate()?;
+        self.spray.validate()?;
         self.commit.validate()?;
         let bounds = Duration::from_secs(5)..=Duration::from_secs(15);
         if !bounds.contains(&self.goal_timeout) {
-            return Err("goal_timeout: 5 s to 15 s; below, an election looks like a loss".into());
+            let reason = "below, an election looks like a loss";
+            return Err(ConfigError::new("goal_timeout", "5 s to 15 s", reason));
         }
-        if self.max_voters == 0 || self.max_pending == 0 || self.max_in_flight == 0 {
-            return Err("max_voters, max_pending, max_in_flight: at least 1".into());
+        if self.goal_retry < TICK || self.goal_retry > self.goal_timeout {
+            let bound = format!("{TICK:?} to goal_timeout ({:?})", self.goal_timeout);
+            return Err(ConfigError::new("goal_retry", bound, "a goal may be lost on its way"));
+        }
+        for (field, value) in [
+            ("max_voters", self.max_voters),
+            ("max_pending", self.max_pending),
+            ("max_in_flight", self.max_in_flight),
+        ] {
+            if value == 0 {
+                return Err(ConfigError::new(field, "at least 1", "no goal could ever be decided"));
+            }
         }
         if self.snapshot_every < 16 {
-            return Err(
-                "snapshot_every: at least 16 records, or the node only writes snapshots".into()
-            );
+            let reason = "the node would only write snapshots";
+            return Err(ConfigError::new("snapshot_every", "at least 16 records", reason));
         }
         Ok(())
     }
@@ -122,6 +135,7 @@ pub enum Command {
 
 impl Command {
     /// The bytes as they are proposed.
+    #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         postcard::to_stdvec(self).expect("plain data can always be encoded")
     }
@@ -165,6 +179,7 @@ pub enum Reset {
 impl Write {
     /// Whether it must survive a crash before the next message leaves. Records need not: they are in
     /// the consensus log, or with the peers.
+    #[must_use]
     pub fn is_durable(&self) -> bool {
         match self {
             Self::Commit(_) | Self::Snapshot(..) => true,
@@ -414,57 +429,68 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
     // Getters
 
     /// This node.
+    #[must_use]
     pub fn id(&self) -> PeerId {
         self.me
     }
 
     /// The gossip: view and hint.
+    #[must_use]
     pub fn gossip(&self) -> &Gossip {
         &self.gossip
     }
 
     /// Consensus.
+    #[must_use]
     pub fn commit(&self) -> &C {
         &self.commit
     }
 
     /// The history and the state it made.
+    #[must_use]
     pub fn chain(&self) -> &Chain<M> {
         &self.chain
     }
 
     /// The leader to whom goals go: the committed one, or for a node outside of it, the one gossip names.
+    #[must_use]
     pub fn leader(&self) -> Option<PeerId> {
         self.leader
     }
 
     /// How long a leader may act on a majority's echo.
+    #[must_use]
     pub fn lease(&self) -> Duration {
         self.config.commit.lease
     }
 
     /// Goals waiting here.
+    #[must_use]
     pub fn pending(&self) -> usize {
         self.pending.len()
     }
 
     /// Those an operator removed and did not add again, as far as this node knows.
+    #[must_use]
     pub fn barred(&self) -> &BTreeSet<PeerId> {
         &self.barred
     }
 
     /// The oldest record that can be served to others.
+    #[must_use]
     pub fn oldest(&self) -> u64 {
         self.oldest
     }
 
     /// Why this node has stopped, if it has.
+    #[must_use]
     pub fn halted(&self) -> Option<&str> {
         self.halted.as_deref()
     }
 
     /// Until when this node may act as leader. Never on the hint alone: the term's first entry is
     /// committed, and a majority of the voters has promised to elect nobody else for so long.
+    #[must_use]
     pub fn acting(&self, now: Tick) -> Option<Acting> {
         let status = self.commit.status(now);
         let until = status.acting_until.filter(|_| self.halted.is_none())?;
@@ -583,6 +609,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
     }
 
     /// When [`Engine::handle_timeout`] wants to be called.
+    #[must_use]
     pub fn poll_timeout(&self) -> Tick {
         self.gossip.poll_timeout().min(self.commit.poll_timeout()).min(self.next_tick)
     }

@@ -61,16 +61,19 @@ impl Gossip {
     }
 
     /// This node.
+    #[must_use]
     pub fn id(&self) -> PeerId {
         self.keys.id()
     }
 
     /// The election's state.
+    #[must_use]
     pub fn election(&self) -> &Election {
         &self.election
     }
 
     /// The view's state.
+    #[must_use]
     pub fn spray(&self) -> &Spray {
         &self.spray
     }
@@ -180,6 +183,7 @@ impl Gossip {
     }
 
     /// When [`Gossip::handle_timeout`] wants to be called.
+    #[must_use]
     pub fn poll_timeout(&self) -> Tick {
         self.spray.poll_timeout().min(self.election.poll_timeout())
     }

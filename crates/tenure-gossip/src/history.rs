@@ -26,6 +26,7 @@ pub struct Hash(pub [u8; 32]);
 
 impl Hash {
     /// The hash in hexadecimal.
+    #[must_use]
     pub fn to_hex(&self) -> String {
         hex::encode(self.0)
     }
@@ -49,11 +50,13 @@ pub struct TxId(pub [u8; 16]);
 
 impl TxId {
     /// A name nobody else has chosen.
+    #[must_use]
     pub fn random() -> Self {
         Self(rand::random())
     }
 
     /// Reads 32 hexadecimal digits, with or without hyphens.
+    #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let digits: String = text.chars().filter(|c| *c != '-').collect();
         let hexadecimal = digits.len() == 32 && digits.chars().all(|c| c.is_ascii_hexdigit());
@@ -104,6 +107,7 @@ pub struct Record {
 
 impl Record {
     /// The hash that binds this record and all before it.
+    #[must_use]
     pub fn hash(&self) -> Hash {
         let mut hasher = blake3::Hasher::new();
         hasher.update(b"tenure history 1");
@@ -112,6 +116,7 @@ impl Record {
     }
 
     /// Its size in messages and on disk, about.
+    #[must_use]
     pub fn size(&self) -> usize {
         let outcome = match &self.outcome {
             Outcome::Done(diff) => diff.len(),
@@ -187,26 +192,31 @@ impl<M: StateMachine> Default for Chain<M> {
 
 impl<M: StateMachine> Chain<M> {
     /// How many records are applied.
+    #[must_use]
     pub fn index(&self) -> u64 {
         self.index
     }
 
     /// The hash of the last.
+    #[must_use]
     pub fn head(&self) -> Hash {
         self.head
     }
 
     /// The state.
+    #[must_use]
     pub fn machine(&self) -> &M {
         &self.machine
     }
 
     /// Where `tx` stands in the history, if it does.
+    #[must_use]
     pub fn find(&self, tx: &TxId) -> Option<u64> {
         self.transactions.get(tx).copied()
     }
 
     /// The record that `goal` would make as the next one.
+    #[must_use]
     pub fn execute(&self, term: u64, leader: PeerId, tx: TxId, goal: Vec<u8>) -> Record {
         let outcome = match self.machine.execute(&goal) {
             Ok(diff) if diff.len() <= MAX_DIFF => Outcome::Done(diff),
@@ -265,6 +275,7 @@ impl<M: StateMachine> Chain<M> {
     }
 
     /// Everything as bytes.
+    #[must_use]
     pub fn freeze(&self) -> Vec<u8> {
         let frozen = Frozen {
             index: self.index,

@@ -1,85 +1,36 @@
 //! A node as the application holds it.
 
+mod folder;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tenure_core::{BootClock, Identity, LeaderGate};
+use tenure_core::{BootClock, GateKeeper, Identity, LeaderGate};
 use tokio::net::TcpListener;
 use tokio::sync::{broadcast, mpsc, oneshot};
-use tokio::task::JoinHandle;
+use tokio_util::task::AbortOnDropHandle;
 
-use crate::commit::{CommitError, MemberChange};
+use self::folder::Folder;
+use crate::commit::MemberChange;
+use crate::config::{ConfigError, HostConfig, Start};
+use crate::driver::refusal::Refusal;
 use crate::driver::status::Status;
-use crate::driver::{Driver, FromHost, now};
-use crate::engine::{Engine, EngineConfig, OpenError};
+use crate::driver::{Driver, FromHost, Parts, now};
+use crate::engine::{Engine, OpenError};
 use crate::history::{Record, TxId};
-use crate::identity::{Ed25519Keys, Keys as _, PeerId, decode_hex};
+use crate::identity::{Ed25519Keys, Keys as _, PeerId};
 use crate::machine::StateMachine;
-use crate::net::is_address;
-use crate::net::link::{Flood, Shared, listen};
-use crate::net::session::Admission;
-use crate::net::tls::{Tls, TlsFiles};
-use crate::net::wire::{Contact, MAX_NAMESPACE};
+use crate::net::link::{Shared, listen};
+use crate::net::tls::{Tls, TlsError};
+use crate::net::wire::Contact;
 use crate::storage::{Store, StoreError};
 
-/// Inputs waiting for the driver; whoever brings more waits.
+/// Inputs that wait for the driver; a task that brings more waits.
 const QUEUE: usize = 4_096;
-
-/// How a node that has no state yet comes to a cluster. One that has goes on with what it has.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Start {
-    /// It founds one: once, on one node.
-    Bootstrap,
-    /// It joins one through these addresses.
-    Join(Vec<String>),
-    /// It has been part of one before; without state it refuses to start.
-    Resume,
-}
-
-/// How a node is run.
-#[derive(Debug, Clone)]
-pub struct HostConfig {
-    /// Where its identity and its store are.
-    pub folder: PathBuf,
-    /// Where it listens.
-    pub listen: SocketAddr,
-    /// Where others reach it (default: where it listens).
-    pub advertise: Option<String>,
-    /// How it comes to a cluster.
-    pub start: Start,
-    /// The namespaces it carries (default: `main`).
-    pub namespaces: Vec<String>,
-    /// Who may talk to it.
-    pub admission: Admission,
-    /// Mutual TLS.
-    pub tls: Option<TlsFiles>,
-    /// How much one connection may send.
-    pub flood: Flood,
-    /// The protocol.
-    pub node: EngineConfig,
-}
-
-impl HostConfig {
-    /// A node in `folder` that listens on `listen`.
-    pub fn new(folder: impl Into<PathBuf>, listen: SocketAddr, start: Start) -> Self {
-        Self {
-            folder: folder.into(),
-            listen,
-            advertise: None,
-            start,
-            namespaces: vec!["main".to_owned()],
-            admission: Admission::default(),
-            tls: None,
-            flood: Flood::default(),
-            node: EngineConfig::default(),
-        }
-    }
-}
 
 /// A node could not be started, or has stopped.
 #[derive(Debug, thiserror::Error)]
@@ -87,7 +38,10 @@ impl HostConfig {
 pub enum HostError {
     /// A value that cannot be.
     #[error("configuration: {0}")]
-    Config(String),
+    Config(#[from] ConfigError),
+    /// The files of mutual TLS.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// Neither founded nor joined.
     #[error(
         "this node has no state: start it with --bootstrap (once, on one node) or with --join ADDRESS; it never founds a cluster by itself"
@@ -120,12 +74,9 @@ pub enum HostError {
     /// The node has stopped.
     #[error("the node has stopped; see its log")]
     Stopped,
-    /// A goal was refused, or the namespace is not carried.
-    #[error("{0}")]
-    Refused(String),
-    /// Consensus refused.
+    /// The node said no; nothing was changed.
     #[error(transparent)]
-    Commit(#[from] CommitError),
+    Refused(#[from] Refusal),
 }
 
 /// A running node. Dropping it stops the node without a farewell; [`Host::stop`] says one.
@@ -134,7 +85,7 @@ pub struct Host<M: StateMachine> {
     address: String,
     driver: mpsc::Sender<FromHost<M>>,
     gates: BTreeMap<String, LeaderGate>,
-    listener: JoinHandle<()>,
+    listener: AbortOnDropHandle<()>,
     thread: Option<std::thread::JoinHandle<Result<(), StoreError>>>,
 }
 
@@ -144,125 +95,55 @@ impl<M: StateMachine> Host<M> {
     /// # Errors
     /// See [`HostError`]; nothing runs then.
     pub async fn start(config: HostConfig) -> Result<Self, HostError> {
-        config.node.validate().map_err(HostError::Config)?;
-        if config.namespaces.is_empty() {
-            return Err(HostError::Config("namespaces: at least one".to_owned()));
-        }
-        if let Some(bad) =
-            config.namespaces.iter().find(|n| n.is_empty() || n.len() > MAX_NAMESPACE)
-        {
-            return Err(HostError::Config(format!(
-                "namespaces: {bad:?} must have 1 to {MAX_NAMESPACE} bytes"
-            )));
-        }
-        let seeds = match &config.start {
-            Start::Join(seeds) => seeds.clone(),
-            Start::Bootstrap | Start::Resume => Vec::new(),
-        };
-        if let Some(bad) = seeds.iter().find(|a| !is_address(a)) {
-            return Err(HostError::Config(format!("join: HOST:PORT, not {bad:?}")));
-        }
-        if let Some(bad) = config.advertise.as_ref().filter(|a| !is_address(a)) {
-            return Err(HostError::Config(format!("advertise: HOST:PORT, not {bad:?}")));
-        }
-        let tls = config.tls.as_ref().map(Tls::load).transpose();
-        let tls = tls.map_err(|e| HostError::Config(format!("tls: {e}")))?;
-        std::fs::create_dir_all(&config.folder)
-            .map_err(|why| HostError::Io { what: config.folder.display().to_string(), why })?;
-        let store = Store::open(&config.folder.join("node.redb"))?;
-        let keys = Arc::new(load_identity(&config.folder, &store)?);
-        let listener = TcpListener::bind(config.listen)
-            .await
-            .map_err(|why| HostError::Io { what: format!("listen on {}", config.listen), why })?;
-        let local = listener
-            .local_addr()
-            .map_err(|why| HostError::Io { what: "listen".to_owned(), why })?;
-        let address = config.advertise.clone().unwrap_or_else(|| local.to_string());
-
-        let mut cluster: Option<[u8; 16]> = store.get("cluster")?;
-        let with_state = store.namespaces()?;
-        if config.start == Start::Resume && cluster.is_none() {
-            return Err(HostError::NoState);
-        }
-        if config.start == Start::Bootstrap && cluster.is_none() {
-            let fresh: [u8; 16] = rand::random();
-            store.put("founder", &true)?;
-            store.put("cluster", &fresh)?;
-            cluster = Some(fresh);
-        }
-        let founder = store.get::<bool>("founder")?.unwrap_or(false);
-        let starts = store.get::<u64>("starts")?.unwrap_or(0) + 1;
-        store.put("starts", &starts)?;
-
-        let mut engines = BTreeMap::new();
-        let mut gates = BTreeMap::new();
-        for name in &config.namespaces {
-            let found = store.found(name)?;
-            let mut engine = Engine::<M>::open(
-                Box::new((*keys).clone()),
-                name,
-                config.node.clone(),
-                found,
-                now(),
-                rand::random(),
-            )?;
-            if config.start == Start::Bootstrap && !with_state.contains(name) {
-                // Two founders of one namespace would be two histories of it.
-                if !founder {
-                    return Err(HostError::NotFounder(name.clone()));
-                }
-                engine.bootstrap(now(), &BTreeSet::from([keys.id()]))?;
-            }
-            let identity = Identity::generate(&format!("gossip:{name}"))
-                .map_err(|e| HostError::Config(format!("namespaces: {e}")))?;
-            let (keeper, gate) = LeaderGate::pair(Arc::new(BootClock), identity);
-            gates.insert(name.clone(), gate);
-            engines.insert(name.clone(), (engine, keeper));
-        }
-        let contacts = store.get::<Vec<Contact>>("contacts")?.unwrap_or_default();
+        config.validate()?;
+        let tls = config.tls.as_ref().map(Tls::load).transpose()?;
+        let Folder { store, keys } = Folder::open(&config.folder)?;
+        let (listener, address) = bind(&config).await?;
+        let standing = Standing::load(&store, &config.start)?;
+        let (engines, gates) = open_engines::<M>(&config, &store, &keys, &standing)?;
 
         let (to_driver, from_links) = mpsc::channel(QUEUE);
-        let (asks, from_host) = mpsc::channel(QUEUE);
+        let (driver, from_host) = mpsc::channel(QUEUE);
         let shared = Arc::new(Shared {
             keys: keys.clone(),
-            admission: config.admission,
+            cluster: Mutex::new(standing.cluster),
             tls,
-            cluster: Mutex::new(cluster),
             driver: to_driver,
             links: AtomicU64::new(0),
             flood: config.flood,
             room: Shared::room(),
+            admission: config.admission.clone(),
         });
-        let runtime = tokio::runtime::Handle::current();
-        let driver = Driver::new(
-            address.clone(),
+        let parts = Parts {
+            address: address.clone(),
+            seeds: config.seeds(),
+            contacts: standing.contacts,
             store,
-            shared.clone(),
-            seeds,
+            shared: shared.clone(),
+            engines,
             from_links,
             from_host,
-            runtime,
-            engines,
-            contacts,
-        );
-        let listener = listen(listener, shared);
+            runtime: tokio::runtime::Handle::current(),
+        };
         let thread = std::thread::Builder::new()
             .name("tenure-gossip".to_owned())
-            .spawn(move || driver.run())
+            .spawn(move || Driver::new(parts).run())
             .map_err(|why| HostError::Io { what: "thread".to_owned(), why })?;
-        let host =
-            Self { id: keys.id(), address, driver: asks, gates, listener, thread: Some(thread) };
+        let listener = AbortOnDropHandle::new(listen(listener, shared));
+        let host = Self { id: keys.id(), address, driver, gates, listener, thread: Some(thread) };
         // The first answer comes after the first write.
         host.status().await?;
         Ok(host)
     }
 
     /// The node's name.
+    #[must_use]
     pub fn id(&self) -> PeerId {
         self.id
     }
 
     /// Where others reach it.
+    #[must_use]
     pub fn address(&self) -> &str {
         &self.address
     }
@@ -271,6 +152,7 @@ impl<M: StateMachine> Host<M> {
     /// first entry is committed, and a majority of voters has promised to elect nobody else: the same
     /// guarantee as on PostgreSQL, *exclusive*. The gossip hint alone never opens it. Its epoch is the
     /// consensus term.
+    #[must_use]
     pub fn gate(&self, namespace: &str) -> Option<LeaderGate> {
         self.gates.get(namespace).cloned()
     }
@@ -306,8 +188,7 @@ impl<M: StateMachine> Host<M> {
     /// [`HostError::Refused`] if the namespace is not carried, [`HostError::Stopped`].
     pub async fn machine(&self, namespace: &str) -> Result<M, HostError> {
         let name = namespace.to_owned();
-        let machine = self.ask(|done| FromHost::Machine(name, done)).await?;
-        machine.ok_or_else(|| HostError::Refused(format!("no namespace {namespace:?} here")))
+        Ok(self.ask(|done| FromHost::Machine(name, done)).await??)
     }
 
     /// `transaction_processed`: every record from now on. A receiver more than 1,024 records behind
@@ -320,14 +201,13 @@ impl<M: StateMachine> Host<M> {
         namespace: &str,
     ) -> Result<broadcast::Receiver<Record>, HostError> {
         let name = namespace.to_owned();
-        let receiver = self.ask(|done| FromHost::Subscribe(name, done)).await?;
-        receiver.ok_or_else(|| HostError::Refused(format!("no namespace {namespace:?} here")))
+        Ok(self.ask(|done| FromHost::Subscribe(name, done)).await??)
     }
 
     /// Records `from..=upto`, as many as fit into one answer.
     ///
     /// # Errors
-    /// [`HostError::Stopped`].
+    /// [`HostError::Refused`] if the namespace is not carried, [`HostError::Stopped`].
     pub async fn history(
         &self,
         namespace: &str,
@@ -335,13 +215,13 @@ impl<M: StateMachine> Host<M> {
         upto: u64,
     ) -> Result<Vec<Record>, HostError> {
         let name = namespace.to_owned();
-        self.ask(|done| FromHost::History(name, from, upto, done)).await
+        Ok(self.ask(|done| FromHost::History(name, from, upto, done)).await??)
     }
 
     /// Adds or removes a voter, if this node leads.
     ///
     /// # Errors
-    /// [`HostError::Commit`], [`HostError::Stopped`].
+    /// [`HostError::Refused`], [`HostError::Stopped`].
     pub async fn change_members(
         &self,
         namespace: &str,
@@ -355,7 +235,7 @@ impl<M: StateMachine> Host<M> {
     /// then the gate is shut and the voters are free to elect another.
     ///
     /// # Errors
-    /// [`HostError::Commit`] if this node does not lead or is alone, [`HostError::Stopped`].
+    /// [`HostError::Refused`] if this node does not lead or is alone, [`HostError::Stopped`].
     pub async fn step_down(&self, namespace: &str) -> Result<(), HostError> {
         let name = namespace.to_owned();
         Ok(self.ask(|done| FromHost::StepDown(name, done)).await??)
@@ -385,7 +265,7 @@ impl<M: StateMachine> Host<M> {
         let joined = tokio::task::spawn_blocking(move || thread.join()).await;
         match joined {
             Ok(Ok(Ok(()))) => Ok(()),
-            Ok(Ok(Err(e))) => Err(e.into()),
+            Ok(Ok(Err(error))) => Err(error.into()),
             Ok(Err(_)) | Err(_) => Err(HostError::Stopped),
         }
     }
@@ -400,56 +280,79 @@ impl<M: StateMachine> Host<M> {
     }
 }
 
-impl<M: StateMachine> Drop for Host<M> {
-    fn drop(&mut self) {
-        self.listener.abort();
+type Engines<M> = BTreeMap<String, (Engine<M>, GateKeeper)>;
+type Gates = BTreeMap<String, LeaderGate>;
+
+/// The port, and where others reach it.
+async fn bind(config: &HostConfig) -> Result<(TcpListener, String), HostError> {
+    let fail = |why| HostError::Io { what: format!("listen on {}", config.listen), why };
+    let listener = TcpListener::bind(config.listen).await.map_err(fail)?;
+    let local = listener.local_addr().map_err(fail)?;
+    Ok((listener, config.advertise.clone().unwrap_or_else(|| local.to_string())))
+}
+
+/// What the store says of the cluster.
+struct Standing {
+    /// The cluster this node belongs to, if it does already.
+    cluster: Option<[u8; 16]>,
+    /// Whether this node founded it.
+    founder: bool,
+    /// The namespaces that have a log or a history here.
+    with_state: BTreeSet<String>,
+    contacts: Vec<Contact>,
+}
+
+impl Standing {
+    /// Reads it, founds a cluster if that is what this start is for, and counts the start.
+    fn load(store: &Store, start: &Start) -> Result<Self, HostError> {
+        let mut cluster: Option<[u8; 16]> = store.get("cluster")?;
+        match (start, cluster) {
+            (Start::Resume, None) => return Err(HostError::NoState),
+            (Start::Bootstrap, None) => {
+                let fresh: [u8; 16] = rand::random();
+                store.put("founder", &true)?;
+                store.put("cluster", &fresh)?;
+                cluster = Some(fresh);
+            }
+            (Start::Join(_), None) | (_, Some(_)) => {}
+        }
+        let starts = store.get::<u64>("starts")?.unwrap_or(0) + 1;
+        store.put("starts", &starts)?;
+        Ok(Self {
+            cluster,
+            founder: store.get("founder")?.unwrap_or(false),
+            with_state: store.namespaces()?,
+            contacts: store.get("contacts")?.unwrap_or_default(),
+        })
     }
 }
 
-/// The keys in `folder`, made at the first start, readable by their owner only. A key without the
-/// store it voted with could vote twice in a term, so each knows the other.
-fn load_identity(folder: &Path, store: &Store) -> Result<Ed25519Keys, HostError> {
-    let path = folder.join("identity");
-    let fail = |why| HostError::Io { what: path.display().to_string(), why };
-    match std::fs::read_to_string(&path) {
-        Ok(text) => {
-            let secret = decode_hex(&text).ok_or_else(|| {
-                fail(io::Error::new(
-                    io::ErrorKind::InvalidData,
-                    "not a key of 64 hexadecimal digits; restore it, or remove the whole folder and join as a new node",
-                ))
-            })?;
-            let keys = Ed25519Keys::from_secret(&secret);
-            if store.get::<PeerId>("identity")? != Some(keys.id()) {
-                return Err(HostError::Forgotten(path));
+/// An engine and a gate for every namespace.
+fn open_engines<M: StateMachine>(
+    config: &HostConfig,
+    store: &Store,
+    keys: &Ed25519Keys,
+    standing: &Standing,
+) -> Result<(Engines<M>, Gates), HostError> {
+    let (mut engines, mut gates) = (BTreeMap::new(), BTreeMap::new());
+    for name in &config.namespaces {
+        let found = store.found(name)?;
+        let signer = Box::new(keys.clone());
+        let mut engine =
+            Engine::open(signer, name, config.engine.clone(), found, now(), rand::random())?;
+        if config.start == Start::Bootstrap && !standing.with_state.contains(name) {
+            // Two founders of one namespace would be two histories of it.
+            if !standing.founder {
+                return Err(HostError::NotFounder(name.clone()));
             }
-            Ok(keys)
+            engine.bootstrap(now(), &BTreeSet::from([keys.id()])).map_err(Refusal::Commit)?;
         }
-        Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            use std::io::Write as _;
-            use std::os::unix::fs::OpenOptionsExt as _;
-            // A start that was cut short may have left a name without its key; it has joined nothing.
-            if store.get::<[u8; 16]>("cluster")?.is_some() {
-                return Err(HostError::Forgotten(path));
-            }
-            let keys = Ed25519Keys::generate();
-            store.put("identity", &keys.id())?;
-            let text = PeerId(keys.secret()).to_hex();
-            // Written whole under another name first: half a key after a crash would be a new identity.
-            let draft = folder.join("identity.new");
-            let mut file = std::fs::OpenOptions::new()
-                .write(true)
-                .create(true)
-                .truncate(true)
-                .mode(0o600)
-                .open(&draft)
-                .map_err(fail)?;
-            file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(fail)?;
-            std::fs::rename(&draft, &path).map_err(fail)?;
-            // The name of the file is as durable as what the store will say under it.
-            std::fs::File::open(folder).and_then(|d| d.sync_all()).map_err(fail)?;
-            Ok(keys)
-        }
-        Err(e) => Err(fail(e)),
+        let identity = Identity::generate(&format!("gossip:{name}")).map_err(|error| {
+            ConfigError::new("namespaces", error.to_string(), "a gate is named after it")
+        })?;
+        let (keeper, gate) = LeaderGate::pair(Arc::new(BootClock), identity);
+        gates.insert(name.clone(), gate);
+        engines.insert(name.clone(), (engine, keeper));
     }
+    Ok((engines, gates))
 }

@@ -11,11 +11,13 @@ pub struct PeerId(pub [u8; 32]);
 
 impl PeerId {
     /// The first eight bytes as a number: the name under which consensus knows the node.
+    #[must_use]
     pub fn short(&self) -> u64 {
         u64::from_be_bytes(self.0[..8].try_into().expect("eight of thirty-two bytes"))
     }
 
     /// The rank that breaks ties: a hash, so that nobody is favoured for the look of its key.
+    #[must_use]
     pub fn rank(&self) -> u64 {
         // One multiplication round of splitmix over the key's words: uniform, cheap, and no secret.
         self.0.chunks_exact(8).fold(0x9e37_79b9_7f4a_7c15, |h, w| {
@@ -28,11 +30,13 @@ impl PeerId {
     }
 
     /// The whole key in hexadecimal.
+    #[must_use]
     pub fn to_hex(&self) -> String {
         hex::encode(self.0)
     }
 
     /// Reads what [`PeerId::to_hex`] wrote.
+    #[must_use]
     pub fn from_hex(text: &str) -> Option<Self> {
         decode_hex(text).map(Self)
     }
@@ -85,16 +89,19 @@ pub struct Ed25519Keys(SigningKey);
 
 impl Ed25519Keys {
     /// Keys from their 32 secret bytes.
+    #[must_use]
     pub fn from_secret(secret: &[u8; 32]) -> Self {
         Self(SigningKey::from_bytes(secret))
     }
 
     /// The secret bytes, to be stored where only the node's user can read them.
+    #[must_use]
     pub fn secret(&self) -> [u8; 32] {
         self.0.to_bytes()
     }
 
     /// Fresh keys from the operating system's randomness.
+    #[must_use]
     pub fn generate() -> Self {
         Self::from_secret(&rand::random())
     }

@@ -71,6 +71,7 @@ fn one() -> i64 {
 
 impl KvGoal {
     /// The goal as bytes for submission.
+    #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("strings and JSON values can be written as JSON")
     }
@@ -96,6 +97,7 @@ pub struct Kv(RedBlackTreeMapSync<String, Value>);
 
 impl Kv {
     /// The value at `key`.
+    #[must_use]
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.0.get(key)
     }
@@ -106,11 +108,13 @@ impl Kv {
     }
 
     /// How many keys there are.
+    #[must_use]
     pub fn len(&self) -> usize {
         self.0.size()
     }
 
     /// Whether there are none.
+    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -30,9 +30,11 @@
 //!                                                      └── lease ──► gate
 //! ```
 //!
-//! Consensus decides; gossip only says who should stand first. Modules in that order: [`spray`],
-//! [`election`], [`gossip`], [`commit`], [`history`], [`machine`], [`kv`], [`engine`] (all of it, without
-//! I/O), [`storage`], [`net`], the driver that runs an engine, and [`host`].
+//! Consensus decides; gossip only says who should stand first. The rooms, in that order: `spray`,
+//! `election`, `gossip`, `commit`, `history`; `engine` puts them together without I/O, `driver` runs an
+//! engine for every namespace on a thread, with `storage` and `net`; [`Host`] is what an application
+//! holds, [`Client`] asks a node from outside. `tenure-sim` runs the same engines under a clock, a
+//! network and disks of its own.
 //!
 //! # Timing (defaults)
 //!
@@ -58,7 +60,7 @@
 //! # Example
 //!
 //! ```no_run
-//! use tenure_gossip::{history::TxId, kv::{Kv, KvGoal}, net::{Host, HostConfig, Start}};
+//! use tenure_gossip::{Host, HostConfig, Kv, KvGoal, Start, TxId};
 //!
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 //! let config = HostConfig::new("data", "127.0.0.1:7400".parse()?, Start::Bootstrap);
@@ -73,18 +75,50 @@
 //! # let _ = record; Ok(()) }
 //! ```
 
+#[doc(hidden)]
 pub mod commit;
-pub(crate) mod driver;
+mod config;
+mod driver;
+#[doc(hidden)]
 pub mod election;
+#[doc(hidden)]
 pub mod engine;
+#[doc(hidden)]
 pub mod gossip;
+#[doc(hidden)]
 pub mod history;
-pub mod host;
+mod host;
+#[doc(hidden)]
 pub mod identity;
-pub mod kv;
-pub mod machine;
+mod kv;
+mod machine;
+#[doc(hidden)]
 pub mod message;
 pub mod metrics;
-pub mod net;
+mod net;
+#[doc(hidden)]
 pub mod spray;
-pub mod storage;
+mod storage;
+
+pub use self::commit::{CommitConfig, CommitError, MemberChange};
+pub use self::config::{ConfigError, HostConfig, Start};
+pub use self::driver::refusal::Refusal;
+pub use self::driver::status::{NamespaceStatus, Status};
+pub use self::election::{ElectionConfig, TieBreak};
+pub use self::engine::{EngineConfig, OpenError, SubmitError};
+pub use self::history::{ChainError, Hash, Outcome, Record, TxId};
+pub use self::host::{Host, HostError};
+#[doc(hidden)]
+pub use self::identity::decode_hex;
+pub use self::identity::{Ed25519Keys, PeerId};
+pub use self::kv::{Kv, KvGoal, KvQuestion, MAX_KEY};
+pub use self::machine::StateMachine;
+pub use self::net::client::{Client, ClientError};
+#[doc(hidden)]
+pub use self::net::is_address;
+pub use self::net::link::Flood;
+pub use self::net::session::{Admission, SessionError};
+pub use self::net::tls::{TlsError, TlsFiles};
+pub use self::net::wire::{Answer, Ask};
+pub use self::spray::SprayConfig;
+pub use self::storage::StoreError;

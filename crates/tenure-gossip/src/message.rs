@@ -88,6 +88,7 @@ pub enum Message {
 
 impl Message {
     /// The name used in metrics.
+    #[must_use]
     pub const fn kind(&self) -> &'static str {
         match self {
             Self::Spray(_) => "spray",
@@ -105,6 +106,7 @@ impl Message {
     }
 
     /// Whether it may have been sent by an honest node, as far as sizes go.
+    #[must_use]
     pub fn within_limits(&self) -> bool {
         match self {
             Self::Spray(SprayMessage::Exchange(v) | SprayMessage::Answer(v)) => v.len() <= 128,

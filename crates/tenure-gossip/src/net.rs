@@ -10,12 +10,12 @@
 //! A peer that sends anything wrong (garbage, too much, too fast, a bad signature, a message twice)
 //! loses its connection, and nothing else happens.
 
-pub mod client;
+pub(crate) mod client;
 pub(crate) mod link;
 pub(crate) mod outbox;
 pub(crate) mod session;
 pub(crate) mod tls;
-pub mod wire;
+pub(crate) mod wire;
 
 /// Whether `text` is `HOST:PORT`.
 #[doc(hidden)]
@@ -23,9 +23,3 @@ pub fn is_address(text: &str) -> bool {
     text.rsplit_once(':')
         .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
 }
-
-pub use self::link::Flood;
-pub use self::session::{Admission, SessionError};
-pub use self::tls::TlsFiles;
-pub use crate::driver::status::{NamespaceStatus, Status};
-pub use crate::host::{Host, HostConfig, HostError, Start};

@@ -21,6 +21,7 @@ use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 use serde::{Deserialize, Serialize};
 
+use crate::config::ConfigError;
 use crate::identity::PeerId;
 use tenure_core::Tick;
 
@@ -33,6 +34,7 @@ const SILENCE: u32 = 20;
 
 /// How the view is kept.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct SprayConfig {
     /// Time between two exchanges (default 3 s, with a fifth of jitter). Shorter mixes faster and costs more messages.
     pub period: Duration,
@@ -56,6 +58,29 @@ impl Default for SprayConfig {
             memory: 256,
             probe_every: 4,
         }
+    }
+}
+
+impl SprayConfig {
+    /// Checks the values against each other.
+    ///
+    /// # Errors
+    /// The field, its bound and the reason.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        if self.patience >= self.period {
+            let bound = format!("below the period ({:?})", self.period);
+            return Err(ConfigError::new("patience", bound, "one exchange is open at a time"));
+        }
+        if self.floor == 0 || self.probe_every == 0 {
+            let field = if self.floor == 0 { "floor" } else { "probe_every" };
+            let reason = "halves of a group would not find each other again";
+            return Err(ConfigError::new(field, "at least 1", reason));
+        }
+        if self.memory < self.floor {
+            let bound = format!("at least floor ({})", self.floor);
+            return Err(ConfigError::new("memory", bound, "the view is filled from it"));
+        }
+        Ok(())
     }
 }
 
@@ -121,6 +146,7 @@ impl Spray {
     }
 
     /// The distinct neighbours.
+    #[must_use]
     pub fn neighbours(&self) -> Vec<PeerId> {
         let mut out: Vec<_> = self.view.iter().map(|a| a.peer).collect();
         out.sort_unstable();
@@ -129,6 +155,7 @@ impl Spray {
     }
 
     /// The number of arcs: about ln N.
+    #[must_use]
     pub fn arcs(&self) -> usize {
         self.view.len()
     }
@@ -139,6 +166,7 @@ impl Spray {
     }
 
     /// When [`Spray::handle_timeout`] wants to be called.
+    #[must_use]
     pub fn poll_timeout(&self) -> Tick {
         self.open.as_ref().map_or(self.next, |o| o.until.min(self.next))
     }
@@ -168,6 +196,7 @@ impl Spray {
     }
 
     /// Says goodbye to every neighbour.
+    #[must_use]
     pub fn leave(&self) -> Vec<(PeerId, SprayMessage)> {
         self.neighbours().into_iter().map(|p| (p, SprayMessage::Leave)).collect()
     }

@@ -47,7 +47,7 @@ fn encode<T: Serialize>(value: &T) -> Vec<u8> {
 }
 
 /// The store.
-pub struct Store {
+pub(crate) struct Store {
     db: Database,
 }
 
@@ -56,7 +56,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::Io`].
-    pub fn open(path: &Path) -> Result<Self, StoreError> {
+    pub(crate) fn open(path: &Path) -> Result<Self, StoreError> {
         let db = Database::create(path).map_err(io)?;
         let tx = db.begin_write().map_err(io)?;
         {
@@ -72,7 +72,7 @@ impl Store {
     ///
     /// # Errors
     /// See [`StoreError`].
-    pub fn get<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>, StoreError> {
+    pub(crate) fn get<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>, StoreError> {
         let tx = self.db.begin_read().map_err(io)?;
         let meta = tx.open_table(META).map_err(io)?;
         meta.get(("", key)).map_err(io)?.map(|v| decode(v.value())).transpose()
@@ -82,7 +82,7 @@ impl Store {
     ///
     /// # Errors
     /// See [`StoreError`].
-    pub fn put<T: Serialize>(&self, key: &str, value: &T) -> Result<(), StoreError> {
+    pub(crate) fn put<T: Serialize>(&self, key: &str, value: &T) -> Result<(), StoreError> {
         let tx = self.db.begin_write().map_err(io)?;
         tx.open_table(META).map_err(io)?.insert(("", key), encode(value).as_slice()).map_err(io)?;
         tx.commit().map_err(io)
@@ -92,7 +92,7 @@ impl Store {
     ///
     /// # Errors
     /// See [`StoreError`].
-    pub fn found(&self, namespace: &str) -> Result<Found, StoreError> {
+    pub(crate) fn found(&self, namespace: &str) -> Result<Found, StoreError> {
         let tx = self.db.begin_write().map_err(io)?;
         let found = {
             let mut meta = tx.open_table(META).map_err(io)?;
@@ -135,7 +135,7 @@ impl Store {
     ///
     /// # Errors
     /// See [`StoreError`]; then nothing of the batch is stored.
-    pub fn commit(&self, batch: &[(String, Write)]) -> Result<(), StoreError> {
+    pub(crate) fn commit(&self, batch: &[(String, Write)]) -> Result<(), StoreError> {
         if batch.is_empty() {
             return Ok(());
         }
@@ -188,7 +188,7 @@ impl Store {
     ///
     /// # Errors
     /// See [`StoreError`].
-    pub fn history(
+    pub(crate) fn history(
         &self,
         ns: &str,
         from: u64,
@@ -217,7 +217,7 @@ impl Store {
     ///
     /// # Errors
     /// See [`StoreError`].
-    pub fn namespaces(&self) -> Result<BTreeSet<String>, StoreError> {
+    pub(crate) fn namespaces(&self) -> Result<BTreeSet<String>, StoreError> {
         let tx = self.db.begin_read().map_err(io)?;
         let meta = tx.open_table(META).map_err(io)?;
         let mut out = BTreeSet::new();

@@ -17,7 +17,7 @@ use std::{
 use clap::{Args, Subcommand};
 use serde_json::json;
 
-use tenure_gossip::election::ElectionConfig;
+use tenure_gossip::ElectionConfig;
 use tenure_sim::gossip::Faults;
 use tenure_sim::gossip::crowd::{Crowd, CrowdConfig};
 use tenure_sim::gossip::scenario::storm;

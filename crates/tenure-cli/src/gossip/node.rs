@@ -11,12 +11,7 @@ use tokio::{
 };
 
 use super::{Access, say};
-use tenure_gossip::{
-    election::{ElectionConfig, TieBreak},
-    identity::PeerId,
-    kv::Kv,
-    net::{Admission, Host, HostConfig, Start},
-};
+use tenure_gossip::{Admission, Host, HostConfig, Kv, PeerId, Start, TieBreak};
 
 /// How to run a node.
 #[derive(Debug, Args)]
@@ -97,24 +92,22 @@ impl NodeArgs {
         };
         config.tls = self.access.tls();
         let phase = self.round / 3;
-        config.node.election = ElectionConfig {
-            delta_e: phase,
-            delta_d: phase * 2,
-            delta_r: self.round,
-            tie: match self.tie {
-                Tie::Ranked => TieBreak::Ranked,
-                Tie::Random => TieBreak::Random,
-            },
-            sticky: (!self.sticky.is_zero()).then_some(self.sticky),
-            hysteresis: self.hysteresis,
-            ..ElectionConfig::default()
+        let election = &mut config.engine.election;
+        election.delta_e = phase;
+        election.delta_d = phase * 2;
+        election.delta_r = self.round;
+        election.tie = match self.tie {
+            Tie::Ranked => TieBreak::Ranked,
+            Tie::Random => TieBreak::Random,
         };
-        config.node.goal_timeout = self.goal_timeout;
-        config.node.commit.lease = self.lease;
-        config.node.commit.heartbeat = self.lease / 4;
-        config.node.commit.margin = self.lease / 5;
-        config.node.snapshot_every = self.snapshot_every;
-        config.node.wants_vote = !self.observer;
+        election.sticky = (!self.sticky.is_zero()).then_some(self.sticky);
+        election.hysteresis = self.hysteresis;
+        config.engine.goal_timeout = self.goal_timeout;
+        config.engine.commit.lease = self.lease;
+        config.engine.commit.heartbeat = self.lease / 4;
+        config.engine.commit.margin = self.lease / 5;
+        config.engine.snapshot_every = self.snapshot_every;
+        config.engine.wants_vote = !self.observer;
         Ok(config)
     }
 }

@@ -8,10 +8,7 @@ use std::{
 };
 
 use serde_json::json;
-use tenure_gossip::{
-    kv::Kv,
-    net::{Host, HostConfig, Start},
-};
+use tenure_gossip::{Host, HostConfig, Kv, Start};
 
 use crate::kit::{Process, eventually, free_port};
 

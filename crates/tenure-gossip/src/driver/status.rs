@@ -11,6 +11,7 @@ use crate::machine::StateMachine;
 
 /// How a node stands.
 #[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
 pub struct Status {
     /// The node.
     pub id: String,
@@ -24,6 +25,7 @@ pub struct Status {
 
 /// How a namespace stands on a node.
 #[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
 pub struct NamespaceStatus {
     /// Its name.
     pub namespace: String,

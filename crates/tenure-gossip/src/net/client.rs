@@ -7,7 +7,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
 use super::session::{Admission, Greeted, Receiver, Sender, SessionError, Stream, greet};
-use super::tls::{Tls, TlsFiles};
+use super::tls::{Tls, TlsError, TlsFiles};
 use super::wire::{Answer, Ask, Envelope, Role};
 use crate::identity::Ed25519Keys;
 
@@ -26,9 +26,9 @@ pub enum ClientError {
         /// Why.
         why: std::io::Error,
     },
-    /// TLS files.
-    #[error("TLS: {0}")]
-    Tls(String),
+    /// The files of mutual TLS.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// The node says no, and why.
     #[error("{0}")]
     Refused(String),
@@ -64,7 +64,7 @@ impl Client {
         let _ = stream.set_nodelay(true);
         let stream: Any = match tls {
             Some(files) => {
-                let tls = Tls::load(files).map_err(ClientError::Tls)?;
+                let tls = Tls::load(files)?;
                 let connected = timeout(limit, tls.connect(address, stream)).await;
                 Box::new(connected.map_err(|_| SessionError::Timeout)?.map_err(SessionError::Io)?)
             }

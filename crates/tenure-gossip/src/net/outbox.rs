@@ -8,6 +8,7 @@ use tokio::sync::mpsc;
 
 use super::session::encode;
 use super::wire::{Answer, Envelope, MAX_FRAME};
+use crate::driver::refusal::Refusal;
 use crate::identity::Signature;
 
 /// Frames waiting at most.
@@ -52,6 +53,11 @@ impl Outbox {
     /// The same, for an answer to a client.
     pub(crate) fn answer(&self, answer: Answer) -> bool {
         self.put(&Envelope::Answer(answer))
+    }
+
+    /// A refusal travels as its sentence.
+    pub(crate) fn refuse(&self, why: &Refusal) -> bool {
+        self.answer(Answer::Refused(why.to_string()))
     }
 
     /// Whether nobody reads any more.

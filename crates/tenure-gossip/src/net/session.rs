@@ -48,6 +48,7 @@ pub struct Admission {
 
 impl Admission {
     /// Whether anybody who reaches the port may join.
+    #[must_use]
     pub fn is_open(&self) -> bool {
         self.secret == [0; 32] && self.allow.is_none()
     }
@@ -102,6 +103,7 @@ impl From<std::io::Error> for SessionError {
 
 impl SessionError {
     /// The name used in metrics.
+    #[must_use]
     pub const fn reason(&self) -> &'static str {
         match self {
             Self::Io(_) => "io",
@@ -119,6 +121,7 @@ impl SessionError {
     }
 
     /// Whether the peer misbehaved, rather than the network.
+    #[must_use]
     pub const fn is_misconduct(&self) -> bool {
         !matches!(self, Self::Io(_) | Self::Timeout | Self::Closed | Self::NoCluster)
     }

@@ -8,30 +8,30 @@ use crate::identity::{Keys, PeerId, Signature};
 use crate::message::Message;
 
 /// Largest frame in bytes, once both sides have proven who they are.
-pub const MAX_FRAME: usize = 4 << 20;
+pub(crate) const MAX_FRAME: usize = 4 << 20;
 /// Largest frame before that.
-pub const MAX_GREETING: usize = 1 << 10;
+pub(crate) const MAX_GREETING: usize = 1 << 10;
 /// Longest namespace in bytes.
-pub const MAX_NAMESPACE: usize = 64;
+pub(crate) const MAX_NAMESPACE: usize = 64;
 
 /// The first word of either side.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Hello {
+pub(crate) struct Hello {
     /// The version of all this: 1.
-    pub version: u16,
+    pub(crate) version: u16,
     /// A node of the group, or somebody who asks one.
-    pub role: Role,
+    pub(crate) role: Role,
     /// Who speaks.
-    pub id: PeerId,
+    pub(crate) id: PeerId,
     /// Never used before.
-    pub nonce: [u8; 32],
+    pub(crate) nonce: [u8; 32],
     /// The cluster it belongs to, if it does already.
-    pub cluster: Option<[u8; 16]>,
+    pub(crate) cluster: Option<[u8; 16]>,
 }
 
 /// In which capacity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Role {
+pub(crate) enum Role {
     /// A node of the group.
     Node,
     /// A program that asks one.
@@ -40,36 +40,36 @@ pub enum Role {
 
 /// The second word: proof of the first, over both sides' first words.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Proof {
+pub(crate) struct Proof {
     /// Signature over the session.
-    pub signature: Signature,
+    pub(crate) signature: Signature,
     /// Keyed hash over the session with the cluster's secret.
-    pub mac: [u8; 32],
+    pub(crate) mac: [u8; 32],
 }
 
 /// Where a node can be reached, in its own words.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Contact {
+pub(crate) struct Contact {
     /// Who.
-    pub id: PeerId,
+    pub(crate) id: PeerId,
     /// `host:port`.
-    pub address: String,
+    pub(crate) address: String,
     /// Later ones replace earlier ones.
-    pub stamp: u64,
+    pub(crate) stamp: u64,
     /// Its own signature.
-    pub signature: Signature,
+    pub(crate) signature: Signature,
 }
 
 impl Contact {
     /// A contact in the words of `keys`.
-    pub fn new(keys: &dyn Keys, address: String, stamp: u64) -> Self {
+    pub(crate) fn new(keys: &dyn Keys, address: String, stamp: u64) -> Self {
         let id = keys.id();
         let signature = keys.sign(&Self::text(&id, &address, stamp));
         Self { id, address, stamp, signature }
     }
 
     /// Whether it is in the words of whom it names.
-    pub fn is_genuine(&self, keys: &dyn Keys) -> bool {
+    pub(crate) fn is_genuine(&self, keys: &dyn Keys) -> bool {
         self.address.len() <= 256
             && keys.verify(
                 &self.id,
@@ -89,7 +89,7 @@ impl Contact {
 
 /// The content of a frame.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Envelope {
+pub(crate) enum Envelope {
     /// Between nodes of a namespace.
     Namespace(String, Message),
     /// Where others can be reached.
@@ -104,6 +104,7 @@ pub enum Envelope {
 
 /// What a client asks of a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum Ask {
     /// Decide this goal; answered by [`Answer::Record`] when it is.
     Submit {
@@ -153,6 +154,7 @@ pub enum Ask {
 
 /// What a node answers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum Answer {
     /// A record: the goal's, or the next one watched.
     Record(Record),

@@ -4,13 +4,9 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use tenure_gossip::history::{Outcome, TxId};
-use tenure_gossip::identity::Ed25519Keys;
-use tenure_gossip::kv::{Kv, KvGoal};
-use tenure_gossip::net::client::{Client, ClientError};
-use tenure_gossip::net::wire::{Answer, Ask};
-use tenure_gossip::net::{
-    Admission, Flood, Host, HostConfig, HostError, SessionError, Start, TlsFiles,
+use tenure_gossip::{
+    Admission, Answer, Ask, Client, ClientError, Ed25519Keys, Flood, Host, HostConfig, HostError,
+    Kv, KvGoal, Outcome, Refusal, SessionError, Start, SubmitError, TlsFiles, TxId,
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -101,7 +97,10 @@ async fn subscribers_see_every_record_and_a_failed_goal_does_not_stall() {
     }
     // The same transaction again: the same record, no new one.
     assert_eq!(a.submit("main", TxId([3; 16]), put(9)).await.unwrap(), third);
-    assert!(matches!(a.submit("nowhere", TxId([4; 16]), put(1)).await, Err(HostError::Refused(_))));
+    assert!(matches!(
+        a.submit("nowhere", TxId([4; 16]), put(1)).await,
+        Err(HostError::Refused(Refusal::NoNamespace(_)))
+    ));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -183,7 +182,7 @@ async fn a_crowd_that_connects_and_says_nothing_keeps_nobody_out() {
 #[tokio::test(flavor = "multi_thread")]
 async fn goals_that_cannot_be_decided_are_refused_before_they_fill_the_memory() {
     let dir = tempfile::tempdir().unwrap();
-    let change = |c: &mut HostConfig| c.node.max_pending = 50;
+    let change = |c: &mut HostConfig| c.engine.max_pending = 50;
     let a = start(&dir.path().join("a"), Start::Bootstrap, change).await;
     let b = start(&dir.path().join("b"), Start::Join(vec![a.address().to_owned()]), change).await;
     eventually("both vote", || async {
@@ -198,7 +197,7 @@ async fn goals_that_cannot_be_decided_are_refused_before_they_fill_the_memory() 
             // What is taken is not answered: there is no majority.
             match timeout(Duration::from_millis(200), submitted).await {
                 Err(_) => false,
-                Ok(Err(HostError::Refused(why))) => why.contains("too many goals"),
+                Ok(Err(HostError::Refused(why))) => why == Refusal::Submit(SubmitError::Busy),
                 Ok(other) => panic!("{other:?}"),
             }
         }
@@ -246,7 +245,7 @@ async fn stepping_down_waits_for_acts_in_flight() {
     let a = stepping.await.unwrap();
     eventually("then another acts", || async { gb.is_leader() }).await;
     // One that does not lead says so; a stop waits in the same way.
-    assert!(matches!(a.step_down("main").await, Err(HostError::Commit(_))));
+    assert!(matches!(a.step_down("main").await, Err(HostError::Refused(Refusal::Commit(_)))));
     let act = gb.begin_act(Duration::from_millis(300)).expect("it leads");
     let stopping = tokio::spawn(b.stop());
     let until = Instant::now() + Duration::from_millis(300);

@@ -39,6 +39,7 @@ pub struct CrowdConfig {
 
 impl CrowdConfig {
     /// `nodes` nodes on a good network, the default election.
+    #[must_use]
     pub fn calm(seed: u64, nodes: usize) -> Self {
         Self {
             seed,
@@ -89,6 +90,7 @@ pub struct Crowd {
 
 impl Crowd {
     /// A crowd that has joined, one after the other, and starts to vote now.
+    #[must_use]
     pub fn new(mut config: CrowdConfig) -> Self {
         if let Some(mistake) = config.mistake {
             mistake.configure(&mut config.election);
@@ -126,21 +128,25 @@ impl Crowd {
     }
 
     /// One round of the election.
+    #[must_use]
     pub fn round(&self) -> Duration {
         self.config.election.delta_r
     }
 
     /// Milliseconds since the start.
+    #[must_use]
     pub fn now_ms(&self) -> u64 {
         (self.now - 1_000_000) / 1_000
     }
 
     /// A hash of everything that happened: the same for the same seed.
+    #[must_use]
     pub fn trace(&self) -> u64 {
         self.trace
     }
 
     /// The most named leader that runs, and how many of the running nodes name it.
+    #[must_use]
     pub fn plurality(&self) -> Option<(usize, usize)> {
         let mut count: BTreeMap<u32, usize> = BTreeMap::new();
         for gossip in self.members.iter().filter_map(|m| m.gossip.as_ref()) {
@@ -153,16 +159,19 @@ impl Crowd {
     }
 
     /// The leader that every running node names, if they do.
+    #[must_use]
     pub fn agreed(&self) -> Option<usize> {
         self.plurality().filter(|(_, n)| *n == self.running()).map(|(i, _)| i)
     }
 
     /// How many nodes run.
+    #[must_use]
     pub fn running(&self) -> usize {
         self.members.iter().filter(|m| m.gossip.is_some()).count()
     }
 
     /// The mean number of arcs in a view.
+    #[must_use]
     pub fn mean_view(&self) -> f64 {
         let arcs: usize =
             self.members.iter().filter_map(|m| m.gossip.as_ref()).map(|g| g.spray().arcs()).sum();
@@ -205,7 +214,8 @@ impl Crowd {
 
     fn join(&mut self, i: usize, among: usize) {
         let seed = self.rng.random();
-        let spray = SprayConfig { memory: 32, ..SprayConfig::default() };
+        let mut spray = SprayConfig::default();
+        spray.memory = 32;
         let life = self.members[i].life + 1;
         let keys = keys_of(i, self.config.real_keys);
         let keys = match self.config.mistake {

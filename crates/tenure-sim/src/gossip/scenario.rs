@@ -11,9 +11,9 @@ use tenure_core::Tick;
 use super::mistake::Mistake;
 use super::network::Faults;
 use super::world::{Figures, Violation, World, WorldConfig};
+use tenure_gossip::KvGoal;
 use tenure_gossip::commit::{Commit as _, MemberChange};
 use tenure_gossip::history::TxId;
-use tenure_gossip::kv::KvGoal;
 
 /// How long the faults last, in milliseconds of the simulation.
 const STORM: u64 = 20_000;

@@ -16,9 +16,8 @@ use tenure_gossip::commit::{Commit as _, CommitError, MemberChange};
 use tenure_gossip::engine::{Engine, EngineConfig, Event, Output, Write};
 use tenure_gossip::history::{Hash, Record, TxId};
 use tenure_gossip::identity::PeerId;
-use tenure_gossip::kv::{Kv, KvGoal};
-use tenure_gossip::machine::StateMachine as _;
 use tenure_gossip::message::Message;
+use tenure_gossip::{Kv, KvGoal, StateMachine as _};
 
 /// How a world is made.
 #[derive(Debug, Clone)]
@@ -43,18 +42,18 @@ pub struct WorldConfig {
 
 impl WorldConfig {
     /// `nodes` nodes, all of them voters, on a good network.
+    #[must_use]
     pub fn calm(seed: u64, nodes: usize) -> Self {
+        let mut node = EngineConfig::default();
+        node.goal_timeout = Duration::from_secs(5);
+        node.snapshot_every = 32;
         Self {
             seed,
             nodes,
             voters: nodes,
             faults: Faults::default(),
             drift: 20,
-            node: EngineConfig {
-                goal_timeout: Duration::from_secs(5),
-                snapshot_every: 32,
-                ..EngineConfig::default()
-            },
+            node,
             mistake: None,
             real_keys: false,
         }
@@ -141,6 +140,7 @@ pub struct World {
 
 impl World {
     /// Nodes that know each other; node 0 bootstraps the cluster of the first `voters`.
+    #[must_use]
     pub fn new(config: WorldConfig) -> Self {
         let mut rng = SmallRng::seed_from_u64(config.seed);
         let members = (0..config.nodes)
@@ -194,21 +194,25 @@ impl World {
     }
 
     /// True time in milliseconds.
+    #[must_use]
     pub fn now_ms(&self) -> u64 {
         self.now / 1_000
     }
 
     /// A hash of everything that happened: the same for the same seed.
+    #[must_use]
     pub fn trace(&self) -> u64 {
         self.trace
     }
 
     /// How many nodes there are, running or not.
+    #[must_use]
     pub fn size(&self) -> usize {
         self.members.len()
     }
 
     /// The node, if it runs.
+    #[must_use]
     pub fn node(&self, i: usize) -> Option<&Node> {
         self.members[i].node.as_ref()
     }
@@ -219,16 +223,19 @@ impl World {
     }
 
     /// The node whose gate is open, if there is one.
+    #[must_use]
     pub fn acting(&self) -> Option<usize> {
         self.members.iter().position(|m| m.gate.is_some_and(|(_, until)| self.now < until))
     }
 
     /// Where a transaction was committed.
+    #[must_use]
     pub fn committed(&self, tx: &TxId) -> Option<u64> {
         self.index_of_tx.get(tx).copied()
     }
 
     /// Whom gossip names on node `i`.
+    #[must_use]
     pub fn hint(&self, i: usize) -> Option<usize> {
         let leader = self.members[i].node.as_ref()?.gossip().election().leader();
         self.index_of.get(&leader).copied()

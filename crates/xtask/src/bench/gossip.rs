@@ -14,16 +14,7 @@ use tokio::{
     process::{Child, Command},
 };
 
-use tenure_gossip::{
-    history::TxId,
-    identity::Ed25519Keys,
-    kv::KvGoal,
-    net::{
-        Admission,
-        client::Client,
-        wire::{Answer, Ask},
-    },
-};
+use tenure_gossip::{Admission, Answer, Ask, Client, Ed25519Keys, KvGoal, TxId};
 
 use crate::{quantile, say};
 

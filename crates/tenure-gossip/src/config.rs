@@ -1,0 +1,181 @@
+//! What a node is told before it starts, and what cannot be.
+
+use std::borrow::Cow;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use crate::engine::EngineConfig;
+use crate::net::is_address;
+use crate::net::link::Flood;
+use crate::net::session::Admission;
+use crate::net::tls::TlsFiles;
+use crate::net::wire::MAX_NAMESPACE;
+
+/// A value that cannot be. Nothing was started.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {bound}; {reason}")]
+#[non_exhaustive]
+pub struct ConfigError {
+    /// The field's name.
+    pub field: &'static str,
+    /// What it must be.
+    pub bound: Cow<'static, str>,
+    /// Why.
+    pub reason: &'static str,
+}
+
+impl ConfigError {
+    pub(crate) fn new(
+        field: &'static str,
+        bound: impl Into<Cow<'static, str>>,
+        reason: &'static str,
+    ) -> Self {
+        Self { field, bound: bound.into(), reason }
+    }
+}
+
+/// How a node that has no state yet comes to a cluster. One that has goes on with what it has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Start {
+    /// It founds one: once, on one node.
+    Bootstrap,
+    /// It joins one through these addresses.
+    Join(Vec<String>),
+    /// It has been part of one before; without state it refuses to start.
+    Resume,
+}
+
+/// How a node is run. Made by [`HostConfig::new`]; every field may be changed before
+/// [`Host::start`](crate::Host::start), which checks them all.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct HostConfig {
+    /// Where its identity and its store are.
+    pub folder: PathBuf,
+    /// Where it listens.
+    pub listen: SocketAddr,
+    /// Where others reach it (default: where it listens).
+    pub advertise: Option<String>,
+    /// How it comes to a cluster.
+    pub start: Start,
+    /// The namespaces it carries (default: `main`).
+    pub namespaces: Vec<String>,
+    /// Who may talk to it.
+    pub admission: Admission,
+    /// Mutual TLS.
+    pub tls: Option<TlsFiles>,
+    /// How much one connection may send.
+    pub flood: Flood,
+    /// The protocol's times and bounds, the same for every namespace.
+    pub engine: EngineConfig,
+}
+
+impl HostConfig {
+    /// A node in `folder` that listens on `listen`.
+    #[must_use]
+    pub fn new(folder: impl Into<PathBuf>, listen: SocketAddr, start: Start) -> Self {
+        Self {
+            folder: folder.into(),
+            listen,
+            advertise: None,
+            start,
+            namespaces: vec!["main".to_owned()],
+            admission: Admission::default(),
+            tls: None,
+            flood: Flood::default(),
+            engine: EngineConfig::default(),
+        }
+    }
+
+    /// Checks the values, each by itself and against its neighbours.
+    ///
+    /// # Errors
+    /// The first one that cannot be.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        self.engine.validate()?;
+        if self.namespaces.is_empty() {
+            return Err(ConfigError::new(
+                "namespaces",
+                "at least one",
+                "a node without one has nothing to do",
+            ));
+        }
+        if let Some(bad) = self.namespaces.iter().find(|n| n.is_empty() || n.len() > MAX_NAMESPACE)
+        {
+            let bound = format!("{bad:?} must have 1 to {MAX_NAMESPACE} bytes");
+            return Err(ConfigError::new("namespaces", bound, "it travels with every message"));
+        }
+        if let Start::Join(seeds) = &self.start {
+            seeds.iter().try_for_each(|seed| address("join", seed))?;
+        }
+        if let Some(advertised) = &self.advertise {
+            address("advertise", advertised)?;
+        }
+        if self.flood.per_second == 0 || self.flood.burst == 0 {
+            return Err(ConfigError::new("flood", "at least 1", "no peer could ever speak"));
+        }
+        Ok(())
+    }
+
+    /// The addresses to join through.
+    pub(crate) fn seeds(&self) -> Vec<String> {
+        match &self.start {
+            Start::Join(seeds) => seeds.clone(),
+            Start::Bootstrap | Start::Resume => Vec::new(),
+        }
+    }
+}
+
+fn address(field: &'static str, text: &str) -> Result<(), ConfigError> {
+    if is_address(text) {
+        return Ok(());
+    }
+    Err(ConfigError::new(field, format!("HOST:PORT, not {text:?}"), "nodes call each other there"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn refused(change: impl FnOnce(&mut HostConfig)) -> &'static str {
+        let listen = SocketAddr::from(([127, 0, 0, 1], 7_400));
+        let mut config = HostConfig::new("data", listen, Start::Bootstrap);
+        assert_eq!(config.validate(), Ok(()), "the defaults are good");
+        change(&mut config);
+        config.validate().expect_err("a value that cannot be").field
+    }
+
+    #[test]
+    fn every_value_that_cannot_be_is_named() {
+        assert_eq!(refused(|c| c.namespaces.clear()), "namespaces");
+        assert_eq!(refused(|c| c.namespaces = vec!["n".repeat(65)]), "namespaces");
+        assert_eq!(refused(|c| c.advertise = Some("nowhere".into())), "advertise");
+        assert_eq!(refused(|c| c.start = Start::Join(vec![":1".into()])), "join");
+        assert_eq!(refused(|c| c.flood.burst = 0), "flood");
+        assert_eq!(refused(|c| c.engine.max_voters = 0), "max_voters");
+        assert_eq!(refused(|c| c.engine.max_pending = 0), "max_pending");
+        assert_eq!(refused(|c| c.engine.max_in_flight = 0), "max_in_flight");
+        assert_eq!(refused(|c| c.engine.snapshot_every = 15), "snapshot_every");
+        assert_eq!(refused(|c| c.engine.goal_timeout = Duration::ZERO), "goal_timeout");
+        assert_eq!(refused(|c| c.engine.goal_retry = Duration::ZERO), "goal_retry");
+        assert_eq!(refused(|c| c.engine.election.diameter = 0), "diameter");
+        assert_eq!(refused(|c| c.engine.election.delta_e *= 9), "delta_r");
+        assert_eq!(refused(|c| c.engine.election.delta_c *= 900), "delta_c");
+        assert_eq!(refused(|c| c.engine.election.hysteresis = 4), "hysteresis");
+        assert_eq!(refused(|c| c.engine.spray.memory = 0), "memory");
+        assert_eq!(refused(|c| c.engine.spray.patience *= 9), "patience");
+        assert_eq!(refused(|c| c.engine.commit.lease = Duration::from_millis(99)), "lease");
+        assert_eq!(refused(|c| c.engine.commit.heartbeat *= 2), "heartbeat");
+        assert_eq!(refused(|c| c.engine.commit.margin /= 3), "margin");
+        assert_eq!(refused(|c| c.engine.commit.spread /= 11), "spread");
+    }
+
+    #[test]
+    fn an_error_says_field_bound_and_reason_in_one_sentence() {
+        let error = ConfigError::new("lease", "at most 60s", "a failover takes that long");
+        assert_eq!(error.to_string(), "lease: at most 60s; a failover takes that long");
+    }
+}
