@@ -24,7 +24,7 @@ use tokio_postgres::types::ToSql;
 use crate::account::AccountId;
 use crate::schema;
 pub use error::StoreError;
-use row::{CHANGE_COLUMN, COLUMNS, StatusColumns, attempts_json, from_sql, read_row, to_sql};
+use row::{AttemptColumns, CHANGE_COLUMN, COLUMNS, StatusColumns, from_sql, read_row, to_sql};
 pub use row::{NewTransaction, Replacement, Snapshot, StatusChange, StoredTransaction};
 use session::Session;
 
@@ -119,42 +119,18 @@ impl Store {
         rows: &[NewTransaction],
         changes: &[StatusChange],
     ) -> Result<Vec<u64>, StoreError> {
-        let options = &self.0.options;
-        let nonces = rows.iter().map(|r| to_sql(r.nonce)).collect::<Result<Vec<_>, _>>()?;
-        let hashes: Vec<&[u8]> = rows.iter().map(|r| r.attempt.hash.0.as_slice()).collect();
-        let calls: Vec<Option<&[u8]>> = rows.iter().map(|r| r.call.as_deref()).collect();
-        let raws: Vec<&[u8]> = rows.iter().map(|r| r.raw.as_ref()).collect();
-        let tips: Vec<String> = rows.iter().map(|r| r.attempt.tip.to_string()).collect();
-        let noops: Vec<bool> = rows.iter().map(|r| r.attempt.noop).collect();
-        let attempts: Vec<String> =
-            rows.iter().map(|r| attempts_json(std::slice::from_ref(&r.attempt))).collect();
-        let requests: Vec<&str> = rows.iter().map(|r| r.request_id.as_str()).collect();
+        let (block, creator) = (to_sql(block)?, &self.0.options.creator);
+        let columns = AttemptColumns::of(
+            rows.iter().map(|row| (row.nonce, std::slice::from_ref(&row.attempt), &row.raw)),
+        )?;
+        let calls: Vec<Option<&[u8]>> = rows.iter().map(|row| row.call.as_deref()).collect();
+        let requests: Vec<&str> = rows.iter().map(|row| row.request_id.as_str()).collect();
         let statuses = StatusColumns::of(changes)?;
-        self.write(
-            |s| &s.accept,
-            &[
-                &options.role,
-                &epoch.get(),
-                &options.account.as_bytes(),
-                &options.creator,
-                &to_sql(block)?,
-                &nonces,
-                &hashes,
-                &calls,
-                &raws,
-                &tips,
-                &noops,
-                &attempts,
-                &requests,
-                &statuses.nonces,
-                &statuses.hashes,
-                &statuses.states,
-                &statuses.blocks,
-                &statuses.metadata,
-                &statuses.ended,
-            ],
-        )
-        .await
+        let mut arguments: Vec<&(dyn ToSql + Sync)> = vec![creator, &block];
+        let [nonces, hashes, raws, tips, noops, attempts] = columns.arguments();
+        arguments.extend([nonces, hashes, &calls, raws, tips, noops, attempts, &requests]);
+        arguments.extend(statuses.arguments());
+        self.write(|session| &session.accept, epoch, &arguments).await
     }
 
     /// Stores further attempts; returns the nonces that were stored. One that is missing has ended.
@@ -166,31 +142,9 @@ impl Store {
         epoch: Epoch,
         rows: &[Replacement],
     ) -> Result<Vec<u64>, StoreError> {
-        let options = &self.0.options;
-        let newest =
-            |r: &Replacement| r.attempts.last().cloned().ok_or(StoreError::NoAttempt(r.nonce));
-        let newest = rows.iter().map(newest).collect::<Result<Vec<_>, _>>()?;
-        let nonces = rows.iter().map(|r| to_sql(r.nonce)).collect::<Result<Vec<_>, _>>()?;
-        let hashes: Vec<&[u8]> = newest.iter().map(|a| a.hash.0.as_slice()).collect();
-        let raws: Vec<&[u8]> = rows.iter().map(|r| r.raw.as_ref()).collect();
-        let tips: Vec<String> = newest.iter().map(|a| a.tip.to_string()).collect();
-        let noops: Vec<bool> = newest.iter().map(|a| a.noop).collect();
-        let attempts: Vec<String> = rows.iter().map(|r| attempts_json(&r.attempts)).collect();
-        self.write(
-            |s| &s.replace,
-            &[
-                &options.role,
-                &epoch.get(),
-                &options.account.as_bytes(),
-                &nonces,
-                &hashes,
-                &raws,
-                &tips,
-                &noops,
-                &attempts,
-            ],
-        )
-        .await
+        let rows = rows.iter().map(|row| (row.nonce, row.attempts.as_slice(), &row.raw));
+        let columns = AttemptColumns::of(rows)?;
+        self.write(|session| &session.replace, epoch, &columns.arguments()).await
     }
 
     /// Records statuses, at most one per nonce; returns the nonces whose row changed. A status for
@@ -203,23 +157,8 @@ impl Store {
         epoch: Epoch,
         changes: &[StatusChange],
     ) -> Result<Vec<u64>, StoreError> {
-        let options = &self.0.options;
         let statuses = StatusColumns::of(changes)?;
-        self.write(
-            |s| &s.record,
-            &[
-                &options.role,
-                &epoch.get(),
-                &options.account.as_bytes(),
-                &statuses.nonces,
-                &statuses.hashes,
-                &statuses.states,
-                &statuses.blocks,
-                &statuses.metadata,
-                &statuses.ended,
-            ],
-        )
-        .await
+        self.write(|session| &session.record, epoch, &statuses.arguments()).await
     }
 
     /// All open rows, and how far the nonces are used for good.
@@ -350,14 +289,19 @@ impl Store {
         rows.iter().map(read_row).collect()
     }
 
-    /// Runs a writer; returns the nonces it wrote.
+    /// Runs a writer under this epoch; returns the nonces it wrote.
     async fn write(
         &self,
         statement: fn(&Session) -> &Statement,
+        epoch: Epoch,
         arguments: &[&(dyn ToSql + Sync)],
     ) -> Result<Vec<u64>, StoreError> {
         let session = self.session().await?;
-        let query = session.client.query(statement(&session), arguments);
+        let (role, epoch) = (&self.0.options.role, epoch.get());
+        let account = self.account().as_bytes();
+        let fence: [&(dyn ToSql + Sync); 3] = [role, &epoch, &account];
+        let arguments = [&fence, arguments].concat();
+        let query = session.client.query(statement(&session), &arguments);
         let rows = self.bounded(query).await?;
         Ok(rows.iter().map(|row| from_sql(row.get(0))).collect())
     }

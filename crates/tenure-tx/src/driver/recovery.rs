@@ -67,11 +67,12 @@ impl Driver {
         self.phase = Phase::Recovering { since: self.now(), known };
         let (store, chain, account) =
             (self.reader.clone(), Arc::clone(&self.chain), self.signer.account().clone());
-        let mut pause = self.options.engine.retry;
-        let longest = self.options.engine.retry_max.min(RECOVER_MAX);
+        let mut backoff = self.options.engine.backoff();
+        backoff.max = backoff.max.min(RECOVER_MAX);
         self.spawn(async move |answers, generation| {
             // Each trouble is said once, or it would drown the one that comes after it.
             let mut said: Option<Trouble> = None;
+            let mut failures = 0u32;
             loop {
                 let snapshot = async {
                     match &store {
@@ -94,8 +95,8 @@ impl Driver {
                     trouble.say();
                     said = Some(trouble);
                 }
-                sleep(pause).await;
-                pause = (pause * 2).min(longest);
+                failures = failures.saturating_add(1);
+                sleep(backoff.pause(failures, rand::random())).await;
             }
         });
     }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use tenure_core::retry::ExponentialBackoff;
+
 /// How patient the engine is.
 #[derive(Debug, Clone)]
 pub struct EngineConfig {
@@ -43,5 +45,12 @@ impl Default for EngineConfig {
             max_refusals: 3,
             max_open: 50_000,
         }
+    }
+}
+
+impl EngineConfig {
+    /// The pauses between attempts at a node that does not take a transaction.
+    pub(crate) fn backoff(&self) -> ExponentialBackoff {
+        ExponentialBackoff::new(self.retry, self.retry_max)
     }
 }

@@ -186,8 +186,9 @@ impl Entry {
 
     /// Backs off, then is examined.
     pub(super) fn wait(&mut self, now: Tick, config: &EngineConfig) {
-        let pause = config.retry.saturating_mul(1 << self.tries.min(16)).min(config.retry_max);
-        self.tries += 1;
+        self.tries = self.tries.saturating_add(1);
+        // The bare formula: one engine waits for one node, so there is no herd to spread.
+        let pause = config.backoff().pause(self.tries, 0.5);
         self.phase = Phase::Waiting { until: now + pause };
     }
 

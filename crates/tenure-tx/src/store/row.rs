@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use tenure_core::epoch::Epoch;
 use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
 
 use super::StoreError;
 use crate::engine::{Attempt, OpenTransaction};
@@ -114,20 +115,56 @@ pub(super) const COLUMNS: &str = "nonce, hash, call_scale, raw, state, block_has
 /// The position of `change` among them, from 1.
 pub(super) const CHANGE_COLUMN: usize = 17;
 
+/// Attempts as the writers take them: one array per column.
+pub(super) struct AttemptColumns<'a> {
+    nonces: Vec<i64>,
+    hashes: Vec<&'a [u8]>,
+    raws: Vec<&'a [u8]>,
+    tips: Vec<String>,
+    noops: Vec<bool>,
+    attempts: Vec<String>,
+}
+
+impl<'a> AttemptColumns<'a> {
+    /// Of nonces with all their attempts, the newest last, and its bytes.
+    pub(super) fn of(
+        rows: impl Iterator<Item = (u64, &'a [Attempt], &'a Bytes)>,
+    ) -> Result<Self, StoreError> {
+        let (nonces, hashes, raws, tips, noops, attempts) = Default::default();
+        let mut columns = AttemptColumns { nonces, hashes, raws, tips, noops, attempts };
+        for (nonce, attempts, raw) in rows {
+            let newest = attempts.last().ok_or(StoreError::NoAttempt(nonce))?;
+            columns.nonces.push(to_sql(nonce)?);
+            columns.hashes.push(&newest.hash.0);
+            columns.raws.push(raw);
+            columns.tips.push(newest.tip.to_string());
+            columns.noops.push(newest.noop);
+            let json = serde_json::to_string(attempts).unwrap_or_else(|_| "[]".to_owned());
+            columns.attempts.push(json);
+        }
+        Ok(columns)
+    }
+
+    pub(super) fn arguments(&self) -> [&(dyn ToSql + Sync); 6] {
+        [&self.nonces, &self.hashes, &self.raws, &self.tips, &self.noops, &self.attempts]
+    }
+}
+
 /// Statuses as the writers take them: one array per column.
 pub(super) struct StatusColumns<'a> {
-    pub(super) nonces: Vec<i64>,
-    pub(super) hashes: Vec<&'a [u8]>,
-    pub(super) states: Vec<&'static str>,
-    pub(super) blocks: Vec<Option<Vec<u8>>>,
-    pub(super) metadata: Vec<String>,
-    pub(super) ended: Vec<bool>,
+    nonces: Vec<i64>,
+    hashes: Vec<&'a [u8]>,
+    states: Vec<&'static str>,
+    blocks: Vec<Option<Vec<u8>>>,
+    metadata: Vec<String>,
+    ended: Vec<bool>,
 }
 
 impl<'a> StatusColumns<'a> {
     pub(super) fn of(changes: &'a [StatusChange]) -> Result<Self, StoreError> {
-        let metadata = |c: &StatusChange| {
-            let text = serde_json::to_string(&c.status.metadata()).unwrap_or_else(|_| "{}".into());
+        let metadata = |change: &StatusChange| {
+            let metadata = serde_json::to_string(&change.status.metadata());
+            let text = metadata.unwrap_or_else(|_| "{}".into());
             // A node's reason may hold what jsonb does not.
             text.replace("\\u0000", "\\ufffd")
         };
@@ -140,10 +177,10 @@ impl<'a> StatusColumns<'a> {
             ended: changes.iter().map(|c| c.ended).collect(),
         })
     }
-}
 
-pub(super) fn attempts_json(attempts: &[Attempt]) -> String {
-    serde_json::to_string(attempts).unwrap_or_else(|_| "[]".to_owned())
+    pub(super) fn arguments(&self) -> [&(dyn ToSql + Sync); 6] {
+        [&self.nonces, &self.hashes, &self.states, &self.blocks, &self.metadata, &self.ended]
+    }
 }
 
 /// PostgreSQL's bigint holds all nonces a chain will see; one that does not fit is refused.
