@@ -65,6 +65,16 @@ impl Anvil {
         number(&count)
     }
 
+    /// Waits until the best chain has used the account's nonces below this one.
+    pub async fn used(&self, next: u64) {
+        let wait = async {
+            while self.nonce().await < next {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), wait).await.expect("in a block");
+    }
+
     /// Waits until the pool holds the account's transactions up to this nonce.
     pub async fn pooled(&self, next: u64) {
         let wait = async {

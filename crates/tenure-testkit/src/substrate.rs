@@ -13,7 +13,7 @@ use tokio_tungstenite::tungstenite::Message;
 #[derive(Debug)]
 #[allow(missing_docs, reason = "the names say it")]
 pub enum Say {
-    Accept,
+    Pool,
     Refuse(i32, &'static str, &'static str),
     Status(Value),
 }
@@ -29,8 +29,8 @@ pub struct Arrived {
 
 impl Arrived {
     /// Takes it into the pool, and answers with a subscription.
-    pub fn accept(&self) -> &Self {
-        self.say.send(Say::Accept).expect("the node lives");
+    pub fn pool(&self) -> &Self {
+        self.say.send(Say::Pool).expect("the node lives");
         self
     }
 
@@ -170,7 +170,7 @@ async fn obey(
 ) {
     while let Some(order) = orders.recv().await {
         let message = match order {
-            Say::Accept => json!({"jsonrpc": "2.0", "id": id, "result": subscription}),
+            Say::Pool => json!({"jsonrpc": "2.0", "id": id, "result": subscription}),
             Say::Refuse(code, message, data) => json!({"jsonrpc": "2.0", "id": id,
                 "error": {"code": code, "message": message, "data": data}}),
             Say::Status(status) => json!({"jsonrpc": "2.0", "method": "author_extrinsicUpdate",

@@ -12,7 +12,7 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use kit::anvil::{chain, pay, signer};
 use kit::node::Node;
-use kit::{E1, bump, database, impatient};
+use kit::{E1, bump, database, impatient, is, until};
 use serde_json::json;
 use tenure_core::epoch::Epoch;
 use tenure_testkit::anvil::{ADDRESS, Anvil, KEY};
@@ -24,23 +24,8 @@ use tenure_tx::engine::NonceError;
 use tenure_tx::service::{
     Mode, Payload, SendError, SendRequest, ServiceOptions, TransactionHandle, TransactionService,
 };
-use tenure_tx::status::{State, TransactionStatus};
+use tenure_tx::status::State;
 use tokio::time::timeout;
-
-async fn until(handle: &mut TransactionHandle, what: impl Fn(&TransactionStatus) -> bool) {
-    let wait = async {
-        while !what(&handle.state().status) {
-            assert!(handle.changed().await.is_some(), "demoted at {:?}", handle.state());
-        }
-    };
-    if timeout(Duration::from_secs(30), wait).await.is_err() {
-        panic!("stuck at {:?}", handle.state());
-    }
-}
-
-fn is(state: State) -> impl Fn(&TransactionStatus) -> bool {
-    move |status| status.state() == state
-}
 
 async fn send(node: &Node, tag: u64) -> TransactionHandle {
     node.service.send(SendRequest::call(pay(tag, 1))).await.expect("accepted")
@@ -393,16 +378,11 @@ async fn the_example_pays_every_second() {
     let db = tenure_testkit::shared_cluster().await.database().await.expect("a database");
     let anvil = Anvil::start(&[]).await;
     let (dsn, url) = (db.dsn(), anvil.url.clone());
-    let paid = async {
-        while anvil.nonce().await < 2 {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    };
     let work = relayer::ethereum(&url, KEY).await.expect("a chain and a key");
     // Cancel-safe: the example is dropped when it has paid.
     tokio::select! {
         ended = relayer::relay(&dsn, work) => panic!("{ended:?}"),
-        paid = timeout(Duration::from_secs(30), paid) => paid.expect("two payments"),
+        () = anvil.used(2) => {}
     }
     assert!(anvil.mined().await.iter().all(|tx| tx["value"] == "0x1"));
 }

@@ -67,12 +67,7 @@ async fn a_write_of_unknown_outcome_is_settled_by_the_table() {
         }
     };
     timeout(Duration::from_secs(60), all).await.expect("all are accepted");
-    let mined = async {
-        while anvil.nonce().await < 60 {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    };
-    timeout(Duration::from_secs(30), mined).await.expect("all are mined");
+    anvil.used(60).await;
     let receivers: BTreeSet<String> =
         anvil.mined().await.iter().map(|tx| tx["to"].to_string()).collect();
     assert_eq!(receivers.len(), 60, "each once");
@@ -167,12 +162,7 @@ async fn a_live_row_of_another_creator_is_stepped_around_and_finished_too() {
     let sent = service.send(SendRequest::call(pay(2, 1)).with_id("ours"));
     let sent = timeout(Duration::from_secs(20), sent).await.expect("in time");
     assert_eq!(sent.expect("accepted").nonce, 1);
-    let both = async {
-        while anvil.nonce().await < 2 {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    timeout(Duration::from_secs(20), both).await.expect("both are mined");
+    anvil.used(2).await;
 }
 
 #[tokio::test]

@@ -14,7 +14,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use kit::substrate_node::block_hash;
-use kit::{E1, ManualElection, database, impatient, store_of};
+use kit::{E1, ManualElection, database, impatient, is, store_of, until};
 use serde_json::json;
 use tenure_testkit::Database;
 use tenure_testkit::substrate::{ScriptedNode, signer_script};
@@ -22,7 +22,7 @@ use tenure_tx::account::{AccountId, SignError, Signed, Signer, Unsigned};
 use tenure_tx::chain::substrate::{SubstrateChain, extrinsic_hash};
 use tenure_tx::chain::{Chain as _, Located, Outcome};
 use tenure_tx::service::{
-    Mode, Payload, SendError, SendRequest, ServiceOptions, TransactionHandle, TransactionService,
+    Mode, Payload, SendError, SendRequest, ServiceOptions, TransactionService,
 };
 use tenure_tx::status::{Hash, State, TransactionStatus};
 use tokio::time::timeout;
@@ -88,17 +88,6 @@ async fn member(
     (election, service)
 }
 
-async fn until(handle: &mut TransactionHandle, state: State) {
-    let wait = async {
-        while handle.state().status.state() != state {
-            assert!(handle.changed().await.is_some(), "demoted at {:?}", handle.state());
-        }
-    };
-    if timeout(Duration::from_secs(20), wait).await.is_err() {
-        panic!("wanted {state}, stuck at {:?}", handle.state());
-    }
-}
-
 #[tokio::test]
 async fn all_ten_statuses_are_understood() {
     let mut node = ScriptedNode::start().await;
@@ -119,7 +108,7 @@ async fn all_ten_statuses_are_understood() {
     let submit =
         tokio::spawn(async move { chain.submit(&account(), 0, Bytes::from_static(&[4, 1])).await });
     let arrived = node.arrival().await;
-    arrived.accept();
+    arrived.pool();
     for (status, _) in &script {
         arrived.status(status.clone());
     }
@@ -196,12 +185,12 @@ async fn an_extrinsic_goes_through_a_reorganisation_to_finality() {
         service.send(SendRequest::call(Bytes::from_static(b"pay"))).await.expect("accepted");
     let arrived = node.arrival().await;
     let (first, second) = (Hash([1; 32]), Hash([2; 32]));
-    arrived.accept().status(json!("ready")).status(json!({"inBlock": first}));
-    until(&mut handle, State::InBlock).await;
+    arrived.pool().status(json!("ready")).status(json!({"inBlock": first}));
+    until(&mut handle, is(State::InBlock)).await;
     arrived.status(json!({"retracted": first}));
-    until(&mut handle, State::Retracted).await;
+    until(&mut handle, is(State::Retracted)).await;
     arrived.status(json!({"inBlock": second})).status(json!({"finalized": second}));
-    until(&mut handle, State::Finalized).await;
+    until(&mut handle, is(State::Finalized)).await;
     assert_eq!(handle.state().status.block(), Some(second));
     assert!(handle.state().ended);
 }
@@ -235,7 +224,7 @@ async fn a_followers_stream_rebuilds_all_ten_statuses_with_their_blocks() {
     let (a, b) = (Hash([1; 32]), Hash([2; 32]));
     // Each said by the node only after the follower saw the one before.
     let arrived = node.arrival().await;
-    arrived.accept();
+    arrived.pool();
     next(&|s| *s == TransactionStatus::Future).await;
     let peers = vec!["p".to_owned()];
     for (said, status) in [
@@ -252,13 +241,13 @@ async fn a_followers_stream_rebuilds_all_ten_statuses_with_their_blocks() {
     // The watch is over and the duty is not: the nonce is free, so the same bytes go out again.
     let again = node.arrival().await;
     assert_eq!(again.raw, arrived.raw);
-    again.accept().status(json!("dropped"));
+    again.pool().status(json!("dropped"));
     assert!(!next(&|s| *s == TransactionStatus::Dropped).await.1, "the duty goes on");
     let again = node.arrival().await;
-    again.accept().status(json!("invalid"));
+    again.pool().status(json!("invalid"));
     next(&|s| s.state() == State::Invalid).await;
     let anew = node.arrival().await;
-    anew.accept().status(json!({"usurped": a}));
+    anew.pool().status(json!({"usurped": a}));
     assert_eq!(next(&|s| s.state() == State::Usurped).await.0, TransactionStatus::Usurped(Some(a)));
     // It was in a block all the same.
     let block = node.mine(&[&anew.raw]).parse().expect("a hash");
@@ -290,7 +279,7 @@ async fn a_promotion_goes_on_past_a_resubmission_that_fails() {
             0 => arrived.refuse(-32603, "Internal error", ""),
             1 => drop(arrived.say),
             2 => arrived.refuse(1010, "Invalid Transaction", "Transaction has a bad signature"),
-            _ => drop(arrived.accept().status(json!("ready"))),
+            _ => drop(arrived.pool().status(json!("ready"))),
         }
         seen.insert(arrived.raw);
     }
@@ -304,8 +293,8 @@ async fn a_dropped_subscription_is_looked_up_and_not_taken_for_dropped() {
     let mut handle =
         service.send(SendRequest::call(Bytes::from_static(b"pay"))).await.expect("accepted");
     let arrived = node.arrival().await;
-    arrived.accept().status(json!("ready"));
-    until(&mut handle, State::Ready).await;
+    arrived.pool().status(json!("ready"));
+    until(&mut handle, is(State::Ready)).await;
     // The line breaks while it is in the pool; the node knows it when it is sent again.
     node.ledger.lock().expect("unpoisoned").pending.push(arrived.raw.clone());
     node.cut();
@@ -315,10 +304,10 @@ async fn a_dropped_subscription_is_looked_up_and_not_taken_for_dropped() {
     assert_eq!(handle.state().status, TransactionStatus::Ready);
     // Nobody watches it any more: the account's nonce tells.
     let block = node.mine(&[&arrived.raw]).parse().expect("a hash");
-    until(&mut handle, State::InBlock).await;
+    until(&mut handle, is(State::InBlock)).await;
     assert_eq!(handle.state().status.block(), Some(block));
     node.finalize();
-    until(&mut handle, State::Finalized).await;
+    until(&mut handle, is(State::Finalized)).await;
 }
 
 #[tokio::test]
@@ -328,8 +317,8 @@ async fn an_expired_extrinsic_is_signed_anew_under_its_nonce() {
     let mut handle =
         service.send(SendRequest::call(Bytes::from_static(b"pay"))).await.expect("accepted");
     let first = node.arrival().await;
-    first.accept().status(json!("ready"));
-    until(&mut handle, State::Ready).await;
+    first.pool().status(json!("ready"));
+    until(&mut handle, is(State::Ready)).await;
     for _ in 0..4 {
         node.mine(&[]);
     }
@@ -340,8 +329,8 @@ async fn an_expired_extrinsic_is_signed_anew_under_its_nonce() {
     second.refuse(1010, "Invalid Transaction", "Transaction has an ancient birth block");
     let third = node.arrival().await;
     assert_ne!(third.raw, second.raw);
-    third.accept().status(json!({"finalized": Hash([9; 32])}));
-    until(&mut handle, State::Finalized).await;
+    third.pool().status(json!({"finalized": Hash([9; 32])}));
+    until(&mut handle, is(State::Finalized)).await;
 }
 
 #[tokio::test]
@@ -351,8 +340,8 @@ async fn a_foreign_extrinsic_that_takes_the_nonce_usurps_ours() {
     let mut handle =
         service.send(SendRequest::call(Bytes::from_static(b"pay"))).await.expect("accepted");
     let arrived = node.arrival().await;
-    arrived.accept().status(json!("ready")).status(json!({"usurped": Hash([7; 32])}));
-    until(&mut handle, State::Usurped).await;
+    arrived.pool().status(json!("ready")).status(json!({"usurped": Hash([7; 32])}));
+    until(&mut handle, is(State::Usurped)).await;
     assert!(!handle.state().ended, "a pool's word is not the chain's");
     node.mine(&[&[8, 9, 9]]);
     node.finalize();
@@ -404,7 +393,7 @@ async fn the_example_relays_through_a_signer_that_is_a_program() {
     let relay = relayer::relay(&dsn, work);
     let arrived = async {
         let arrived = node.arrival().await;
-        arrived.accept().status(json!("ready"));
+        arrived.pool().status(json!("ready"));
         arrived
     };
     // Cancel-safe: the example is dropped when the extrinsic has arrived.

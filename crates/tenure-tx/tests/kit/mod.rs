@@ -24,8 +24,8 @@ use tenure_testkit::{Database, shared_cluster};
 use tenure_tx::account::AccountId;
 use tenure_tx::election::Election;
 use tenure_tx::engine::{Attempt, EngineConfig};
-use tenure_tx::service::ServiceOptions;
-use tenure_tx::status::Hash;
+use tenure_tx::service::{ServiceOptions, TransactionHandle};
+use tenure_tx::status::{Hash, State, TransactionStatus};
 use tenure_tx::store::{NewTransaction, Store, StoreOptions};
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -156,4 +156,23 @@ pub(crate) fn impatient() -> ServiceOptions {
         tick: Duration::from_millis(25),
         ..ServiceOptions::default()
     }
+}
+
+/// Waits until a transaction's status is as wanted.
+pub(crate) async fn until(
+    handle: &mut TransactionHandle,
+    wanted: impl Fn(&TransactionStatus) -> bool,
+) {
+    let wait = async {
+        while !wanted(&handle.state().status) {
+            assert!(handle.changed().await.is_some(), "demoted at {:?}", handle.state());
+        }
+    };
+    if timeout(Duration::from_secs(30), wait).await.is_err() {
+        panic!("stuck at {:?}", handle.state());
+    }
+}
+
+pub(crate) fn is(state: State) -> impl Fn(&TransactionStatus) -> bool {
+    move |status| status.state() == state
 }
