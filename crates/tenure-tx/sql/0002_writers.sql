@@ -8,11 +8,11 @@
 --     believes of the table. Left to itself it plans every batch anew, which costs more than
 --     writing it, and on a table that grew since it was last analysed it reads all open rows for a
 --     handful of them. So each update finds its rows first, by key, and then names them by ctid;
---     nothing else of the table is left to choose, and nobody moves a row under the account's lock.
+--     nothing else of the table is left to choose, and no writer moves a row under the account's lock.
 
 -- What a reader saw may be lost in a crash (statuses are not flushed) or in a failover; the numbers
 -- it saw must not be given again, or it would take what comes next for old. The clock is above
--- any number given before, since nobody writes a million rows a second; should it have been set
+-- any number given before, since no group writes a million rows a second; should it have been set
 -- back, the step is above what can be lost on one server.
 create function tenure_tx.open_writer() returns void language plpgsql volatile as $$
 begin
@@ -23,7 +23,7 @@ begin
             (select last_value from tenure_tx.change) + 1048576,
             (extract(epoch from clock_timestamp()) * 1000000)::bigint));
         perform set_config('tenure_tx.writer', 'open', false);
-        -- Durable before anybody sees a number above it.
+        -- Durable before a reader sees a number above it.
         perform set_config('synchronous_commit', 'on', true);
     end if;
 end $$;

@@ -1,4 +1,4 @@
-//! Who signs, and how.
+//! The signing account, and what signs for it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -29,7 +29,7 @@ impl AccountId {
         Ok(AccountId(bytes))
     }
 
-    /// Its bytes.
+    /// As the chain writes it.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
@@ -63,8 +63,8 @@ pub struct MalformedAccount;
 
 /// What is to be signed.
 #[derive(Debug, Clone)]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct Unsigned<'a> {
-    /// The nonce.
     pub nonce: u64,
     /// The tip on top of the chain's own fee.
     pub tip: u128,

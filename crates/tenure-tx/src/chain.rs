@@ -15,10 +15,9 @@ use crate::status::{Hash, TransactionStatus};
 
 /// A block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct Block {
-    /// Its height.
     pub number: u64,
-    /// Its hash.
     pub hash: Hash,
 }
 
@@ -62,16 +61,10 @@ pub enum Outcome {
 /// Which transaction used a nonce.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the names say it")]
 pub enum Located {
     /// This one, in this block.
-    InBlock {
-        /// The transaction.
-        hash: Hash,
-        /// Its block.
-        block: Hash,
-        /// Whether the block is final.
-        finalized: bool,
-    },
+    InBlock { hash: Hash, block: Hash, finalized: bool },
     /// The finalised state is past the nonce and none of the attempts is in the chain.
     Consumed,
     /// The best state is not past the nonce.
@@ -84,8 +77,8 @@ pub enum Located {
 pub type StatusStream = BoxStream<'static, TransactionStatus>;
 
 /// A node's answer with the watch that belongs to it.
+#[allow(missing_docs, reason = "the names say it")]
 pub struct Submission {
-    /// The answer.
     pub outcome: Outcome,
     /// Present if and only if the outcome is [`Outcome::Pooled`].
     pub watch: Option<StatusStream>,
@@ -116,10 +109,10 @@ impl std::fmt::Debug for Submission {
 
 /// What signed bytes say about themselves.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct Inspected {
-    /// The transaction's hash.
     pub hash: Hash,
-    /// Who signed it, if the bytes say.
+    /// The signer's account, if the bytes say.
     pub account: Option<AccountId>,
     /// Its nonce, if the bytes say.
     pub nonce: Option<u64>,

@@ -53,13 +53,13 @@ pub fn feed(store: Store, change: i64, options: FeedOptions) -> mpsc::Receiver<F
     tokio::spawn(async move {
         let view = View::new(options.stale_after, Arc::new(BootClock));
         let mut reader = Reader { store, change, options, sender, view };
-        // Ends only when nobody listens.
+        // Ends only when the receiver is gone.
         let _ = reader.run().await;
     });
     receiver
 }
 
-/// Nobody listens any more.
+/// The receiver is gone.
 struct Gone;
 
 struct Reader {

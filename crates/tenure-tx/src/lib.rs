@@ -2,7 +2,8 @@
 //!
 //! Several nodes share one signing account. One leads: it chooses nonces, signs, stores, sends,
 //! replaces what is stuck and fills gaps. The others watch the same table and take over from it
-//! at any moment. A transaction that was accepted from a caller executes once, whoever dies when.
+//! at any moment. A transaction that was accepted from a caller executes once, whichever node dies
+//! at whichever moment.
 //!
 //! ```text
 //!   caller ──send──▶ service ──▶ engine (pure: which nonce, what next)
@@ -16,7 +17,7 @@
 //! # What it guarantees
 //!
 //! 1. **Stored before sent.** A row with the signed bytes is committed under the leader's epoch
-//!    before the bytes leave. What was accepted is finished by whoever leads next.
+//!    before the bytes leave. What was accepted is finished by the next leader.
 //! 2. **One content per nonce, one nonce per request.** A nonce carries one caller's request, all of
 //!    its replacements carry the same one, and the only other content is a no-op. So a request
 //!    cannot execute twice, and no two nodes send different content under one nonce.
@@ -33,13 +34,13 @@
 //!
 //! * It does not make a call succeed: a mined transaction may have failed on chain.
 //! * A request the node refuses on its merits, again and again, ends as *invalid*; it may be sent anew.
-//! * If somebody else uses the account, their transaction may take a nonce: ours ends as *usurped*.
+//! * If another program uses the account, its transaction may take a nonce: ours ends as *usurped*.
 //! * With [`chain::ethereum`]'s `Confirmations`, final is what you say it is.
 //!
-//! # Who is authoritative
+//! # What is authoritative
 //!
-//! The finalised chain on what happened; the table on what is owed; the gate on who may act; the
-//! memory on nothing: after a write of unknown outcome it is thrown away and the table is read.
+//! The finalised chain on what happened; the table on what is owed; the gate on whether a node may act;
+//! the memory on nothing: after a write of unknown outcome it is thrown away and the table is read.
 //!
 //! # When things fail
 //!

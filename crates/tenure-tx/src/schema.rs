@@ -1,4 +1,4 @@
-//! The schema `tenure_tx`: numbered SQL files, applied once, in order, by whoever comes first.
+//! The schema `tenure_tx`: numbered SQL files, applied once, in order, by the first node that may.
 
 use tokio_postgres::Client;
 
@@ -9,7 +9,7 @@ const MIGRATIONS: [&str; 2] =
 /// "tenuretx": nodes that boot together take turns.
 const LOCK: i64 = 0x74_65_6e_75_72_65_74_78;
 
-/// All migrations as one script, safe to run again: for who applies SQL with a tool of their own.
+/// All migrations as one script, safe to run again: for operators that apply SQL with a tool of their own.
 #[must_use]
 pub fn script() -> String {
     let mut script = format!(

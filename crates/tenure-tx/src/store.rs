@@ -31,12 +31,12 @@ use session::Session;
 /// How many rows one [`Store::cleanup`] removes at most: it holds the fence meanwhile.
 pub(crate) const CLEANUP_ROWS: u64 = 10_000;
 
-/// Where and for whom a store works.
+/// Of which role and account a store is.
 #[derive(Debug, Clone)]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct StoreOptions {
     /// The role whose epoch fences every write.
     pub role: String,
-    /// The signing account.
     pub account: AccountId,
     /// This instance, written into the rows it creates.
     pub creator: String,
@@ -306,7 +306,7 @@ impl Store {
         Ok(rows.iter().map(|row| from_sql(row.get(0))).collect())
     }
 
-    /// A statement with its deadline. A late answer would answer nobody, so the session goes.
+    /// A statement with its deadline. A late answer comes to no caller, so the session goes.
     async fn bounded<T>(
         &self,
         statement: impl Future<Output = Result<T, tokio_postgres::Error>>,

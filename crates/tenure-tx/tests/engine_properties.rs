@@ -506,7 +506,7 @@ impl World {
             assert!(count <= 1, "request {request} executed {count} times");
             let fate = self.rows.iter().find(|(_, row)| row.request == Some(*request));
             // Not executed: only because it was refused or cancelled, and the row says so, or
-            // because nobody ever took it and its nonce went to another.
+            // because no node ever took it and its nonce went to another.
             if count == 0
                 && let Some((nonce, row)) = fate
             {

@@ -147,7 +147,7 @@ async fn a_caller_is_told_when_nothing_answers_instead_of_waiting_for_ever() {
 async fn a_live_row_of_another_creator_is_stepped_around_and_finished_too() {
     let (db, anvil) = (database().await, Anvil::start(&[]).await);
     let Node { election: _election, service } = Node::leader(&db.dsn(), &anvil).await;
-    // Behind the leader's back somebody takes the nonce it would give next.
+    // Behind the leader's back another creator takes the nonce it would give next.
     let chain = chain(&anvil);
     let ours = signer(&chain).await;
     let head = chain.head(ours.account()).await.expect("answers");
@@ -338,7 +338,7 @@ async fn ten_thousand_open_rows_are_taken_over_in_a_handful_of_statements() {
     assert!((2..=16).contains(&statements), "{statements} statements");
 }
 
-/// A chain during whose answer the lease ends, unnoticed by anybody.
+/// A chain during whose answer the lease ends, unnoticed.
 struct Lapsing {
     chain: EthereumChain,
     election: Arc<ManualElection>,

@@ -126,7 +126,7 @@ async fn a_reason_no_database_can_hold_is_recorded_all_the_same() {
 #[tokio::test]
 async fn numbers_a_reader_saw_are_not_given_again_after_a_crash() {
     let cluster = Cluster::start().await.expect("a server of its own");
-    // Nothing is flushed that nobody asked for.
+    // Nothing is flushed that no caller asked for.
     cluster.set(&[("wal_writer_delay", "10s")]).await.expect("reloads");
     let db = kit::prepare(cluster.database().await.expect("a database")).await;
     let writer = store(&db.dsn(), "writer");

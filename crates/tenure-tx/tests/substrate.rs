@@ -302,7 +302,7 @@ async fn a_dropped_subscription_is_looked_up_and_not_taken_for_dropped() {
     assert_eq!(again.raw, arrived.raw, "the same bytes");
     again.refuse(1013, "Transaction Already Imported", "");
     assert_eq!(handle.state().status, TransactionStatus::Ready);
-    // Nobody watches it any more: the account's nonce tells.
+    // No subscription watches it any more: the account's nonce tells.
     let block = node.mine(&[&arrived.raw]).parse().expect("a hash");
     until(&mut handle, is(State::InBlock)).await;
     assert_eq!(handle.state().status.block(), Some(block));

@@ -223,7 +223,7 @@ fn outcome_of_answer(payload: &ErrorPayload) -> Outcome {
         // The codes of a refused transaction.
         Outcome::Refused(payload.message.to_string())
     } else {
-        // The node's own trouble: nobody knows how far it came.
+        // The node's own trouble: how far it came is unknown.
         Outcome::Unreachable(payload.message.to_string())
     }
 }

@@ -287,7 +287,7 @@ impl Chain for SubstrateChain {
             let message = "an extrinsic begins with its own length".to_owned();
             return Err(ChainError::Malformed(message));
         }
-        // Who signed it, and with which nonce, only the runtime's metadata tells.
+        // Account and nonce can be read only with the runtime's metadata.
         Ok(Inspected { hash: extrinsic_hash(raw), account: None, nonce: None, tip: None })
     }
 }
@@ -349,7 +349,7 @@ fn outcome_of(error: &UserError) -> Outcome {
         1013 => Outcome::AlreadyKnown,
         1014 => Outcome::Underpriced,
         1011 | 1016 => Outcome::Busy(text),
-        // Banned is who was in the pool before; anything else is the node's own trouble.
+        // A transaction that is banned was in the pool before; all else is the node's own trouble.
         _ => Outcome::Unreachable(text),
     }
 }

@@ -17,7 +17,7 @@ pub(super) enum Phase {
     Watching,
     /// A time, after which it is examined.
     Waiting { until: Tick },
-    /// The chain's word on who used the nonce.
+    /// The chain's answer: which transaction used the nonce.
     Locating,
 }
 

@@ -6,15 +6,14 @@ use crate::status::{Hash, TransactionStatus};
 
 /// What happens to the engine.
 #[derive(Debug, Clone)]
+#[allow(missing_docs, reason = "the names say it")]
 pub enum Input {
     /// This process leads: `rows` are all open rows, `consumed` is one above the highest nonce
     /// the table knows to be used for good.
     Recovered {
-        /// All open rows of the account.
         rows: Vec<OpenTransaction>,
         /// One above the highest nonce whose row ended finalized or usurped.
         consumed: u64,
-        /// The chain's view.
         head: Head,
     },
     /// This process leads no more.
@@ -23,49 +22,17 @@ pub enum Input {
     /// [`Effect::Refuse`].
     Requested(Request),
     /// The row with this attempt is committed under our epoch.
-    Built {
-        /// Of which nonce.
-        nonce: u64,
-        /// The attempt now stored.
-        attempt: Attempt,
-    },
+    Built { nonce: u64, attempt: Attempt },
     /// The attempt asked for was not stored, for certain.
-    BuildFailed {
-        /// Of which nonce.
-        nonce: u64,
-    },
+    BuildFailed { nonce: u64 },
     /// The node answered a submission, or did not.
-    Submitted {
-        /// Of which nonce.
-        nonce: u64,
-        /// Which attempt.
-        hash: Hash,
-        /// Its answer.
-        outcome: Outcome,
-    },
+    Submitted { nonce: u64, hash: Hash, outcome: Outcome },
     /// A watch reports.
-    Status {
-        /// Of which nonce.
-        nonce: u64,
-        /// Of which attempt.
-        hash: Hash,
-        /// What it saw.
-        status: TransactionStatus,
-    },
+    Status { nonce: u64, hash: Hash, status: TransactionStatus },
     /// A watch ended without an ended status.
-    WatchClosed {
-        /// Of which nonce.
-        nonce: u64,
-        /// Of which attempt.
-        hash: Hash,
-    },
+    WatchClosed { nonce: u64, hash: Hash },
     /// The chain was asked where a nonce's attempts are.
-    Located {
-        /// Of which nonce.
-        nonce: u64,
-        /// The answer.
-        located: Located,
-    },
+    Located { nonce: u64, located: Located },
     /// The chain moved.
     Head(Head),
     /// Some time passed; how much, the instant that comes with every input tells.
@@ -74,53 +41,31 @@ pub enum Input {
 
 /// What the engine wants done.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
 pub enum Effect {
     /// Sign the content of `nonce` with `tip` and commit the row; answer with `Built` or `BuildFailed`.
     Build {
-        /// Which nonce.
         nonce: u64,
         /// Which attempt it will be, from 1.
         attempt: u32,
-        /// What to tip.
         tip: u128,
         /// A no-op instead of the request.
         noop: bool,
     },
     /// Tell the caller that the request got no nonce. Nothing changed.
-    Refuse {
-        /// The request's id.
-        request: String,
-        /// Why.
-        error: NonceError,
-    },
+    Refuse { request: String, error: NonceError },
     /// Forget what `nonce` carried: its first attempt was not stored, and nothing uses it now.
-    Free {
-        /// Which nonce.
-        nonce: u64,
-    },
+    Free { nonce: u64 },
     /// Send the stored bytes and watch them; answer with `Submitted`, then `Status`, then perhaps `WatchClosed`.
-    Submit {
-        /// Which nonce.
-        nonce: u64,
-        /// Which attempt.
-        hash: Hash,
-    },
+    Submit { nonce: u64, hash: Hash },
     /// Find out which attempt, if any, is in a block; answer with `Located`.
-    Locate {
-        /// Which nonce.
-        nonce: u64,
-        /// All attempts.
-        hashes: Vec<Hash>,
-    },
+    Locate { nonce: u64, hashes: Vec<Hash> },
     /// Store a status. With `ended` the duty is over and the entry is gone.
     Record {
-        /// Which nonce.
         nonce: u64,
         /// Which attempt; the current one, or the older one that won.
         hash: Hash,
-        /// The status.
         status: TransactionStatus,
-        /// Whether the duty is over.
         ended: bool,
     },
 }
@@ -140,10 +85,9 @@ pub struct Request {
 
 /// One signed form of a nonce's content.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct Attempt {
-    /// The transaction's hash.
     pub hash: Hash,
-    /// What it tips.
     #[serde(with = "tip_text")]
     pub tip: u128,
     /// Whether it is a no-op in place of the request.
@@ -169,14 +113,13 @@ mod tip_text {
 
 /// An open row, as the store loads it.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct OpenTransaction {
     /// The request's id.
     pub request: String,
-    /// Its nonce.
     pub nonce: u64,
     /// All its signed forms, the current one last. Never empty.
     pub attempts: Vec<Attempt>,
-    /// Its last known status.
     pub status: TransactionStatus,
     /// Whether the call is stored, so that it can be signed anew.
     pub resignable: bool,

@@ -16,6 +16,7 @@ const MAX_AHEAD: u64 = 1_024;
 /// A nonce was not given.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the names say it")]
 pub enum NonceError {
     /// This node does not lead.
     #[error("this node does not lead; send through the leader")]
@@ -27,12 +28,7 @@ pub enum NonceError {
     #[error(
         "nonce {nonce} is below the account's next nonce {next}; sign again with a current one"
     )]
-    BelowChain {
-        /// The nonce asked for.
-        nonce: u64,
-        /// The account's next.
-        next: u64,
-    },
+    BelowChain { nonce: u64, next: u64 },
     /// Another transaction has this nonce.
     #[error("nonce {0} carries another open transaction; sign again with a free one")]
     Taken(u64),
@@ -40,12 +36,7 @@ pub enum NonceError {
     #[error(
         "nonce {nonce} is too far above the next free nonce {next}; sign again with a nearer one"
     )]
-    TooFarAhead {
-        /// The nonce asked for.
-        nonce: u64,
-        /// The next free one.
-        next: u64,
-    },
+    TooFarAhead { nonce: u64, next: u64 },
     /// The request has a nonce already.
     #[error("this request has nonce {0} already; look it up by its id")]
     Given(u64),

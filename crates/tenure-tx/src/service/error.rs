@@ -31,6 +31,7 @@ pub enum ServiceError {
 /// A transaction was not accepted.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the names say it")]
 pub enum SendError {
     /// This node follows. Nothing was done.
     #[error("this node does not lead and never sends; send through the leader")]
@@ -46,12 +47,7 @@ pub enum SendError {
     Nonce(#[from] NonceError),
     /// Too large. Nothing was done.
     #[error("{size} bytes are more than the limit of {limit}; split the call or raise max_bytes")]
-    TooLarge {
-        /// Its size.
-        size: usize,
-        /// The limit.
-        limit: usize,
-    },
+    TooLarge { size: usize, limit: usize },
     /// A request id that cannot be one. Nothing was done.
     #[error("a request id has 1 to 200 characters")]
     BadRequestId,
@@ -61,7 +57,7 @@ pub enum SendError {
     /// Bytes that are no transaction. Nothing was done.
     #[error(transparent)]
     Chain(#[from] ChainError),
-    /// Signed by somebody else. Nothing was done.
+    /// Signed for another account. Nothing was done.
     #[error("signed by {0}, which is not this group's account; sign with the group's key")]
     ForeignAccount(String),
     /// The id stands for another transaction. Nothing was done.
@@ -79,7 +75,6 @@ pub enum SendError {
     Uncertain {
         /// The id to retry with.
         request_id: String,
-        /// What happened.
         reason: String,
     },
     /// The database refused. Nothing was stored.

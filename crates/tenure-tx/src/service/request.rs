@@ -16,8 +16,8 @@ pub enum Payload {
 
 /// A caller's request.
 #[derive(Debug, Clone)]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct SendRequest {
-    /// What to send.
     pub payload: Payload,
     /// The caller's name for it, unique in the account: a retry with the same id never sends
     /// twice. Generated if absent.
@@ -43,10 +43,10 @@ impl SendRequest {
 /// The state of a sent transaction, as its handle sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct HandleState {
     /// The current attempt, or the one that won.
     pub hash: Hash,
-    /// Its status.
     pub status: TransactionStatus,
     /// Whether the duty is over.
     pub ended: bool,
@@ -54,10 +54,9 @@ pub struct HandleState {
 
 /// A transaction this node accepted. Accepted means stored: the next leader finishes it.
 #[derive(Debug, Clone)]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct TransactionHandle {
-    /// Its nonce.
     pub nonce: u64,
-    /// Its request id.
     pub request_id: String,
     pub(crate) state: watch::Receiver<HandleState>,
 }

@@ -8,6 +8,7 @@ use crate::status::UnknownState;
 /// The table could not be read or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the names say it")]
 pub enum StoreError {
     /// Another leader's epoch is newer. Nothing was written; stop acting.
     #[error("another leader has a newer epoch; nothing was written, this node must stop acting")]
@@ -23,20 +24,10 @@ pub enum StoreError {
     DuplicateRequest,
     /// A row of a newer version.
     #[error("row with nonce {nonce}: {source}")]
-    UnknownState {
-        /// Its nonce.
-        nonce: u64,
-        /// What was found.
-        source: UnknownState,
-    },
-    /// A row nobody should have written.
+    UnknownState { nonce: u64, source: UnknownState },
+    /// A row that no version of this program writes.
     #[error("row with nonce {nonce} is damaged: {what}; repair or remove it by hand")]
-    Corrupt {
-        /// Its nonce.
-        nonce: u64,
-        /// What is wrong.
-        what: String,
-    },
+    Corrupt { nonce: u64, what: String },
     /// A row without a signed form.
     #[error("nonce {0} has no attempt; the row is damaged, repair or remove it by hand")]
     NoAttempt(u64),

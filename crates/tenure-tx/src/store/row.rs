@@ -12,8 +12,8 @@ use crate::status::{Hash, State, StatusMetadata, TransactionStatus};
 /// A row of the table.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct StoredTransaction {
-    /// Its nonce.
     pub nonce: u64,
     /// The current attempt, or the one that won.
     pub hash: Hash,
@@ -21,7 +21,6 @@ pub struct StoredTransaction {
     pub call: Option<Bytes>,
     /// The signed bytes of the current attempt.
     pub raw: Option<Bytes>,
-    /// Its last known status.
     pub status: TransactionStatus,
     /// All attempts, the newest last.
     pub attempts: Vec<Attempt>,
@@ -61,10 +60,9 @@ impl StoredTransaction {
 
 /// A row to be.
 #[derive(Debug, Clone)]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct NewTransaction {
-    /// Its nonce.
     pub nonce: u64,
-    /// Its first attempt.
     pub attempt: Attempt,
     /// The call, if it may be signed anew.
     pub call: Option<Bytes>,
@@ -76,8 +74,8 @@ pub struct NewTransaction {
 
 /// A further attempt of an open row.
 #[derive(Debug, Clone)]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct Replacement {
-    /// Its nonce.
     pub nonce: u64,
     /// All attempts, the new one last.
     pub attempts: Vec<Attempt>,
@@ -87,12 +85,11 @@ pub struct Replacement {
 
 /// A status to record.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct StatusChange {
-    /// Its nonce.
     pub nonce: u64,
     /// The attempt it is about.
     pub hash: Hash,
-    /// The status.
     pub status: TransactionStatus,
     /// Whether the duty is over.
     pub ended: bool,

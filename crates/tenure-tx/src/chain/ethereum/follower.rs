@@ -44,7 +44,7 @@ struct Followed {
 }
 
 impl Followed {
-    /// Whether anybody still listens.
+    /// Whether a receiver is left.
     fn say(&self, status: TransactionStatus) -> bool {
         self.to.send(status).is_ok()
     }
@@ -61,7 +61,7 @@ impl Follower {
         follower
     }
 
-    /// Watches a transaction, unless somebody does: a second watch would end the first, whose
+    /// Watches a transaction, unless that is done already: a second watch would end the first, whose
     /// owner would take that for a reason to send again, and so for ever.
     pub(super) fn watch(
         &self,
@@ -154,7 +154,7 @@ async fn run(follower: Weak<Follower>, rpc: Rpc) {
                 );
             }
         } else {
-            // What was known may be reorganised while nobody looks.
+            // What was known may be reorganised while it is not watched.
             blocks.clear();
         }
         let poll = strong.poll;
