@@ -152,7 +152,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`].
-    pub async fn update_state(
+    pub async fn record(
         &self,
         epoch: Epoch,
         changes: &[StatusChange],

@@ -191,7 +191,7 @@ async fn record(store: &Store, epoch: Epoch, statuses: &[StatusChange]) -> Optio
     if statuses.is_empty() {
         return None;
     }
-    store.update_state(epoch, statuses).await.err().map(written_of)
+    store.record(epoch, statuses).await.err().map(written_of)
 }
 
 fn outcomes(

@@ -30,7 +30,7 @@ async fn stale_epoch_cannot_write() {
     bump(&db).await;
     let refused = old.accept(E1, 0, &[row(1, 2, "r1")]).await;
     assert!(matches!(refused, Err(StoreError::Stale)), "{refused:?}");
-    let refused = old.update_state(E1, &[change(0, 1, TransactionStatus::Ready, false)]).await;
+    let refused = old.record(E1, &[change(0, 1, TransactionStatus::Ready, false)]).await;
     assert!(matches!(refused, Err(StoreError::Stale)), "{refused:?}");
     let attempts = vec![attempt(1), attempt(3)];
     let replacement = Replacement { nonce: 0, attempts, raw: Bytes::from_static(b"x") };
@@ -64,9 +64,9 @@ async fn a_live_nonce_is_never_taken_over_and_a_dead_one_is() {
     assert_eq!(stored.expect("leads"), [1]);
     assert_eq!(store.by_nonce(0).await.expect("readable").expect("there").request_id, "r0");
     let invalid = TransactionStatus::Invalid(Some("no funds".into()));
-    store.update_state(E1, &[change(0, 1, invalid.clone(), false)]).await.expect("leads");
+    store.record(E1, &[change(0, 1, invalid.clone(), false)]).await.expect("leads");
     assert!(store.accept(E1, 0, &[row(0, 2, "r1")]).await.expect("leads").is_empty());
-    store.update_state(E1, &[change(0, 1, invalid, true)]).await.expect("leads");
+    store.record(E1, &[change(0, 1, invalid, true)]).await.expect("leads");
     assert_eq!(store.accept(E1, 0, &[row(0, 2, "r1")]).await.expect("leads"), [0]);
     let reused = store.by_nonce(0).await.expect("readable").expect("there");
     assert_eq!((reused.request_id.as_str(), reused.ended), ("r1", false));
@@ -78,7 +78,7 @@ async fn the_end_of_a_refused_request_is_seen_although_its_nonce_was_given_away(
     let store = store(&db.dsn(), "a");
     store.accept(E1, 0, &[row(0, 1, "refused")]).await.expect("leads");
     let invalid = TransactionStatus::Invalid(Some("no funds".into()));
-    store.update_state(E1, &[change(0, 1, invalid.clone(), true)]).await.expect("leads");
+    store.record(E1, &[change(0, 1, invalid.clone(), true)]).await.expect("leads");
     assert_eq!(store.accept(E1, 0, &[row(0, 2, "next")]).await.expect("leads"), [0]);
     // A reader that was away all the time.
     let seen = store.changes(0).await.expect("readable");
@@ -116,7 +116,7 @@ async fn a_reason_no_database_can_hold_is_recorded_all_the_same() {
     let store = store(&db.dsn(), "a");
     store.accept(E1, 0, &[row(0, 1, "r0")]).await.expect("leads");
     let reason = TransactionStatus::Invalid(Some("bad\0proof".into()));
-    assert_eq!(store.update_state(E1, &[change(0, 1, reason, false)]).await.expect("leads"), [0]);
+    assert_eq!(store.record(E1, &[change(0, 1, reason, false)]).await.expect("leads"), [0]);
     let written = TransactionStatus::Invalid(Some("bad\u{fffd}proof".into()));
     assert_eq!(state(&store, 0).await, written);
 }
@@ -134,7 +134,7 @@ async fn numbers_a_reader_saw_are_not_given_again_after_a_crash() {
     // The session's first write is flushed; from then on the statuses are not.
     for _ in 0..100 {
         for status in [TransactionStatus::Ready, TransactionStatus::Dropped] {
-            writer.update_state(E1, &[change(0, 1, status, false)]).await.expect("leads");
+            writer.record(E1, &[change(0, 1, status, false)]).await.expect("leads");
         }
     }
     let seen = writer.newest_change().await.expect("readable");
@@ -144,7 +144,7 @@ async fn numbers_a_reader_saw_are_not_given_again_after_a_crash() {
     let kept = next.newest_change().await.expect("readable");
     assert!(kept < seen, "the crash lost nothing, so this test shows nothing");
     let done = TransactionStatus::Finalized(hash(9));
-    next.update_state(E1, &[change(0, 1, done, true)]).await.expect("leads");
+    next.record(E1, &[change(0, 1, done, true)]).await.expect("leads");
     let fresh = next.changes(seen).await.expect("readable");
     assert_eq!(fresh.iter().map(|t| t.ended).collect::<Vec<_>>(), [true], "the end is news");
     assert!(fresh[0].change >= kept + 1_048_576, "far above what can have been lost");
@@ -169,7 +169,7 @@ async fn a_reader_that_goes_on_from_any_number_misses_nothing() {
     let edge = "select setval('tenure_tx.change', \
                 ((select last_value from tenure_tx.change) / 4096 + 2) * 4096 - 4)";
     client.query_one(edge, &[]).await.expect("the owner may");
-    first.update_state(E1, &[change(0, 1, invalid, true)]).await.expect("leads");
+    first.record(E1, &[change(0, 1, invalid, true)]).await.expect("leads");
     for nonce in 0..6 {
         first.accept(E1, 0, &[row(nonce, 2, &format!("r{nonce}"))]).await.expect("leads");
     }
@@ -225,7 +225,7 @@ async fn the_guides_grants_are_enough_for_a_node_and_no_more() {
         change(0, 1, TransactionStatus::Invalid(None), true),
         change(1, 3, TransactionStatus::Finalized(hash(9)), true),
     ];
-    assert_eq!(node.update_state(E1, &ends).await.expect("records").len(), 2);
+    assert_eq!(node.record(E1, &ends).await.expect("records").len(), 2);
     assert_eq!(node.accept(E1, 0, &[row(0, 4, "next")]).await.expect("accepts"), [0]);
     assert_eq!(node.changes(0).await.expect("reads").len(), 3);
     assert_eq!(node.snapshot().await.expect("reads").open.len(), 1);
@@ -269,19 +269,16 @@ async fn a_status_of_an_older_attempt_is_ignored_unless_it_finalised() {
     assert_eq!(store.replace(E1, &[replacement]).await.expect("leads"), [0]);
     let block = hash(50);
     for status in [TransactionStatus::InBlock(block), TransactionStatus::Dropped] {
-        let written = store.update_state(E1, &[change(0, 1, status, false)]).await;
+        let written = store.record(E1, &[change(0, 1, status, false)]).await;
         assert!(written.expect("leads").is_empty(), "about the old attempt");
     }
     let foreign = change(0, 9, TransactionStatus::Finalized(block), true);
-    assert!(store.update_state(E1, &[foreign]).await.expect("leads").is_empty());
+    assert!(store.record(E1, &[foreign]).await.expect("leads").is_empty());
     let won = change(0, 1, TransactionStatus::Finalized(block), true);
-    assert_eq!(store.update_state(E1, std::slice::from_ref(&won)).await.expect("leads"), [0]);
+    assert_eq!(store.record(E1, std::slice::from_ref(&won)).await.expect("leads"), [0]);
     let row = store.by_nonce(0).await.expect("readable").expect("there");
     assert_eq!((row.hash, row.noop, row.raw, row.ended), (hash(1), false, None, true));
-    assert!(
-        store.update_state(E1, &[won]).await.expect("leads").is_empty(),
-        "nothing follows an end"
-    );
+    assert!(store.record(E1, &[won]).await.expect("leads").is_empty(), "nothing follows an end");
 }
 
 #[tokio::test]
@@ -292,7 +289,7 @@ async fn the_snapshot_holds_what_is_owed_and_how_far_the_nonces_are_used() {
     store.accept(E1, 7, &rows).await.expect("leads");
     let block = hash(50);
     store
-        .update_state(
+        .record(
             E1,
             &[
                 change(0, 1, TransactionStatus::Finalized(block), true),
@@ -377,7 +374,7 @@ async fn all_ten_statuses_reach_a_reader_with_their_blocks() {
     store.accept(E1, 0, &rows).await.expect("leads");
     let changes: Vec<_> =
         (0u64..).zip(&all).skip(1).map(|(n, s)| change(n, n as u8 + 1, s.clone(), false)).collect();
-    assert_eq!(store.update_state(E1, &changes).await.expect("leads").len(), 9);
+    assert_eq!(store.record(E1, &changes).await.expect("leads").len(), 9);
     let mut updates = feed(kit::store(&db.dsn(), "reader"), 0, FeedOptions::default());
     let mut seen = BTreeMap::new();
     while seen.len() < 10 {
@@ -405,7 +402,7 @@ async fn a_reader_that_survives_any_cut_sees_every_final_state() {
             proxy.reset();
         }
         let done = TransactionStatus::Finalized(hash(tag));
-        writer.update_state(E1, &[change(nonce, tag, done, true)]).await.expect("leads");
+        writer.record(E1, &[change(nonce, tag, done, true)]).await.expect("leads");
     }
     let mut last = BTreeMap::new();
     let finished = |last: &BTreeMap<u64, TransactionStatus>| {

@@ -176,9 +176,11 @@ impl Chain for EthereumChain {
 
     fn inspect(&self, raw: &[u8]) -> Result<Inspected, ChainError> {
         let malformed = |e: String| ChainError::Malformed(e);
-        let tx = TxEnvelope::decode_2718_exact(raw).map_err(|e| malformed(e.to_string()))?;
-        let signer = tx.recover_signer().map_err(|e| malformed(e.to_string()))?;
-        let account = AccountId::new(signer.as_slice()).map_err(|e| malformed(e.to_string()))?;
+        let tx =
+            TxEnvelope::decode_2718_exact(raw).map_err(|error| malformed(error.to_string()))?;
+        let signer = tx.recover_signer().map_err(|error| malformed(error.to_string()))?;
+        let account =
+            AccountId::new(signer.as_slice()).map_err(|error| malformed(error.to_string()))?;
         Ok(Inspected {
             hash: Hash(tx.tx_hash().0),
             account: Some(account),

@@ -217,7 +217,7 @@ impl SubstrateChain {
         let found: Option<SignedBlock> =
             self.request("chain_getBlock", rpc_params![block.to_string()]).await?;
         let found = found.ok_or_else(|| unreadable("the node has no such block"))?;
-        let hashes = found.block.extrinsics.iter().filter_map(|e| unhex(e));
+        let hashes = found.block.extrinsics.iter().filter_map(|extrinsic| unhex(extrinsic));
         let ours = hashes.map(|raw| extrinsic_hash(&raw)).find(|hash| attempts.contains(hash));
         Ok((block, ours))
     }
@@ -225,14 +225,14 @@ impl SubstrateChain {
     async fn is_pending(&self, raw: &[u8]) -> bool {
         let pending: Result<Vec<String>, _> =
             self.request("author_pendingExtrinsics", rpc_params![]).await;
-        pending.is_ok_and(|all| all.iter().any(|e| unhex(e).is_some_and(|bytes| bytes == raw)))
+        pending.is_ok_and(|all| all.iter().any(|one| unhex(one).is_some_and(|bytes| bytes == raw)))
     }
 }
 
 #[async_trait]
 impl Chain for SubstrateChain {
     async fn head(&self, account: &AccountId) -> Result<Head, ChainError> {
-        self.view(account).await.map_err(|e| ChainError::Unreachable(plainly(&e)))
+        self.view(account).await.map_err(|error| ChainError::Unreachable(plainly(&error)))
     }
 
     async fn submit(&self, _account: &AccountId, _nonce: u64, raw: Bytes) -> Submission {

@@ -49,7 +49,7 @@ fn leading(rows: Vec<OpenTransaction>, at: Head) -> (Engine, Vec<Effect>) {
     (engine, effects)
 }
 
-/// An engine whose nonce 0 is accepted by the node with `hash(1)`.
+/// An engine whose nonce 0 is in the pool with `hash(1)`.
 fn watching() -> Engine {
     let (mut engine, _) = leading(vec![], head(0, 0, 0));
     assert_eq!(request(&mut engine, None, 100, true), Ok(0));

@@ -192,16 +192,16 @@ pub(super) fn from_sql(number: i64) -> u64 {
 pub(super) fn read_row(row: &Row) -> Result<StoredTransaction, StoreError> {
     let nonce = from_sql(row.get(0));
     let corrupt = |what: String| StoreError::Corrupt { nonce, what };
-    let hash = |bytes: &[u8]| Hash::from_slice(bytes).map_err(|e| corrupt(e.to_string()));
+    let hash = |bytes: &[u8]| Hash::from_slice(bytes).map_err(|error| corrupt(error.to_string()));
     let state: State = row
         .get::<_, &str>(4)
         .parse()
         .map_err(|source| StoreError::UnknownState { nonce, source })?;
     let block = row.get::<_, Option<&[u8]>>(5).map(hash).transpose()?;
-    let metadata: StatusMetadata =
-        serde_json::from_str(row.get(6)).map_err(|e| corrupt(format!("status_metadata: {e}")))?;
+    let metadata: StatusMetadata = serde_json::from_str(row.get(6))
+        .map_err(|error| corrupt(format!("status_metadata: {error}")))?;
     let attempts: Vec<Attempt> =
-        serde_json::from_str(row.get(7)).map_err(|e| corrupt(format!("attempts: {e}")))?;
+        serde_json::from_str(row.get(7)).map_err(|error| corrupt(format!("attempts: {error}")))?;
     if attempts.is_empty() {
         return Err(StoreError::NoAttempt(nonce));
     }

@@ -98,7 +98,7 @@ impl Rpc {
     }
 
     pub(super) async fn chain_id(&self) -> Result<u64, ChainError> {
-        let id: U64 = self.call("eth_chainId", ()).await.map_err(|e| unreachable(&e))?;
+        let id: U64 = self.call("eth_chainId", ()).await.map_err(|error| unreachable(&error))?;
         Ok(id.to())
     }
 
@@ -169,7 +169,7 @@ impl Rpc {
             let base_fee = latest.base_fee_per_gas.unwrap_or_default().to();
             Ok::<_, TransportError>(View { head, base_fee })
         };
-        view.await.map_err(|e| unreachable(&e))
+        view.await.map_err(|error| unreachable(&error))
     }
 }
 

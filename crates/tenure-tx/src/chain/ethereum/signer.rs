@@ -86,8 +86,8 @@ impl EthereumSigner {
             .trim()
             .parse()
             .map_err(|_| SignError::Key("expected 64 hex digits of a secp256k1 key".into()))?;
-        let account =
-            AccountId::new(key.address().as_slice()).map_err(|e| SignError::Key(e.to_string()))?;
+        let account = AccountId::new(key.address().as_slice())
+            .map_err(|error| SignError::Key(error.to_string()))?;
         Ok(EthereumSigner { key, account, chain_id, fees })
     }
 
@@ -97,7 +97,7 @@ impl EthereumSigner {
     /// [`SignError::Key`].
     pub fn from_file(path: &Path, chain_id: u64, fees: Fees) -> Result<Self, SignError> {
         let text = std::fs::read_to_string(path)
-            .map_err(|e| SignError::Key(format!("{}: {e}", path.display())))?;
+            .map_err(|error| SignError::Key(format!("{}: {error}", path.display())))?;
         Self::from_hex(&text, chain_id, fees)
     }
 
@@ -126,9 +126,9 @@ impl Signer for EthereumSigner {
     async fn sign(&self, unsigned: Unsigned<'_>) -> Result<Signed, SignError> {
         let call = match unsigned.call {
             Some(bytes) => {
-                serde_json::from_slice(bytes).map_err(|e| {
+                serde_json::from_slice(bytes).map_err(|error| {
                     SignError::Malformed(format!(
-                        "{e}, expected {{\"to\":\"0x…\",\"value\":\"0x1\",\"data\":\"0x\",\"gas\":21000}}"
+                        "{error}, expected {{\"to\":\"0x…\",\"value\":\"0x1\",\"data\":\"0x\",\"gas\":21000}}"
                     ))
                 })?
             }
@@ -144,8 +144,9 @@ impl Signer for EthereumSigner {
         let mut priority = unsigned.tip;
         let mut max = base.saturating_mul(2).saturating_add(priority);
         if let Some(raw) = unsigned.replaces {
-            let old = TxEnvelope::decode_2718_exact(raw)
-                .map_err(|e| SignError::Malformed(format!("the replaced transaction: {e}")))?;
+            let old = TxEnvelope::decode_2718_exact(raw).map_err(|error| {
+                SignError::Malformed(format!("the replaced transaction: {error}"))
+            })?;
             let (old_priority, old_max) =
                 (old.max_priority_fee_per_gas().unwrap_or(0), old.max_fee_per_gas());
             if priority > old_priority {
@@ -174,7 +175,7 @@ impl Signer for EthereumSigner {
         let signature = self
             .key
             .sign_hash_sync(&tx.signature_hash())
-            .map_err(|e| SignError::Unavailable(e.to_string()))?;
+            .map_err(|error| SignError::Unavailable(error.to_string()))?;
         let signed = TxEnvelope::from(tx.into_signed(signature));
         Ok(Signed {
             hash: Hash(signed.tx_hash().0),

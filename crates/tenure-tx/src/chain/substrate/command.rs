@@ -71,9 +71,10 @@ impl CommandSigner {
             .stderr(Stdio::inherit())
             .kill_on_drop(true)
             .spawn()
-            .map_err(|e| failed("cannot be started", e))?;
-        let answer = converse(&mut child, question).await.map_err(|e| failed("broke off", e))?;
-        let status = child.wait().await.map_err(|e| failed("broke off", e))?;
+            .map_err(|error| failed("cannot be started", error))?;
+        let answer =
+            converse(&mut child, question).await.map_err(|error| failed("broke off", error))?;
+        let status = child.wait().await.map_err(|error| failed("broke off", error))?;
         match status.code() {
             Some(0) => Ok(answer),
             Some(MALFORMED) => Err(SignError::Malformed("the signer's command says so".to_owned())),
