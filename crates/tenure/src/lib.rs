@@ -66,11 +66,11 @@
 //! # Where things are
 //!
 //! [`Member`] is one process, [`LeaderLock`] one role of it, [`LeaderGate`] the choke point every
-//! act passes. Inside: `engine` decides (pure), `actor` carries out, `seat` and `sentinel` speak to
+//! act passes. Inside: the engine of `tenure-core` decides (pure), `driver` carries out, `seat` and `sentinel` speak to
 //! the database over a `line`, and the SQL functions in `sql/` are the other half of the protocol.
 
-mod actor;
 pub mod config;
+mod driver;
 mod error;
 mod fence;
 mod hub;
@@ -79,6 +79,7 @@ mod member;
 pub mod memory;
 pub mod metrics;
 pub mod operate;
+mod postgres;
 pub mod preflight;
 pub mod schema;
 mod seat;
@@ -88,7 +89,7 @@ mod sentinel;
 pub use tenure_connect as connect;
 use tenure_connect::{line, sql};
 
-pub use actor::{Health, RoleHealth};
+pub use driver::{Health, RoleHealth};
 pub use error::TenureError;
 pub use fence::{FenceError, fence};
 pub use hub::{Event, LeaderStateChanged};

@@ -14,7 +14,7 @@ use tenure_core::lifecycle::{LockState, LostReason, NotAcquired, Notice};
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::time::timeout;
 
-use crate::actor::Command;
+use crate::driver::Command;
 use crate::error::TenureError;
 use crate::hub::{Event, Hub, LeaderStateChanged};
 use crate::metrics;

@@ -5,35 +5,29 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tenure_core::clock::{BootClock, Clock};
-use tenure_core::gate::LeaderGate;
+use tenure_core::engine::Engine;
 use tenure_core::identity::Identity;
 use tenure_core::key::{LockKey, RoleName};
-use tenure_core::lifecycle::{Lifecycle, LifecycleOptions};
+use tenure_core::protocol::RegisterRefusal;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::actor::{Actor, Command, Health, registration_wait};
 use crate::config::{Config, RoleConfig, RoleSpec};
 use crate::connect::Connector;
+use crate::driver::{Command, Driver, Handle, Health};
 use crate::error::TenureError;
-use crate::hub::Hub;
 use crate::lock::LeaderLock;
-use crate::preflight;
-use crate::seat::Sitter;
-use tenure_core::engine::{Candidacy, Engine};
-use tenure_core::protocol::RegisterRefusal;
+use crate::postgres::Postgres;
+use crate::seat::Profile;
 
 /// A member of the group.
 ///
 /// [`Member::shutdown`] lets every role go in good order and waits for it. When the member and all
 /// its locks are dropped the same happens in the background, as far as the runtime lives.
 pub struct Member {
-    identity: Identity,
     config: Config,
-    sitter: Sitter,
-    clock: Arc<dyn Clock>,
-    commands: mpsc::UnboundedSender<Command>,
+    handle: Handle,
     task: JoinHandle<()>,
     locks: std::sync::Mutex<Locks>,
 }
@@ -48,7 +42,9 @@ struct Locks {
 
 impl std::fmt::Debug for Member {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Member").field("identity", &self.identity.as_str()).finish_non_exhaustive()
+        f.debug_struct("Member")
+            .field("identity", &self.handle.identity.as_str())
+            .finish_non_exhaustive()
     }
 }
 
@@ -73,6 +69,19 @@ impl Member {
         Self::start_with(config, Arc::new(BootClock), false).await
     }
 
+    /// Like [`Member::start`] on another clock. It must count suspend, or nothing here holds: for
+    /// tests that want to see exactly that.
+    ///
+    /// # Errors
+    /// See [`Member::start`].
+    #[doc(hidden)]
+    pub async fn start_with_clock(
+        config: Config,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, TenureError> {
+        Self::start_with(config, clock, true).await
+    }
+
     async fn start_with(
         config: Config,
         clock: Arc<dyn Clock>,
@@ -82,12 +91,11 @@ impl Member {
         let lease = *config.lease();
         let connector = Connector::new(dsn, config.tls().clone())?
             .with_tcp_user_timeout(lease.idle_session_timeout());
-        let connector = Arc::new(connector);
         let identity = config.identity()?;
         for warning in config.warnings() {
             tracing::warn!(member = %identity, "{warning}");
         }
-        let sitter = Sitter {
+        let profile = Profile {
             identity: identity.as_str().to_owned(),
             host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             pid: std::process::id(),
@@ -97,42 +105,30 @@ impl Member {
             lock_only: config.is_lock_only(),
             roles: config.roles().len(),
         };
-        let prepared = preflight::prepare(&connector, &sitter, migrate).await;
-        let prepare = match prepared {
-            Ok(()) => false,
+        let database = Postgres::new(connector, profile.clone(), migrate);
+        match database.prepare().await {
+            Ok(()) => {}
             Err(error) if error.is_unreachable() => {
                 tracing::warn!(member = %identity, "following until the database answers: {error}");
-                true
             }
             Err(error) => return Err(error),
-        };
+        }
+        let random = Box::new(rand::random::<f64>);
+        let (poll, stale_after) = (config.poll(), config.stale_after());
+        let engine = Engine::new(lease, poll, stale_after, profile.lock_only, random);
         let (commands, inbox) = mpsc::unbounded_channel();
-        let actor = Actor {
-            clock: clock.clone(),
-            connector,
-            engine: Engine::new(
-                lease,
-                config.poll(),
-                config.stale_after(),
-                sitter.lock_only,
-                Box::new(rand::random::<f64>),
-            ),
-            sitter: sitter.clone(),
-            commands: inbox,
-            prepare,
-            migrate,
-        };
-        let task = tokio::spawn(actor.run());
+        let task = tokio::spawn(Driver::new(database, profile, clock.clone(), engine, inbox).run());
         let roles = config.roles().to_vec();
-        let member = Member {
-            identity,
-            config,
-            sitter,
-            clock,
+        let handle = Handle {
             commands,
-            task,
-            locks: std::sync::Mutex::default(),
+            clock,
+            identity,
+            lease,
+            retry: config.retry(),
+            enabled: config.is_enabled(),
+            patience: config.acquire_timeout(),
         };
+        let member = Member { config, handle, task, locks: std::sync::Mutex::default() };
         for role in &roles {
             member.add(role)?;
         }
@@ -141,7 +137,7 @@ impl Member {
 
     /// Who it is.
     pub fn identity(&self) -> &Identity {
-        &self.identity
+        &self.handle.identity
     }
 
     /// Its configuration.
@@ -186,43 +182,7 @@ impl Member {
             let why = RegisterRefusal::Collision { with };
             return Err(TenureError::Registration { role: role.name().clone(), why });
         }
-        let (keeper, gate) = LeaderGate::pair(self.clock.clone(), self.identity.clone());
-        #[cfg(feature = "negative-control")]
-        let keeper = {
-            let mut keeper = keeper;
-            if std::env::var_os("TENURE_NEGATIVE_CONTROL").is_some() {
-                keeper.disable_deadline_for_negative_control();
-            }
-            keeper
-        };
-        let hub = Hub::new(role.name().clone(), role.key(), gate);
-        let lease = self.config.lease();
-        let life = Lifecycle::new(LifecycleOptions {
-            auto_reacquire: role.auto_reacquire(),
-            reconnect_grace: lease.reconnect_grace(),
-            cool_down: role.cool_down(),
-            drain_limit: role.drain_limit(),
-            release_timeout: lease.lease(),
-            retry: self.config.retry(),
-        });
-        let spec = Candidacy {
-            name: role.name().clone(),
-            key: role.key(),
-            policy: role.policy(),
-            priority: role.priority(),
-            ready: true,
-            observer: !role.is_candidate() || !self.config.is_enabled(),
-            preempt: role.preempts(),
-        };
-        let command = Command::Add { spec, life: Box::new(life), keeper, hub: hub.clone() };
-        self.commands.send(command).map_err(|_| TenureError::Stopped)?;
-        let lock = LeaderLock {
-            hub,
-            commands: self.commands.clone(),
-            patience: self.config.acquire_timeout(),
-            registration_wait: registration_wait(&self.sitter),
-            lease: self.config.lease().lease(),
-        };
+        let lock = self.handle.add(role)?;
         let at = locks.all.len();
         locks.by_name.insert(role.name().clone(), at);
         locks.by_key.insert(role.key(), at);
@@ -246,7 +206,7 @@ impl Member {
     /// [`TenureError::Stopped`].
     pub async fn health(&self) -> Result<Health, TenureError> {
         let (answer, answered) = oneshot::channel();
-        self.commands.send(Command::Health { answer }).map_err(|_| TenureError::Stopped)?;
+        self.handle.send(Command::Health { answer })?;
         answered.await.map_err(|_| TenureError::Stopped)
     }
 
@@ -256,7 +216,7 @@ impl Member {
     /// [`TenureError::Timeout`] if that took longer than `within`: then everything was dropped, and
     /// the server frees the locks at the latest when it notices.
     pub async fn shutdown(mut self, within: Option<Duration>) -> Result<(), TenureError> {
-        let _ = self.commands.send(Command::Leave);
+        let _ = self.handle.send(Command::Leave);
         match within {
             None => drop((&mut self.task).await),
             Some(limit) => {

@@ -15,7 +15,7 @@ use crate::connect::Connector;
 use crate::error::TenureError;
 use crate::line::{Heard, Line, LineError};
 use crate::schema;
-use crate::seat::{Sitter, settings};
+use crate::seat::{Profile, settings};
 use crate::sql::{identifier, literal};
 
 /// The oldest server whose `idle_session_timeout` can carry the lease.
@@ -211,20 +211,20 @@ pub async fn check(config: &Config) -> Result<Report, TenureError> {
 /// The look of a starting member; with `migrate` it also brings the schema up to date.
 pub(crate) async fn prepare(
     connector: &Connector,
-    sitter: &Sitter,
+    profile: &Profile,
     migrate: bool,
 ) -> Result<(), TenureError> {
     let look = Look {
         connector,
         name: "tenure preflight",
-        deadline: sitter.lease.lease(),
-        lock_only: sitter.lock_only,
+        deadline: profile.lease.lease(),
+        lock_only: profile.lock_only,
         migrate,
-        roles: i64::try_from(sitter.roles).unwrap_or(i64::MAX),
+        roles: i64::try_from(profile.roles).unwrap_or(i64::MAX),
     };
     let report = look.run().await?;
     for finding in report.findings.iter().filter(|f| f.verdict == Verdict::Warning) {
-        tracing::warn!(member = %sitter.identity, "{}: {}", finding.what, finding.text);
+        tracing::warn!(member = %profile.identity, "{}: {}", finding.what, finding.text);
     }
     match report.refusal {
         Some(refused) => Err(refused.into()),

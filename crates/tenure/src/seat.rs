@@ -21,9 +21,9 @@ use crate::connect::Session;
 use crate::line::{Heard, Line, LineError};
 use crate::sql::{identifier, json, literal};
 
-/// Who sits there.
+/// The member as its sessions know it.
 #[derive(Debug, Clone)]
-pub(crate) struct Sitter {
+pub(crate) struct Profile {
     pub(crate) identity: String,
     pub(crate) host: String,
     pub(crate) pid: u32,
@@ -38,7 +38,7 @@ pub(crate) struct Sitter {
 /// The session itself.
 pub(crate) struct Seat {
     line: Line,
-    sitter: Sitter,
+    profile: Profile,
     deadline: Duration,
 }
 
@@ -47,16 +47,16 @@ impl Seat {
     pub(crate) async fn take(
         session: Session,
         heard: mpsc::UnboundedSender<Heard>,
-        sitter: Sitter,
+        profile: Profile,
         seat_token: &str,
     ) -> Result<(Self, Seated), LineError> {
         let line = Line::new(session, heard);
-        let lease = &sitter.lease;
+        let lease = &profile.lease;
         let deadline = lease.statement_deadline();
         let idle = lease.idle_session_timeout();
         line.ask(&settings(idle, deadline, lease.heartbeat()), deadline).await?;
-        line.ask(&format!("listen {}", identifier(&sitter.channel)), deadline).await?;
-        let join = if sitter.lock_only {
+        line.ask(&format!("listen {}", identifier(&profile.channel)), deadline).await?;
+        let join = if profile.lock_only {
             format!(
                 "select jsonb_build_object('backend_pid', pg_backend_pid(), \
                  'seat', set_config('tenure.seat', {}, false))",
@@ -64,9 +64,9 @@ impl Seat {
             )
         } else {
             let member = serde_json::json!({
-                "identity": sitter.identity, "host": sitter.host, "pid": sitter.pid,
-                "seat": seat_token, "key": member_key(&sitter.identity),
-                "lease_ms": millis(lease.lease()), "grace_ms": millis(sitter.grace),
+                "identity": profile.identity, "host": profile.host, "pid": profile.pid,
+                "seat": seat_token, "key": member_key(&profile.identity),
+                "lease_ms": millis(lease.lease()), "grace_ms": millis(profile.grace),
                 "lock_ms": millis(deadline / 2),
             });
             format!("select tenure.join_as({})", json(&member))
@@ -74,15 +74,15 @@ impl Seat {
         // Joining may have to wait for our own old backend to end: a deadline of its own, and no
         // gate of ours is open meanwhile.
         let seated = answer(&line, &join, deadline + Duration::from_secs(1)).await?;
-        Ok((Seat { line, sitter, deadline }, seated))
+        Ok((Seat { line, profile, deadline }, seated))
     }
 
     /// Carries one operation out. After any error the outcome is unknown: the caller drops the seat.
     pub(crate) async fn run(&self, op: &Op) -> Result<Done, LineError> {
-        if self.sitter.lock_only {
+        if self.profile.lock_only {
             return self.run_lock_only(op).await;
         }
-        let me = literal(&self.sitter.identity);
+        let me = literal(&self.profile.identity);
         Ok(match op {
             Op::Register(rows) => {
                 Done::Registered(self.ask(&format!("tenure.register({me}, {})", json(rows))).await?)
@@ -116,7 +116,7 @@ impl Seat {
                 let let_go = format!(
                     "select tenure.let_go({}, {})",
                     json(&terms),
-                    literal(&self.sitter.channel)
+                    literal(&self.profile.channel)
                 );
                 // Pipelined: the row first, then unlock and notify in a transaction that writes
                 // nothing. Should the first fail, the lock goes all the same, and the successor
@@ -203,7 +203,7 @@ impl Seat {
                 )
             }
             Op::Release(rows) => {
-                let channel = literal(&self.sitter.channel);
+                let channel = literal(&self.profile.channel);
                 let mut sql = all(rows
                     .iter()
                     .map(|row| {

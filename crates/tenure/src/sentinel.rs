@@ -9,43 +9,28 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Deserialize;
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::mpsc;
 use tokio::time::sleep;
 
 use crate::connect::Connector;
+use crate::driver::{SentinelEvent, Watch};
 use crate::line::{Line, LineError};
-use crate::seat::{Sitter, settings};
+use crate::seat::{Profile, settings};
 use crate::sql::literal;
-use tenure_core::key::LockKey;
 use tenure_core::protocol::millis;
 
 /// Every how many waits the member's own listening is tried out.
 const CALL_EVERY: usize = 20;
 
-/// What a sentinel tells its member.
-#[derive(Debug)]
-pub(crate) enum Word {
-    /// That member's session is gone.
-    Died(String),
-    /// The lock of some role we wait for is free (lock-only mode).
-    Free,
-    /// This was sent to our own channel, and the seat should hear it.
-    Called(String),
-}
-
 pub(crate) struct Sentinel {
     pub(crate) connector: Arc<Connector>,
-    pub(crate) sitter: Sitter,
-    pub(crate) words: mpsc::UnboundedSender<Word>,
-    /// The ring may have changed.
-    pub(crate) look_again: Arc<Notify>,
-    /// In lock-only mode: the locks to wait for.
-    pub(crate) wanted: watch::Receiver<Vec<LockKey>>,
+    pub(crate) profile: Profile,
+    pub(crate) watch: Watch,
 }
 
 /// How a call of this member begins. No role is called so: nobody else makes anything of it.
-pub(crate) fn call_sign(sitter: &Sitter) -> String {
-    format!("? {} ", sitter.identity)
+pub(crate) fn call_sign(profile: &Profile) -> String {
+    format!("? {} ", profile.identity)
 }
 
 #[derive(Deserialize)]
@@ -58,21 +43,21 @@ impl Sentinel {
     /// Runs until its task is aborted or its member is gone.
     pub(crate) async fn run(mut self) {
         let mut pause = Duration::from_millis(50);
-        while !self.words.is_closed() {
-            let error = match self.watch().await {
+        while !self.watch.events.is_closed() {
+            let error = match self.watch_others().await {
                 Ok(never) => match never {},
                 Err(error) => error,
             };
-            tracing::debug!(member = %self.sitter.identity, "the sentinel lost its session: {error}");
+            tracing::debug!(member = %self.profile.identity, "the sentinel lost its session: {error}");
             sleep(pause).await;
-            pause = (pause * 2).min(self.sitter.lease.heartbeat());
+            pause = (pause * 2).min(self.profile.lease.heartbeat());
         }
     }
 
-    async fn watch(&mut self) -> Result<std::convert::Infallible, LineError> {
-        let lease = self.sitter.lease;
+    async fn watch_others(&mut self) -> Result<std::convert::Infallible, LineError> {
+        let lease = self.profile.lease;
         let deadline = lease.statement_deadline();
-        let name = format!("tenure sentinel {}", self.sitter.identity);
+        let name = format!("tenure sentinel {}", self.profile.identity);
         let session = self
             .connector
             .connect(&name, lease.lease())
@@ -88,23 +73,23 @@ impl Sentinel {
         loop {
             waits += 1;
             if waits.is_multiple_of(CALL_EVERY) {
-                let call = format!("{}{:08x}", call_sign(&self.sitter), rand::random::<u32>());
+                let call = format!("{}{:08x}", call_sign(&self.profile), rand::random::<u32>());
                 let notify = |call| {
                     format!(
                         "select pg_notify({}, {})",
-                        literal(&self.sitter.channel),
+                        literal(&self.profile.channel),
                         literal(call)
                     )
                 };
                 line.ask(&notify(&call), deadline).await?;
-                let _ = self.words.send(Word::Called(call));
+                let _ = self.watch.events.send(SentinelEvent::Called(call));
             }
             // A watch hears nothing, but its reader must not pile up what a server might say.
             while hears.try_recv().is_ok() {}
-            if self.words.is_closed() {
+            if self.watch.events.is_closed() {
                 return Err(LineError::Closed("the member is gone".to_owned()));
             }
-            if self.sitter.lock_only {
+            if self.profile.lock_only {
                 self.await_lock(&line, wait, deadline, &mut turn).await?;
             } else {
                 self.await_death(&line, wait, deadline).await?;
@@ -118,22 +103,22 @@ impl Sentinel {
         wait: Duration,
         deadline: Duration,
     ) -> Result<(), LineError> {
-        let me = literal(&self.sitter.identity);
+        let me = literal(&self.profile.identity);
         let next = line.ask(&format!("select tenure.successor_of({me})"), deadline).await?;
         let Some(next) = next.and_then(|json| serde_json::from_str::<Next>(&json).ok()) else {
             // Alone. `notified` is cancel-safe; a permit that was stored wakes us at once.
-            let _ = tokio::time::timeout(wait, self.look_again.notified()).await;
+            let _ = tokio::time::timeout(wait, self.watch.look_again.notified()).await;
             return Ok(());
         };
         let ask = format!("select tenure.await_death({}, {})", next.key, millis(wait));
         if line.ask(&ask, wait + deadline).await?.as_deref() != Some("t") {
             return Ok(());
         }
-        let _ = self.words.send(Word::Died(next.identity.clone()));
+        let _ = self.watch.events.send(SentinelEvent::Died(next.identity.clone()));
         let bury = format!("select tenure.bury({}, {})", literal(&next.identity), next.key);
         if line.ask(&bury, deadline).await?.as_deref() == Some("t") {
             // In a transaction that writes nothing: NOTIFY takes a cluster-wide lock at commit.
-            let tell = format!("select pg_notify({}, '')", literal(&self.sitter.channel));
+            let tell = format!("select pg_notify({}, '')", literal(&self.profile.channel));
             line.ask(&tell, deadline).await?;
         }
         Ok(())
@@ -148,13 +133,13 @@ impl Sentinel {
         turn: &mut usize,
     ) -> Result<(), LineError> {
         let key = {
-            let wanted = self.wanted.borrow_and_update();
+            let wanted = self.watch.wanted.borrow_and_update();
             *turn = turn.wrapping_add(1);
             (!wanted.is_empty()).then(|| wanted[*turn % wanted.len()])
         };
         let Some(key) = key else {
             // Cancel-safe: a change that was missed is seen by the next look.
-            let _ = tokio::time::timeout(wait, self.wanted.changed()).await;
+            let _ = tokio::time::timeout(wait, self.watch.wanted.changed()).await;
             return Ok(());
         };
         let args = key.args();
@@ -169,9 +154,9 @@ impl Sentinel {
              end $$; select current_setting('tenure.free')"
         );
         if line.ask(&ask, wait + deadline).await?.as_deref() == Some("yes") {
-            let _ = self.words.send(Word::Free);
+            let _ = self.watch.events.send(SentinelEvent::Free);
             // It stays free until somebody takes it; do not spin meanwhile.
-            sleep(self.sitter.lease.heartbeat() / 4).await;
+            sleep(self.profile.lease.heartbeat() / 4).await;
         }
         Ok(())
     }

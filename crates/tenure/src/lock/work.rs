@@ -197,7 +197,7 @@ mod tests {
         lock: LeaderLock,
         keeper: GateKeeper,
         deadline: Tick,
-        _commands: mpsc::UnboundedReceiver<crate::actor::Command>,
+        _commands: mpsc::UnboundedReceiver<crate::driver::Command>,
     }
 
     fn unattended() -> Unattended {

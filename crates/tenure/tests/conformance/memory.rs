@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use tenure::memory::{MemoryGroup, MemoryLock};
-use tenure::{Epoch, Lease, LockState};
+use tenure::memory::MemoryGroup;
+use tenure::{Epoch, LeaderLock, Lease, LockState};
 use tokio::time::Instant;
 
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(60));
 
-async fn pair() -> (MemoryGroup, MemoryLock, MemoryLock) {
+async fn pair() -> (MemoryGroup, LeaderLock, LeaderLock) {
     let group = MemoryGroup::new();
     let (first, second) = (group.lock("r").unwrap(), group.lock("r").unwrap());
     first.start().await.unwrap();

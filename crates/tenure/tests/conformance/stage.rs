@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::time::Duration;
 
 use tenure::config::{Config, RoleSpec};
-use tenure::memory::{MemoryGroup, MemoryLock};
+use tenure::memory::MemoryGroup;
 use tenure::{LeaderLock, LeaseSpec, Member};
 use tenure_testkit::{Database, shared_cluster};
 
@@ -32,9 +32,9 @@ pub(crate) trait Stage: Sized + Sync {
 
 pub(crate) struct Postgres(Database);
 
-/// A member and its only role.
+/// A member's only role, and the member where it is an object of its own.
 pub(crate) struct Seated {
-    member: Member,
+    member: Option<Member>,
     lock: LeaderLock,
 }
 
@@ -58,30 +58,31 @@ impl Stage for Postgres {
         let member = Member::start(config.build().expect("a good configuration")).await;
         let member = member.expect("a member");
         let lock = member.locks().remove(0);
-        Seated { member, lock }
+        Seated { member: Some(member), lock }
     }
 
     async fn end_session(&self, lock: &Seated) {
         let client = self.0.client().await.expect("a session");
         let sql = "select pg_terminate_backend(backend_pid) from tenure.member where identity = $1";
-        client.query_one(sql, &[&lock.member.identity().as_str()]).await.expect("it ends");
+        let member = lock.member.as_ref().expect("a member on PostgreSQL");
+        client.query_one(sql, &[&member.identity().as_str()]).await.expect("it ends");
     }
 }
 
 pub(crate) struct Memory(MemoryGroup);
 
 impl Stage for Memory {
-    type Lock = MemoryLock;
+    type Lock = Seated;
 
     async fn open() -> Self {
         Memory(MemoryGroup::with_lease(lease()).expect("good timings"))
     }
 
-    async fn candidate(&self, role: RoleSpec) -> MemoryLock {
-        self.0.candidate(role).expect("a good role")
+    async fn candidate(&self, role: RoleSpec) -> Seated {
+        Seated { member: None, lock: self.0.candidate(role).expect("a good role") }
     }
 
-    async fn end_session(&self, lock: &MemoryLock) {
-        self.0.terminate(lock);
+    async fn end_session(&self, lock: &Seated) {
+        self.0.terminate(&lock.lock);
     }
 }

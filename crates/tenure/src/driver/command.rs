@@ -1,0 +1,120 @@
+//! What handles ask of their member's driver.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tenure_core::clock::Clock;
+use tenure_core::engine::Candidacy;
+use tenure_core::epoch::Epoch;
+use tenure_core::gate::{GateKeeper, LeaderGate};
+use tenure_core::identity::Identity;
+use tenure_core::key::RoleName;
+use tenure_core::lease::Lease;
+use tenure_core::lifecycle::{Lifecycle, LifecycleOptions, LockState};
+use tenure_core::retry::RetryStrategy;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::config::RoleConfig;
+use crate::error::TenureError;
+use crate::hub::Hub;
+use crate::lock::LeaderLock;
+
+pub(crate) enum Command {
+    Add(Box<NewRole>),
+    Start { role: RoleName, answer: oneshot::Sender<Result<(), TenureError>> },
+    Stop { role: RoleName },
+    StepDown { role: RoleName, to: Option<String>, within: Option<Duration> },
+    Candidacy { role: RoleName, ready: Option<bool>, priority: Option<i32> },
+    Health { answer: oneshot::Sender<Health> },
+    Leave,
+}
+
+/// A role on its way into the engine.
+pub(crate) struct NewRole {
+    pub(super) candidacy: Candidacy,
+    pub(super) life: Lifecycle,
+    pub(super) keeper: GateKeeper,
+    pub(super) hub: Arc<Hub>,
+}
+
+/// The way to a member's driver, and what all roles of the member have in common.
+pub(crate) struct Handle {
+    pub(crate) commands: mpsc::UnboundedSender<Command>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) identity: Identity,
+    pub(crate) lease: Lease,
+    pub(crate) retry: Arc<dyn RetryStrategy>,
+    /// Whether this member may lead at all.
+    pub(crate) enabled: bool,
+    /// How long `wait_for_leadership` waits by default.
+    pub(crate) patience: Option<Duration>,
+}
+
+impl Handle {
+    /// Hands a role to the driver, not started yet.
+    pub(crate) fn add(&self, role: &RoleConfig) -> Result<LeaderLock, TenureError> {
+        let (keeper, gate) = LeaderGate::pair(self.clock.clone(), self.identity.clone());
+        let hub = Hub::new(role.name().clone(), role.key(), gate);
+        let life = Lifecycle::new(LifecycleOptions {
+            auto_reacquire: role.auto_reacquire(),
+            reconnect_grace: self.lease.reconnect_grace(),
+            cool_down: role.cool_down(),
+            drain_limit: role.drain_limit(),
+            release_timeout: self.lease.lease(),
+            retry: self.retry.clone(),
+        });
+        let candidacy = Candidacy {
+            name: role.name().clone(),
+            key: role.key(),
+            policy: role.policy(),
+            priority: role.priority(),
+            ready: true,
+            observer: !role.is_candidate() || !self.enabled,
+            preempt: role.preempts(),
+        };
+        self.send(Command::Add(Box::new(NewRole { candidacy, life, keeper, hub: hub.clone() })))?;
+        Ok(LeaderLock {
+            hub,
+            commands: self.commands.clone(),
+            patience: self.patience,
+            registration_wait: self.lease.statement_deadline() * 4,
+            lease: self.lease.lease(),
+        })
+    }
+
+    pub(crate) fn send(&self, command: Command) -> Result<(), TenureError> {
+        self.commands.send(command).map_err(|_| TenureError::Stopped)
+    }
+}
+
+/// How a member is.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Health {
+    /// Who it is.
+    pub identity: String,
+    /// Whether its seat is taken.
+    pub connected: bool,
+    /// Time since the last successful round trip was sent; none before the first.
+    pub heartbeat_age: Option<Duration>,
+    /// Its last trouble with the database, if it is not connected.
+    pub error: Option<String>,
+    /// Its roles.
+    pub roles: Vec<RoleHealth>,
+}
+
+/// How one role of a member is.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct RoleHealth {
+    /// The role.
+    pub role: RoleName,
+    /// Its lifecycle state.
+    pub state: LockState,
+    /// Whether its gate is open.
+    pub is_leader: bool,
+    /// The epoch it holds.
+    pub epoch: Option<Epoch>,
+    /// What keeps this member from leading it that only an operator can end, with the remedy.
+    pub trouble: Option<String>,
+}

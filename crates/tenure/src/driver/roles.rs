@@ -1,0 +1,156 @@
+//! The roles as their handles see them: states, events, answers to `start`, health.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tenure_core::clock::Tick;
+use tenure_core::engine::Engine;
+use tenure_core::epoch::Epoch;
+use tenure_core::key::{LockKey, RoleName};
+use tenure_core::lifecycle::{LockState, Notice};
+use tenure_core::protocol::RegisterRefusal;
+use tokio::sync::oneshot;
+
+use super::RoleHealth;
+use crate::error::TenureError;
+use crate::hub::{Hub, View};
+use crate::metrics;
+
+type Answer = oneshot::Sender<Result<(), TenureError>>;
+
+#[derive(Default)]
+pub(super) struct Roles(BTreeMap<RoleName, Role>);
+
+struct Role {
+    hub: Arc<Hub>,
+    /// Callers of `start` that wait for the registration.
+    starts: Vec<Answer>,
+    led_since: Option<Tick>,
+    /// What stands before the role and cannot be ended from here.
+    obstacle: Option<String>,
+}
+
+/// Whether the driver ends well or is aborted: its handles find their roles stopped.
+impl Drop for Roles {
+    fn drop(&mut self) {
+        for role in self.0.values() {
+            role.hub.view.send_replace(View { state: LockState::Stopped });
+            role.hub.set_leading(None);
+        }
+    }
+}
+
+impl Roles {
+    pub(super) fn add(&mut self, hub: Arc<Hub>) {
+        let role = Role { starts: Vec::new(), led_since: None, obstacle: None, hub };
+        self.0.insert(role.hub.name.clone(), role);
+    }
+
+    /// The answer comes when the database has taken the registration, or could not be asked.
+    pub(super) fn await_registration(&mut self, role: &RoleName, answer: Answer) {
+        match self.0.get_mut(role) {
+            Some(role) => role.starts.push(answer),
+            None => drop(answer.send(Err(TenureError::Stopped))),
+        }
+    }
+
+    pub(super) fn registered(
+        &mut self,
+        name: &RoleName,
+        result: Result<(), RegisterRefusal>,
+        now: Tick,
+    ) {
+        let Some(role) = self.0.get_mut(name) else { return };
+        let result = result.map_err(|why| TenureError::Registration { role: name.clone(), why });
+        if let Err(error) = &result {
+            role.hub.tell(Notice::Error(error.to_string()), now);
+        }
+        for waiting in role.starts.drain(..) {
+            let _ = waiting.send(result.clone());
+        }
+    }
+
+    /// No role can be registered: every caller that waits is told why.
+    pub(super) fn refused(&mut self, error: &TenureError) {
+        for waiting in self.0.values_mut().flat_map(|role| role.starts.drain(..)) {
+            let _ = waiting.send(Err(error.clone()));
+        }
+    }
+
+    pub(super) fn notice(
+        &self,
+        name: &RoleName,
+        member: &str,
+        epoch: Option<Epoch>,
+        notice: Notice,
+        now: Tick,
+    ) {
+        let Some(Role { hub, .. }) = self.0.get(name) else { return };
+        metrics::notice(name, member, hub.key, epoch, &notice);
+        if matches!(notice, Notice::Stopped) {
+            hub.set_leading(None);
+        }
+        hub.tell(notice, now);
+    }
+
+    pub(super) fn gate(&mut self, name: &RoleName, epoch: Option<Epoch>, now: Tick) {
+        let Some(role) = self.0.get_mut(name) else { return };
+        role.hub.set_leading(epoch);
+        metrics::gate(name, epoch);
+        match epoch {
+            Some(_) => {
+                role.obstacle = None;
+                role.led_since.get_or_insert(now);
+            }
+            None => role.led_since = None,
+        }
+    }
+
+    /// Every open gate has a later deadline.
+    pub(super) fn renewed(&self) {
+        for role in self.0.values() {
+            role.hub.publish_deadline();
+        }
+    }
+
+    /// Told once, however often it is found.
+    pub(super) fn obstructed(&mut self, name: &RoleName, obstacle: String, now: Tick) -> bool {
+        let Some(role) = self.0.get_mut(name) else { return false };
+        if role.obstacle.as_ref() == Some(&obstacle) {
+            return false;
+        }
+        role.hub.tell(Notice::Error(obstacle.clone()), now);
+        role.obstacle = Some(obstacle);
+        true
+    }
+
+    /// How long each term has lasted.
+    pub(super) fn meter(&self, now: Tick) {
+        for (name, role) in &self.0 {
+            if let Some(since) = role.led_since {
+                metrics::tenure(name, now.saturating_since(since));
+            }
+        }
+    }
+
+    /// The locks of the roles that follow.
+    pub(super) fn waiting_keys(&self, engine: &Engine) -> Vec<LockKey> {
+        self.0
+            .iter()
+            .filter(|(name, _)| matches!(engine.state(name), Some((LockState::Follower, _))))
+            .map(|(_, role)| role.hub.key)
+            .collect()
+    }
+
+    pub(super) fn health(&self, engine: &Engine) -> Vec<RoleHealth> {
+        self.0
+            .iter()
+            .filter_map(|(name, role)| {
+                let (state, epoch) = engine.state(name)?;
+                let trouble = role.obstacle.clone().filter(|_| engine.is_blocked(name));
+                let is_leader = role.hub.gate.is_leader();
+                Some(RoleHealth { role: name.clone(), state, is_leader, epoch, trouble })
+            })
+            .collect()
+    }
+}
