@@ -1,9 +1,8 @@
 # Two commands matter: `make demo` and `make test`. Each does all its own set-up.
 SHELL := /bin/bash
 CARGO ?= cargo
-# One set of features for every target below, so that everything is compiled once. The negative
-# control lets fault tests break the gate on purpose, to see that they would notice.
-FEATURES := --workspace --features tenure/negative-control,tenure-tx/ethereum,tenure-tx/substrate
+# One set of features for every target below, so that everything is compiled once.
+FEATURES := --workspace --features tenure-tx/ethereum,tenure-tx/substrate
 # Every test program, by the target that runs it; `lint` sees to it that none is forgotten.
 UNIT := cli config conformance connect election embedded gate gossip hosts kit lifecycle_properties \
 	lifecycle_table observe sceptic

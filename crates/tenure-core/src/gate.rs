@@ -78,8 +78,6 @@ struct Shared {
     drained: AtomicWaker,
     clock: Arc<dyn Clock>,
     holder: Identity,
-    #[cfg(feature = "negative-control")]
-    ignore_deadline: std::sync::atomic::AtomicBool,
 }
 
 /// One consistent reading.
@@ -101,9 +99,6 @@ impl Shared {
             // `turn`'s must now see a newer turn.
             fence(Ordering::Acquire);
             if self.turn.load(Ordering::Acquire) == turn {
-                #[cfg(feature = "negative-control")]
-                let deadline =
-                    if self.ignore_deadline.load(Ordering::Relaxed) { Tick::MAX } else { deadline };
                 return Reading { phase: turn & PHASE, epoch, deadline, now };
             }
         }
@@ -228,8 +223,6 @@ impl LeaderGate {
             drained: AtomicWaker::new(),
             clock,
             holder: identity,
-            #[cfg(feature = "negative-control")]
-            ignore_deadline: std::sync::atomic::AtomicBool::new(false),
         }));
         (GateKeeper(gate.clone()), gate)
     }
@@ -441,13 +434,6 @@ impl GateKeeper {
     /// The readers' side.
     pub fn gate(&self) -> LeaderGate {
         self.0.clone()
-    }
-
-    /// Lets the gate ignore its deadline: only an explicit shut counts. For fault tests that must
-    /// catch a broken gate.
-    #[cfg(feature = "negative-control")]
-    pub fn disable_deadline_for_negative_control(&mut self) {
-        self.0.0.ignore_deadline.store(true, Ordering::Relaxed);
     }
 
     fn phase(&self) -> u64 {

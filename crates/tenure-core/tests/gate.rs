@@ -198,14 +198,3 @@ fn checks_and_acts_are_shareable_across_threads_and_awaits() {
     is_send_sync::<tenure_core::Act>();
     is_send_sync::<tenure_core::Drained>();
 }
-
-#[cfg(feature = "negative-control")]
-#[test]
-fn the_negative_control_ignores_the_deadline_but_not_a_shut() {
-    let (mut keeper, gate, clock) = open_gate();
-    keeper.disable_deadline_for_negative_control();
-    clock.set(at(99_000));
-    assert!(gate.is_leader());
-    keeper.shut();
-    assert!(!gate.is_leader());
-}

@@ -57,7 +57,7 @@ impl Chaos {
         let name = format!("m{}", self.born);
         let grace = self.random.random_bool(0.5).then_some(Duration::from_millis(800));
         let setup = Setup { grace, ..Setup::new(&name, &proxy.dsn(self.database.name())) };
-        self.group.nodes.push(Node::launch(setup, &[]).await);
+        self.group.nodes.push(Node::launch(setup).await);
         self.members.push((self.group.nodes.len() - 1, proxy));
     }
 

@@ -51,25 +51,19 @@ pub(crate) struct Group {
 impl Node {
     /// Starts a node and waits until it takes part.
     pub(crate) async fn start(setup: Setup) -> Self {
-        Self::start_with(setup, &[]).await
-    }
-
-    /// Like [`Node::start`], with variables.
-    pub(crate) async fn start_with(setup: Setup, variables: &[(&str, &str)]) -> Self {
-        let mut node = Self::launch(setup, variables).await;
+        let mut node = Self::launch(setup).await;
         node.wait_said("it to be ready", |said| said["say"] == "ready").await;
         node
     }
 
     /// Starts a node and does not wait.
-    pub(crate) async fn launch(mut setup: Setup, variables: &[(&str, &str)]) -> Self {
+    pub(crate) async fn launch(mut setup: Setup) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         setup.control = listener.local_addr().expect("bound").port();
         let mut command = Command::new(std::env::current_exe().expect("this binary"));
         command
             .args(["--exact", "node::main", "--nocapture", "--test-threads=1"])
-            .env(VARIABLE, serde_json::to_string(&setup).expect("plain data"))
-            .envs(variables.iter().copied());
+            .env(VARIABLE, serde_json::to_string(&setup).expect("plain data"));
         let child = Child::spawn(command).expect("this binary runs");
         let accepted = timeout(PATIENCE, listener.accept()).await;
         let (control, _) = accepted.expect("the node connects in time").expect("it connects");

@@ -7,8 +7,8 @@
 //! has no slack. The time to the next leader is held to the bound of the design's table plus
 //! [`group::SLACK`], because a busy machine may be late but never wrong.
 //!
-//! Timing-sensitive: run with `--test-threads=1`. Needs the feature `negative-control`, with which
-//! one node's gate is broken on purpose to see that the checker catches it.
+//! Timing-sensitive: run with `--test-threads=1`. One test gives a node a clock that lies, to see that
+//! the checker catches it.
 
 mod chaos;
 mod claimants;

@@ -7,7 +7,7 @@ use std::{
     collections::BTreeMap,
     io::Write as _,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -16,7 +16,8 @@ use std::{
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tenure::{
-    Act, Epoch, FixedInterval, LeaderGate, LeaderLock, Member, TakeoverPolicy, Tick,
+    Act, BootClock, Clock, Epoch, FixedInterval, LeaderGate, LeaderLock, Member, TakeoverPolicy,
+    Tick,
     config::{Config, RoleSpec},
 };
 use tokio::{
@@ -53,6 +54,8 @@ pub(crate) struct Setup {
     pub(crate) say_every: Duration,
     /// Where it listens for orders.
     pub(crate) control: u16,
+    /// Its clock stands still while the process is frozen.
+    pub(crate) clock_lies: bool,
 }
 
 impl Setup {
@@ -76,6 +79,7 @@ impl Setup {
             ask_every: Duration::from_millis(1),
             say_every: Duration::from_millis(20),
             control: 0,
+            clock_lies: false,
         }
     }
 
@@ -144,7 +148,9 @@ fn say(value: Value) {
 
 async fn run(setup: Setup) {
     let orders = TcpStream::connect(("127.0.0.1", setup.control)).await.expect("the test listens");
-    let member = match Member::start(setup.config()).await {
+    let clock: Arc<dyn Clock> =
+        if setup.clock_lies { Arc::new(StandingClock::default()) } else { Arc::new(BootClock) };
+    let member = match Member::start_with_clock(setup.config(), clock).await {
         Ok(member) => member,
         Err(error) => return say(json!({"say": "refused", "error": error.to_string()})),
     };
@@ -244,6 +250,29 @@ async fn fenced(
     Ok(client)
 }
 
+/// A clock that does not count what it did not see, as one that does not count suspend.
+#[derive(Debug, Default)]
+struct StandingClock(Mutex<Standing>);
+
+#[derive(Debug, Default)]
+struct Standing {
+    seen: Tick,
+    missed: Duration,
+}
+
+impl Clock for StandingClock {
+    fn now(&self) -> Tick {
+        let mut standing = self.0.lock().expect("no reader panics");
+        let now = BootClock.now();
+        let before = std::mem::replace(&mut standing.seen, now);
+        let unseen = now.saturating_since(before);
+        if before > Tick::ZERO && unseen > Duration::from_millis(500) {
+            standing.missed += unseen;
+        }
+        Tick::from_nanos(now.as_nanos() - standing.missed.as_nanos() as u64)
+    }
+}
+
 struct Seen {
     epoch: Epoch,
     last: Tick,
@@ -267,7 +296,9 @@ fn sample(gates: BTreeMap<String, LeaderGate>, member: &str, setup: &Setup, over
         for (role, gate) in &gates {
             // The epoch on both sides of the instant: a term is not given another's yes.
             let before = gate.epoch();
-            let yes = gate.check_at();
+            // On the true clock, whatever the gate's own says.
+            let now = BootClock.now();
+            let yes = gate.check_at().map(|at| if setup.clock_lies { now } else { at });
             let after = gate.epoch();
             let known = open.get(role.as_str()).map(|seen| seen.epoch);
             let Some(at) = yes else {

@@ -10,7 +10,7 @@ use tenure_testkit::{
 use tokio::time::sleep;
 
 use crate::{
-    group::{Group, Node, connect, seat_pid, shared_server},
+    group::{Group, connect, seat_pid, shared_server},
     node::Setup,
 };
 
@@ -117,14 +117,13 @@ async fn a_leader_whose_executor_stalls_is_followed_when_fenced() {
     stalled(true).await;
 }
 
-/// The same scenario and the same assertion as above, with one gate that ignores its deadline: it
-/// must be caught, or the assertion proves nothing.
+/// The same scenario and the same assertion as above, with one clock that does not count the time for
+/// which its process is frozen: it must be caught, or the assertion proves nothing.
 #[tokio::test]
-async fn the_checker_catches_a_gate_without_a_deadline() {
+async fn the_checker_catches_a_clock_that_stands_still_while_its_process_is_frozen() {
     let setup = setup(false).await;
     let mut group = Group::default();
-    let broken = Setup { name: "a".into(), ..setup.clone() };
-    group.nodes.push(Node::start_with(broken, &[("TENURE_NEGATIVE_CONTROL", "1")]).await);
+    group.add(Setup { name: "a".into(), clock_lies: true, ..setup.clone() }).await;
     let old = group.leader(0).await;
     group.add(Setup { name: "b".into(), ..setup }).await;
     group.settle(2).await;

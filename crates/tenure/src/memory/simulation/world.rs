@@ -675,7 +675,7 @@ impl World {
         }
     }
 
-    /// What the actor does between two events.
+    /// What the driver does between two events.
     fn pump(&mut self, index: usize) {
         let now = self.nodes[index].now();
         if self.nodes[index].engine.next_timeout().is_some_and(|at| at <= now) {
