@@ -5,7 +5,7 @@
 //!
 //! ```text
 //!  Dsn ──► Connector ──► Session ──► Line ──► answers
-//!  libpq's forms    several hosts,      simple queries,
+//!  libpq's forms    several hosts,      simple queries,     Schema::migrate
 //!  and files        TLS, deadline       each with a deadline
 //! ```
 //!
@@ -16,6 +16,7 @@
 //! - A session was verified as its `sslmode` says; without one, a host that is not this machine must
 //!   show a certificate that names it ([`tls`]).
 //! - Everything counts against one deadline: name look-up, TCP, TLS, login ([`Connector::connect`]).
+//! - Programs that boot together apply a schema once ([`migrate`]).
 //! - A password is never shown: not by `Debug`, not by `Display`, not by an error.
 //!
 //! # What it does not
@@ -52,6 +53,7 @@ mod connector;
 pub mod dsn;
 mod error;
 pub mod line;
+pub mod migrate;
 pub mod sql;
 pub mod tls;
 

@@ -15,14 +15,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tenure_connect::Connector;
+use tenure_connect::line::Line;
 use tenure_core::epoch::Epoch;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, mpsc};
 use tokio::time::timeout;
 use tokio_postgres::Statement;
 use tokio_postgres::types::ToSql;
 
 use crate::account::AccountId;
-use crate::schema;
+use crate::schema::SCHEMA;
 pub use error::StoreError;
 use row::{AttemptColumns, CHANGE_COLUMN, COLUMNS, StatusColumns, from_sql, read_row, to_sql};
 pub use row::{NewTransaction, Replacement, Snapshot, StatusChange, StoredTransaction};
@@ -90,8 +91,12 @@ impl Store {
     /// # Errors
     /// [`StoreError`]; a retry is safe.
     pub async fn migrate(&self) -> Result<(), StoreError> {
-        let session = self.connect_bare().await?;
-        self.bounded(schema::migrate(&session.0)).await
+        let deadline = self.0.options.deadline;
+        let session = self.0.connector.connect("tenure-tx", deadline).await?;
+        // No notification is listened for.
+        let line = Line::new(session, mpsc::unbounded_channel().0);
+        SCHEMA.migrate(&line, deadline).await?;
+        Ok(())
     }
 
     /// Stores new rows; returns the nonces that were stored. One that is missing belongs to a

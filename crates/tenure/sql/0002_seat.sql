@@ -12,6 +12,8 @@ create function tenure.lineage() returns text language sql volatile as $$
            ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::integer
 $$;
 
+insert into tenure.origin (lineage) values (tenure.lineage());
+
 -- What no acknowledged write was lost in: it ends with every restart, crash and promotion.
 create function tenure.incarnation() returns text language sql volatile as $$
     insert into tenure.boot (mark) select gen_random_uuid()

@@ -14,7 +14,7 @@ use crate::config::Config;
 use crate::connect::Connector;
 use crate::error::TenureError;
 use crate::line::{Heard, Line, LineError};
-use crate::schema;
+use crate::schema::SCHEMA;
 use crate::seat::settings;
 use crate::sql::{identifier, literal};
 
@@ -195,7 +195,7 @@ impl Operator {
     /// # Errors
     /// If the session fails.
     pub async fn schema_version(&self) -> Result<i32, TenureError> {
-        schema::installed(&self.line, self.deadline).await.map_err(TenureError::session)
+        SCHEMA.installed(&self.line, self.deadline).await.map_err(TenureError::session)
     }
 
     /// Brings the schema up to date; returns the versions that were applied.
@@ -204,7 +204,7 @@ impl Operator {
     /// If the session fails, or the login role may not.
     pub async fn migrate(&self) -> Result<Vec<i32>, TenureError> {
         let within = Duration::from_secs(30);
-        schema::migrate(&self.line, within).await.map_err(TenureError::session)
+        SCHEMA.migrate(&self.line, within).await.map_err(TenureError::session)
     }
 
     /// All roles, or one.

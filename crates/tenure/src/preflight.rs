@@ -14,7 +14,7 @@ use crate::config::Config;
 use crate::connect::Connector;
 use crate::error::TenureError;
 use crate::line::{Heard, Line, LineError};
-use crate::schema;
+use crate::schema::{self, SCHEMA};
 use crate::seat::{Profile, settings};
 use crate::sql::{identifier, literal};
 
@@ -397,19 +397,19 @@ impl Look<'_> {
     }
 
     async fn schema(&self, line: &Line, report: &mut Report) -> Result<(), Stop> {
-        let mut have = match schema::installed(line, self.deadline).await {
+        let mut have = match SCHEMA.installed(line, self.deadline).await {
             Ok(have) => have,
             // There is one, and we may not even read it: the next look says what is missing.
             Err(error) if error.sqlstate() == Some("42501") => return Ok(()),
             Err(error) => return Err(error.into()),
         };
         if have < schema::VERSION && self.migrate {
-            match schema::migrate(line, self.deadline * 10).await {
+            match SCHEMA.migrate(line, self.deadline * 10).await {
                 Ok(applied) => {
                     if !applied.is_empty() {
                         tracing::info!(?applied, "the schema was brought up to date");
                     }
-                    have = schema::installed(line, self.deadline).await?;
+                    have = SCHEMA.installed(line, self.deadline).await?;
                 }
                 // insufficient_privilege: somebody else must do it.
                 Err(error) if error.sqlstate() == Some("42501") => {}

@@ -1,6 +1,7 @@
 //! What can go wrong with the table, and what it leaves behind.
 
 use tenure_connect::ConnectError;
+use tenure_connect::line::LineError;
 use tokio_postgres::error::SqlState;
 
 use crate::status::UnknownState;
@@ -34,6 +35,9 @@ pub enum StoreError {
     /// A number PostgreSQL cannot hold.
     #[error("{0} is beyond a bigint; no chain counts that far, check the input")]
     TooLarge(u64),
+    /// The schema could not be brought up to date. Nothing was written.
+    #[error("the schema tenure_tx cannot be brought up to date: {0}; apply its script as its owner")]
+    Schema(String),
     /// The server refused. Nothing was written.
     #[error("the database refused: {}", message(.0))]
     Database(#[source] tokio_postgres::Error),
@@ -55,6 +59,18 @@ impl From<tokio_postgres::Error> for StoreError {
             StoreError::DuplicateRequest
         } else {
             StoreError::Database(error)
+        }
+    }
+}
+
+impl From<LineError> for StoreError {
+    fn from(error: LineError) -> Self {
+        match error {
+            LineError::Refused { .. } => StoreError::Schema(error.to_string()),
+            LineError::Deadline(_)
+            | LineError::Closed(_)
+            | LineError::Warned(_)
+            | LineError::Unreadable(_) => StoreError::Lost(error.to_string()),
         }
     }
 }
