@@ -1,8 +1,8 @@
 //! One dedicated session, made within a deadline.
 //!
 //! A [`Connector`] tries the servers of a [`Dsn`] in order and returns the first session of the
-//! wanted kind.  *Everything* counts against the one deadline: name look-up, TCP, TLS, login and
-//! the check of `target_session_attrs`.  Each server gets an equal share of what is left, so that
+//! wanted kind. *Everything* counts against the one deadline: name look-up, TCP, TLS, login and
+//! the check of `target_session_attrs`. Each server gets an equal share of what is left, so that
 //! a first server that accepts and says nothing cannot use up the second one's time.
 //!
 //! | what happens | what follows |
@@ -11,32 +11,26 @@
 //! | login refused | the end (as in libpq: a wrong password is wrong everywhere, and retries lock accounts) |
 //! | deadline | the end, naming the server that was waited for |
 //!
-//! It guarantees that a session it returns was verified as [`crate::tls`] says.  It does not
+//! It guarantees that a session it returns was verified as [`crate::tls`] says. It does not
 //! retry, does not pool, and does not look whether the server can hold an election (preflight does).
 
-use std::{
-    future::{Future, poll_fn},
-    net::{IpAddr, SocketAddr},
-    pin::pin,
-    sync::Arc,
-    task::Poll,
-    time::Duration,
-};
+use std::future::{Future, poll_fn};
+use std::net::{IpAddr, SocketAddr};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
 
 use rand::seq::SliceRandom;
 use tokio::time::{Instant, timeout_at};
-use tokio_postgres::{
-    SimpleQueryMessage, Socket,
-    config::{self as driver, SslNegotiation},
-    tls::MakeTlsConnect,
-};
+use tokio_postgres::config::{self as driver, SslNegotiation};
+use tokio_postgres::tls::MakeTlsConnect;
+use tokio_postgres::{SimpleQueryMessage, Socket};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-use crate::{
-    ConnectError,
-    dsn::{ChannelBinding, Dsn, Host, SslMode, TargetSessionAttrs},
-    tls::{Tls, TlsError, TlsOptions, Verify},
-};
+use crate::ConnectError;
+use crate::dsn::{ChannelBinding, Dsn, Host, SslMode, TargetSessionAttrs};
+use crate::tls::{Tls, TlsError, TlsOptions, Verify};
 
 /// The driver's half of a session: whoever owns it must poll it for anything to happen.
 ///
@@ -60,7 +54,7 @@ impl std::fmt::Debug for Session {
     }
 }
 
-/// Opens sessions to one database.  Cheap to clone.
+/// Opens sessions to one database. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Connector {
     dsn: Dsn,
@@ -96,9 +90,9 @@ impl Connector {
     }
 
     /// How long sent data may stay unacknowledged before the kernel ends the connection, where
-    /// the DSN has no `tcp_user_timeout`.  Default: the system's (about 15 minutes).  It should be
+    /// the DSN has no `tcp_user_timeout`. Default: the system's (about 15 minutes). It should be
     /// the lease: shorter ends sessions that would have recovered in time, longer keeps a dead
-    /// one past the moment its gate shut.  Keepalive probes are derived from it.
+    /// one past the moment its gate shut. Keepalive probes are derived from it.
     #[must_use]
     pub fn with_tcp_user_timeout(mut self, timeout: Duration) -> Self {
         self.tcp_user_timeout = Some(timeout);

@@ -25,14 +25,12 @@ mod secret;
 mod service;
 mod text;
 
-use std::{
-    collections::BTreeMap,
-    fmt,
-    net::IpAddr,
-    path::{Path, PathBuf},
-    str::FromStr,
-    time::Duration,
-};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
 
 pub use env::{Env, NoEnv, NotASwitch, ProcessEnv, switch};
 pub use error::DsnError;

@@ -1,16 +1,15 @@
 //! Why a connection could not be made.
 
-use std::{error::Error as StdError, time::Duration};
+use std::error::Error as StdError;
+use std::time::Duration;
 
 use rustls::CertificateError;
 use tokio_postgres::error::SqlState;
 
-use crate::{
-    dsn::{Host, TargetSessionAttrs},
-    tls::TlsError,
-};
+use crate::dsn::{Host, TargetSessionAttrs};
+use crate::tls::TlsError;
 
-/// Why there is no session.  Nothing is left behind: every socket of the attempt is closed.
+/// Why there is no session. Nothing is left behind: every socket of the attempt is closed.
 ///
 /// Ask the classifiers rather than match: [`is_auth`](Self::is_auth) and [`is_tls`](Self::is_tls)
 /// need a change of configuration, [`is_unreachable`](Self::is_unreachable) is worth a retry.
@@ -139,85 +138,69 @@ pub enum ConnectError {
     Several(Vec<ConnectError>),
 }
 
+/// What an error means to the caller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Class {
+    Unreachable,
+    Auth,
+    Tls,
+    Refused,
+    Several,
+}
+
 impl ConnectError {
     /// Whether the login itself was refused: a retry does not help, another credential may.
     #[must_use]
     pub fn is_auth(&self) -> bool {
-        match self {
-            Self::Auth { .. } | Self::NoPassword { .. } => true,
-            Self::Several(errors) => errors.iter().any(Self::is_auth),
-            Self::Deadline { .. }
-            | Self::Unreachable { .. }
-            | Self::Broken { .. }
-            | Self::ChannelBinding { .. }
-            | Self::NoTls { .. }
-            | Self::Certificate { .. }
-            | Self::Handshake { .. }
-            | Self::Tls(_)
-            | Self::Server { .. }
-            | Self::Target { .. } => false,
-        }
+        self.parts().iter().any(|error| error.class().0 == Class::Auth)
     }
 
     /// Whether no server could be spoken to: a retry may help.
     #[must_use]
     pub fn is_unreachable(&self) -> bool {
-        match self {
-            Self::Deadline { .. } | Self::Unreachable { .. } | Self::Broken { .. } => true,
-            Self::Several(errors) => errors.iter().all(Self::is_unreachable),
-            Self::Auth { .. }
-            | Self::NoPassword { .. }
-            | Self::ChannelBinding { .. }
-            | Self::NoTls { .. }
-            | Self::Certificate { .. }
-            | Self::Handshake { .. }
-            | Self::Tls(_)
-            | Self::Server { .. }
-            | Self::Target { .. } => false,
-        }
+        self.parts().iter().all(|error| error.class().0 == Class::Unreachable)
     }
 
     /// Whether TLS stood in the way: a retry does not help.
     #[must_use]
     pub fn is_tls(&self) -> bool {
-        match self {
-            Self::ChannelBinding { .. }
-            | Self::NoTls { .. }
-            | Self::Certificate { .. }
-            | Self::Handshake { .. }
-            | Self::Tls(_) => true,
-            Self::Several(errors) => errors.iter().any(Self::is_tls),
-            Self::Deadline { .. }
-            | Self::Unreachable { .. }
-            | Self::Broken { .. }
-            | Self::Auth { .. }
-            | Self::NoPassword { .. }
-            | Self::Server { .. }
-            | Self::Target { .. } => false,
-        }
+        self.parts().iter().any(|error| error.class().0 == Class::Tls)
     }
 
     /// The server's error code, where it sent one; of several servers the last one's.
     #[must_use]
     pub fn sqlstate(&self) -> Option<&SqlState> {
+        self.parts().iter().rev().find_map(|error| error.class().1)
+    }
+
+    /// The table of what each error means, with the server's code where it sent one.
+    fn class(&self) -> (Class, Option<&SqlState>) {
         match self {
-            Self::Auth { source, .. } => source.code(),
-            Self::Server { sqlstate, .. } => Some(sqlstate),
-            Self::Several(errors) => errors.iter().rev().find_map(Self::sqlstate),
-            Self::Deadline { .. }
-            | Self::Unreachable { .. }
-            | Self::Broken { .. }
-            | Self::NoPassword { .. }
-            | Self::ChannelBinding { .. }
+            Self::Deadline { .. } | Self::Unreachable { .. } | Self::Broken { .. } => {
+                (Class::Unreachable, None)
+            }
+            Self::Auth { source, .. } => (Class::Auth, source.code()),
+            Self::NoPassword { .. } => (Class::Auth, None),
+            Self::ChannelBinding { .. }
             | Self::NoTls { .. }
             | Self::Certificate { .. }
             | Self::Handshake { .. }
-            | Self::Tls(_)
-            | Self::Target { .. } => None,
+            | Self::Tls(_) => (Class::Tls, None),
+            Self::Server { sqlstate, .. } => (Class::Refused, Some(sqlstate)),
+            Self::Target { .. } => (Class::Refused, None),
+            Self::Several(_) => (Class::Several, None),
         }
     }
 
-    /// Sorts a driver's error.  The driver keeps its kind private and shows it in its first words
+    /// One error for each server that was tried.
+    fn parts(&self) -> &[Self] {
+        match self {
+            Self::Several(errors) => errors,
+            one => std::slice::from_ref(one),
+        }
+    }
+
+    /// Sorts a driver's error. The driver keeps its kind private and shows it in its first words
     /// only, so those are compared here, in this one place; the tests against a real server hold
     /// each of them.
     pub(crate) fn from_driver(

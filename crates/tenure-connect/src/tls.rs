@@ -11,7 +11,7 @@
 //! | `verify-ca` | never | chain to a trusted root |
 //! | `verify-full` | never | chain to a trusted root and name the host |
 //!
-//! Trusted roots: `sslrootcert`, else `SH_DB_TLS_CA_FILE`, else the system's store.  A host is
+//! Trusted roots: `sslrootcert`, else `SH_DB_TLS_CA_FILE`, else the system's store. A host is
 //! looked for in the certificate's subject alternative names only; a common name does not count.
 //! `SH_DB_TLS_INSECURE` takes the verification (not the encryption) away from every mode and is
 //! logged as a warning.
@@ -21,19 +21,13 @@
 
 mod verify;
 
-use std::{
-    path::{Path, PathBuf},
-    sync::{Arc, OnceLock},
-};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 
-use rustls::{
-    ClientConfig, RootCertStore,
-    crypto::CryptoProvider,
-    pki_types::{
-        CertificateDer, PrivateKeyDer,
-        pem::{self, PemObject},
-    },
-};
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ClientConfig, RootCertStore};
 
 use crate::dsn::{ClientCert, Dsn, Env, NotASwitch, RootCert, SslMode, switch};
 use verify::{Check, Trust, Verifier};
@@ -65,21 +59,21 @@ impl TlsOptions {
         })
     }
 
-    /// Takes all verification of the server's certificate away.  Default: false.  For a
+    /// Takes all verification of the server's certificate away. Default: false. For a
     /// developer's machine: whoever answers on the network may then pose as the database.
     pub fn insecure(mut self, insecure: bool) -> Self {
         self.insecure = insecure;
         self
     }
 
-    /// The root certificates to trust where the DSN has no `sslrootcert`.  Default: the system's.
+    /// The root certificates to trust where the DSN has no `sslrootcert`. Default: the system's.
     pub fn ca_file(mut self, path: impl Into<PathBuf>) -> Self {
         self.ca_file = Some(path.into());
         self
     }
 }
 
-/// Why TLS could not be set up.  Nothing was sent; a retry helps after the file was corrected.
+/// Why TLS could not be set up. Nothing was sent; a retry helps after the file was corrected.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TlsError {

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Then everything is checked once, as a whole, and becomes a [`Config`] whose fields cannot be
-//! changed any more: who holds one holds timings that fit each other.  `docs/configuration.md`
+//! changed any more: who holds one holds timings that fit each other. `docs/configuration.md`
 //! lists every key, and what the keys of the specifications are called here.
 //!
 //! ```
@@ -31,19 +31,15 @@ mod retry;
 mod role;
 mod written;
 
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
 use tenure_connect::TlsOptions;
 use tenure_connect::dsn::{Dsn, Env, NoEnv, ProcessEnv, Secret};
-use tenure_core::{
-    identity::Identity,
-    lease::{Lease, LeaseSpec},
-    retry::RetryStrategy,
-};
+use tenure_core::identity::Identity;
+use tenure_core::lease::{Lease, LeaseSpec};
+use tenure_core::retry::RetryStrategy;
 
 pub use environment::DSN_VARIABLES;
 pub use error::ConfigError;
@@ -97,7 +93,7 @@ impl Config {
         }
     }
 
-    /// The database the election is held on.  `None` if no source named one: the caller decides
+    /// The database the election is held on. `None` if no source named one: the caller decides
     /// between an embedded server and an error.
     #[must_use]
     pub fn dsn(&self) -> Option<&Dsn> {
@@ -105,7 +101,7 @@ impl Config {
     }
 
     /// The application's own database where it is another one (or the same through a pooler);
-    /// default: [`Config::dsn`].  The election never uses it.
+    /// default: [`Config::dsn`]. The election never uses it.
     #[must_use]
     pub fn application_dsn(&self) -> Option<&Dsn> {
         self.application_dsn.as_ref().or(self.dsn.as_ref())
@@ -137,7 +133,7 @@ impl Config {
         })
     }
 
-    /// Whether this member may lead at all; if not it follows every role.  Default: true, except
+    /// Whether this member may lead at all; if not it follows every role. Default: true, except
     /// where nothing but `LEADER_LOCK_KEY` asks for a role: then `MSP_LEADER_ENABLED` must say so.
     #[must_use]
     pub fn is_enabled(&self) -> bool {
@@ -150,35 +146,35 @@ impl Config {
         &self.lease
     }
 
-    /// The longest time between two repair polls of a follower.  Default and upper bound: the
-    /// lease; at least 20 ms.  It repairs what a lost notification missed; lower costs statements,
+    /// The longest time between two repair polls of a follower. Default and upper bound: the
+    /// lease; at least 20 ms. It repairs what a lost notification missed; lower costs statements,
     /// higher delays only those repairs.
     #[must_use]
     pub fn poll(&self) -> Duration {
         self.poll
     }
 
-    /// How long to wait for leadership where the caller gives no limit.  Default: without end.
+    /// How long to wait for leadership where the caller gives no limit. Default: without end.
     #[must_use]
     pub fn acquire_timeout(&self) -> Option<Duration> {
         self.acquire_timeout
     }
 
-    /// After which silence of the leader a follower reports it as stale.  Default: none.  It is
+    /// After which silence of the leader a follower reports it as stale. Default: none. It is
     /// for alerts alone and decides nothing; below 1.2 heartbeats every leader would be reported.
     #[must_use]
     pub fn stale_after(&self) -> Option<Duration> {
         self.stale_after
     }
 
-    /// The notification channel.  Default: `tenure`; 1 to 63 bytes.  All members of a role must
+    /// The notification channel. Default: `tenure`; 1 to 63 bytes. All members of a role must
     /// use the same: one that listens elsewhere is woken by the poll only.
     #[must_use]
     pub fn channel(&self) -> &str {
         &self.channel
     }
 
-    /// Whether to do without tables.  Default: false.  It costs epochs, the fence, history,
+    /// Whether to do without tables. Default: false. It costs epochs, the fence, history,
     /// priorities and quick takeover; see the guide.
     #[must_use]
     pub fn is_lock_only(&self) -> bool {
@@ -191,7 +187,7 @@ impl Config {
         &self.roles
     }
 
-    /// How attempts against a failing database are paced.  Default: exponential, 200 ms to 5 s,
+    /// How attempts against a failing database are paced. Default: exponential, 200 ms to 5 s,
     /// spread by 20 %.
     #[must_use]
     pub fn retry(&self) -> Arc<dyn RetryStrategy> {
@@ -252,7 +248,7 @@ impl ConfigBuilder {
         Ok(self)
     }
 
-    /// The environment to read, both Tenure's variables and libpq's.  Default: none is read.
+    /// The environment to read, both Tenure's variables and libpq's. Default: none is read.
     pub fn env(mut self, env: impl Env + Send + Sync + 'static) -> Self {
         self.env = Box::new(env);
         self

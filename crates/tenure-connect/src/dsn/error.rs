@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// Why a DSN was refused.  Nothing was opened; a retry helps only after the text was changed.
+/// Why a DSN was refused. Nothing was opened; a retry helps only after the text was changed.
 ///
 /// No variant carries the DSN's text: whatever stands where a password may stand is left out.
 #[derive(Debug, thiserror::Error)]

@@ -1,6 +1,7 @@
 //! The password file (`PGPASSFILE`, `~/.pgpass`).
 
-use std::{io, path::Path};
+use std::io;
+use std::path::Path;
 
 use super::Secret;
 
@@ -15,7 +16,7 @@ pub(super) struct Subject<'a> {
 /// The first matching password.
 ///
 /// A file that others may read is ignored with a warning, as libpq does: using it would bless the
-/// leak.  A missing file is no error, a password may not be needed.
+/// leak. A missing file is no error, a password may not be needed.
 pub(super) fn lookup(path: &Path, subject: &Subject<'_>) -> Option<Secret> {
     let content = match read_private(path) {
         Ok(content) => content?,

@@ -13,7 +13,7 @@ impl Secret {
         Self(text.into())
     }
 
-    /// The password itself.  Hand it to the driver and to nothing else.
+    /// The password itself. Hand it to the driver and to nothing else.
     #[must_use]
     pub fn reveal(&self) -> &str {
         &self.0

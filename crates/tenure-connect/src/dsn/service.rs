@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{DsnError, Env, keyword, text::Pairs};
+use super::text::Pairs;
+use super::{DsnError, Env, keyword};
 
 /// The pairs of a service; it fills what the DSN leaves out, before the environment does.
 pub(super) fn lookup(service: &str, env: &dyn Env) -> Result<Pairs, DsnError> {

@@ -2,21 +2,17 @@
 //!
 //! rustls' own verifier knows `verify-full` only, and refuses a self-signed certificate that is
 //! its own authority (what PostgreSQL's manual makes with one `openssl` line) even where the user
-//! names exactly that certificate as trusted.  This one follows libpq in both.  In every mode the
+//! names exactly that certificate as trusted. This one follows libpq in both. In every mode the
 //! server must own the key of the certificate it shows: the handshake's signature is checked.
 
 use std::sync::Arc;
 
-use rustls::{
-    CertificateError, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
-    client::{
-        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-        verify_server_cert_signed_by_trust_anchor, verify_server_name,
-    },
-    crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature},
-    pki_types::{CertificateDer, ServerName, UnixTime},
-    server::ParsedCertificate,
-};
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{verify_server_cert_signed_by_trust_anchor, verify_server_name};
+use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::ParsedCertificate;
+use rustls::{CertificateError, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 use x509_cert::der::Decode;
 
 /// How much is asked.

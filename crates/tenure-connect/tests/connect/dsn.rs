@@ -1,6 +1,8 @@
 //! Connection strings mean what libpq says they mean.
 
-use std::{fs, os::unix::fs::PermissionsExt, path::Path};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 use proptest::prelude::*;
 use tenure_connect::dsn::{Dsn, DsnError, NoEnv, SslMode, TargetSessionAttrs};

@@ -2,15 +2,14 @@
 
 use std::time::Duration;
 
-use tenure_connect::{
-    ConnectError, Connector, Session,
-    dsn::{Dsn, Env},
-    tls::TlsOptions,
-};
+use tenure_connect::dsn::{Dsn, Env};
+use tenure_connect::tls::TlsOptions;
+use tenure_connect::{ConnectError, Connector, Session};
 use tenure_testkit::{Cluster, ClusterOptions};
 use tokio::sync::OnceCell;
 
-use crate::{dsn::passfile, env, servers};
+use crate::dsn::passfile;
+use crate::{env, servers};
 
 const LONG: Duration = Duration::from_secs(20);
 

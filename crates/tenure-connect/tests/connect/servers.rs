@@ -2,11 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use tenure_connect::{
-    ConnectError, Connector, Session,
-    dsn::{Dsn, NoEnv},
-    tls::TlsOptions,
-};
+use tenure_connect::dsn::{Dsn, NoEnv};
+use tenure_connect::tls::TlsOptions;
+use tenure_connect::{ConnectError, Connector, Session};
 use tenure_testkit::{Cluster, ReplicaOptions, shared_cluster};
 use tokio::net::TcpListener;
 

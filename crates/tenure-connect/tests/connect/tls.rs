@@ -1,21 +1,18 @@
 //! Every `sslmode` against a real server with an authority of its own.
 
-use std::{
-    fs,
-    os::unix::fs::{MetadataExt, PermissionsExt},
-    path::Path,
-    time::Duration,
-};
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::time::Duration;
 
-use tenure_connect::{
-    ConnectError, Connector, Session,
-    dsn::{Dsn, NoEnv},
-    tls::{TlsError, TlsOptions},
-};
+use tenure_connect::dsn::{Dsn, NoEnv};
+use tenure_connect::tls::{TlsError, TlsOptions};
+use tenure_connect::{ConnectError, Connector, Session};
 use tenure_testkit::{Ca, Cluster, ClusterOptions, shared_cluster};
 use tokio::sync::OnceCell;
 
-use crate::{env, servers::ask};
+use crate::env;
+use crate::servers::ask;
 
 const LONG: Duration = Duration::from_secs(20);
 const IS_TLS: &str = "SELECT ssl::text FROM pg_stat_ssl WHERE pid = pg_backend_pid()";

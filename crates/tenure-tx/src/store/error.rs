@@ -36,7 +36,9 @@ pub enum StoreError {
     #[error("{0} is beyond a bigint; no chain counts that far, check the input")]
     TooLarge(u64),
     /// The schema could not be brought up to date. Nothing was written.
-    #[error("the schema tenure_tx cannot be brought up to date: {0}; apply its script as its owner")]
+    #[error(
+        "the schema tenure_tx cannot be brought up to date: {0}; apply its script as its owner"
+    )]
     Schema(String),
     /// The server refused. Nothing was written.
     #[error("the database refused: {}", message(.0))]

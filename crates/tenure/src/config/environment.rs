@@ -4,11 +4,9 @@
 
 use std::time::Duration;
 
-use super::{
-    ConfigError,
-    period::{self, Period},
-    written::{Key, Role, Strategy, Written},
-};
+use super::ConfigError;
+use super::period::{self, Period};
+use super::written::{Key, Role, Strategy, Written};
 use tenure_connect::dsn::{self, Env, NotASwitch, Secret};
 
 /// The variables that may hold the DSN; the first that is set wins.

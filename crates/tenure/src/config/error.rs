@@ -2,15 +2,13 @@
 
 use std::path::PathBuf;
 
-use tenure_core::{
-    identity::IdentityError,
-    key::{KeyError, RoleNameError},
-    lease::LeaseError,
-};
+use tenure_core::identity::IdentityError;
+use tenure_core::key::{KeyError, RoleNameError};
+use tenure_core::lease::LeaseError;
 
 use tenure_connect::{DsnError, TlsError};
 
-/// Why a configuration was refused.  Nothing was opened or started; change the named place.
+/// Why a configuration was refused. Nothing was opened or started; change the named place.
 ///
 /// No variant carries a DSN's text or a value that could be one.
 #[derive(Debug, thiserror::Error)]

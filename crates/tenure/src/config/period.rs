@@ -1,6 +1,7 @@
 //! A length of time as people write it.
 
-use std::{fmt, time::Duration};
+use std::fmt;
+use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, de};
 

@@ -1,13 +1,12 @@
 //! The retry strategy as configured.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
+use std::time::Duration;
 
 use tenure_core::retry::{DecorrelatedJitter, ExponentialBackoff, FixedInterval, RetryStrategy};
 
-use super::{
-    ConfigError,
-    written::{Retry, Strategy},
-};
+use super::ConfigError;
+use super::written::{Retry, Strategy};
 
 /// Shorter than spec 004's 1 s to 30 s: the same strategy paces reconnects, and a member that
 /// sleeps for half a minute comes back half a minute late.

@@ -2,16 +2,12 @@
 
 use std::time::Duration;
 
-use tenure_core::{
-    key::{LockKey, RoleName},
-    lease::{Lease, TakeoverPolicy},
-};
+use tenure_core::key::{LockKey, RoleName};
+use tenure_core::lease::{Lease, TakeoverPolicy};
 
-use super::{
-    ConfigError,
-    period::Period,
-    written::{self, Key},
-};
+use super::ConfigError;
+use super::period::Period;
+use super::written::{self, Key};
 
 /// How long a drain waits for acts in flight when nothing is said.
 const DRAIN_LIMIT: Duration = Duration::from_secs(10);
@@ -34,7 +30,7 @@ impl RoleSpec {
         Self(written::Role::default()).key(key)
     }
 
-    /// The lock key, in place of the name's own.  Default: derived from the name.  Every program
+    /// The lock key, in place of the name's own. Default: derived from the name. Every program
     /// that uses the same key takes part, also one that is not Tenure.
     pub fn key(mut self, key: LockKey) -> Self {
         (self.0.key, self.0.key1, self.0.key2) = match key {
@@ -195,41 +191,41 @@ impl RoleConfig {
         self.key
     }
 
-    /// `exclusive` or `fenced`.  Default: exclusive.  All members must agree.  Exclusive costs a
+    /// `exclusive` or `fenced`. Default: exclusive. All members must agree. Exclusive costs a
     /// lease and a margin after a crash; fenced is safe only if every effect carries the epoch.
     #[must_use]
     pub fn policy(&self) -> TakeoverPolicy {
         self.policy
     }
 
-    /// The higher one gets a head start in the race.  Default: 0; any `i32`.  Members of different
+    /// The higher one gets a head start in the race. Default: 0; any `i32`. Members of different
     /// priority make the lower ones wait a moment for a vacancy.
     #[must_use]
     pub fn priority(&self) -> i32 {
         self.priority
     }
 
-    /// Whether this member may lead.  Default: true; an observer watches and never claims.
+    /// Whether this member may lead. Default: true; an observer watches and never claims.
     #[must_use]
     pub fn is_candidate(&self) -> bool {
         self.candidate
     }
 
-    /// Whether a healthy leader of lower priority is asked to step down.  Default: false: each
+    /// Whether a healthy leader of lower priority is asked to step down. Default: false: each
     /// return of the preferred member then costs a handover.
     #[must_use]
     pub fn preempts(&self) -> bool {
         self.preempt
     }
 
-    /// Whether to campaign again after a loss or a step-down.  Default: true; false stops the role
+    /// Whether to campaign again after a loss or a step-down. Default: true; false stops the role
     /// after its first term.
     #[must_use]
     pub fn auto_reacquire(&self) -> bool {
         self.auto_reacquire
     }
 
-    /// How long to stay out of the race after a step-down.  Default: the lease; at most 1 h.
+    /// How long to stay out of the race after a step-down. Default: the lease; at most 1 h.
     /// Shorter than a heartbeat, and the one who stepped down may win again; longer leaves the
     /// role vacant when nobody else is there.
     #[must_use]
@@ -237,7 +233,7 @@ impl RoleConfig {
         self.cool_down
     }
 
-    /// How long a step-down waits for acts in flight.  Default: 10 s; at most 1 h.  Too short cuts
+    /// How long a step-down waits for acts in flight. Default: 10 s; at most 1 h. Too short cuts
     /// acts off and makes the release unclean; too long delays the handover.
     #[must_use]
     pub fn drain_limit(&self) -> Duration {

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use tenure_core::lease::TakeoverPolicy;
 
-use super::{ConfigError, period::Period};
+use super::ConfigError;
+use super::period::Period;
 use tenure_connect::dsn::Secret;
 
 /// One source's share.

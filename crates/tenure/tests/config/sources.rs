@@ -1,9 +1,11 @@
 //! Sources, precedence, and what is refused.
 
-use std::{fs, time::Duration};
+use std::fs;
+use std::time::Duration;
 
 use tenure::config::{Config, ConfigError, RoleSpec};
-use tenure_core::{key::LockKey, lease::TakeoverPolicy};
+use tenure_core::key::LockKey;
+use tenure_core::lease::TakeoverPolicy;
 
 use crate::env;
 
