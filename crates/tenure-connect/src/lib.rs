@@ -58,6 +58,6 @@ pub mod sql;
 pub mod tls;
 
 pub use connector::{Connection, Connector, Session};
-pub use dsn::{Dsn, DsnError};
+pub use dsn::{Dsn, DsnError, Secret};
 pub use error::ConnectError;
 pub use tls::{TlsError, TlsOptions};
