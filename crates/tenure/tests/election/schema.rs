@@ -37,6 +37,7 @@ async fn the_printed_script_makes_the_same_schema() {
     let database = database().await;
     let client = database.client().await.unwrap();
     client.batch_execute(&schema::script()).await.expect("the script runs");
+    client.batch_execute(&schema::script()).await.expect("and does nothing the second time");
     let built = config(&database).role(RoleSpec::named("r")).build().unwrap();
     let member = Member::start_without_migrating(built).await.expect("it is complete");
     member.start_all().await.unwrap();
