@@ -42,7 +42,7 @@ create function tenure.try_lock(k bigint, pair boolean) returns boolean language
                 else pg_try_advisory_lock(k) end
 $$;
 
-create function tenure.unlock(k bigint, pair boolean) returns boolean language sql volatile as $$
+create function tenure.unlock_key(k bigint, pair boolean) returns boolean language sql volatile as $$
     select case when pair then pg_advisory_unlock((k >> 32)::integer, (k << 32 >> 32)::integer)
                 else pg_advisory_unlock(k) end
 $$;
@@ -58,7 +58,7 @@ $$;
 
 -- A member takes its seat, or takes it again after a lost connection: it ends its own old backend
 -- first (pid and start must match, pids are reused).
-create function tenure.join_as(p jsonb) returns jsonb language plpgsql volatile as $$
+create function tenure.take_seat(p jsonb) returns jsonb language plpgsql volatile as $$
 declare
     me   text := p->>'identity';
     k    bigint := (p->>'key')::bigint;
@@ -319,8 +319,10 @@ begin
             paid_in = case when w.paid then null else r.paid_in end
         from taken w where r.name = w.name
     ), begun as (
-        insert into tenure.term (role, epoch, member, acting_at)
-        select name, next, m.identity, case when paid then clock_timestamp() end from taken
+        -- One reading of the clock for both: a term that acts at once acts when it is claimed.
+        insert into tenure.term (role, epoch, member, claimed_at, acting_at)
+        select name, next, m.identity, at, case when paid then at end
+        from (select *, clock_timestamp() as at from taken) w
     ), told as (
         -- Tells a holder that still beats, which none should. Two members that take each other's
         -- roles must not wait for each other's row.
@@ -351,15 +353,15 @@ begin
                        'epoch', s.epoch) end), '[]')
         into ours, more
         from seen s;
-    perform tenure.unlock(q.key, q.pair) from unnest(locked) q
+    perform tenure.unlock_key(q.key, q.pair) from unnest(locked) q
         where not exists (select from unnest(ours) o where o = q.role);
     return answers || more;
 exception when others then
     -- Locks outlive what is rolled back here. None of these roles was held before.
     if locked is not null then
-        perform tenure.unlock(q.key, q.pair) from unnest(locked) q;
+        perform tenure.unlock_key(q.key, q.pair) from unnest(locked) q;
     else
-        perform tenure.unlock(q.key, q.pair) from unnest(asked) q join pg_locks l
+        perform tenure.unlock_key(q.key, q.pair) from unnest(asked) q join pg_locks l
             on l.locktype = 'advisory' and l.pid = pg_backend_pid() and l.granted
                and l.classid = ((q.key >> 32) & 4294967295)::oid
                and l.objid = (q.key & 4294967295)::oid
@@ -414,7 +416,7 @@ end $$;
 
 -- The durable word "my gate opens now": from here on this member is the debtor. `blocked` are those
 -- that are ours and whose row somebody holds up: their gates stay shut.
-create function tenure.act(me text, p_roles jsonb) returns jsonb language plpgsql volatile as $$
+create function tenure.mark_acting(me text, p_roles jsonb) returns jsonb language plpgsql volatile as $$
 declare
     m    tenure.member := tenure.prove(me);
     ours text[] := array(select r.name
@@ -521,14 +523,14 @@ begin
 end $$;
 
 -- The second half of a release.
-create function tenure.let_go(p_roles jsonb, p_channel text) returns jsonb
+create function tenure.unlock(p_roles jsonb, p_channel text) returns jsonb
 language plpgsql volatile as $$
 declare
     q   jsonb;
     bad jsonb := '[]';
 begin
     for q in select * from jsonb_array_elements(p_roles) loop
-        if not tenure.unlock((q->>'key')::bigint, (q->>'pair')::boolean) then
+        if not tenure.unlock_key((q->>'key')::bigint, (q->>'pair')::boolean) then
             bad := bad || (q->'role');
         end if;
         perform pg_notify(p_channel, q->>'role');
@@ -547,7 +549,7 @@ create function tenure.forget() returns void language sql volatile as $$
 $$;
 
 -- Leaves the group: no roles are held any more.
-create function tenure.leave(me text) returns jsonb language plpgsql volatile as $$
+create function tenure.leave_seat(me text) returns jsonb language plpgsql volatile as $$
 declare
     m tenure.member := tenure.prove(me);
 begin

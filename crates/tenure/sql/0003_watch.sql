@@ -23,7 +23,7 @@ exception when lock_not_available then
 end $$;
 
 -- Records a death, if it is still one: the lock is free and the row is not younger than the look.
-create function tenure.bury(p_identity text, k bigint) returns boolean language plpgsql volatile as $$
+create function tenure.record_death(p_identity text, k bigint) returns boolean language plpgsql volatile as $$
 begin
     if not pg_try_advisory_xact_lock_shared(k) then
         return false;

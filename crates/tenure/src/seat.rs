@@ -56,7 +56,7 @@ impl Seat {
         let idle = lease.idle_session_timeout();
         line.ask(&settings(idle, deadline, lease.heartbeat()), deadline).await?;
         line.ask(&format!("listen {}", identifier(&profile.channel)), deadline).await?;
-        let join = if profile.lock_only {
+        let take = if profile.lock_only {
             format!(
                 "select jsonb_build_object('backend_pid', pg_backend_pid(), \
                  'seat', set_config('tenure.seat', {}, false))",
@@ -69,11 +69,11 @@ impl Seat {
                 "lease_ms": millis(lease.lease()), "grace_ms": millis(profile.grace),
                 "lock_ms": millis(deadline / 2),
             });
-            format!("select tenure.join_as({})", json(&member))
+            format!("select tenure.take_seat({})", json(&member))
         };
         // Joining may have to wait for our own old backend to end: a deadline of its own, and no
         // gate of ours is open meanwhile.
-        let seated = answer(&line, &join, deadline + Duration::from_secs(1)).await?;
+        let seated = answer(&line, &take, deadline + Duration::from_secs(1)).await?;
         Ok((Seat { line, profile, deadline }, seated))
     }
 
@@ -98,9 +98,9 @@ impl Seat {
                 let sql = format!("tenure.claim({me}, {}, {wait}, {all})", json(rows));
                 Done::Claimed(self.ask::<Claims>(&sql).await?.roles)
             }
-            Op::MarkActing(rows) => {
-                Done::MarkedActing(self.ask(&format!("tenure.act({me}, {})", json(rows))).await?)
-            }
+            Op::MarkActing(rows) => Done::MarkedActing(
+                self.ask(&format!("tenure.mark_acting({me}, {})", json(rows))).await?,
+            ),
             Op::Beat => Done::Beaten(self.ask(&format!("tenure.beat({me})")).await?),
             Op::Inspect(rows) => {
                 #[derive(Deserialize)]
@@ -113,8 +113,8 @@ impl Seat {
             Op::Release(rows) => {
                 let write = format!("select tenure.release({me}, {})", json(rows));
                 let terms: Vec<&TermRow> = rows.iter().map(|row| &row.term).collect();
-                let let_go = format!(
-                    "select tenure.let_go({}, {})",
+                let unlock = format!(
+                    "select tenure.unlock({}, {})",
                     json(&terms),
                     literal(&self.profile.channel)
                 );
@@ -123,7 +123,7 @@ impl Seat {
                 // finds a debt and waits.
                 let (written, gone) = tokio::join!(
                     self.line.ask(&write, self.deadline),
-                    self.line.ask(&let_go, self.deadline)
+                    self.line.ask(&unlock, self.deadline)
                 );
                 written?;
                 #[derive(Deserialize)]
@@ -140,7 +140,7 @@ impl Seat {
                 Done::Released
             }
             Op::LeaveSeat => {
-                self.ask::<serde_json::Value>(&format!("tenure.leave({me})")).await?;
+                self.ask::<serde_json::Value>(&format!("tenure.leave_seat({me})")).await?;
                 Done::LeftSeat
             }
         })

@@ -115,8 +115,9 @@ impl Sentinel {
             return Ok(());
         }
         let _ = self.watch.events.send(SentinelEvent::Died(next.identity.clone()));
-        let bury = format!("select tenure.bury({}, {})", literal(&next.identity), next.key);
-        if line.ask(&bury, deadline).await?.as_deref() == Some("t") {
+        let record =
+            format!("select tenure.record_death({}, {})", literal(&next.identity), next.key);
+        if line.ask(&record, deadline).await?.as_deref() == Some("t") {
             // In a transaction that writes nothing: NOTIFY takes a cluster-wide lock at commit.
             let tell = format!("select pg_notify({}, '')", literal(&self.profile.channel));
             line.ask(&tell, deadline).await?;

@@ -14,7 +14,7 @@ async fn scene(client: &Client, seed: usize) {
         .batch_execute(&format!(
             "truncate tenure.role, tenure.term, tenure.candidate, tenure.member;
              select setseed({seed} / 100.0);
-             select tenure.join_as('{{\"identity\": \"me\", \"key\": 999999, \"seat\": \"s\", \"host\": \
+             select tenure.take_seat('{{\"identity\": \"me\", \"key\": 999999, \"seat\": \"s\", \"host\": \
                  \"h\", \"pid\": 1, \"lease_ms\": 3000, \"grace_ms\": 0}}');
              insert into tenure.member (identity, host, pid, backend_pid, backend_start, seat, key,
                      lease_ms, incarnation, beat, left_at)
@@ -149,7 +149,7 @@ async fn a_new_member_claims_as_quickly_as_one_that_the_statistics_know() {
                  select 'r' || n, n, 'exclusive', 3000 from generate_series(1, 4000) n;
              insert into tenure.candidate (role, member) select name, 'old' from tenure.role;
              analyze tenure.role, tenure.candidate;
-             select tenure.join_as('{\"identity\": \"new\", \"key\": 1, \"seat\": \"s\", \"host\": \"h\", \
+             select tenure.take_seat('{\"identity\": \"new\", \"key\": 1, \"seat\": \"s\", \"host\": \"h\", \
                  \"pid\": 1, \"lease_ms\": 3000, \"grace_ms\": 0}');
              insert into tenure.candidate (role, member) select name, 'new' from tenure.role;",
         )
