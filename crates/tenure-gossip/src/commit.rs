@@ -5,12 +5,12 @@
 //!
 //! - **payloads**: noraft orders positions, this keeps the bytes at them;
 //! - **a lease**: every append carries the instant it was sent and the lease; a follower that accepts
-//!   it *promises* not to vote for anybody else (nor to stand itself) for lease + margin. A leader
-//!   whose instants a majority has echoed knows that nobody can be elected before *the instant +
+//!   it *promises* not to vote for another (nor to stand itself) for lease + margin. A leader
+//!   whose instants a majority has echoed knows that no other can be elected before *the instant +
 //!   lease*. Measured from before the request, on the leader's own clock; only rates are compared;
 //! - **the promise survives a restart**: a node that comes back first keeps still for the longest
 //!   lease it ever agreed to;
-//! - **pre-vote**: a term is only raised by one who would win, so a node that was cut off does not
+//! - **pre-vote**: a term is only raised by a voter that would win, so a node that was cut off does not
 //!   depose a healthy leader when it returns;
 //! - **release**: a leader that steps down shuts its gate, then frees the voters of their promise;
 //! - **hint**: the voter that gossip names stands for election first.
@@ -38,7 +38,7 @@ pub struct CommitConfig {
     pub heartbeat: Duration,
     /// How long a leader may act on a majority's echo (1 s), counted from when the heartbeat was sent.
     pub lease: Duration,
-    /// What followers add to the lease before they let anyone else lead (200 ms): it must cover the
+    /// What followers add to the lease before they let another lead (200 ms): it must cover the
     /// difference of clock *rates* over one lease.
     pub margin: Duration,
     /// The spread of election timeouts beyond the promise (600 ms). The hinted voter takes the first sixth.
@@ -101,14 +101,14 @@ const MIN_LEASE: Duration = Duration::from_millis(100);
 /// No lease is longer; a message that asks for more is cut down to it.
 pub(crate) const MAX_LEASE: Duration = Duration::from_secs(60);
 
-/// Who takes part in agreeing.
+/// The nodes that take part in consensus.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Members {
-    /// Those whose majority decides.
+    /// The nodes whose majority decides.
     pub voters: BTreeSet<PeerId>,
     /// During a change: the next voters, whose majority is needed as well.
     pub next: BTreeSet<PeerId>,
-    /// Those that receive everything and decide nothing.
+    /// The nodes that receive the whole log and decide nothing.
     pub learners: BTreeSet<PeerId>,
 }
 
@@ -125,13 +125,13 @@ impl Members {
         self.voters.contains(peer) || self.next.contains(peer)
     }
 
-    /// Those that vote, now or in the change under way, once.
+    /// The nodes that vote, now or in the change under way, each once.
     #[must_use]
     pub fn deciding(&self) -> BTreeSet<PeerId> {
         self.voters.union(&self.next).copied().collect()
     }
 
-    /// Everybody, once.
+    /// Every member once.
     #[must_use]
     pub fn all(&self) -> BTreeSet<PeerId> {
         self.voters.iter().chain(&self.next).chain(&self.learners).copied().collect()
@@ -159,7 +159,7 @@ pub enum CommitError {
     /// A change of members is under way, or the leader is too new.
     #[error("another change of the members is not committed yet; try again in a moment")]
     Busy,
-    /// It would leave nobody to vote, or it is so already.
+    /// It would leave no voter, or it is so already.
     #[error("the change makes no sense for the present members; look at the status")]
     Pointless,
     /// There is a log already.
@@ -200,12 +200,12 @@ pub enum CommitWrite {
     },
 }
 
-/// The few words a voter must never forget.
+/// What a voter must never forget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct HardState {
     /// The latest term seen.
     pub term: u64,
-    /// Whom it voted for in it.
+    /// The node it voted for in that term.
     pub voted_for: Option<PeerId>,
     /// The longest lease it promised to respect.
     pub lease: Duration,
@@ -268,7 +268,7 @@ pub trait Commit: Send + 'static {
     ) -> Result<(), CommitError>;
     /// How far the leader's log has reached `peer`.
     fn progress(&self, peer: &PeerId) -> Option<u64>;
-    /// Whom gossip names.
+    /// The leader that gossip names.
     fn hint(&mut self, leader: Option<PeerId>);
     /// Gives leadership up: the gate must be shut before. The voters are freed of their promise.
     fn release(&mut self, now: Tick, successor: Option<PeerId>);

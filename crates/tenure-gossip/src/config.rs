@@ -34,15 +34,15 @@ impl ConfigError {
     }
 }
 
-/// How a node that has no state yet comes to a cluster. One that has goes on with what it has.
+/// How a node that has no state yet comes to a cluster. A node with state continues from it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Start {
-    /// It founds one: once, on one node.
+    /// It founds a cluster: once, on one node.
     Bootstrap,
-    /// It joins one through these addresses.
+    /// It joins a cluster through these addresses.
     Join(Vec<String>),
-    /// It has been part of one before; without state it refuses to start.
+    /// It has been part of a cluster before; without state it refuses to start.
     Resume,
 }
 
@@ -61,7 +61,7 @@ pub struct HostConfig {
     pub start: Start,
     /// The namespaces it carries (default: `main`).
     pub namespaces: Vec<String>,
-    /// Who may talk to it.
+    /// Which nodes and clients may connect.
     pub admission: Admission,
     /// Mutual TLS.
     pub tls: Option<TlsFiles>,

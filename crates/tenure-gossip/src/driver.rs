@@ -53,7 +53,7 @@ pub(crate) enum FromHost<M> {
     Stop(oneshot::Sender<()>),
 }
 
-/// Who waits for a record.
+/// A caller that waits for a record.
 pub(crate) enum Waiter {
     Local(Answerer<Record>),
     Client(Outbox),
@@ -69,7 +69,7 @@ impl Waiter {
 
     pub(crate) fn tell(self, result: Result<Record, Refusal>) {
         match (self, result) {
-            // Whoever no longer waits does not need to be told.
+            // A caller that no longer waits needs no answer.
             (Self::Local(done), result) => drop(done.send(result)),
             (Self::Client(out), Ok(record)) => drop(out.answer(Answer::Record(record))),
             (Self::Client(out), Err(why)) => drop(out.refuse(&why)),
@@ -97,14 +97,14 @@ struct Leaving {
 }
 
 impl<M: StateMachine> Namespace<M> {
-    /// Lets no new act begin. Returns who is to be told of the end.
+    /// Lets no new act begin. Returns the callers that wait for the end.
     pub(crate) fn begin_leaving(&mut self, at: Tick) -> &mut Vec<Told> {
         self.keeper.begin_drain();
         let until = at + self.engine.lease();
         &mut self.leaving.get_or_insert(Leaving { until, told: Vec::new() }).told
     }
 
-    /// Whether no act is in flight any more, or none that kept its word.
+    /// Whether no act is in flight any more, or the time for them is over.
     fn is_drained(&self, at: Tick) -> bool {
         self.keeper.in_flight() == 0 || self.leaving.as_ref().is_some_and(|l| l.until <= at)
     }
@@ -146,7 +146,7 @@ pub(crate) struct Driver<M: StateMachine> {
     pub(crate) runtime: tokio::runtime::Handle,
     pub(crate) namespaces: BTreeMap<String, Namespace<M>>,
     pub(crate) links: BTreeMap<PeerId, Linked>,
-    /// The links that may speak: those of nodes of this cluster.
+    /// The links whose messages count: the ones to nodes of this cluster.
     accepted: BTreeSet<u64>,
     pub(crate) contacts: BTreeMap<PeerId, Contact>,
     calls: Calls,
@@ -226,7 +226,7 @@ impl<M: StateMachine> Driver<M> {
         // A timer of its own: the application's runtime may be shut down before this node is.
         let timer = tokio::runtime::Builder::new_current_thread().enable_time().build();
         let timer = timer.map_err(|error| StoreError::Io(Box::new(error)))?;
-        // What the start itself decided (a bootstrap) is on disk before anybody is answered.
+        // What the start itself decided (a bootstrap) is on disk before any caller is answered.
         self.carry_out()?;
         loop {
             let due = self.namespaces.values().map(|n| n.engine.poll_timeout()).min();
@@ -538,7 +538,7 @@ impl<M: StateMachine> Driver<M> {
         Ok(())
     }
 
-    /// Grows with every start: a contact of a later start replaces those of earlier ones.
+    /// Grows with every start: a contact of a later start replaces contacts of earlier ones.
     fn start_stamp(&self) -> u64 {
         self.store.get::<u64>("starts").ok().flatten().unwrap_or(0)
     }

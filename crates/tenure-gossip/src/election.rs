@@ -1,4 +1,4 @@
-//! The election by gossip: who the neighbours believe to be the leader, and whom to vote for.
+//! The election by gossip: which leader the neighbours believe in, and which one to vote for.
 //!
 //! It is a **hint**. Two nodes may name two leaders at the same instant, and nothing that must not
 //! diverge depends on it: that is the business of consensus.
@@ -13,7 +13,7 @@
 //!
 //! A vote carries a *beacon*: the leader's own signed stamp, relayed unchanged, with the time it has
 //! been on its way. A beacon is valid for `Δc + M·Δr` (M = 2 · diameter) after it was made, so a
-//! leader that stops making new ones is forgotten by everybody within that time, however often its
+//! leader that stops making new ones is forgotten by every node within that time, however often its
 //! last beacon is passed on. No two clocks are compared: each relay adds the time it kept the beacon.
 
 use std::collections::BTreeMap;
@@ -39,16 +39,16 @@ const MAX_SIGHTINGS: usize = 1_024;
 /// What to do when the sampled votes name as many leaders as there are votes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TieBreak {
-    /// The highest (term, reign, hash of the name) among the sampled and the current leader: everybody
-    /// orders candidates the same way, so the order spreads like a rumour, and one who has led for
+    /// The highest (term, reign, hash of the name) among the sampled and the current leader: every node
+    /// orders candidates the same way, so the order spreads like a rumour, and a node that has led for
     /// long is not displaced by a newcomer.
     #[default]
     Ranked,
-    /// One of the sampled at random, as the specification documents. It flaps.
+    /// One of the sampled at random. It flaps.
     Random,
 }
 
-/// The parameters of the election; the defaults are the specification's.
+/// The parameters of the election.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ElectionConfig {
@@ -60,13 +60,13 @@ pub struct ElectionConfig {
     pub delta_e: Duration,
     /// Δd, the dissemination phase (200 ms).
     pub delta_d: Duration,
-    /// Δr, a whole round (300 ms); at least Δe + Δd. One second or more is the specification's option C.
+    /// Δr, a whole round (300 ms); at least Δe + Δd. A second or more: calmer, and slower to agree.
     pub delta_r: Duration,
     /// How ties are broken.
     pub tie: TieBreak,
-    /// Option A: an established leader that is still seen is kept at least this long (3 s; none: off).
+    /// An established leader that is still seen is kept at least this long (3 s; none: off).
     pub sticky: Option<Duration>,
-    /// Option B: by how many votes of the sample a challenger of a higher rank must beat an
+    /// By how many votes of the sample a challenger of a higher rank must beat an
     /// established leader (0: rank alone decides; 1 to 3: calmer, and slower to agree after a partition).
     pub hysteresis: u32,
 }
@@ -87,7 +87,7 @@ impl Default for ElectionConfig {
 }
 
 impl ElectionConfig {
-    /// The specification's election as documented: random ties, no stickiness, no hysteresis.
+    /// The rule of bbsvx as published (`docs/coming-from.md`): random ties, no stickiness, no hysteresis.
     #[must_use]
     pub fn documented() -> Self {
         Self { tie: TieBreak::Random, sticky: None, hysteresis: 0, ..Self::default() }
@@ -126,10 +126,9 @@ impl ElectionConfig {
     }
 }
 
-/// A leader's own word that it lives.
+/// A leader's own sign that it lives.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Beacon {
-    /// Who speaks.
     pub leader: PeerId,
     /// The consensus term it leads, or 0.
     pub term: u64,
@@ -144,11 +143,10 @@ pub struct Beacon {
 /// `leader_election_info`: what a node tells its neighbours every round.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vote {
-    /// Who votes.
     pub voter: PeerId,
     /// Strictly increasing with every vote of this voter.
     pub seq: u64,
-    /// The leader voted for. Shared: one beacon is relayed by everybody.
+    /// The leader voted for. Shared: every node relays the same beacon.
     pub beacon: Arc<Beacon>,
     /// Milliseconds since the beacon was made, as far as the voter knows.
     pub age: u32,
@@ -161,7 +159,7 @@ pub struct Vote {
 /// Why a vote was thrown away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rejected {
-    /// A signature does not fit, or the voter is not who sent it.
+    /// A signature does not fit, or another node than the voter sent it.
     Forged,
     /// A vote with this number or a later one was seen before.
     Replayed,
@@ -284,7 +282,7 @@ impl Election {
         }
     }
 
-    /// Those whose vote came within the last two rounds, and whether they want one in return.
+    /// The voters of the last two rounds, and whether they want a vote in return.
     pub fn recent_voters(&self, now: Tick) -> impl Iterator<Item = (PeerId, bool)> {
         let span = self.config.delta_r * 2;
         let recent =
@@ -432,8 +430,8 @@ impl Election {
         self.neighbours = neighbours;
         // Sightings stay, up to their bound: a node that forgot a stamp would take it for new again.
         let votes: Vec<PeerId> = {
-            // A vote of ten rounds ago is valid, but its voter has thought on since: those that
-            // spoke lately are asked first. (The documented mode asks any valid one.)
+            // A vote of ten rounds ago is valid, but its voter has thought on since: the latest
+            // votes are sampled first. (With random ties, any valid one is.)
             let lately = self.config.delta_r * 5 / 4;
             let valid = || self.neighbours.values();
             let mut all: Vec<_> =
@@ -475,7 +473,7 @@ impl Election {
                     None if *who == self.me => (self.my_term, self.my_reign(now), who.rank()),
                     None => (0, 0, who.rank()),
                 };
-                // One that leads by consensus stands by itself, or nobody would ever hear of its term.
+                // A node that leads by consensus stands by itself, or no other would ever hear of its term.
                 let me = (self.my_term > 0).then_some(self.me);
                 let best = votes.iter().copied().chain(me).max_by_key(rank).unwrap_or(current);
                 if best == current || rank(&best) <= rank(&current) {
@@ -501,8 +499,8 @@ impl Election {
         }
     }
 
-    /// One that leads by consensus, or has led the gossip for a validity time: before, a leader is a
-    /// candidate that happens to be ahead, and nobody should stick to it.
+    /// A node that leads by consensus, or has led the gossip for a validity time: before, a leader is a
+    /// candidate that happens to be ahead, and no node should stick to it.
     fn established(&self, leader: &PeerId, now: Tick) -> bool {
         if *leader == self.me {
             return self.my_term > 0 || self.my_reign(now) > 0;
@@ -510,7 +508,7 @@ impl Election {
         self.sightings.get(leader).is_some_and(|s| s.beacon.term > 0 || s.beacon.reign > 0)
     }
 
-    /// Counted in validity times: whoever is younger than one is as good as anybody.
+    /// Counted in validity times: a leader younger than one is as good as any candidate.
     fn my_reign(&self, now: Tick) -> u32 {
         if self.current != self.me {
             return 0;

@@ -148,7 +148,7 @@ pub struct Snapshot {
     pub index: u64,
     /// What it replaces of the consensus log, if its maker had one.
     pub point: Option<SnapshotPoint>,
-    /// Those that were removed, as of that point.
+    /// The nodes that were removed, as of that point.
     pub barred: BTreeSet<PeerId>,
     /// The frozen [`Chain`].
     pub chain: Vec<u8>,
@@ -200,14 +200,7 @@ pub enum Output {
     /// A goal that was submitted had been decided before, as this record.
     Known(TxId, u64),
     /// Read these records from the history and send them to the peer as [`Message::History`].
-    ReadHistory {
-        /// Who asked.
-        to: PeerId,
-        /// First index.
-        from: u64,
-        /// Last index.
-        upto: u64,
-    },
+    ReadHistory { to: PeerId, from: u64, upto: u64 },
     /// Something to tell the operator.
     Event(Event),
 }
@@ -219,9 +212,7 @@ pub enum Event {
     HintChanged(LeaderChange),
     /// The committed leader changed; `None`: there is none for now.
     LeaderChanged {
-        /// Who leads.
         leader: Option<PeerId>,
-        /// In which term.
         term: u64,
         /// Goals that were waiting for the former one, and are sent on.
         waiting: usize,
@@ -315,9 +306,10 @@ pub struct Engine<M: StateMachine, C: Commit = Raft> {
     chain: Chain<M>,
     /// Position in the consensus log of the last command applied from it.
     applied_log: u64,
-    /// Those an operator removed, as of `applied_log`: they become members only if one adds them again.
+    /// The nodes that an operator removed, as of `applied_log`: they become members only if an operator
+    /// adds them again.
     barred: BTreeSet<PeerId>,
-    /// Bytes applied since the last snapshot: what consensus keeps in memory for those behind.
+    /// Bytes applied since the last snapshot: what consensus keeps in memory for members that are behind.
     unsnapped: usize,
     lead: Option<Lead<M>>,
     pending: BTreeMap<TxId, Pending>,
@@ -452,7 +444,8 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
         &self.chain
     }
 
-    /// The leader to whom goals go: the committed one, or for a node outside of it, the one gossip names.
+    /// The leader that goals are sent to: the committed one, or for a node outside of consensus, the one
+    /// that gossip names.
     #[must_use]
     pub fn leader(&self) -> Option<PeerId> {
         self.leader
@@ -470,7 +463,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
         self.pending.len()
     }
 
-    /// Those an operator removed and did not add again, as far as this node knows.
+    /// The nodes that an operator removed and did not add again, as far as this node knows.
     #[must_use]
     pub fn barred(&self) -> &BTreeSet<PeerId> {
         &self.barred
@@ -489,7 +482,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
     }
 
     /// Until when this node may act as leader. Never on the hint alone: the term's first entry is
-    /// committed, and a majority of the voters has promised to elect nobody else for so long.
+    /// committed, and a majority of the voters has promised to elect no other for so long.
     #[must_use]
     pub fn acting(&self, now: Tick) -> Option<Acting> {
         let status = self.commit.status(now);
@@ -541,8 +534,8 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
         self.settle(now);
     }
 
-    /// Changes the voters and learners, if this node leads. One that is removed does not come back by
-    /// itself, whoever leads then: only a [`MemberChange::Learn`] or `Promote` of an operator lets it in.
+    /// Changes the voters and learners, if this node leads. A node that is removed does not come back
+    /// by itself, also under another leader: only a [`MemberChange::Learn`] or `Promote` of an operator lets it in.
     ///
     /// # Errors
     /// See [`CommitError`].
@@ -670,8 +663,8 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
             }
             Ok(Command::Bar(peer)) => drop(self.barred.insert(peer)),
             Ok(Command::Admit(peer)) => drop(self.barred.remove(&peer)),
-            Err(e) => {
-                self.halt(format!("entry {log_index} of the consensus log is no record: {e}"))
+            Err(error) => {
+                self.halt(format!("entry {log_index} of the consensus log is no record: {error}"))
             }
         }
         self.applied_log = log_index;
@@ -696,8 +689,8 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
                 true
             }
             Err(ChainError::Gap { .. }) => false,
-            Err(e @ (ChainError::Fork(_) | ChainError::Twice(_) | ChainError::Refused(..))) => {
-                self.halt(e.to_string());
+            Err(error @ (ChainError::Fork(_) | ChainError::Twice(_) | ChainError::Refused(..))) => {
+                self.halt(error.to_string());
                 false
             }
         }
@@ -728,7 +721,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
         // Gossip is slower than consensus: a leader of an earlier term than is known here is history.
         let hint_term = self.gossip.election().leader_term();
         let named = (hint_term > 0 && hint_term >= status.term).then_some(hint);
-        // One that was removed while it was away still believes to be a member: gossip tells it.
+        // A node that was removed while it was away still believes to be a member: gossip tells it.
         let leader = if attached { status.leader } else { named.filter(|l| *l != self.me) };
         if leader != self.leader || (attached && status.term != self.term) {
             self.leader = leader;
@@ -750,7 +743,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
         status.members.contains(&self.me) && status.leader.is_some()
     }
 
-    /// Lets those that asked become learners, and learners that caught up become voters.
+    /// Nodes that asked become learners, and learners that caught up become voters.
     fn tick_members(&mut self, now: Tick) {
         let status = self.commit.status(now);
         if status.acting_until.is_some() && status.members.next.is_empty() {

@@ -12,8 +12,8 @@ use crate::message::Message;
 use crate::spray::{Spray, SprayConfig, SprayMessage};
 use tenure_core::Tick;
 
-/// How many of those that voted here, and are not in the view, get a vote in return each round:
-/// so many at least, and those that hear of too few others up to a bound.
+/// How many of the voters that are not in the view get a vote in return each round: so many at least,
+/// and more if they hear of too few others, up to a bound.
 const ANSWERED: usize = 3;
 const MAX_ANSWERED: usize = 32;
 
@@ -34,12 +34,12 @@ pub struct Gossip {
     keys: Box<dyn Keys>,
     rng: SmallRng,
     out: VecDeque<GossipOutput>,
-    /// The vote of this round and those it still has to be sent to.
+    /// The vote of this round and the peers that it still has to be sent to.
     ballot: Option<(Vec<PeerId>, Vote)>,
 }
 
 impl Gossip {
-    /// A node that knows nobody yet. `incarnation` must grow with every start of this node.
+    /// A node that knows no other yet. `incarnation` must grow with every start of this node.
     pub fn new(
         keys: Box<dyn Keys>,
         namespace: &str,
@@ -149,7 +149,7 @@ impl Gossip {
             self.out.extend(change.map(GossipOutput::Leader));
             if let Some(vote) = vote {
                 // Arcs have a direction, and a node to which none leads would hear nothing: it says
-                // so to those it speaks to, and is answered.
+                // so in its votes, and is answered.
                 let mut to = self.spray.neighbours();
                 let mut back: Vec<_> =
                     self.election.recent_voters(now).filter(|(p, _)| !to.contains(p)).collect();
@@ -176,8 +176,8 @@ impl Gossip {
         next
     }
 
-    /// The vote to be sent, and to whom: for those who can send one to many. Others get it from
-    /// [`Gossip::poll_output`], copy by copy.
+    /// The vote to be sent and its receivers, for a driver that can send one message to many. Other
+    /// drivers get it from [`Gossip::poll_output`], copy by copy.
     pub fn poll_vote(&mut self) -> Option<(Vec<PeerId>, Vote)> {
         self.ballot.take()
     }

@@ -49,7 +49,7 @@ impl fmt::Debug for Hash {
 pub struct TxId(pub [u8; 16]);
 
 impl TxId {
-    /// A name nobody else has chosen.
+    /// A name that no other caller has chosen.
     #[must_use]
     pub fn random() -> Self {
         Self(rand::random())
@@ -95,9 +95,9 @@ pub struct Record {
     pub prev: Hash,
     /// The consensus term in which it was executed.
     pub term: u64,
-    /// Who executed it.
+    /// The node that executed it.
     pub leader: PeerId,
-    /// Its name.
+    /// The name that its caller chose.
     pub tx: TxId,
     /// What was asked for.
     pub goal: Vec<u8>,
@@ -252,7 +252,7 @@ impl<M: StateMachine> Chain<M> {
             return Err(ChainError::Twice(record.tx));
         }
         if let Outcome::Done(diff) = &record.outcome {
-            self.machine.apply(diff).map_err(|e| ChainError::Refused(record.index, e))?;
+            self.machine.apply(diff).map_err(|why| ChainError::Refused(record.index, why))?;
         }
         self.index = record.index;
         self.head = record.hash();
@@ -291,7 +291,7 @@ impl<M: StateMachine> Chain<M> {
     /// # Errors
     /// What is wrong with the bytes.
     pub fn thaw(bytes: &[u8]) -> Result<Self, String> {
-        let f: Frozen = postcard::from_bytes(bytes).map_err(|e| e.to_string())?;
+        let f: Frozen = postcard::from_bytes(bytes).map_err(|error| error.to_string())?;
         Ok(Self {
             machine: M::restore(&f.machine)?,
             index: f.index,

@@ -149,7 +149,7 @@ impl<M: StateMachine> Host<M> {
     }
 
     /// The gate of a namespace. It opens only while this node is the committed leader, that leader's
-    /// first entry is committed, and a majority of voters has promised to elect nobody else: the same
+    /// first entry is committed, and a majority of voters has promised to elect no other: the same
     /// guarantee as on PostgreSQL, *exclusive*. The gossip hint alone never opens it. Its epoch is the
     /// consensus term.
     #[must_use]
@@ -158,7 +158,7 @@ impl<M: StateMachine> Host<M> {
     }
 
     /// Submits a goal and waits for its record. Cancel-safe in this sense: the goal may be decided
-    /// although nobody waits; submit it again under the same `tx` to learn how.
+    /// although no caller waits; submit it again under the same `tx` to learn how.
     ///
     /// # Errors
     /// [`HostError::Refused`] if it was not taken, [`HostError::Stopped`].
@@ -231,7 +231,7 @@ impl<M: StateMachine> Host<M> {
         Ok(self.ask(|done| FromHost::Members(name, change, done)).await??)
     }
 
-    /// Gives leadership up: no act begins any more, those in flight are waited for (one lease at most),
+    /// Gives leadership up: no act begins any more, acts in flight are waited for (one lease at most),
     /// then the gate is shut and the voters are free to elect another.
     ///
     /// # Errors

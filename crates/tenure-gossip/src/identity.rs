@@ -1,4 +1,4 @@
-//! Who a node is: an ed25519 public key, and the means to sign as it and to check others.
+//! The identity of a node: an ed25519 public key, and the means to sign with it and to check others.
 
 use std::fmt;
 
@@ -16,7 +16,7 @@ impl PeerId {
         u64::from_be_bytes(self.0[..8].try_into().expect("eight of thirty-two bytes"))
     }
 
-    /// The rank that breaks ties: a hash, so that nobody is favoured for the look of its key.
+    /// The rank that breaks ties: a hash, so that no node is favoured for the look of its key.
     #[must_use]
     pub fn rank(&self) -> u64 {
         // One multiplication round of splitmix over the key's words: uniform, cheap, and no secret.

@@ -30,35 +30,25 @@ const MAX_ALL: usize = 1_024;
 /// What a caller wants of the store.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
+#[allow(missing_docs, reason = "the names say it")]
 pub enum KvGoal {
     /// Set a value.
-    Put {
-        /// Which.
-        key: String,
-        /// To what.
-        value: Value,
-    },
+    Put { key: String, value: Value },
     /// Remove a value; it need not exist.
-    Delete {
-        /// Which.
-        key: String,
-    },
-    /// Add to an integer; one that does not exist counts as 0.
+    Delete { key: String },
+    /// Add to an integer; a missing one counts as 0.
     Increment {
-        /// Which.
         key: String,
-        /// How much (1).
+        /// Default: 1.
         #[serde(default = "one")]
         by: i64,
     },
-    /// Set a value only if it is what one thinks it is.
+    /// Set a value only if it is what the caller expects.
     Cas {
-        /// Which.
         key: String,
         /// What it must be now; nothing: it must not exist.
         #[serde(default)]
         expect: Option<Value>,
-        /// To what.
         value: Value,
     },
     /// All of them in order, or none.
@@ -187,21 +177,22 @@ impl StateMachine for Kv {
     }
 
     fn execute(&self, goal: &[u8]) -> Result<Vec<u8>, String> {
-        let goal = serde_json::from_slice(goal).map_err(|e| format!("not a goal: {e}"))?;
+        let goal = serde_json::from_slice(goal).map_err(|error| format!("not a goal: {error}"))?;
         let mut changes = Vec::new();
         self.plan(goal, &mut changes)?;
-        serde_json::to_vec(&changes).map_err(|e| e.to_string())
+        serde_json::to_vec(&changes).map_err(|error| error.to_string())
     }
 
     fn apply(&mut self, diff: &[u8]) -> Result<(), String> {
-        let changes: Vec<Change> = serde_json::from_slice(diff).map_err(|e| e.to_string())?;
+        let changes: Vec<Change> =
+            serde_json::from_slice(diff).map_err(|error| error.to_string())?;
         self.change(&changes);
         Ok(())
     }
 
     fn query(&self, question: &[u8]) -> Result<Vec<u8>, String> {
         let question =
-            serde_json::from_slice(question).map_err(|e| format!("not a question: {e}"))?;
+            serde_json::from_slice(question).map_err(|error| format!("not a question: {error}"))?;
         let answer = match question {
             KvQuestion::Get(key) => serde_json::to_vec(&self.0.get(&key).map(|v| (v,))),
             KvQuestion::After(key) => {
@@ -220,7 +211,7 @@ impl StateMachine for Kv {
                 serde_json::to_vec(&page)
             }
         };
-        answer.map_err(|e| e.to_string())
+        answer.map_err(|error| error.to_string())
     }
 
     fn snapshot(&self) -> Vec<u8> {
@@ -229,7 +220,8 @@ impl StateMachine for Kv {
     }
 
     fn restore(bytes: &[u8]) -> Result<Self, String> {
-        let all: Vec<(String, Value)> = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
+        let all: Vec<(String, Value)> =
+            serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
         Ok(Self(all.into_iter().collect()))
     }
 }

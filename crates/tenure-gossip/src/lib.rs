@@ -20,17 +20,17 @@
 //! - Without a majority of the voters nothing commits and no gate is open.
 //! - A process can be paused between the gate's yes and its effect; only a fence can help there.
 //!
-//! # Who is authoritative
+//! # What is authoritative
 //!
 //! ```text
 //!   SPRAY view ──► election by gossip ──hint──► consensus (noraft)     ──► history ──► state machine
-//!   (whom I know)  (whom we believe in)         (what is decided:          (hash       (what it
+//!   (known peers)  (believed leader)            (what is decided:          (hash       (what it
 //!                                                a majority of voters)      chain)      means)
 //!                                                      │
 //!                                                      └── lease ──► gate
 //! ```
 //!
-//! Consensus decides; gossip only says who should stand first. The rooms, in that order: `spray`,
+//! Consensus decides; gossip only says which voter should stand first. The rooms, in that order: `spray`,
 //! `election`, `gossip`, `commit`, `history`; `engine` puts them together without I/O, `driver` runs an
 //! engine for every namespace on a thread, with `storage` and `net`; [`Host`] is what an application
 //! holds, [`Client`] asks a node from outside. `tenure-sim` runs the same engines under a clock, a
@@ -49,7 +49,7 @@
 //!
 //! | fault | what happens |
 //! |---|---|
-//! | leader crashes, freezes, is cut off | its gate shuts by the clock; another is elected after the promise |
+//! | leader crashes, freezes, is cut off | its gate shuts by the clock; another node is elected after the promise |
 //! | leader stops or steps down | no new act; acts in flight end (one lease at most); voters freed, successor in milliseconds |
 //! | voter is removed | it follows by history, and votes again only if it is added again |
 //! | goal unanswered | sent again every second; after the goal timeout, history from 3 peers |

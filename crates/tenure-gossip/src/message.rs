@@ -10,7 +10,7 @@ use crate::spray::SprayMessage;
 /// Longest goal in bytes.
 pub const MAX_GOAL: usize = 256 << 10;
 /// Longest diff in bytes. A goal whose diff is longer is rejected: a record must fit into a frame, or
-/// it could never reach anybody.
+/// it could never reach another node.
 pub const MAX_DIFF: usize = 1 << 20;
 /// Longest reason of a rejection in characters; more is cut off.
 pub const MAX_REASON: usize = 1 << 10;
@@ -21,7 +21,7 @@ pub const MAX_HISTORY_BYTES: usize = 1 << 20;
 /// Bytes in one piece of a snapshot.
 pub const SNAPSHOT_PIECE: usize = 256 << 10;
 
-/// A message within a namespace. The names in the comments are the specification's.
+/// A message within a namespace. The names in the comments are the ones that metrics show.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Message {
     /// Peer sampling.
@@ -32,9 +32,7 @@ pub enum Message {
     Consensus(ConsensusMessage),
     /// The goal, on its way to the leader.
     Goal {
-        /// The transaction's name.
         tx: TxId,
-        /// What is wanted.
         goal: Vec<u8>,
         /// How many more times it may be passed on.
         hops: u8,
@@ -42,46 +40,25 @@ pub enum Message {
     /// The processed transaction with its diff. Sent only of what is committed.
     Processed(Record),
     /// `ontology_history_request`, both ends included.
-    HistoryRequest {
-        /// The oldest index wanted.
-        from: u64,
-        /// The youngest.
-        upto: u64,
-    },
+    HistoryRequest { from: u64, upto: u64 },
     /// `ontology_history`: committed records in order.
     History {
-        /// The records.
         records: Vec<Record>,
         /// The last index the sender has applied.
         last: u64,
     },
     /// A snapshot is there to be fetched.
     SnapshotOffer {
-        /// The last record it covers.
         index: u64,
         /// How far into the consensus log it reaches; 0: not at all.
         log: u64,
-        /// Its length.
         length: u64,
-        /// Its hash.
         hash: Hash,
     },
     /// Asks for the piece of an offered snapshot that begins at `offset`.
-    SnapshotRequest {
-        /// Which.
-        hash: Hash,
-        /// Where.
-        offset: u64,
-    },
+    SnapshotRequest { hash: Hash, offset: u64 },
     /// A piece of a snapshot.
-    SnapshotPiece {
-        /// Which.
-        hash: Hash,
-        /// Where.
-        offset: u64,
-        /// The bytes.
-        bytes: Vec<u8>,
-    },
+    SnapshotPiece { hash: Hash, offset: u64, bytes: Vec<u8> },
     /// "I want to receive the log and to vote."
     Enlist,
 }

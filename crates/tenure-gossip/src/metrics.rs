@@ -1,6 +1,6 @@
 //! The names of what is counted. They are contract: dashboards are built on them.
 //!
-//! Every one carries the label `namespace`, except those of connections.
+//! Every metric carries the label `namespace`, except the metrics of connections.
 
 /// Counter: how often this node's gossip named another leader.
 pub const LEADER_CHANGES: &str = "tenure_gossip_leader_changes_total";
@@ -25,7 +25,7 @@ pub const MISCONDUCT: &str = "tenure_gossip_connections_dropped_total";
 /// Counter: messages that found the peer's queue full.
 pub const DROPPED: &str = "tenure_gossip_messages_dropped_total";
 
-/// All names, for whoever documents or checks them.
+/// All names, for the manual and its test.
 pub const ALL: [&str; 11] = [
     LEADER_CHANGES,
     LEADER_TENURE,

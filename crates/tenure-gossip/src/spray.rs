@@ -125,7 +125,7 @@ pub struct Spray {
     open: Option<Open>,
     next: Tick,
     exchanges: u32,
-    /// Those that went silent, and the exchange from which on their names are taken again.
+    /// Peers that went silent, and the exchange from which on their names are taken again.
     silent: BTreeMap<PeerId, u32>,
 }
 
@@ -160,7 +160,7 @@ impl Spray {
         self.view.len()
     }
 
-    /// Everyone this node has met and still remembers.
+    /// The peers that this node has met and still remembers.
     pub fn known(&self) -> impl Iterator<Item = &PeerId> {
         self.known.iter()
     }
@@ -275,7 +275,7 @@ impl Spray {
             return Vec::new();
         }
         self.exchanges = self.exchanges.wrapping_add(1);
-        // One that has just joined sits in a corner of the group, close to its contact: it mixes fast.
+        // A node that has just joined sits in a corner of the group, close to its contact: it mixes fast.
         let period = self.config.period / if self.exchanges < BRISK { 10 } else { 1 };
         self.next = now + jitter(period, rng);
         self.view.iter_mut().for_each(|a| a.age = a.age.saturating_add(1));
@@ -349,7 +349,7 @@ impl Spray {
         self.view.iter_mut().filter(|a| a.peer == peer).for_each(|a| a.missed = 0);
     }
 
-    /// Up to `count` arcs, none of those already offered to somebody else.
+    /// Up to `count` arcs; arcs that are offered to another partner are left out.
     fn pick(&self, count: usize, rng: &mut SmallRng) -> Vec<PeerId> {
         let mut all: Vec<_> = self.view.iter().map(|a| a.peer).collect();
         for taken in self.open.iter().flat_map(|o| &o.offered) {
@@ -503,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_its_own_neighbour() {
+    fn no_node_is_its_own_neighbour() {
         let mut g = Group::of(60, 3);
         g.run(12);
         assert!(g.nodes.iter().all(|(p, s)| !s.neighbours().contains(p)));
@@ -523,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_leaves_is_forgotten_at_once_by_its_neighbours() {
+    fn a_node_that_leaves_is_forgotten_at_once_by_its_neighbours() {
         let mut g = Group::of(20, 5);
         g.run(5);
         let gone = g.nodes.remove(&id(4)).expect("there");
@@ -546,7 +546,7 @@ mod tests {
         }
         g.run(40);
         let after = mean(&g);
-        // One whose last arc is just on its way names itself in its next exchange.
+        // A node whose last arc is just on its way names itself in its next exchange.
         assert!(g.reachable() >= 297, "{} of 300", g.reachable());
         assert!(after < before && after > 0.6 * 300f64.ln(), "{before} arcs, then {after}");
     }

@@ -31,15 +31,15 @@ pub enum StoreError {
     #[error(
         "the store is damaged: {0}; give this node a fresh folder (and with it, a fresh identity)"
     )]
-    Damaged(String),
+    Damaged(Box<dyn std::error::Error + Send + Sync>),
 }
 
-fn io(e: impl Into<redb::Error>) -> StoreError {
-    StoreError::Io(Box::new(e.into()))
+fn io(error: impl Into<redb::Error>) -> StoreError {
+    StoreError::Io(Box::new(error.into()))
 }
 
 fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, StoreError> {
-    postcard::from_bytes(bytes).map_err(|e| StoreError::Damaged(e.to_string()))
+    postcard::from_bytes(bytes).map_err(|error| StoreError::Damaged(Box::new(error)))
 }
 
 fn encode<T: Serialize>(value: &T) -> Vec<u8> {
@@ -142,7 +142,7 @@ impl Store {
         let durable = batch.iter().any(|(_, w)| w.is_durable());
         let mut tx = self.db.begin_write().map_err(io)?;
         tx.set_durability(if durable { Durability::Immediate } else { Durability::None })
-            .map_err(|e| StoreError::Io(Box::new(e)))?;
+            .map_err(|error| StoreError::Io(Box::new(error)))?;
         {
             let mut meta = tx.open_table(META).map_err(io)?;
             let mut log = tx.open_table(LOG).map_err(io)?;

@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_single_voter_needs_nobody() {
+    fn a_single_voter_needs_no_other() {
         let members = Members { voters: voters(1..=1), ..Members::default() };
         let e = Echoes::default();
         assert_eq!(e.acting_until(id(1), &members, LEASE, at(7)), Some(at(1_007)));

@@ -60,7 +60,7 @@ pub struct Raft {
     /// When the present leader was last heard.
     heard: Option<Tick>,
     echoes: Echoes,
-    /// Who would vote for this node in the term it asks about.
+    /// The voters that would vote for this node in the term it asks about.
     prevotes: Option<(u64, BTreeSet<PeerId>)>,
     hinted: Option<PeerId>,
     out: VecDeque<CommitOutput>,
@@ -92,7 +92,7 @@ impl Raft {
     }
 
     /// Consensus as it was found on disk. It keeps still for the longest lease it ever promised:
-    /// it does not remember to whom, or since when.
+    /// it does not remember to which leader, or since when.
     pub fn restore(
         me: PeerId,
         config: CommitConfig,

@@ -45,7 +45,6 @@ pub enum EntryKind {
 pub enum ConsensusMessage {
     /// Entries, or none: a heartbeat.
     Append {
-        /// The leader's term.
         term: u64,
         /// What is committed.
         commit: u64,
@@ -60,14 +59,12 @@ pub enum ConsensusMessage {
     },
     /// The answer.
     Appended {
-        /// The follower's term.
         term: u64,
         /// Its last entry.
         last: Position,
-        /// The echo.
         beat: u64,
     },
-    /// "Would you vote for me?" Raises nobody's term.
+    /// "Would you vote for me?" It raises no term.
     PreVote {
         /// The term it would stand in.
         term: u64,
@@ -78,7 +75,6 @@ pub enum ConsensusMessage {
     PreVoted {
         /// The term that was asked about, if granted; the answerer's own, if not.
         term: u64,
-        /// Yes or no.
         granted: bool,
     },
     /// "Vote for me."
@@ -89,17 +85,12 @@ pub enum ConsensusMessage {
         last: Position,
     },
     /// The answer.
-    Voted {
-        /// The voter's term.
-        term: u64,
-        /// Yes or no.
-        granted: bool,
-    },
+    Voted { term: u64, granted: bool },
     /// The leader of `term` has shut its gate and frees the voters of their promise.
     Release {
         /// The term that ends.
         term: u64,
-        /// Who may stand at once.
+        /// The voter that may stand at once.
         successor: Option<PeerId>,
     },
 }

@@ -16,7 +16,7 @@ const MAX_WAITING: usize = 4_096;
 /// Callers that wait for one transaction, at most.
 const MAX_SAME: usize = 16;
 
-/// Who hears that leadership was given up.
+/// A caller that waits until leadership is given up.
 pub(crate) enum Told {
     Local(Answerer<()>),
     Client(Outbox),
@@ -24,7 +24,7 @@ pub(crate) enum Told {
 
 impl Told {
     pub(crate) fn tell(self, result: Result<(), Refusal>) {
-        // Whoever no longer waits does not need to be told.
+        // A caller that no longer waits needs no answer.
         match (self, result) {
             (Self::Local(done), result) => drop(done.send(result)),
             (Self::Client(out), Ok(())) => drop(out.answer(Answer::Done)),
@@ -35,7 +35,7 @@ impl Told {
 
 impl<M: StateMachine> Driver<M> {
     pub(crate) fn hear_host(&mut self, input: FromHost<M>) -> Result<(), StoreError> {
-        // An answer nobody waits for any more is not needed.
+        // A caller that no longer waits needs no answer.
         match input {
             FromHost::Submit { namespace, tx, goal, done } => {
                 self.submit(&namespace, tx, goal, Waiter::Local(done));
@@ -152,8 +152,8 @@ impl<M: StateMachine> Driver<M> {
         Ok(self.carried(name)?.engine.change_members(now(), change)?)
     }
 
-    /// Begins to give leadership up: no new act begins, those in flight end within the lease (a gate
-    /// admits none that may take longer), and only then are the voters freed of their promise.
+    /// Begins to give leadership up: no new act begins, acts in flight end within the lease (a gate
+    /// admits no act that may take longer), and only then are the voters freed of their promise.
     fn step_down(&mut self, name: &str, told: Told) {
         let at = now();
         let ns = match self.carried(name) {

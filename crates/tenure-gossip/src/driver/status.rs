@@ -12,26 +12,24 @@ use crate::machine::StateMachine;
 /// How a node stands.
 #[derive(Debug, Clone, Serialize)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct Status {
-    /// The node.
     pub id: String,
-    /// Where others reach it.
     pub address: String,
     /// Nodes connected to it.
     pub connected: Vec<String>,
-    /// Every namespace.
     pub namespaces: Vec<NamespaceStatus>,
 }
 
 /// How a namespace stands on a node.
 #[derive(Debug, Clone, Serialize)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct NamespaceStatus {
-    /// Its name.
     pub namespace: String,
-    /// Whom gossip names: a hint.
+    /// The leader that gossip names: a hint.
     pub hint: String,
-    /// For how many milliseconds.
+    /// For how many milliseconds it has been named.
     pub hint_ms: u64,
     /// The committed leader, as far as this node knows.
     pub leader: Option<String>,
@@ -41,11 +39,11 @@ pub struct NamespaceStatus {
     pub term: u64,
     /// Whether this node's gate is open.
     pub acting: bool,
-    /// Those whose majority decides.
+    /// The nodes whose majority decides.
     pub voters: Vec<String>,
-    /// Those that receive the log without voting.
+    /// The nodes that receive the log without voting.
     pub learners: Vec<String>,
-    /// Those an operator removed: they vote again only if one adds them.
+    /// The nodes that an operator removed: they vote again only if an operator adds them.
     pub removed: Vec<String>,
     /// The last record applied.
     pub index: u64,

@@ -140,7 +140,7 @@ fn a_replayed_vote_is_rejected_and_counted() {
 }
 
 #[test]
-fn a_stale_beacon_is_rejected_whoever_passes_it_on_and_whatever_age_it_claims() {
+fn a_stale_beacon_is_rejected_from_every_relay_and_whatever_age_it_claims() {
     let mut s = Scene::new();
     let beacon = Scene::beacon(9, 0, 0, 1);
     assert_eq!(s.hear(at(0), 2, beacon.clone(), 5_000), Err(Rejected::Stale));
@@ -290,7 +290,7 @@ fn real_signatures_are_checked_the_same_way() {
 }
 
 proptest! {
-    /// However often and by whomever a dead leader's last beacon is passed on, nobody follows it for
+    /// However often and through however many nodes a dead leader's last beacon is passed on, no node follows it for
     /// longer than its validity after it was first seen.
     #[test]
     fn a_dead_leader_cannot_be_kept_alive(ages in prop::collection::vec((0u32..4_000, 2u8..40, 1u64..900), 1..80)) {

@@ -1,4 +1,4 @@
-//! Goals: from whoever submits them to the leader, and again, until the history has them.
+//! Goals: from the caller to the leader, again and again, until the history has them.
 
 use super::{Command, Engine, Event, Output, SubmitError};
 use crate::commit::Commit;
@@ -58,7 +58,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
         hops: u8,
     ) {
         if let Some(index) = self.chain.find(&tx) {
-            // The one who asks has not heard yet: tell it.
+            // The node that asks has not heard of the record yet.
             self.out.push_back(Output::ReadHistory { to: from, from: index, upto: index });
         } else {
             self.route(now, tx, goal, hops.min(HOPS));

@@ -111,7 +111,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
             }
         }
         if members.voters.is_empty() {
-            // A node outside of consensus does not know who is in it. Whoever it does not reach
+            // A node outside of consensus does not know its members. A node that it does not reach
             // notices the gap by the next record, or within a second by asking.
             for peer in self.gossip.sample(2) {
                 self.out.push_back(Output::Send(peer, Message::Processed(record.clone())));

@@ -18,8 +18,8 @@ pub enum ClientError {
     /// The connection or the greeting.
     #[error(transparent)]
     Session(#[from] SessionError),
-    /// Nobody there.
-    #[error("nobody answers at {address} ({why}); is a node running there?")]
+    /// No node listens there.
+    #[error("no node answers at {address} ({why}); is a node running there?")]
     Unreachable {
         /// Where.
         address: String,
@@ -70,8 +70,8 @@ impl Client {
             }
             None => Box::new(stream),
         };
-        // A client may be refused a node's key list but is otherwise the node's equal in proving itself;
-        // whom it called it does not know, so it takes the node's word for its name.
+        // A client proves itself as a node does. It does not know which node it called, so it takes
+        // the node's word for its name.
         let admission = Admission { allow: None, ..admission.clone() };
         let Greeted { sender, receiver, .. } =
             greet(stream, Arc::new(keys), &admission, Role::Client, None, true).await?;
@@ -88,7 +88,7 @@ impl Client {
         self.next(patience).await
     }
 
-    /// The next answer: for who watches. Cancel-safe.
+    /// The next answer to an [`Ask::Watch`]. Cancel-safe.
     ///
     /// # Errors
     /// See [`ClientError`].

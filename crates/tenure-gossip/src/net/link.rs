@@ -1,4 +1,4 @@
-//! Connections: who is called, who calls, and what becomes of what they send.
+//! Connections: calls that this node makes and takes, and what becomes of the frames that arrive.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,9 +20,9 @@ use crate::message::Message;
 const CONNECT: Duration = Duration::from_secs(2);
 /// A connection without a frame for so long is closed; pings keep a quiet one open.
 const SILENCE: Duration = Duration::from_secs(30);
-/// KiB of frames that wait for the driver, of all connections together; whoever brings more waits.
+/// KiB of frames that wait for the driver, of all connections together; a connection that brings more waits.
 const INCOMING: u32 = 64 << 10;
-/// Contacts in one frame: those a node sends at once, and its own.
+/// Contacts in one frame: 64 that a node remembers, and its own.
 const MAX_CONTACTS_AT_ONCE: usize = 65;
 /// Connections that have not proven anything yet, and all of them.
 const GREETING_AT_ONCE: usize = 64;
@@ -105,12 +105,12 @@ pub(crate) fn listen(listener: TcpListener, shared: Arc<Shared>) -> JoinHandle<(
             };
             greeting.retain(|g| !g.is_closed());
             if greeting.len() >= GREETING_AT_ONCE {
-                // The one that has taken longest goes: the honest need milliseconds, so a crowd that
-                // connects and says nothing keeps nobody out.
+                // The connection that has taken longest goes: an honest peer needs milliseconds, so a
+                // crowd that connects and says nothing keeps no honest peer out.
                 greeting.pop_front();
             }
             let Ok(place) = all.clone().try_acquire_owned() else {
-                // Full. Whoever is honest comes again.
+                // Full. An honest peer calls again.
                 continue;
             };
             let (stays, evicted) = oneshot::channel();
@@ -118,7 +118,7 @@ pub(crate) fn listen(listener: TcpListener, shared: Arc<Shared>) -> JoinHandle<(
             let shared = shared.clone();
             tokio::spawn(async move {
                 let _place = place;
-                // Not cancel-safe, and need not be: whoever is evicted loses the connection with it.
+                // Not cancel-safe, and need not be: an evicted peer loses its connection.
                 let greeted = tokio::select! {
                     greeted = answer_call(stream, &shared) => greeted,
                     _ = evicted => Err(SessionError::Timeout),
@@ -128,7 +128,7 @@ pub(crate) fn listen(listener: TcpListener, shared: Arc<Shared>) -> JoinHandle<(
                         Role::Node => run(greeted, None, &shared).await,
                         Role::Client => serve(greeted, &shared).await,
                     },
-                    Err(e) => Err(e),
+                    Err(error) => Err(error),
                 };
                 report(&shared, result).await;
             });
@@ -136,7 +136,7 @@ pub(crate) fn listen(listener: TcpListener, shared: Arc<Shared>) -> JoinHandle<(
     })
 }
 
-/// Calls `address`; whoever answers must be `expected`, if that is known.
+/// Calls `address`; the node that answers must be `expected`, if that is known.
 pub(crate) fn call(address: String, expected: Option<PeerId>, shared: Arc<Shared>) {
     tokio::spawn(async move {
         match make_call(&address, expected, &shared).await {
@@ -224,7 +224,7 @@ async fn run(
         let (envelope, size) = tokio::select! {
             frame = receiver.next_sized(SILENCE) => match frame {
                 Ok(sized) => sized,
-                Err(e) => break Err(e),
+                Err(error) => break Err(error),
             },
             _ = &mut writer => break Err(SessionError::Closed),
         };
@@ -268,7 +268,7 @@ async fn serve(greeted: Greeted<Any>, shared: &Arc<Shared>) -> Result<(), Sessio
         let (envelope, size) = tokio::select! {
             frame = receiver.next_sized(Duration::from_secs(600)) => match frame {
                 Ok(sized) => sized,
-                Err(e) => break Err(e),
+                Err(error) => break Err(error),
             },
             _ = &mut writer => break Err(SessionError::Closed),
         };
@@ -306,11 +306,11 @@ async fn write(mut sender: super::session::Sender<Any>, mut outgoing: Outgoing) 
 }
 
 async fn report(shared: &Arc<Shared>, result: Result<(), SessionError>) {
-    if let Err(e) = result
-        && e.is_misconduct()
+    if let Err(error) = result
+        && error.is_misconduct()
     {
-        tracing::warn!(node = %shared.keys.id(), error = %e, "connection closed");
-        let _ = shared.driver.send(FromLink::Misconduct(e.reason())).await;
+        tracing::warn!(node = %shared.keys.id(), %error, "connection closed");
+        let _ = shared.driver.send(FromLink::Misconduct(error.reason())).await;
     }
 }
 

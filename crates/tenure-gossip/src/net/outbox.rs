@@ -60,14 +60,14 @@ impl Outbox {
         self.answer(Answer::Refused(why.to_string()))
     }
 
-    /// Whether nobody reads any more.
+    /// Whether the connection has ended.
     pub(crate) fn is_closed(&self) -> bool {
         self.frames.is_closed()
     }
 }
 
 impl Outgoing {
-    /// The next frame; `None` when nobody can write any more. Cancel-safe.
+    /// The next frame; `None` when every outbox is gone. Cancel-safe.
     pub(crate) async fn next(&mut self) -> Option<Bytes> {
         let frame = self.frames.recv().await?;
         self.waiting.fetch_sub(frame.len(), Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Two programs prove to each other who they are, and sign everything they say from then on.
+//! Two programs prove their identities to each other, and sign every frame from then on.
 //!
 //! ```text
 //!  dialler                          acceptor
@@ -37,17 +37,17 @@ const WRITE: Duration = Duration::from_secs(10);
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> Stream for T {}
 
-/// Who may talk to this node.
+/// Which nodes and clients may connect.
 #[derive(Debug, Clone, Default)]
 pub struct Admission {
-    /// The cluster's secret; all zero if it has none, which admits everybody who can connect.
+    /// The cluster's secret; all zero if it has none: every program that reaches the port is admitted.
     pub secret: [u8; 32],
-    /// If given, nobody else is admitted.
+    /// If given, only these are admitted.
     pub allow: Option<BTreeSet<PeerId>>,
 }
 
 impl Admission {
-    /// Whether anybody who reaches the port may join.
+    /// Whether every program that reaches the port may join.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.secret == [0; 32] && self.allow.is_none()
@@ -61,43 +61,43 @@ pub enum SessionError {
     /// The connection.
     #[error("connection: {0}")]
     Io(std::io::Error),
-    /// Too slow.
+    /// The other side was too slow.
     #[error("the other side was silent for too long")]
     Timeout,
     /// The connection was closed.
     #[error("the other side closed the connection")]
     Closed,
-    /// Not what was to be said.
+    /// What came is not part of the protocol.
     #[error("the other side sent garbage")]
     Garbage,
     /// The proof is wrong.
     #[error("the other side could not prove its identity, or does not know the cluster's secret")]
     Unproven,
-    /// Somebody else than expected, oneself included.
-    #[error("the other side is {0}, not the one that was called")]
+    /// Another node than the one called, or this node itself.
+    #[error("the other side is {0}, not the node that was called")]
     WrongPeer(PeerId),
-    /// It is not admitted.
-    #[error("{0} is not among those allowed")]
+    /// The other side is not admitted.
+    #[error("{0} is not on the list of nodes that may connect; add it there")]
     NotAllowed(PeerId),
-    /// It belongs elsewhere.
+    /// The other side is part of another cluster.
     #[error(
         "the other side belongs to another cluster; a cluster is bootstrapped once, others join it"
     )]
     OtherCluster,
-    /// It belongs nowhere yet.
+    /// The other side is part of no cluster yet.
     #[error("the other side has not joined a cluster yet; it is called again until it has")]
     NoCluster,
-    /// It speaks another version.
+    /// The other side speaks another version.
     #[error("the other side speaks version {0}, this one 1")]
     Version(u16),
-    /// It sends too fast.
+    /// The other side sends too fast.
     #[error("the other side sends more than a node ever does")]
     Flood,
 }
 
 impl From<std::io::Error> for SessionError {
-    fn from(e: std::io::Error) -> Self {
-        Self::Io(e)
+    fn from(error: std::io::Error) -> Self {
+        Self::Io(error)
     }
 }
 
@@ -226,8 +226,8 @@ async fn greet_unbounded<S: Stream>(
 }
 
 impl<S: Stream> Sender<S> {
-    /// Signs and sends, within a deadline. Not cancel-safe: a frame may be half written, so whoever
-    /// cancels must drop the session.
+    /// Signs and sends, within a deadline. Not cancel-safe: a frame may be half written, so a caller
+    /// that cancels must drop the session.
     pub(crate) async fn send(&mut self, envelope: &Envelope) -> Result<(), SessionError> {
         self.send_encoded(&encode(envelope)).await
     }
@@ -278,8 +278,10 @@ async fn next<R: AsyncRead + Unpin>(
     match frames.next().await {
         Some(Ok(frame)) => Ok(frame),
         // A length beyond the limit.
-        Some(Err(e)) if e.kind() == std::io::ErrorKind::InvalidData => Err(SessionError::Garbage),
-        Some(Err(e)) => Err(e.into()),
+        Some(Err(error)) if error.kind() == std::io::ErrorKind::InvalidData => {
+            Err(SessionError::Garbage)
+        }
+        Some(Err(error)) => Err(error.into()),
         None => Err(SessionError::Closed),
     }
 }

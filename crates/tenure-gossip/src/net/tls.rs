@@ -13,7 +13,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 /// The PEM files of mutual TLS.
 #[derive(Debug, Clone)]
 pub struct TlsFiles {
-    /// This node's certificate, and those between it and the authority.
+    /// This node's certificate, and the certificates between it and the authority.
     pub cert: PathBuf,
     /// Its key.
     pub key: PathBuf,

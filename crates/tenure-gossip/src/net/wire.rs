@@ -7,21 +7,21 @@ use crate::history::{Record, TxId};
 use crate::identity::{Keys, PeerId, Signature};
 use crate::message::Message;
 
-/// Largest frame in bytes, once both sides have proven who they are.
+/// Largest frame in bytes, once both sides have proven their identity.
 pub(crate) const MAX_FRAME: usize = 4 << 20;
-/// Largest frame before that.
+/// Largest frame in bytes before that.
 pub(crate) const MAX_GREETING: usize = 1 << 10;
 /// Longest namespace in bytes.
 pub(crate) const MAX_NAMESPACE: usize = 64;
 
-/// The first word of either side.
+/// The first message of either side.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Hello {
     /// The version of all this: 1.
     pub(crate) version: u16,
-    /// A node of the group, or somebody who asks one.
+    /// A node of the group, or a client.
     pub(crate) role: Role,
-    /// Who speaks.
+    /// The name of the side that says it.
     pub(crate) id: PeerId,
     /// Never used before.
     pub(crate) nonce: [u8; 32],
@@ -29,7 +29,7 @@ pub(crate) struct Hello {
     pub(crate) cluster: Option<[u8; 16]>,
 }
 
-/// In which capacity.
+/// What the other side of a session is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Role {
     /// A node of the group.
@@ -38,7 +38,7 @@ pub(crate) enum Role {
     Client,
 }
 
-/// The second word: proof of the first, over both sides' first words.
+/// The second message: proof of the first, over both sides' first messages.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Proof {
     /// Signature over the session.
@@ -47,28 +47,26 @@ pub(crate) struct Proof {
     pub(crate) mac: [u8; 32],
 }
 
-/// Where a node can be reached, in its own words.
+/// Where a node can be reached, signed by the node itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Contact {
-    /// Who.
     pub(crate) id: PeerId,
-    /// `host:port`.
+    /// `HOST:PORT`.
     pub(crate) address: String,
     /// Later ones replace earlier ones.
     pub(crate) stamp: u64,
-    /// Its own signature.
     pub(crate) signature: Signature,
 }
 
 impl Contact {
-    /// A contact in the words of `keys`.
+    /// A contact of the node that `keys` speak for.
     pub(crate) fn new(keys: &dyn Keys, address: String, stamp: u64) -> Self {
         let id = keys.id();
         let signature = keys.sign(&Self::text(&id, &address, stamp));
         Self { id, address, stamp, signature }
     }
 
-    /// Whether it is in the words of whom it names.
+    /// Whether the node that it names has signed it.
     pub(crate) fn is_genuine(&self, keys: &dyn Keys) -> bool {
         self.address.len() <= 256
             && keys.verify(
@@ -105,51 +103,26 @@ pub(crate) enum Envelope {
 /// What a client asks of a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the names say it")]
 pub enum Ask {
     /// Decide this goal; answered by [`Answer::Record`] when it is.
-    Submit {
-        /// Where.
-        namespace: String,
-        /// The transaction's name.
-        tx: TxId,
-        /// What is wanted.
-        goal: Vec<u8>,
-    },
-    /// How are you?
+    Submit { namespace: String, tx: TxId, goal: Vec<u8> },
+    /// How the node stands; answered by [`Answer::Status`].
     Status,
     /// Records of the history.
-    History {
-        /// Where.
-        namespace: String,
-        /// First index.
-        from: u64,
-        /// Last index.
-        upto: u64,
-    },
+    History { namespace: String, from: u64, upto: u64 },
     /// Every record from now on, as it is applied.
-    Watch {
-        /// Where.
-        namespace: String,
-    },
+    Watch { namespace: String },
     /// A question to the state as this node has it.
     Read {
-        /// Where.
         namespace: String,
-        /// In the state machine's own words.
+        /// As the state machine reads it.
         question: Vec<u8>,
     },
     /// Change the members; only the leader can.
-    Members {
-        /// Where.
-        namespace: String,
-        /// How.
-        change: MemberChange,
-    },
-    /// Give leadership up, if you have it.
-    StepDown {
-        /// Where.
-        namespace: String,
-    },
+    Members { namespace: String, change: MemberChange },
+    /// Give leadership up; only the leader can.
+    StepDown { namespace: String },
 }
 
 /// What a node answers.
@@ -164,9 +137,9 @@ pub enum Answer {
     Status(String),
     /// What the state says.
     State {
-        /// The last record in it.
+        /// The last record in the state.
         index: u64,
-        /// In the state machine's own words.
+        /// As the state machine reads it.
         bytes: Vec<u8>,
     },
     /// It is done.

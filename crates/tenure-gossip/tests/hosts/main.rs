@@ -244,7 +244,7 @@ async fn stepping_down_waits_for_acts_in_flight() {
     act.finish().expect("the act had its term to itself");
     let a = stepping.await.unwrap();
     eventually("then another acts", || async { gb.is_leader() }).await;
-    // One that does not lead says so; a stop waits in the same way.
+    // A node that does not lead says so; a stop waits in the same way.
     assert!(matches!(a.step_down("main").await, Err(HostError::Refused(Refusal::Commit(_)))));
     let act = gb.begin_act(Duration::from_millis(300)).expect("it leads");
     let stopping = tokio::spawn(b.stop());

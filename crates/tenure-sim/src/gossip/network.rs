@@ -12,7 +12,7 @@ pub struct Faults {
     pub loss: u32,
     /// Messages that arrive twice, of a thousand.
     pub duplicates: u32,
-    /// Messages held up for up to two seconds, of a thousand: they overtake nobody, everybody overtakes them.
+    /// Messages held up for up to two seconds, of a thousand: all others overtake them.
     pub stragglers: u32,
     /// Shortest and longest delay of the others, in microseconds.
     pub delay: (u64, u64),
@@ -26,7 +26,7 @@ impl Default for Faults {
 
 pub(super) struct Network {
     pub(super) faults: Faults,
-    /// Who cannot reach whom, in this direction.
+    /// Pairs of nodes of which the first does not reach the second.
     cut: BTreeSet<(usize, usize)>,
 }
 
@@ -35,7 +35,7 @@ impl Network {
         Self { faults, cut: BTreeSet::new() }
     }
 
-    /// Nobody of `group` reaches or is reached by anybody else.
+    /// No node of `group` reaches a node outside of it, or is reached by one.
     pub(super) fn split(&mut self, group: &BTreeSet<usize>, all: usize) {
         for a in 0..all {
             for b in 0..all {

@@ -16,7 +16,7 @@ struct Item<E> {
 
 /// Events by time, in microseconds of the simulation.
 pub(super) struct Queue<E> {
-    /// The events of the slot `current` and of those before it, the next one last.
+    /// The events of the slot `current` and of the slots before it, the next one last.
     due: Vec<Item<E>>,
     current: u64,
     later: BTreeMap<u64, Vec<Item<E>>>,

@@ -118,7 +118,7 @@ fn strike(world: &mut World, rng: &mut SmallRng, faults: Faults) {
             }
         }
         10 => {
-            // An operator lets a voter go; nobody adds it again, so it only follows from then on.
+            // An operator removes a voter; no operator adds it again, so it only follows from then on.
             if let Some(leader) = world.acting()
                 && let Some(id) = world.node(any).map(|x| x.id())
                 && world
@@ -173,7 +173,7 @@ impl Load {
     }
 }
 
-/// One leader acts, gossip names one and the same living node, everybody has applied the same, and
+/// One leader acts, gossip names one and the same living node, every node has applied the same, and
 /// nothing waits any more.
 pub(crate) fn is_well(world: &World) -> bool {
     let Some(acting) = world.acting() else { return false };

@@ -100,7 +100,7 @@ struct Member {
 pub struct Figures {
     /// Messages delivered.
     pub delivered: u64,
-    /// Records applied first by anybody: commits.
+    /// Records applied for the first time: commits.
     pub committed: u64,
     /// Changes of the hint on any node.
     pub hint_changes: u64,
@@ -234,7 +234,7 @@ impl World {
         self.index_of_tx.get(tx).copied()
     }
 
-    /// Whom gossip names on node `i`.
+    /// The leader that gossip names on node `i`.
     #[must_use]
     pub fn hint(&self, i: usize) -> Option<usize> {
         let leader = self.members[i].node.as_ref()?.gossip().election().leader();
@@ -243,7 +243,7 @@ impl World {
 
     // Things that happen to nodes
 
-    /// Starts node `i` from its disk; it meets those that run.
+    /// Starts node `i` from its disk; it meets the nodes that run.
     pub fn start(&mut self, i: usize) {
         if self.members[i].node.is_some() {
             return;
@@ -480,7 +480,7 @@ impl World {
     fn carry_out(&mut self, i: usize, output: Output) {
         match output {
             Output::Persist(write) => {
-                // A record on disk counts, also if the power goes before anybody hears of it.
+                // A record on disk counts, also if the power goes before another node hears of it.
                 if let Write::History(record) = &write {
                     self.decided(i, record);
                 }
@@ -531,7 +531,7 @@ impl World {
         self.violation.get_or_insert(Violation { at_ms: self.now / 1_000, what });
     }
 
-    /// Everybody applies the same record at the same index, and no transaction twice.
+    /// Every node applies the same record at the same index, and no transaction twice.
     fn decided(&mut self, i: usize, record: &Record) {
         let hash = record.hash();
         let first = *self.hash_at.entry(record.index).or_insert_with(|| {

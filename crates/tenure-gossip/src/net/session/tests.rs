@@ -59,7 +59,7 @@ async fn members_of_two_clusters_do_not_talk() {
     assert!(a.is_ok() && b.is_ok());
 }
 
-/// A session whose frames go through the hands of somebody in between.
+/// A session whose frames an attacker in between may change.
 async fn tampered(change: impl FnOnce(&mut Vec<Vec<u8>>)) -> Vec<Result<Envelope, SessionError>> {
     let (a, b) = meet(secret(1), secret(1), [None, None]).await;
     let (mut a, mut b) = (a.expect("greeted"), b.expect("greeted"));
@@ -121,7 +121,7 @@ async fn one_that_says_nothing_is_not_waited_for() {
     assert!(matches!(result.err(), Some(SessionError::Timeout)));
 }
 
-/// What goes over the wire from the one that greets to the one that listens.
+/// Records what one side writes.
 struct Tap<S>(S, Arc<std::sync::Mutex<Vec<u8>>>);
 
 impl<S: AsyncRead + Unpin> AsyncRead for Tap<S> {

@@ -8,7 +8,7 @@ fn crowd(seed: u64, nodes: usize, change: impl FnOnce(&mut CrowdConfig)) -> Crow
     Crowd::new(config)
 }
 
-/// Rounds until everybody agrees again after the leader is gone.
+/// Rounds until every node agrees again after the leader is gone.
 fn after_death(crowd: &mut Crowd, limit: u32) -> Option<u32> {
     crowd.rounds_to_agreement(60)?;
     crowd.run(Duration::from_secs(5));
@@ -94,7 +94,7 @@ fn votes_of_stale_neighbours_are_caught_by_a_leader_that_does_not_die() {
 }
 
 #[test]
-fn the_documented_mode_agrees_in_a_small_group() {
+fn random_ties_agree_in_a_small_group() {
     let mut c = crowd(2, 5, |c| c.election = ElectionConfig::documented());
     assert_eq!(c.config.election.tie, TieBreak::Random);
     assert!(c.rounds_to_agreement(200).is_some());
@@ -143,7 +143,7 @@ fn the_view_stays_near_the_logarithm_while_a_tenth_of_the_nodes_is_replaced_ever
         c.run(Duration::from_secs(180));
         let (view, ln) = (c.mean_view(), (nodes as f64).ln());
         assert!((0.7 * ln..1.7 * ln).contains(&view), "{nodes} nodes: {view} arcs, ln is {ln}");
-        let (_, most) = c.plurality().expect("somebody is named");
+        let (_, most) = c.plurality().expect("a node is named");
         assert!(most * 10 >= nodes * 9, "{nodes} nodes: {most} of them name the same leader");
     }
 }

@@ -98,7 +98,7 @@ fn a_gate_that_follows_the_hint_is_caught() {
 fn settled(nodes: usize) -> World {
     let mut world = World::new(WorldConfig::calm(11, nodes));
     let acting = world.run_until(10_000, |w| w.acting().is_some()).expect("no invariant breaks");
-    assert!(acting, "nobody acts after ten seconds");
+    assert!(acting, "no gate is open after ten seconds");
     world
 }
 
@@ -160,7 +160,7 @@ fn leader_failure_elects_another_within_three_seconds() {
         let old = world.acting().expect("a leader");
         world.crash(old);
         let another = world.run_until(3_000, |w| w.acting().is_some()).expect("sound");
-        assert!(another, "seed {seed}: nobody acts three seconds after the leader's death");
+        assert!(another, "seed {seed}: no gate is open three seconds after the leader's death");
     }
 }
 
