@@ -1,6 +1,8 @@
 //! The thread that owns the engines, the store and the gates.
 
 mod asks;
+mod caller;
+mod links;
 pub(crate) mod refusal;
 pub(crate) mod status;
 
@@ -8,38 +10,31 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rand::SeedableRng;
 use rand::rngs::SmallRng;
-use rand::seq::IteratorRandom;
-use rand::{Rng, SeedableRng};
 use tenure_core::{BootClock, Clock as _, Epoch, GateKeeper, Tick};
 use tokio::sync::{broadcast, mpsc, oneshot};
 
-use self::asks::Told;
+use self::caller::{Answerer, Caller};
+use self::links::{Calls, Linked};
 use self::refusal::Refusal;
 use self::status::Status;
-use crate::commit::{Commit as _, MemberChange};
+use crate::commit::MemberChange;
 use crate::engine::{Engine, Event, Output, Write};
 use crate::history::{Record, TxId};
 use crate::identity::{Keys as _, PeerId};
 use crate::machine::StateMachine;
 use crate::message::{MAX_HISTORY_BYTES, Message};
 use crate::metrics as names;
-use crate::net::link::{FromLink, Shared, call};
+use crate::net::link::{FromLink, Shared};
 use crate::net::outbox::Outbox;
 use crate::net::wire::{Answer, Contact, Envelope};
 use crate::storage::{Store, StoreError};
 
 /// Inputs taken in before their outputs are carried out, at most: one sync for all of them.
 const BATCH: usize = 256;
-/// Contacts remembered.
-const MAX_CONTACTS: usize = 1_024;
 /// How often it is looked whether the acts in flight have ended, while leadership is given up.
 const DRAIN_LOOK: Duration = Duration::from_millis(2);
-/// A call that failed so long ago counts as never made.
-const FORGET_CALLS: Duration = Duration::from_secs(60);
-
-/// Where the answer to the application goes.
-pub(crate) type Answerer<T> = oneshot::Sender<Result<T, Refusal>>;
 
 /// What the application asks of the driver.
 pub(crate) enum FromHost<M> {
@@ -53,34 +48,10 @@ pub(crate) enum FromHost<M> {
     Stop(oneshot::Sender<()>),
 }
 
-/// A caller that waits for a record.
-pub(crate) enum Waiter {
-    Local(Answerer<Record>),
-    Client(Outbox),
-}
-
-impl Waiter {
-    pub(crate) fn is_gone(&self) -> bool {
-        match self {
-            Self::Local(done) => done.is_closed(),
-            Self::Client(out) => out.is_closed(),
-        }
-    }
-
-    pub(crate) fn tell(self, result: Result<Record, Refusal>) {
-        match (self, result) {
-            // A caller that no longer waits needs no answer.
-            (Self::Local(done), result) => drop(done.send(result)),
-            (Self::Client(out), Ok(record)) => drop(out.answer(Answer::Record(record))),
-            (Self::Client(out), Err(why)) => drop(out.refuse(&why)),
-        }
-    }
-}
-
 pub(crate) struct Namespace<M: StateMachine> {
     pub(crate) engine: Engine<M>,
     pub(crate) keeper: GateKeeper,
-    pub(crate) waiting: BTreeMap<TxId, Vec<Waiter>>,
+    pub(crate) waiting: BTreeMap<TxId, Vec<Caller<Record>>>,
     pub(crate) watchers: Vec<Outbox>,
     pub(crate) events: broadcast::Sender<Record>,
     leaving: Option<Leaving>,
@@ -93,33 +64,21 @@ pub(crate) struct Namespace<M: StateMachine> {
 /// Leadership is being given up: acts in flight are waited for until then.
 struct Leaving {
     until: Tick,
-    told: Vec<Told>,
+    callers: Vec<Caller<()>>,
 }
 
 impl<M: StateMachine> Namespace<M> {
     /// Lets no new act begin. Returns the callers that wait for the end.
-    pub(crate) fn begin_leaving(&mut self, at: Tick) -> &mut Vec<Told> {
+    pub(crate) fn begin_leaving(&mut self, at: Tick) -> &mut Vec<Caller<()>> {
         self.keeper.begin_drain();
         let until = at + self.engine.lease();
-        &mut self.leaving.get_or_insert(Leaving { until, told: Vec::new() }).told
+        &mut self.leaving.get_or_insert(Leaving { until, callers: Vec::new() }).callers
     }
 
     /// Whether no act is in flight any more, or the time for them is over.
     fn is_drained(&self, at: Tick) -> bool {
         self.keeper.in_flight() == 0 || self.leaving.as_ref().is_some_and(|l| l.until <= at)
     }
-}
-
-pub(crate) struct Linked {
-    link: u64,
-    out: Outbox,
-}
-
-/// Calls that are under way or must wait.
-#[derive(Default)]
-struct Calls {
-    open: BTreeSet<String>,
-    not_before: BTreeMap<String, (Tick, Duration)>,
 }
 
 /// What a driver is made of.
@@ -244,19 +203,19 @@ impl<M: StateMachine> Driver<M> {
             });
             match host {
                 Some(None) => self.stopping = Some(oneshot::channel().0),
-                Some(Some(input)) => self.hear_host(input)?,
+                Some(Some(input)) => self.handle_host(input)?,
                 None => {}
             }
             if let Some(event) = link {
-                self.hear_link(event)?;
+                self.handle_link(event)?;
             }
             for _ in 0..BATCH {
                 let Ok(event) = self.from_links.try_recv() else { break };
-                self.hear_link(event)?;
+                self.handle_link(event)?;
             }
             for _ in 0..BATCH {
                 let Ok(input) = self.from_host.try_recv() else { break };
-                self.hear_host(input)?;
+                self.handle_host(input)?;
             }
             let at = now();
             for ns in self.namespaces.values_mut() {
@@ -287,8 +246,8 @@ impl<M: StateMachine> Driver<M> {
             } else if ns.leaving.is_some() && ns.is_drained(at) {
                 ns.keeper.shut();
                 ns.engine.release(at);
-                let told = ns.leaving.take().into_iter().flat_map(|l| l.told);
-                told.for_each(|t| t.tell(Ok(())));
+                let callers = ns.leaving.take().into_iter().flat_map(|l| l.callers);
+                callers.for_each(|caller| caller.answer(Ok(())));
             }
         }
         let stops = stops && self.namespaces.values().all(|ns| ns.is_drained(at));
@@ -349,8 +308,8 @@ impl<M: StateMachine> Driver<M> {
             Output::Known(tx, index) => {
                 let record = self.store.history(name, index, index, usize::MAX)?.pop();
                 let waiting = self.namespaces.get_mut(name).and_then(|ns| ns.waiting.remove(&tx));
-                for waiter in waiting.into_iter().flatten() {
-                    waiter.tell(record.clone().ok_or(Refusal::OnlyInSnapshot(index)));
+                for caller in waiting.into_iter().flatten() {
+                    caller.answer(record.clone().ok_or(Refusal::OnlyInSnapshot(index)));
                 }
             }
             Output::ReadHistory { to, from, upto } => {
@@ -368,8 +327,8 @@ impl<M: StateMachine> Driver<M> {
 
     fn processed(&mut self, name: &str, record: Record) {
         let Some(ns) = self.namespaces.get_mut(name) else { return };
-        for waiter in ns.waiting.remove(&record.tx).into_iter().flatten() {
-            waiter.tell(Ok(record.clone()));
+        for caller in ns.waiting.remove(&record.tx).into_iter().flatten() {
+            caller.answer(Ok(record.clone()));
         }
         // A watcher that does not read loses its subscription, not this node its memory.
         ns.watchers.retain(|out| out.answer(Answer::Record(record.clone())));
@@ -408,191 +367,5 @@ impl<M: StateMachine> Driver<M> {
                 tracing::error!(namespace = name, why, "halted");
             }
         }
-    }
-
-    fn send(&mut self, to: PeerId, envelope: Envelope) {
-        match self.links.get(&to) {
-            Some(linked) => {
-                if !linked.out.put(&envelope) {
-                    // Losing a message is what every part of the protocol expects.
-                    metrics::counter!(names::DROPPED).increment(1);
-                }
-            }
-            None => self.call(to),
-        }
-    }
-
-    fn call(&mut self, to: PeerId) {
-        if let Some(contact) = self.contacts.get(&to) {
-            let address = contact.address.clone();
-            self.call_address(address, Some(to));
-        }
-    }
-
-    fn call_address(&mut self, address: String, expected: Option<PeerId>) {
-        let soon = self.calls.not_before.get(&address).is_some_and(|(t, _)| now() < *t);
-        if !soon && self.calls.open.insert(address.clone()) {
-            let _enter = self.runtime.enter();
-            call(address, expected, self.shared.clone());
-        }
-    }
-
-    fn hear_link(&mut self, event: FromLink) -> Result<(), StoreError> {
-        match event {
-            FromLink::Up { peer, link, cluster, called, out } => {
-                self.up(peer, link, cluster, called, out)?
-            }
-            FromLink::Down { peer, link } => {
-                self.accepted.remove(&link);
-                if self.links.get(&peer).is_some_and(|l| l.link == link) {
-                    self.links.remove(&peer);
-                }
-            }
-            FromLink::Failed { address, error } => {
-                self.calls.open.remove(&address);
-                let before =
-                    self.calls.not_before.get(&address).map_or(Duration::ZERO, |(_, d)| *d);
-                if before.is_zero() && self.seeds.contains(&address) {
-                    tracing::warn!(address, %error, "the node to join through does not let us in yet; trying on");
-                } else {
-                    tracing::debug!(address, %error, "call failed");
-                }
-                let wait = (before * 2).clamp(Duration::from_millis(100), Duration::from_secs(5));
-                let wait = wait.mul_f64(self.rng.random_range(0.8..1.2));
-                self.calls.not_before.insert(address, (now() + wait, wait));
-            }
-            FromLink::Sized(event, _room) => self.hear_link(*event)?,
-            FromLink::Message { link, .. } | FromLink::Contacts { link, .. }
-                if !self.accepted.contains(&link) => {}
-            FromLink::Message { from, namespace, message, .. } => {
-                if let Some(ns) = self.namespaces.get_mut(&namespace) {
-                    ns.engine.handle_message(now(), from, *message);
-                }
-            }
-            FromLink::Contacts { contacts, .. } => {
-                for contact in contacts {
-                    let known =
-                        self.contacts.get(&contact.id).is_some_and(|c| c.stamp >= contact.stamp);
-                    if !known && contact.id != self.me && contact.is_genuine(&*self.shared.keys) {
-                        self.learn(contact);
-                    }
-                }
-            }
-            FromLink::Ask { ask, out } => self.ask(ask, out)?,
-            FromLink::Misconduct(reason) => {
-                metrics::counter!(names::MISCONDUCT, "reason" => reason).increment(1);
-            }
-        }
-        Ok(())
-    }
-
-    fn up(
-        &mut self,
-        peer: PeerId,
-        link: u64,
-        cluster: Option<[u8; 16]>,
-        called: Option<String>,
-        out: Outbox,
-    ) -> Result<(), StoreError> {
-        if let Some(address) = &called {
-            self.calls.open.remove(address);
-            self.calls.not_before.remove(address);
-        }
-        {
-            let mut mine = self.shared.cluster.lock().expect("nothing panics while it is held");
-            match (*mine, cluster) {
-                (None, Some(theirs)) if called.as_ref().is_some_and(|a| self.seeds.contains(a)) => {
-                    // This node joins the cluster of the seed it called; from now on no other.
-                    self.store.put("cluster", &theirs)?;
-                    *mine = Some(theirs);
-                }
-                // A joiner that called two seeds at once may meet two clusters; the first one counts.
-                // Without its outbox the link ends, and it was never allowed to speak.
-                (Some(a), Some(b)) if a != b => {
-                    tracing::error!(%peer, address = ?called, "a node to join through belongs to another cluster than the one joined");
-                    return Ok(());
-                }
-                (Some(_), Some(_) | None) => {}
-                (None, _) => return Ok(()),
-            }
-        }
-        let own = Contact::new(
-            &*self.shared.keys,
-            self.address.clone(),
-            (now().as_nanos() / 1_000).max(1) + (self.start_stamp() << 44),
-        );
-        let others = self.contacts.values().choose_multiple(&mut self.rng, 64);
-        let contacts = others.into_iter().cloned().chain([own]).collect();
-        out.put(&Envelope::Contacts(contacts));
-        self.accepted.insert(link);
-        self.links.insert(peer, Linked { link, out });
-        let seed = called.is_some_and(|a| self.seeds.contains(&a));
-        for ns in self.namespaces.values_mut() {
-            if seed && !ns.joined {
-                ns.joined = true;
-                ns.engine.join(peer);
-            } else {
-                ns.engine.learn(peer);
-            }
-        }
-        Ok(())
-    }
-
-    /// Grows with every start: a contact of a later start replaces contacts of earlier ones.
-    fn start_stamp(&self) -> u64 {
-        self.store.get::<u64>("starts").ok().flatten().unwrap_or(0)
-    }
-
-    fn learn(&mut self, contact: Contact) {
-        if self.contacts.len() >= MAX_CONTACTS && !self.contacts.contains_key(&contact.id) {
-            let victim = self.contacts.keys().choose(&mut self.rng).copied();
-            victim.map(|v| self.contacts.remove(&v));
-        }
-        let id = contact.id;
-        self.contacts.insert(id, contact);
-        self.namespaces.values_mut().for_each(|ns| ns.engine.learn(id));
-    }
-
-    /// Every second: seeds while alone, contacts for a neighbour, gauges, contacts to disk.
-    fn look_around(&mut self, at: Tick) -> Result<(), StoreError> {
-        self.next_round = at + Duration::from_secs(1);
-        if self.links.is_empty() || self.namespaces.values().any(|ns| !ns.joined) {
-            for seed in self.seeds.clone() {
-                self.call_address(seed, None);
-            }
-        }
-        // A member of consensus without a link is called, whether or not there is anything to say.
-        let members: BTreeSet<_> = self
-            .namespaces
-            .values()
-            .flat_map(|ns| ns.engine.commit().status(at).members.all())
-            .collect();
-        for peer in members {
-            if peer != self.me && !self.links.contains_key(&peer) {
-                self.call(peer);
-            }
-        }
-        if let Some(linked) = self.links.values().choose(&mut self.rng) {
-            let some = self.contacts.values().choose_multiple(&mut self.rng, 32);
-            linked.out.put(&Envelope::Contacts(some.into_iter().cloned().collect()));
-        }
-        self.calls.not_before.retain(|_, (t, _)| at.saturating_since(*t) < FORGET_CALLS);
-        for (name, ns) in &self.namespaces {
-            let label = || name.clone();
-            let status = ns.engine.commit().status(at);
-            let acting = if ns.keeper.gate().is_leader() { 1.0 } else { 0.0 };
-            let tenure = at.saturating_since(ns.engine.gossip().election().since());
-            metrics::gauge!(names::LEADER_TENURE, "namespace" => label()).set(tenure.as_secs_f64());
-            metrics::gauge!(names::PENDING, "namespace" => label()).set(ns.engine.pending() as f64);
-            metrics::gauge!(names::INDEX, "namespace" => label())
-                .set(ns.engine.chain().index() as f64);
-            metrics::gauge!(names::TERM, "namespace" => label()).set(status.term as f64);
-            metrics::gauge!(names::ACTING, "namespace" => label()).set(acting);
-        }
-        let contacts: Vec<_> = self.contacts.values().cloned().collect();
-        if self.store.get::<Vec<Contact>>("contacts")?.is_none_or(|old| old != contacts) {
-            self.store.put("contacts", &contacts)?;
-        }
-        Ok(())
     }
 }

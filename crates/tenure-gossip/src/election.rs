@@ -16,6 +16,9 @@
 //! leader that stops making new ones is forgotten by every node within that time, however often its
 //! last beacon is passed on. No two clocks are compared: each relay adds the time it kept the beacon.
 
+mod config;
+mod vote;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,9 +26,10 @@ use std::time::Duration;
 use rand::Rng;
 use rand::rngs::SmallRng;
 use rand::seq::{IndexedRandom, index};
-use serde::{Deserialize, Serialize};
 
-use crate::config::ConfigError;
+pub use self::config::{ElectionConfig, TieBreak};
+pub use self::vote::{Beacon, Vote};
+use self::vote::{beacon_text, vote_text};
 use crate::identity::{Keys, PeerId, Signature};
 use tenure_core::Tick;
 
@@ -35,126 +39,6 @@ const SAMPLE: usize = 3;
 const MAX_NEIGHBOURS: usize = 256;
 /// Leaders whose stamps are remembered at most.
 const MAX_SIGHTINGS: usize = 1_024;
-
-/// What to do when the sampled votes name as many leaders as there are votes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum TieBreak {
-    /// The highest (term, reign, hash of the name) among the sampled and the current leader: every node
-    /// orders candidates the same way, so the order spreads like a rumour, and a node that has led for
-    /// long is not displaced by a newcomer.
-    #[default]
-    Ranked,
-    /// One of the sampled at random. It flaps.
-    Random,
-}
-
-/// The parameters of the election.
-#[derive(Debug, Clone)]
-#[non_exhaustive]
-pub struct ElectionConfig {
-    /// Estimated diameter of the network (8). Too low forgets living leaders, too high remembers dead ones longer.
-    pub diameter: u32,
-    /// Δc, tolerance for what the clocks disagree on (50 ms).
-    pub delta_c: Duration,
-    /// Δe, the election phase: from a round's begin to the sending of votes (100 ms).
-    pub delta_e: Duration,
-    /// Δd, the dissemination phase (200 ms).
-    pub delta_d: Duration,
-    /// Δr, a whole round (300 ms); at least Δe + Δd. A second or more: calmer, and slower to agree.
-    pub delta_r: Duration,
-    /// How ties are broken.
-    pub tie: TieBreak,
-    /// An established leader that is still seen is kept at least this long (3 s; none: off).
-    pub sticky: Option<Duration>,
-    /// By how many votes of the sample a challenger of a higher rank must beat an
-    /// established leader (0: rank alone decides; 1 to 3: calmer, and slower to agree after a partition).
-    pub hysteresis: u32,
-}
-
-impl Default for ElectionConfig {
-    fn default() -> Self {
-        Self {
-            diameter: 8,
-            delta_c: Duration::from_millis(50),
-            delta_e: Duration::from_millis(100),
-            delta_d: Duration::from_millis(200),
-            delta_r: Duration::from_millis(300),
-            tie: TieBreak::Ranked,
-            sticky: Some(Duration::from_secs(3)),
-            hysteresis: 0,
-        }
-    }
-}
-
-impl ElectionConfig {
-    /// The rule of bbsvx as published (`docs/coming-from.md`): random ties, no stickiness, no hysteresis.
-    #[must_use]
-    pub fn documented() -> Self {
-        Self { tie: TieBreak::Random, sticky: None, hysteresis: 0, ..Self::default() }
-    }
-
-    /// `Δc + M·Δr`: how long a beacon counts.
-    #[must_use]
-    pub fn validity(&self) -> Duration {
-        self.delta_c + self.delta_r * (2 * self.diameter)
-    }
-
-    /// Checks the parameters against each other.
-    ///
-    /// # Errors
-    /// The field, its bound and the reason.
-    pub fn validate(&self) -> Result<(), ConfigError> {
-        if self.diameter == 0 {
-            return Err(ConfigError::new("diameter", "at least 1", "no beacon would ever count"));
-        }
-        if self.delta_e + self.delta_d > self.delta_r {
-            let bound = format!("at least delta_e + delta_d = {:?}", self.delta_e + self.delta_d);
-            return Err(ConfigError::new("delta_r", bound, "the phases must fit into a round"));
-        }
-        if self.delta_c > self.validity() / 2 {
-            return Err(ConfigError::new(
-                "delta_c",
-                "small against 2 · diameter · delta_r",
-                "dead leaders would live on",
-            ));
-        }
-        if self.hysteresis as usize > SAMPLE {
-            let bound = format!("at most {SAMPLE}");
-            return Err(ConfigError::new("hysteresis", bound, "a sample has no more votes"));
-        }
-        Ok(())
-    }
-}
-
-/// A leader's own sign that it lives.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Beacon {
-    pub leader: PeerId,
-    /// The consensus term it leads, or 0.
-    pub term: u64,
-    /// For how many validity times it has believed in itself without a break.
-    pub reign: u32,
-    /// Strictly increasing with every beacon of this leader, also across restarts.
-    pub stamp: u64,
-    /// The leader's signature over all of the above and the namespace.
-    pub signature: Signature,
-}
-
-/// `leader_election_info`: what a node tells its neighbours every round.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Vote {
-    pub voter: PeerId,
-    /// Strictly increasing with every vote of this voter.
-    pub seq: u64,
-    /// The leader voted for. Shared: every node relays the same beacon.
-    pub beacon: Arc<Beacon>,
-    /// Milliseconds since the beacon was made, as far as the voter knows.
-    pub age: u32,
-    /// The voter heard of too few others lately, and would like a vote in return.
-    pub hungry: bool,
-    /// The voter's signature over all of the above and the namespace.
-    pub signature: Signature,
-}
 
 /// Why a vote was thrown away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -556,53 +440,6 @@ fn remove_min<V, K: Ord>(map: &mut BTreeMap<PeerId, V>, key: impl Fn(&V) -> K) {
     if let Some(peer) = map.iter().min_by_key(|(_, v)| key(v)).map(|(peer, _)| *peer) {
         map.remove(&peer);
     }
-}
-
-/// What is signed, laid out on the stack: this runs for every vote of every neighbour.
-struct Text {
-    buf: [u8; 256],
-    len: usize,
-}
-
-impl Text {
-    fn new(domain: &str, namespace: &str) -> Self {
-        let mut text = Self { buf: [0; 256], len: 0 };
-        text.put(domain.as_bytes());
-        // A namespace is at most 64 bytes; its length keeps it apart from what follows.
-        text.put(&[namespace.len() as u8]);
-        text.put(&namespace.as_bytes()[..namespace.len().min(64)]);
-        text
-    }
-
-    fn put(&mut self, bytes: &[u8]) {
-        self.buf[self.len..self.len + bytes.len()].copy_from_slice(bytes);
-        self.len += bytes.len();
-    }
-
-    fn bytes(&self) -> &[u8] {
-        &self.buf[..self.len]
-    }
-}
-
-fn beacon_text(namespace: &str, b: &Beacon) -> Text {
-    let mut text = Text::new("tenure beacon 1", namespace);
-    text.put(&b.leader.0);
-    text.put(&b.term.to_le_bytes());
-    text.put(&b.reign.to_le_bytes());
-    text.put(&b.stamp.to_le_bytes());
-    text
-}
-
-fn vote_text(namespace: &str, v: &Vote) -> Text {
-    let mut text = Text::new("tenure vote 1", namespace);
-    text.put(&v.voter.0);
-    text.put(&v.seq.to_le_bytes());
-    text.put(&v.age.to_le_bytes());
-    text.put(&[u8::from(v.hungry)]);
-    text.put(&v.beacon.leader.0);
-    text.put(&v.beacon.term.to_le_bytes());
-    text.put(&v.beacon.stamp.to_le_bytes());
-    text
 }
 
 #[cfg(test)]

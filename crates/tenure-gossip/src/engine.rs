@@ -13,260 +13,37 @@
 //! out **in order**: a `Persist` is durable (see [`Write::is_durable`]) before a later `Send` leaves.
 //! After every input it reads [`Engine::acting`] and moves the gate accordingly, *before* it sends.
 
+mod config;
+mod error;
 mod goals;
+mod output;
 mod sync;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::Arc;
 use std::time::Duration;
 
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
-use serde::{Deserialize, Serialize};
 
+pub use self::config::EngineConfig;
+pub use self::error::{OpenError, SubmitError};
 use self::goals::Pending;
+#[doc(hidden)]
+pub use self::output::Command;
+pub use self::output::{Event, Output, Reset, Snapshot, Write};
 use self::sync::{Fetch, Held};
 use crate::commit::{
-    Commit, CommitConfig, CommitError, CommitOutput, CommitStatus, CommitWrite, MemberChange, Raft,
-    Restored, SnapshotPoint,
+    Commit, CommitError, CommitOutput, CommitStatus, MemberChange, Raft, Restored,
 };
-use crate::config::ConfigError;
-use crate::election::{ElectionConfig, LeaderChange, Rejected};
 use crate::gossip::{Gossip, GossipOutput};
 use crate::history::{Applied, Chain, ChainError, Record, TxId};
 use crate::identity::{Keys, PeerId};
 use crate::machine::StateMachine;
 use crate::message::Message;
-use crate::spray::SprayConfig;
 use tenure_core::Tick;
 
 /// How often a node looks after what has no timer of its own.
 const TICK: Duration = Duration::from_millis(200);
-
-/// How a namespace is run.
-#[derive(Debug, Clone)]
-#[non_exhaustive]
-pub struct EngineConfig {
-    /// The election.
-    pub election: ElectionConfig,
-    /// The view.
-    pub spray: SprayConfig,
-    /// Consensus.
-    pub commit: CommitConfig,
-    /// How long a goal may go unanswered before history is asked for (10 s; 5 to 15).
-    pub goal_timeout: Duration,
-    /// How often an unanswered goal is sent again (1 s). It commits once, however often it arrives.
-    pub goal_retry: Duration,
-    /// Goals waiting on this node at most (1,024); more are refused at once.
-    pub max_pending: usize,
-    /// Goals in flight on the leader at most (512); more wait at their origin.
-    pub max_in_flight: usize,
-    /// Records between two snapshots (8,192). Fewer: shorter logs, more writing.
-    pub snapshot_every: u64,
-    /// Up to how many nodes become voters by themselves (7). Beyond, nodes follow by history.
-    pub max_voters: usize,
-    /// Whether this node asks to vote (yes).
-    pub wants_vote: bool,
-}
-
-impl Default for EngineConfig {
-    fn default() -> Self {
-        Self {
-            election: ElectionConfig::default(),
-            spray: SprayConfig::default(),
-            commit: CommitConfig::default(),
-            goal_timeout: Duration::from_secs(10),
-            goal_retry: Duration::from_secs(1),
-            max_pending: 1_024,
-            max_in_flight: 512,
-            snapshot_every: 8_192,
-            max_voters: 7,
-            wants_vote: true,
-        }
-    }
-}
-
-impl EngineConfig {
-    /// Checks the values against each other.
-    ///
-    /// # Errors
-    /// The field, its bound and the reason.
-    pub fn validate(&self) -> Result<(), ConfigError> {
-        self.election.validate()?;
-        self.spray.validate()?;
-        self.commit.validate()?;
-        let bounds = Duration::from_secs(5)..=Duration::from_secs(15);
-        if !bounds.contains(&self.goal_timeout) {
-            let reason = "below, an election looks like a loss";
-            return Err(ConfigError::new("goal_timeout", "5 s to 15 s", reason));
-        }
-        if self.goal_retry < TICK || self.goal_retry > self.goal_timeout {
-            let bound = format!("{TICK:?} to goal_timeout ({:?})", self.goal_timeout);
-            return Err(ConfigError::new("goal_retry", bound, "a goal may be lost on its way"));
-        }
-        for (field, value) in [
-            ("max_voters", self.max_voters),
-            ("max_pending", self.max_pending),
-            ("max_in_flight", self.max_in_flight),
-        ] {
-            if value == 0 {
-                return Err(ConfigError::new(field, "at least 1", "no goal could ever be decided"));
-            }
-        }
-        if self.snapshot_every < 16 {
-            let reason = "the node would only write snapshots";
-            return Err(ConfigError::new("snapshot_every", "at least 16 records", reason));
-        }
-        Ok(())
-    }
-}
-
-/// What the consensus log says: the bytes of its commands.
-#[derive(Serialize, Deserialize)]
-#[doc(hidden)]
-pub enum Command {
-    /// The next record of the history.
-    Record(Record),
-    /// An operator removed this node: it must not become a member by itself.
-    Bar(PeerId),
-    /// An operator added it again.
-    Admit(PeerId),
-}
-
-impl Command {
-    /// The bytes as they are proposed.
-    #[must_use]
-    pub fn to_bytes(&self) -> Vec<u8> {
-        postcard::to_stdvec(self).expect("plain data can always be encoded")
-    }
-}
-
-/// A snapshot as it is stored and sent.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Snapshot {
-    /// The last record it covers.
-    pub index: u64,
-    /// What it replaces of the consensus log, if its maker had one.
-    pub point: Option<SnapshotPoint>,
-    /// The nodes that were removed, as of that point.
-    pub barred: BTreeSet<PeerId>,
-    /// The frozen [`Chain`].
-    pub chain: Vec<u8>,
-}
-
-/// What must be stored.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Write {
-    /// What consensus must find again.
-    Commit(CommitWrite),
-    /// A record that was applied.
-    History(Record),
-    /// Drop the history up to this index: a snapshot took its place, and what is served must have no hole.
-    Forget(u64),
-    /// A snapshot; the log up to its point may be dropped, and all of it if `reset`.
-    Snapshot(Arc<Snapshot>, Reset),
-}
-
-/// What a snapshot does to the log on disk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reset {
-    /// The log continues after it.
-    Keep,
-    /// The log does not reach it: drop all of it.
-    All,
-}
-
-impl Write {
-    /// Whether it must survive a crash before the next message leaves. Records need not: they are in
-    /// the consensus log, or with the peers.
-    #[must_use]
-    pub fn is_durable(&self) -> bool {
-        match self {
-            Self::Commit(_) | Self::Snapshot(..) => true,
-            Self::History(_) | Self::Forget(_) => false,
-        }
-    }
-}
-
-/// What a node wants done, in order.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Output {
-    /// Store.
-    Persist(Write),
-    /// Send; may be lost.
-    Send(PeerId, Message),
-    /// `transaction_processed`: the next record is applied. For subscribers.
-    Processed(Record),
-    /// A goal that was submitted had been decided before, as this record.
-    Known(TxId, u64),
-    /// Read these records from the history and send them to the peer as [`Message::History`].
-    ReadHistory { to: PeerId, from: u64, upto: u64 },
-    /// Something to tell the operator.
-    Event(Event),
-}
-
-/// What an operator may want to know.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event {
-    /// Gossip names another leader.
-    HintChanged(LeaderChange),
-    /// The committed leader changed; `None`: there is none for now.
-    LeaderChanged {
-        leader: Option<PeerId>,
-        term: u64,
-        /// Goals that were waiting for the former one, and are sent on.
-        waiting: usize,
-    },
-    /// A goal went unanswered for the goal timeout; history was asked for.
-    GoalTimedOut(TxId),
-    /// History was asked for, from this index on, from so many peers.
-    HistoryRequested(u64, usize),
-    /// A vote was thrown away.
-    VoteRejected(PeerId, Rejected),
-    /// A snapshot was taken or installed.
-    Snapshot {
-        /// The last record it covers.
-        index: u64,
-        /// Whether it came from a peer.
-        installed: bool,
-    },
-    /// This node met a contradiction and applies nothing any more.
-    Halted(String),
-}
-
-/// A goal was not taken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum SubmitError {
-    /// Too many goals are waiting here.
-    #[error(
-        "too many goals are waiting on this node; slow down and try again with the same transaction id"
-    )]
-    Busy,
-    /// The goal is too large.
-    #[error("the goal has more than {} bytes; split it", crate::message::MAX_GOAL)]
-    TooLarge,
-    /// The node has stopped.
-    #[error("this node has halted after a contradiction; see its log and give it a fresh store")]
-    Halted,
-}
-
-/// What was found on disk cannot be continued. Nothing was changed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum OpenError {
-    /// Entries are missing.
-    #[error("the consensus log on disk has a hole; give this node a fresh folder and join again")]
-    Hole,
-    /// The state machine does not take it back.
-    #[error(
-        "the snapshot on disk cannot be restored ({0}); give this node a fresh folder and join again"
-    )]
-    Snapshot(String),
-    /// The records contradict each other.
-    #[error("the history on disk is damaged ({0}); give this node a fresh folder and join again")]
-    History(#[from] ChainError),
-}
 
 /// What was found on disk.
 #[derive(Debug, Clone, Default)]

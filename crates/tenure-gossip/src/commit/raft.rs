@@ -1,5 +1,7 @@
 //! [`Commit`] on noraft.
 
+mod messages;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -7,11 +9,12 @@ use noraft::{Action, Log, LogEntries, LogEntry, LogIndex, Message, Node, NodeId,
 use rand::Rng;
 use rand::rngs::SmallRng;
 
+use self::messages::Append;
 use super::lease::Echoes;
-use super::wire::{Names, beat, sent_at};
+use super::wire::{Names, beat};
 use super::{
     Commit, CommitConfig, CommitError, CommitOutput, CommitStatus, CommitWrite, ConsensusMessage,
-    Entry, EntryKind, HardState, MAX_LEASE, MemberChange, Members, Position, SnapshotPoint,
+    Entry, EntryKind, HardState, MemberChange, Members, Position, SnapshotPoint,
 };
 use crate::identity::PeerId;
 use tenure_core::Tick;
@@ -29,16 +32,6 @@ pub struct Restored {
     pub snapshot: Option<SnapshotPoint>,
     /// The log after it.
     pub entries: Vec<Entry>,
-}
-
-/// The fields of [`ConsensusMessage::Append`].
-struct Append {
-    term: u64,
-    commit: u64,
-    after: Position,
-    entries: Vec<Entry>,
-    beat: u64,
-    lease: u32,
 }
 
 /// noraft with payloads, lease, pre-vote, release and hint.
@@ -552,136 +545,5 @@ impl Commit for Raft {
 
     fn poll_timeout(&self) -> Tick {
         self.timer
-    }
-}
-
-/// One handler for each message.
-impl Raft {
-    fn append_arrived(&mut self, now: Tick, from: PeerId, append: Append) {
-        let Append { term, commit, after, entries, beat, lease } = append;
-        let from = self.names.number(from);
-        let Some(log) = self.names.entries(after, &entries) else { return };
-        if log.last_position().term.get() > term {
-            return;
-        }
-        if term >= self.node.current_term().get() {
-            self.promise(now, Duration::from_millis(lease.into()).min(MAX_LEASE));
-        }
-        // Entries already held at the same position are the same; the rest is only kept if noraft
-        // takes them.
-        let before = self.node.log().last_position();
-        let new: Vec<_> = entries
-            .into_iter()
-            .filter(|e| !self.node.log().entries().contains(e.position.into()))
-            .collect();
-        let mut replaced = BTreeMap::new();
-        for entry in new {
-            if let EntryKind::Command(bytes) = entry.kind {
-                let index = entry.position.index;
-                replaced.insert(index, self.commands.insert(index, bytes));
-            }
-        }
-        let call = Message::AppendEntriesCall {
-            from,
-            term: Term::new(term),
-            commit_index: LogIndex::new(commit),
-            entries: log.clone(),
-        };
-        self.feed(now, &call, Some(beat));
-        if self.node.log().last_position() == before
-            || !self.node.log().entries().contains(log.last_position())
-        {
-            for (index, old) in replaced {
-                match old {
-                    Some(bytes) => self.commands.insert(index, bytes),
-                    None => self.commands.remove(&index),
-                };
-            }
-        }
-        if term >= self.node.current_term().get() {
-            self.heard = Some(now);
-        }
-    }
-
-    /// No vote is given and none is asked for until the leader's gate, which counts on `lease`, is shut.
-    fn promise(&mut self, now: Tick, lease: Duration) {
-        if lease > self.hard.lease {
-            self.hard.lease = lease;
-            self.save_hard();
-        }
-        let still = now + self.config.promise(lease.max(self.config.lease));
-        self.still_until = self.still_until.max(still);
-    }
-
-    fn echo_arrived(&mut self, now: Tick, from: PeerId, term: u64, last: Position, beat: u64) {
-        if self.leads() && term == self.node.current_term().get() {
-            self.echoes.record(from, sent_at(beat), now);
-        }
-        let committed = self.node.commit_index();
-        let reply = Message::AppendEntriesReply {
-            from: self.names.number(from),
-            term: Term::new(term),
-            last_position: last.into(),
-        };
-        self.feed(now, &reply, None);
-        if self.node.commit_index() > committed && self.node.heartbeat() {
-            // The followers learn at once what is committed, not with the next heartbeat.
-            self.drain(now, None);
-        }
-    }
-
-    fn pre_vote_asked(&mut self, now: Tick, from: PeerId, term: u64, last: Position) {
-        self.names.number(from);
-        let mine = self.node.current_term().get();
-        let open = term > mine || (term == mine && self.node.voted_for().is_none());
-        let granted =
-            open && !self.must_refuse(now) && self.node.log().last_position() <= last.into();
-        let term = if granted { term } else { mine };
-        let answer = ConsensusMessage::PreVoted { term, granted };
-        self.out.push_back(CommitOutput::Send(from, answer));
-    }
-
-    fn pre_vote_arrived(&mut self, now: Tick, from: PeerId, term: u64, granted: bool) {
-        let number = self.names.number(from);
-        if granted {
-            if let Some((asked, yes)) = &mut self.prevotes
-                && *asked == term
-            {
-                yes.insert(from);
-            }
-            self.stand_if_wanted(now);
-        } else if term > self.node.current_term().get() && !self.leads() {
-            self.learn_term(now, number, term);
-        }
-    }
-
-    fn vote_asked(&mut self, now: Tick, from: PeerId, term: u64, last: Position) {
-        let from = self.names.number(from);
-        // Not even the term is taken over within a lease: a leader that cannot be replaced yet must
-        // not be disturbed.
-        if self.must_refuse(now) {
-            return;
-        }
-        let (term, last_position) = (Term::new(term), last.into());
-        self.feed(now, &Message::RequestVoteCall { from, term, last_position }, None);
-    }
-
-    fn vote_arrived(&mut self, now: Tick, from: PeerId, term: u64, granted: bool) {
-        let from = self.names.number(from);
-        let led = self.leads();
-        let term = Term::new(term);
-        self.feed(now, &Message::RequestVoteReply { from, term, vote_granted: granted }, None);
-        if !led && self.leads() {
-            self.echoes.clear();
-        }
-    }
-
-    fn release_arrived(&mut self, now: Tick, from: PeerId, term: u64, successor: Option<PeerId>) {
-        let from = self.names.number(from);
-        if term == self.node.current_term().get() && self.node.voted_for() == Some(from) {
-            self.still_until = Tick::ZERO;
-            self.heard = None;
-            self.timer = if successor == Some(self.me) { now } else { now + self.election_delay() };
-        }
     }
 }

@@ -1,7 +1,8 @@
 //! What the application and clients ask of the driver.
 
+use super::caller::Caller;
 use super::refusal::Refusal;
-use super::{Answerer, Driver, FromHost, Namespace, Waiter, now};
+use super::{Driver, FromHost, Namespace, now};
 use crate::commit::{Commit as _, CommitError, MemberChange};
 use crate::engine::SubmitError;
 use crate::history::{Record, TxId};
@@ -16,29 +17,12 @@ const MAX_WAITING: usize = 4_096;
 /// Callers that wait for one transaction, at most.
 const MAX_SAME: usize = 16;
 
-/// A caller that waits until leadership is given up.
-pub(crate) enum Told {
-    Local(Answerer<()>),
-    Client(Outbox),
-}
-
-impl Told {
-    pub(crate) fn tell(self, result: Result<(), Refusal>) {
-        // A caller that no longer waits needs no answer.
-        match (self, result) {
-            (Self::Local(done), result) => drop(done.send(result)),
-            (Self::Client(out), Ok(())) => drop(out.answer(Answer::Done)),
-            (Self::Client(out), Err(why)) => drop(out.refuse(&why)),
-        }
-    }
-}
-
 impl<M: StateMachine> Driver<M> {
-    pub(crate) fn hear_host(&mut self, input: FromHost<M>) -> Result<(), StoreError> {
+    pub(crate) fn handle_host(&mut self, input: FromHost<M>) -> Result<(), StoreError> {
         // A caller that no longer waits needs no answer.
         match input {
             FromHost::Submit { namespace, tx, goal, done } => {
-                self.submit(&namespace, tx, goal, Waiter::Local(done));
+                self.submit(&namespace, tx, goal, Caller::Local(done));
             }
             FromHost::Status(done) => drop(done.send(self.status())),
             FromHost::Machine(name, done) => {
@@ -50,7 +34,7 @@ impl<M: StateMachine> Driver<M> {
             FromHost::Members(name, change, done) => {
                 let _ = done.send(self.change_members(&name, change));
             }
-            FromHost::StepDown(name, done) => self.step_down(&name, Told::Local(done)),
+            FromHost::StepDown(name, done) => self.step_down(&name, Caller::Local(done)),
             FromHost::History(name, from, upto, done) => {
                 drop(done.send(self.history(&name, from, upto)?));
             }
@@ -62,11 +46,11 @@ impl<M: StateMachine> Driver<M> {
     pub(crate) fn ask(&mut self, ask: Ask, out: Outbox) -> Result<(), StoreError> {
         let reply = match ask {
             Ask::Submit { namespace, tx, goal } => {
-                self.submit(&namespace, tx, goal, Waiter::Client(out));
+                self.submit(&namespace, tx, goal, Caller::Client(out));
                 return Ok(());
             }
             Ask::StepDown { namespace } => {
-                self.step_down(&namespace, Told::Client(out));
+                self.step_down(&namespace, Caller::Client(out));
                 return Ok(());
             }
             Ask::Watch { namespace } => match self.watch(&namespace, &out) {
@@ -130,21 +114,21 @@ impl<M: StateMachine> Driver<M> {
         self.store.history(name, from, upto, MAX_HISTORY_BYTES).map(Ok)
     }
 
-    fn submit(&mut self, name: &str, tx: TxId, goal: Vec<u8>, waiter: Waiter) {
+    fn submit(&mut self, name: &str, tx: TxId, goal: Vec<u8>, caller: Caller<Record>) {
         let ns = match self.carried(name) {
             Ok(ns) => ns,
-            Err(why) => return waiter.tell(Err(why)),
+            Err(why) => return caller.answer(Err(why)),
         };
         let same = ns.waiting.get_mut(&tx).map_or(0, |waiting| {
             waiting.retain(|w| !w.is_gone());
             waiting.len()
         });
         if ns.waiting.len() >= MAX_WAITING || same >= MAX_SAME {
-            return waiter.tell(Err(SubmitError::Busy.into()));
+            return caller.answer(Err(SubmitError::Busy.into()));
         }
         match ns.engine.submit(now(), tx, goal) {
-            Ok(()) => ns.waiting.entry(tx).or_default().push(waiter),
-            Err(error) => waiter.tell(Err(error.into())),
+            Ok(()) => ns.waiting.entry(tx).or_default().push(caller),
+            Err(error) => caller.answer(Err(error.into())),
         }
     }
 
@@ -154,18 +138,18 @@ impl<M: StateMachine> Driver<M> {
 
     /// Begins to give leadership up: no new act begins, acts in flight end within the lease (a gate
     /// admits no act that may take longer), and only then are the voters freed of their promise.
-    fn step_down(&mut self, name: &str, told: Told) {
+    fn step_down(&mut self, name: &str, caller: Caller<()>) {
         let at = now();
         let ns = match self.carried(name) {
             Ok(ns) => ns,
-            Err(why) => return told.tell(Err(why)),
+            Err(why) => return caller.answer(Err(why)),
         };
         if ns.engine.acting(at).is_none() {
-            return told.tell(Err(CommitError::NotLeader.into()));
+            return caller.answer(Err(CommitError::NotLeader.into()));
         }
         if ns.engine.commit().status(at).members.deciding().len() < 2 {
-            return told.tell(Err(CommitError::Pointless.into()));
+            return caller.answer(Err(CommitError::Pointless.into()));
         }
-        ns.begin_leaving(at).push(told);
+        ns.begin_leaving(at).push(caller);
     }
 }

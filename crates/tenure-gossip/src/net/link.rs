@@ -81,7 +81,7 @@ impl Shared {
     }
 
     /// Hands `event` of `size` bytes to the driver once there is room; `false` if there is no driver.
-    async fn tell(&self, event: FromLink, size: usize) -> bool {
+    async fn deliver(&self, event: FromLink, size: usize) -> bool {
         let kib = u32::try_from(size / 1_024 + 1).unwrap_or(INCOMING).min(INCOMING);
         let Ok(room) = self.room.clone().acquire_many_owned(kib).await else { return false };
         self.driver.send(FromLink::Sized(Box::new(event), room)).await.is_ok()
@@ -248,7 +248,7 @@ async fn run(
             }
         };
         // Waiting here is the back-pressure: the socket is not read while the driver is behind.
-        if !shared.tell(event, size).await {
+        if !shared.deliver(event, size).await {
             break Ok(());
         }
     };
@@ -277,7 +277,7 @@ async fn serve(greeted: Greeted<Any>, shared: &Arc<Shared>) -> Result<(), Sessio
         }
         match envelope {
             Envelope::Ask(ask) => {
-                if !shared.tell(FromLink::Ask { ask, out: out.clone() }, size).await {
+                if !shared.deliver(FromLink::Ask { ask, out: out.clone() }, size).await {
                     break Ok(());
                 }
             }

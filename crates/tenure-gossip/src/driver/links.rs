@@ -1,0 +1,223 @@
+//! The nodes that this one is connected to: calls, contacts, and what arrives.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use rand::Rng;
+use rand::seq::IteratorRandom;
+use tenure_core::Tick;
+
+use super::{Driver, now};
+use crate::commit::Commit as _;
+use crate::identity::PeerId;
+use crate::machine::StateMachine;
+use crate::metrics as names;
+use crate::net::link::{FromLink, call};
+use crate::net::outbox::Outbox;
+use crate::net::wire::{Contact, Envelope};
+use crate::storage::StoreError;
+
+/// Contacts remembered.
+const MAX_CONTACTS: usize = 1_024;
+/// A call that failed so long ago counts as never made.
+const FORGET_CALLS: Duration = Duration::from_secs(60);
+
+pub(crate) struct Linked {
+    pub(super) link: u64,
+    pub(super) out: Outbox,
+}
+
+/// Calls that are under way or must wait.
+#[derive(Default)]
+pub(super) struct Calls {
+    open: BTreeSet<String>,
+    not_before: BTreeMap<String, (Tick, Duration)>,
+}
+
+impl<M: StateMachine> Driver<M> {
+    pub(super) fn send(&mut self, to: PeerId, envelope: Envelope) {
+        match self.links.get(&to) {
+            Some(linked) => {
+                if !linked.out.put(&envelope) {
+                    // Losing a message is what every part of the protocol expects.
+                    metrics::counter!(names::DROPPED).increment(1);
+                }
+            }
+            None => self.call(to),
+        }
+    }
+
+    fn call(&mut self, to: PeerId) {
+        if let Some(contact) = self.contacts.get(&to) {
+            let address = contact.address.clone();
+            self.call_address(address, Some(to));
+        }
+    }
+
+    fn call_address(&mut self, address: String, expected: Option<PeerId>) {
+        let soon = self.calls.not_before.get(&address).is_some_and(|(t, _)| now() < *t);
+        if !soon && self.calls.open.insert(address.clone()) {
+            let _enter = self.runtime.enter();
+            call(address, expected, self.shared.clone());
+        }
+    }
+
+    pub(super) fn handle_link(&mut self, event: FromLink) -> Result<(), StoreError> {
+        match event {
+            FromLink::Up { peer, link, cluster, called, out } => {
+                self.up(peer, link, cluster, called, out)?
+            }
+            FromLink::Down { peer, link } => {
+                self.accepted.remove(&link);
+                if self.links.get(&peer).is_some_and(|l| l.link == link) {
+                    self.links.remove(&peer);
+                }
+            }
+            FromLink::Failed { address, error } => {
+                self.calls.open.remove(&address);
+                let before =
+                    self.calls.not_before.get(&address).map_or(Duration::ZERO, |(_, d)| *d);
+                if before.is_zero() && self.seeds.contains(&address) {
+                    tracing::warn!(address, %error, "the node to join through does not let us in yet; trying on");
+                } else {
+                    tracing::debug!(address, %error, "call failed");
+                }
+                let wait = (before * 2).clamp(Duration::from_millis(100), Duration::from_secs(5));
+                let wait = wait.mul_f64(self.rng.random_range(0.8..1.2));
+                self.calls.not_before.insert(address, (now() + wait, wait));
+            }
+            FromLink::Sized(event, _room) => self.handle_link(*event)?,
+            FromLink::Message { link, .. } | FromLink::Contacts { link, .. }
+                if !self.accepted.contains(&link) => {}
+            FromLink::Message { from, namespace, message, .. } => {
+                if let Some(ns) = self.namespaces.get_mut(&namespace) {
+                    ns.engine.handle_message(now(), from, *message);
+                }
+            }
+            FromLink::Contacts { contacts, .. } => {
+                for contact in contacts {
+                    let known =
+                        self.contacts.get(&contact.id).is_some_and(|c| c.stamp >= contact.stamp);
+                    if !known && contact.id != self.me && contact.is_genuine(&*self.shared.keys) {
+                        self.learn(contact);
+                    }
+                }
+            }
+            FromLink::Ask { ask, out } => self.ask(ask, out)?,
+            FromLink::Misconduct(reason) => {
+                metrics::counter!(names::MISCONDUCT, "reason" => reason).increment(1);
+            }
+        }
+        Ok(())
+    }
+
+    fn up(
+        &mut self,
+        peer: PeerId,
+        link: u64,
+        cluster: Option<[u8; 16]>,
+        called: Option<String>,
+        out: Outbox,
+    ) -> Result<(), StoreError> {
+        if let Some(address) = &called {
+            self.calls.open.remove(address);
+            self.calls.not_before.remove(address);
+        }
+        {
+            let mut mine = self.shared.cluster.lock().expect("nothing panics while it is held");
+            match (*mine, cluster) {
+                (None, Some(theirs)) if called.as_ref().is_some_and(|a| self.seeds.contains(a)) => {
+                    // This node joins the cluster of the seed it called; from now on no other.
+                    self.store.put("cluster", &theirs)?;
+                    *mine = Some(theirs);
+                }
+                // A joiner that called two seeds at once may meet two clusters; the first one counts.
+                // Without its outbox the link ends, and it was never allowed to speak.
+                (Some(a), Some(b)) if a != b => {
+                    tracing::error!(%peer, address = ?called, "a node to join through belongs to another cluster than the one joined");
+                    return Ok(());
+                }
+                (Some(_), Some(_) | None) => {}
+                (None, _) => return Ok(()),
+            }
+        }
+        let own = Contact::new(
+            &*self.shared.keys,
+            self.address.clone(),
+            (now().as_nanos() / 1_000).max(1) + (self.start_stamp() << 44),
+        );
+        let others = self.contacts.values().choose_multiple(&mut self.rng, 64);
+        let contacts = others.into_iter().cloned().chain([own]).collect();
+        out.put(&Envelope::Contacts(contacts));
+        self.accepted.insert(link);
+        self.links.insert(peer, Linked { link, out });
+        let seed = called.is_some_and(|a| self.seeds.contains(&a));
+        for ns in self.namespaces.values_mut() {
+            if seed && !ns.joined {
+                ns.joined = true;
+                ns.engine.join(peer);
+            } else {
+                ns.engine.learn(peer);
+            }
+        }
+        Ok(())
+    }
+
+    /// Grows with every start: a contact of a later start replaces contacts of earlier ones.
+    fn start_stamp(&self) -> u64 {
+        self.store.get::<u64>("starts").ok().flatten().unwrap_or(0)
+    }
+
+    pub(super) fn learn(&mut self, contact: Contact) {
+        if self.contacts.len() >= MAX_CONTACTS && !self.contacts.contains_key(&contact.id) {
+            let victim = self.contacts.keys().choose(&mut self.rng).copied();
+            victim.map(|v| self.contacts.remove(&v));
+        }
+        let id = contact.id;
+        self.contacts.insert(id, contact);
+        self.namespaces.values_mut().for_each(|ns| ns.engine.learn(id));
+    }
+
+    /// Every second: seeds while alone, contacts for a neighbour, gauges, contacts to disk.
+    pub(super) fn look_around(&mut self, at: Tick) -> Result<(), StoreError> {
+        self.next_round = at + Duration::from_secs(1);
+        if self.links.is_empty() || self.namespaces.values().any(|ns| !ns.joined) {
+            for seed in self.seeds.clone() {
+                self.call_address(seed, None);
+            }
+        }
+        // A member of consensus without a link is called, whether or not there is anything to say.
+        let members: BTreeSet<_> = self
+            .namespaces
+            .values()
+            .flat_map(|ns| ns.engine.commit().status(at).members.all())
+            .collect();
+        for peer in members {
+            if peer != self.me && !self.links.contains_key(&peer) {
+                self.call(peer);
+            }
+        }
+        if let Some(linked) = self.links.values().choose(&mut self.rng) {
+            let some = self.contacts.values().choose_multiple(&mut self.rng, 32);
+            linked.out.put(&Envelope::Contacts(some.into_iter().cloned().collect()));
+        }
+        self.calls.not_before.retain(|_, (t, _)| at.saturating_since(*t) < FORGET_CALLS);
+        for (name, ns) in &self.namespaces {
+            let label = || name.clone();
+            let status = ns.engine.commit().status(at);
+            let acting = if ns.keeper.gate().is_leader() { 1.0 } else { 0.0 };
+            let tenure = at.saturating_since(ns.engine.gossip().election().since());
+            metrics::gauge!(names::LEADER_TENURE, "namespace" => label()).set(tenure.as_secs_f64());
+            metrics::gauge!(names::PENDING, "namespace" => label()).set(ns.engine.pending() as f64);
+            metrics::gauge!(names::INDEX, "namespace" => label())
+                .set(ns.engine.chain().index() as f64);
+            metrics::gauge!(names::TERM, "namespace" => label()).set(status.term as f64);
+            metrics::gauge!(names::ACTING, "namespace" => label()).set(acting);
+        }
+        let contacts: Vec<_> = self.contacts.values().cloned().collect();
+        if self.store.get::<Vec<Contact>>("contacts")?.is_none_or(|old| old != contacts) {
+            self.store.put("contacts", &contacts)?;
+        }
+        Ok(())
+    }
+}
