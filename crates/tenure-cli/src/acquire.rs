@@ -7,21 +7,22 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::args::{Acquire, Hooks, Output};
 use crate::exit::{Exit, Failure};
-use crate::run::{Campaign, EMBEDDED, Ended, Signals};
+use crate::output::{err, out};
+use crate::run::{Campaign, EMBEDDED, Ended};
 use crate::setting::Setting;
-use crate::speech::{complain, say};
+use crate::signals::Signals;
 
 pub(crate) async fn acquire(args: Acquire) -> Result<Exit, Failure> {
     let mut signals = Signals::listen()?;
     let setting = Setting::new(&args.database, &args.role, &args.taking, false)?;
     let role = setting.only_role(&args.role)?;
     if setting.embedded {
-        complain!("{EMBEDDED}");
+        err!("{EMBEDDED}");
     }
     let hooks = Hooks::default();
     let mut campaign = tokio::select! {
         campaign = Campaign::join(&setting, &role, &hooks, Output::Quiet, true) => campaign?,
-        () = signals.next() => return Ok(Exit::NotLeader),
+        () = signals.next() => return Ok(Exit::Failed),
     };
     let exit = attempt(&mut campaign, &args, &mut signals).await;
     campaign.leave().await;
@@ -35,16 +36,16 @@ async fn attempt(
 ) -> Result<Exit, Failure> {
     let refused = tokio::select! {
         refused = win(campaign, args.wait) => refused?,
-        () = signals.next() => return Ok(Exit::NotLeader),
+        () = signals.next() => return Ok(Exit::Failed),
     };
     if let Some(why) = refused {
         let role = campaign.lock.role();
         let message = format!("role {role} was not acquired: {why}; --wait waits for it");
-        return Err(Failure::new(Exit::NotLeader, message));
+        return Err(Failure::failed(message));
     }
     if args.command.is_empty() {
         let epoch = campaign.lock.gate().epoch();
-        say!("acquired {} epoch {}", campaign.lock.role(), epoch.map_or(0, |epoch| epoch.get()));
+        out!("acquired {} epoch {}", campaign.lock.role(), epoch.map_or(0, |epoch| epoch.get()));
         return Ok(Exit::Clean);
     }
     match campaign.child(&args.command, signals).await? {

@@ -1,26 +1,25 @@
 //! The command line as typed. [`crate::setting`] makes of it what is meant.
 
+use std::convert::Infallible;
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use tenure::connect::dsn::Secret;
 use tenure::{LockKey, TakeoverPolicy};
 
-const EXIT_CODES: &str = "\
-Exit codes:
-  0  clean
-  1  not the leader, not acquired, or an order or audit that failed
-  2  wrong usage or configuration
-  3  refused by the preflight: `tenure check` says why
-  4  leadership lost, and not to be acquired again
-  5  database unreachable
-  A child's own code is passed on (128+n for signal n, 126 not executable, 127 not found).
+use crate::exit::TABLE;
+use crate::listener;
+use crate::log::Form;
 
-The database: --dsn, else $TENURE_DSN, $PG_DSN, $PG_CONN_STRING, else libpq's own variables,
-else a private PostgreSQL on this machine (one leader per MACHINE; see `tenure embedded`).
-$TENURE_LOG=info writes the library's log to standard error.";
+const NOTES: &str = "\
+The database: --dsn, else $TENURE_DSN, $PG_DSN, $PG_CONN_STRING, $SH_PENDING_DB_URL, else libpq's
+own variables, else the file of --config, else a private PostgreSQL on this machine (one leader per
+MACHINE; see `tenure embedded`).
+Warnings and errors are logged to standard error; $TENURE_LOG=info logs more, =off nothing.";
 
 const RUN_NOTES: &str = "\
 With CMD: it starts once the gate is open, with TENURE_ROLE, TENURE_EPOCH and TENURE_MEMBER in its
@@ -36,7 +35,7 @@ output, or to standard error when there is a CMD.";
 
 /// One acting leader among many processes, on PostgreSQL
 #[derive(Debug, Parser)]
-#[command(name = "tenure", version, after_help = EXIT_CODES, max_term_width = 100)]
+#[command(name = "tenure", version, after_help = format!("{TABLE}\n\n{NOTES}"), max_term_width = 100)]
 #[command(
     disable_help_subcommand = true,
     subcommand_required = true,
@@ -95,12 +94,22 @@ pub(crate) enum Command {
     Man(Man),
 }
 
+impl Command {
+    /// How this command's log is written: `run` keeps standard error for objects if asked to.
+    pub(crate) fn log(&self) -> Form {
+        match self {
+            Command::Run(run) if run.output == Output::Json => Form::Json,
+            _ => Form::Text,
+        }
+    }
+}
+
 /// Which database.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Database {
-    /// Connection string, as libpq takes it [default: $TENURE_DSN, $PG_DSN, $PG_CONN_STRING]
-    #[arg(help_heading = "Database", long, value_name = "DSN")]
-    pub(crate) dsn: Option<String>,
+    /// Connection string, as libpq takes it [default: $TENURE_DSN; see `tenure --help`]
+    #[arg(help_heading = "Database", long, value_name = "DSN", value_parser = secret)]
+    pub(crate) dsn: Option<Secret>,
     /// Configuration file (TOML) [default: $TENURE_CONFIG]
     #[arg(help_heading = "Database", long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
@@ -177,6 +186,9 @@ pub(crate) struct Run {
     /// How events are written
     #[arg(long, value_enum, default_value_t, value_name = "FORM")]
     pub(crate) output: Output,
+    /// Serve /metrics and /health here: an address, or a port of this machine alone
+    #[arg(long, value_name = "ADDR", value_parser = listener::address)]
+    pub(crate) metrics: Option<SocketAddr>,
     #[command(flatten)]
     pub(crate) hooks: Hooks,
     /// The program to run while leading
@@ -386,7 +398,7 @@ pub(crate) enum Output {
 const LONGEST: Duration = Duration::from_secs(365 * 86_400);
 
 /// `3s`, `250ms`, `1m 30s`, or a plain number of seconds.
-fn period(text: &str) -> Result<Duration, String> {
+pub(crate) fn period(text: &str) -> Result<Duration, String> {
     let text = text.trim();
     let parsed = match text.parse::<f64>() {
         Ok(seconds) => Duration::try_from_secs_f64(seconds).ok(),
@@ -403,6 +415,11 @@ fn some_time(text: &str) -> Result<Duration, String> {
         Duration::ZERO => Err("write more than zero".to_owned()),
         time => Ok(time),
     }
+}
+
+/// A text that no debug output shows: a connection string, an address with a key in it.
+pub(crate) fn secret(text: &str) -> Result<Secret, Infallible> {
+    Ok(Secret::new(text))
 }
 
 fn policy(text: &str) -> Result<TakeoverPolicy, String> {

@@ -7,10 +7,10 @@ use tenure::schema;
 
 use crate::args::{Audit, Check, Doctor, Migrate, RoleArgs};
 use crate::exit::{Exit, Failure};
+use crate::output::{out, print_json};
 use crate::setting::Setting;
-use crate::speech::say;
 use crate::status::known;
-use crate::table::{print, print_json, table};
+use crate::table::{print, table};
 
 #[derive(Serialize)]
 struct Finding<'a> {
@@ -37,14 +37,14 @@ pub(crate) async fn check(args: Check) -> Result<Exit, Failure> {
     let setting = Setting::new(&args.database, &RoleArgs::default(), &args.taking, true)?;
     let report = preflight::check(&setting.config).await?;
     if args.json {
-        print_json(&findings(&report))?;
+        print_json(&findings(&report));
     } else {
         if let Some(dsn) = setting.config.dsn() {
             let which = if setting.embedded { "the private server, " } else { "" };
-            say!("{which}{dsn}");
+            out!("{which}{dsn}");
         }
         for Finding { what, verdict, text } in findings(&report) {
-            say!("{verdict:<8} {what:<10} {text}");
+            out!("{verdict:<8} {what:<10} {text}");
         }
     }
     Ok(if report.refusal().is_some() { Exit::Refused } else { Exit::Clean })
@@ -60,15 +60,15 @@ pub(crate) async fn audit(args: Audit) -> Result<Exit, Failure> {
     let audit = operator.audit(role.as_ref()).await?;
     operator.close().await;
     if args.json {
-        print_json(&audit)?;
+        print_json(&audit);
     } else if audit.violations.is_empty() {
-        say!(
+        out!(
             "{} terms of {} roles: epochs strictly increase, no two terms overlap",
             audit.terms,
             audit.roles
         );
     } else {
-        say!("{} of {} terms break a promise:", audit.violations.len(), audit.terms);
+        out!("{} of {} terms break a promise:", audit.violations.len(), audit.terms);
         print(&table(
             &["role", "epoch", "member", "next epoch", "what is wrong"],
             audit.violations.iter().map(|bad| {
@@ -82,16 +82,16 @@ pub(crate) async fn audit(args: Audit) -> Result<Exit, Failure> {
             }),
         ));
     }
-    Ok(if audit.violations.is_empty() { Exit::Clean } else { Exit::NotLeader })
+    Ok(if audit.violations.is_empty() { Exit::Clean } else { Exit::Failed })
 }
 
 pub(crate) async fn migrate(args: Migrate) -> Result<Exit, Failure> {
     if let Some(role) = &args.print_grants {
-        say!("{}", schema::privileges_sql(role).trim_end());
+        out!("{}", schema::privileges_sql(role).trim_end());
         return Ok(Exit::Clean);
     }
     if args.print {
-        say!("{}", schema::script().trim_end());
+        out!("{}", schema::script().trim_end());
         return Ok(Exit::Clean);
     }
     let setting = Setting::of(&args.database)?;
@@ -110,34 +110,34 @@ pub(crate) async fn migrate(args: Migrate) -> Result<Exit, Failure> {
     let applied = operator.migrate().await?;
     operator.close().await;
     if applied.is_empty() {
-        say!("the schema is up to date (version {have})");
+        out!("the schema is up to date (version {have})");
     } else {
-        say!("the schema went from version {have} to {}", schema::VERSION);
+        out!("the schema went from version {have} to {}", schema::VERSION);
     }
     Ok(Exit::Clean)
 }
 
 /// Everything a supporter asks first. Whatever fails is a line of the bundle, not its end.
 pub(crate) async fn doctor(args: Doctor) -> Result<Exit, Failure> {
-    say!("tenure {} ({})", env!("CARGO_PKG_VERSION"), std::env::consts::ARCH);
+    out!("tenure {} ({})", env!("CARGO_PKG_VERSION"), std::env::consts::ARCH);
     let system = rustix::system::uname();
-    say!("{} {}", system.sysname().to_string_lossy(), system.release().to_string_lossy());
+    out!("{} {}", system.sysname().to_string_lossy(), system.release().to_string_lossy());
     let setting = match Setting::of(&args.database) {
         Ok(setting) => setting,
         Err(failure) => {
-            say!("configuration: {failure}");
+            out!("configuration: {failure}");
             return Err(failure);
         }
     };
     let config = &setting.config;
     let lease = config.lease();
     // The DSN's own Display stars the password out.
-    say!(
+    out!(
         "database: {}{}",
         config.dsn().map(ToString::to_string).unwrap_or_default(),
         if setting.embedded { " (the private server)" } else { "" }
     );
-    say!(
+    out!(
         "timings: heartbeat {:?}, lease {:?}, margin {:?}, statement deadline {:?}, kill grace {:?}",
         lease.heartbeat(),
         lease.lease(),
@@ -146,14 +146,14 @@ pub(crate) async fn doctor(args: Doctor) -> Result<Exit, Failure> {
         lease.kill_grace()
     );
     for role in config.roles() {
-        say!("role: {} key {} policy {}", role.name(), role.key(), role.policy());
+        out!("role: {} key {} policy {}", role.name(), role.key(), role.policy());
     }
-    say!("\nchecks:");
+    out!("\nchecks:");
     let mut exit = Exit::Clean;
     match preflight::check(config).await {
         Ok(report) => {
             for Finding { what, verdict, text } in findings(&report) {
-                say!("  {verdict:<8} {what:<10} {text}");
+                out!("  {verdict:<8} {what:<10} {text}");
             }
             if report.refusal().is_some() {
                 exit = Exit::Refused;
@@ -161,23 +161,23 @@ pub(crate) async fn doctor(args: Doctor) -> Result<Exit, Failure> {
         }
         Err(error) => {
             let failure = Failure::from(error);
-            say!("  {failure}");
+            out!("  {failure}");
             return Ok(failure.exit);
         }
     }
     let operator = Operator::connect(config).await?;
-    say!("\nschema: version {} (known: {})", operator.schema_version().await?, schema::VERSION);
+    out!("\nschema: version {} (known: {})", operator.schema_version().await?, schema::VERSION);
     match operator.status(None).await {
-        Ok(roles) => print_json(&roles)?,
-        Err(error) => say!("status: {error}"),
+        Ok(roles) => print_json(&roles),
+        Err(error) => out!("status: {error}"),
     }
     match operator.history(None, 20).await {
-        Ok(terms) => print_json(&terms)?,
-        Err(error) => say!("history: {error}"),
+        Ok(terms) => print_json(&terms),
+        Err(error) => out!("history: {error}"),
     }
     match operator.audit(None).await {
-        Ok(audit) => print_json(&audit)?,
-        Err(error) => say!("audit: {error}"),
+        Ok(audit) => print_json(&audit),
+        Err(error) => out!("audit: {error}"),
     }
     operator.close().await;
     Ok(exit)

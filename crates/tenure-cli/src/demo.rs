@@ -28,8 +28,8 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::args::Demo;
 use crate::exit::{Exit, Failure};
-use crate::run::Signals;
-use crate::speech::say;
+use crate::output::out;
+use crate::signals::Signals;
 use crate::table::{print, table};
 
 use link::Link;
@@ -93,11 +93,11 @@ pub(crate) async fn demo(args: Demo) -> Result<Exit, Failure> {
     // Dropped on every way out: members are killed, the server is stopped, the folder removed.
     let mut stage = tokio::select! {
         stage = Stage::set(&args) => stage.map_err(failed)?,
-        () = signals.next() => return Ok(Exit::NotLeader),
+        () = signals.next() => return Ok(Exit::Failed),
     };
     let played = tokio::select! {
         played = stage.play(&args) => played.map_err(failed),
-        () = signals.next() => Err(Failure::new(Exit::NotLeader, "the demo was interrupted")),
+        () = signals.next() => Err(Failure::failed("the demo was interrupted")),
     };
     stage.view.close();
     let outcomes = played?;
@@ -117,9 +117,9 @@ pub(crate) async fn demo(args: Demo) -> Result<Exit, Failure> {
     let audit = stage.audit().await.map_err(failed)?;
     if !audit.violations.is_empty() {
         let found = audit.violations.len();
-        return Err(Failure::new(Exit::NotLeader, format!("the audit found {found} violations")));
+        return Err(Failure::failed(format!("the audit found {found} violations")));
     }
-    say!(
+    out!(
         "audit: {} terms, epochs strictly increase, no two overlap (lease {LEASE:?})",
         audit.terms
     );
@@ -127,7 +127,7 @@ pub(crate) async fn demo(args: Demo) -> Result<Exit, Failure> {
 }
 
 fn failed(error: anyhow::Error) -> Failure {
-    Failure::new(Exit::NotLeader, format!("the demo failed: {error:#}"))
+    Failure::failed(format!("the demo failed: {error:#}"))
 }
 
 /// Everything the demo runs.

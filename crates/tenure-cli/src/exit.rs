@@ -7,13 +7,13 @@ use tenure::TenureError;
 use tenure::config::ConfigError;
 use tenure_embedded::EmbeddedError;
 
-/// The codes, as `--help` lists them.
+/// The codes of every command, as `--help` lists them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exit {
     /// Done, or ended as asked.
     Clean,
-    /// Not the leader, not acquired, or an audit that found something.
-    NotLeader,
+    /// It did not succeed: not acquired, an order that was not carried out, an audit with findings.
+    Failed,
     /// The command line or the configuration is wrong.
     Usage,
     /// The preflight refused the setup.
@@ -22,19 +22,43 @@ pub(crate) enum Exit {
     Lost,
     /// The database cannot be reached, or does not let us in.
     Unreachable,
+    /// No leader answers: none leads, or none of the nodes that were asked can be reached.
+    NoLeader,
+    /// There is no such role, member, transaction, key or namespace.
+    NotFound,
+    /// It was decided, or refused on its merits: a repetition will not help.
+    #[cfg_attr(not(any(feature = "tx", feature = "gossip")), allow(dead_code))]
+    Rejected,
     /// The child's own.
     Child(u8),
 }
+
+/// The table of `--help`; a test compares it with docs/cli.md.
+pub(crate) const TABLE: &str = "\
+Exit codes:
+  0  clean
+  1  failed: not acquired, an order not carried out, an audit with findings, a system error
+  2  wrong usage or configuration
+  3  refused by the preflight: `tenure check` says why
+  4  leadership lost, and not to be acquired again
+  5  database unreachable
+  6  no leader answers
+  7  not found: no such role, member, transaction, key or namespace
+  8  rejected on its merits: the same again will not do
+  A child's own code is passed on (128+n for signal n, 126 not executable, 127 not found).";
 
 impl Exit {
     pub(crate) fn code(self) -> u8 {
         match self {
             Exit::Clean => 0,
-            Exit::NotLeader => 1,
+            Exit::Failed => 1,
             Exit::Usage => 2,
             Exit::Refused => 3,
             Exit::Lost => 4,
             Exit::Unreachable => 5,
+            Exit::NoLeader => 6,
+            Exit::NotFound => 7,
+            Exit::Rejected => 8,
             Exit::Child(code) => code,
         }
     }
@@ -58,6 +82,10 @@ impl Failure {
         Failure { exit, message: message.into() }
     }
 
+    pub(crate) fn failed(message: impl Into<String>) -> Self {
+        Failure::new(Exit::Failed, message)
+    }
+
     pub(crate) fn usage(message: impl Into<String>) -> Self {
         Failure::new(Exit::Usage, message)
     }
@@ -79,8 +107,10 @@ impl From<TenureError> for Failure {
             | TenureError::Registration { .. }
             | TenureError::Statement(_) => Exit::Refused,
             TenureError::Connect(_) | TenureError::Session(_) => Exit::Unreachable,
+            TenureError::NoLeader(_) => Exit::NoLeader,
+            TenureError::NoSuchRole(_) | TenureError::NoSuchMember(_) => Exit::NotFound,
             // `TenureError` may grow; whatever it says, the order was not carried out.
-            _ => Exit::NotLeader,
+            _ => Exit::Failed,
         };
         let remedy = match &error {
             TenureError::Session(_) => "; try again",
@@ -106,6 +136,18 @@ impl From<EmbeddedError> for Failure {
 
 impl From<std::io::Error> for Failure {
     fn from(error: std::io::Error) -> Self {
-        Failure::new(Exit::NotLeader, format!("the system refused: {error}; try again"))
+        Failure::failed(format!("the system refused: {error}; try again"))
     }
+}
+
+/// An error of a driver, with what lies under it: the outermost text alone often says too little.
+#[cfg(any(feature = "tx", feature = "gossip"))]
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
 }

@@ -1,7 +1,7 @@
 //! The `tenure` program: run a program only while it leads.
 //!
 //! A thin face on the library. Each command has a file; arguments as typed ([`args`]) become a
-//! setting as meant ([`setting`]); everything ends in one of six exit codes ([`exit`]).
+//! setting as meant ([`setting`]); everything ends in an exit code of one table ([`exit`]).
 //!
 //! # What it guarantees
 //!
@@ -30,11 +30,14 @@ mod exit;
 #[cfg(feature = "gossip")]
 mod gossip;
 mod hooks;
+mod listener;
+mod log;
 mod manual;
 mod order;
+mod output;
 mod run;
 mod setting;
-mod speech;
+mod signals;
 mod status;
 mod table;
 #[cfg(feature = "tx")]
@@ -44,9 +47,9 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::speech::complain;
-use args::{Cli, Command};
-use exit::Failure;
+use crate::args::{Cli, Command};
+use crate::exit::{Exit, Failure};
+use crate::output::err;
 
 fn main() -> ExitCode {
     // Before anything else: the guardian stays small.
@@ -54,20 +57,19 @@ fn main() -> ExitCode {
         return code;
     }
     let cli = Cli::parse();
-    if let Ok(filter) = std::env::var("TENURE_LOG") {
-        let filter = tracing_subscriber::EnvFilter::new(filter);
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
-    }
-    match dispatch(cli.command) {
-        Ok(code) => code,
-        Err(failure) => {
-            complain!("{failure}");
-            failure.exit.into()
-        }
-    }
+    let ended = log::start(cli.command.log()).and_then(|log| {
+        let ended = dispatch(cli.command);
+        // Its last lines come before ours.
+        drop(log);
+        ended
+    });
+    ended.map(ExitCode::from).unwrap_or_else(|failure| {
+        err!("{failure}");
+        failure.exit.into()
+    })
 }
 
-fn dispatch(command: Command) -> Result<ExitCode, Failure> {
+fn dispatch(command: Command) -> Result<Exit, Failure> {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let exit = runtime.block_on(async {
@@ -90,20 +92,13 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
             Command::Demo(args) => demo::demo(args).await,
             Command::Completions(args) => manual::completions(&args),
             Command::Man(args) => manual::man(&args),
-            // These have exit codes of their own.
             #[cfg(feature = "gossip")]
-            Command::Gossip(command) => return elsewhere(gossip::run(command).await),
+            Command::Gossip(command) => gossip::run(command).await,
             #[cfg(feature = "tx")]
-            Command::Tx(command) => return elsewhere(tx::run(command).await),
+            Command::Tx(command) => tx::run(command).await,
         }
-        .map(ExitCode::from)
     });
     // A task that still waits for a dead database must not hold up the exit.
     runtime.shutdown_background();
     exit
-}
-
-#[cfg(any(feature = "gossip", feature = "tx"))]
-fn elsewhere(ended: anyhow::Result<ExitCode>) -> Result<ExitCode, Failure> {
-    ended.map_err(|error| Failure::new(exit::Exit::NotLeader, format!("{error:#}")))
 }

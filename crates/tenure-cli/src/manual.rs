@@ -7,17 +7,16 @@ use tenure::{LockKey, RoleName};
 
 use crate::args::{Cli, Completions, Key, Man};
 use crate::exit::{Exit, Failure};
-use crate::speech::say;
-use crate::table::print_json;
+use crate::output::{out, print_json};
 
 pub(crate) fn key(args: &Key) -> Result<Exit, Failure> {
     let name = RoleName::new(&args.name).map_err(|error| Failure::usage(error.to_string()))?;
     let sql = LockKey::sql_for_name(name.as_str());
     if args.json {
         let key = name.key().to_string();
-        print_json(&json!({ "role": name.as_str(), "key": key, "sql": sql }))?;
+        print_json(&json!({ "role": name.as_str(), "key": key, "sql": sql }));
     } else {
-        say!("{}\n{sql};", name.key());
+        out!("{}\n{sql};", name.key());
     }
     Ok(Exit::Clean)
 }
@@ -25,7 +24,7 @@ pub(crate) fn key(args: &Key) -> Result<Exit, Failure> {
 pub(crate) fn completions(args: &Completions) -> Result<Exit, Failure> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "tenure", &mut script);
-    say!("{}", String::from_utf8_lossy(&script).trim_end());
+    out!("{}", String::from_utf8_lossy(&script).trim_end());
     Ok(Exit::Clean)
 }
 
@@ -34,7 +33,7 @@ pub(crate) fn man(args: &Man) -> Result<Exit, Failure> {
     let Some(folder) = &args.folder else {
         let mut page = Vec::new();
         Page::new(command).render(&mut page)?;
-        say!("{}", String::from_utf8_lossy(&page).trim_end());
+        out!("{}", String::from_utf8_lossy(&page).trim_end());
         return Ok(Exit::Clean);
     };
     std::fs::create_dir_all(folder)

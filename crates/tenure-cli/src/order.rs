@@ -7,8 +7,8 @@ use tenure::operate::Operator;
 
 use crate::args::{Order, Release, StepDown};
 use crate::exit::{Exit, Failure};
+use crate::output::out;
 use crate::setting::Setting;
-use crate::speech::say;
 
 async fn connect(order: &Order) -> Result<(Operator, RoleName), Failure> {
     let role = order.role.required()?;
@@ -31,7 +31,7 @@ pub(crate) async fn step_down(args: StepDown) -> Result<Exit, Failure> {
     match successor {
         Some(now) => {
             let holder = now.holder.unwrap_or_default();
-            say!(
+            out!(
                 "{role}: {holder} took over from {before} after {:.3} s (epoch {} -> {})",
                 took.as_secs_f64(),
                 ordered.epoch,
@@ -39,14 +39,11 @@ pub(crate) async fn step_down(args: StepDown) -> Result<Exit, Failure> {
             );
             Ok(Exit::Clean)
         }
-        None => Err(Failure::new(
-            Exit::NotLeader,
-            format!(
-                "{before} was asked to step down from {role}, but nobody leads it after {:?}; \
+        None => Err(Failure::failed(format!(
+            "{before} was asked to step down from {role}, but nobody leads it after {:?}; \
                  `tenure status` shows who waits",
-                args.timeout
-            ),
-        )),
+            args.timeout
+        ))),
     }
 }
 
@@ -68,13 +65,13 @@ async fn member_called(
     match alike[..] {
         [only] => Ok((*only).to_owned()),
         [] => Err(Failure::new(
-            Exit::NotLeader,
+            Exit::NotFound,
             format!("no member of role {role} is called {part}; `tenure status` lists them"),
         )),
-        [..] => Err(Failure::new(
-            Exit::NotLeader,
-            format!("{part} is part of {} members' names; write more of it", alike.len()),
-        )),
+        [..] => Err(Failure::failed(format!(
+            "{part} is part of {} members' names; write more of it",
+            alike.len()
+        ))),
     }
 }
 
@@ -83,8 +80,8 @@ pub(crate) async fn pause(order: Order) -> Result<Exit, Failure> {
     let ordered = operator.pause(&role).await?;
     operator.close().await;
     match ordered.holder {
-        Some(holder) => say!("{role} is paused; {holder} drains it"),
-        None => say!("{role} is paused; nobody leads it"),
+        Some(holder) => out!("{role} is paused; {holder} drains it"),
+        None => out!("{role} is paused; nobody leads it"),
     }
     Ok(Exit::Clean)
 }
@@ -93,7 +90,7 @@ pub(crate) async fn resume(order: Order) -> Result<Exit, Failure> {
     let (operator, role) = connect(&order).await?;
     operator.resume(&role).await?;
     operator.close().await;
-    say!("{role} is open again");
+    out!("{role} is open again");
     Ok(Exit::Clean)
 }
 
@@ -104,9 +101,9 @@ pub(crate) async fn lower_lease(order: Order) -> Result<Exit, Failure> {
     let [from, to] =
         [lowered.from_ms, lowered.to_ms].map(|ms| Duration::from_millis(ms.unsigned_abs()));
     if from == to {
-        say!("{role}: the lease stays {from:?}, the longest that takes part");
+        out!("{role}: the lease stays {from:?}, the longest that takes part");
     } else {
-        say!("{role}: the lease is {to:?} now, {from:?} before");
+        out!("{role}: the lease is {to:?} now, {from:?} before");
     }
     Ok(Exit::Clean)
 }
@@ -123,10 +120,10 @@ pub(crate) async fn release(args: Release) -> Result<Exit, Failure> {
     operator.close().await;
     let ended = ordered.sessions_ended.unwrap_or(0);
     let holder = ordered.holder.unwrap_or_else(|| "nobody".to_owned());
-    say!(
+    out!(
         "{role}: {ended} session(s) ended, last held by {holder} under epoch {}; under exclusive the \
          next leader still waits out the lease",
         ordered.epoch
     );
-    Ok(if ended > 0 { Exit::Clean } else { Exit::NotLeader })
+    Ok(if ended > 0 { Exit::Clean } else { Exit::Failed })
 }

@@ -13,14 +13,15 @@
 
 use std::ffi::OsString;
 use std::process::ExitStatus;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use serde_json::json;
 use tenure::{
     Act, BootClock, Clock, Epoch, Event, LeaderLock, LockState, Member, Notice, Refusal, RoleName,
     TakeoverPolicy, TenureError, Tick,
 };
 use tenure_guardian::{EndedBy, Guarded, News, Strays, Times};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
@@ -29,8 +30,10 @@ use crate::args::{Hooks, Output, Run};
 use crate::events::{Events, Writer};
 use crate::exit::{Exit, Failure};
 use crate::hooks::{self, HookRunner};
+use crate::listener::{Health, Listener};
+use crate::output::err;
 use crate::setting::Setting;
-use crate::speech::complain;
+use crate::signals::Signals;
 
 /// How long the last lines may take.
 const FLUSH: Duration = Duration::from_secs(1);
@@ -40,48 +43,18 @@ const OVERDUE: Duration = Duration::from_secs(1);
 const STEADY: Duration = Duration::from_secs(10);
 const RESTART_PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
 
-/// What ends the program from outside.
-pub(crate) struct Signals {
-    term: Signal,
-    int: Signal,
-    hup: Option<Signal>,
-}
-
-impl Signals {
-    pub(crate) fn listen() -> std::io::Result<Self> {
-        Ok(Signals {
-            term: signal(SignalKind::terminate())?,
-            int: signal(SignalKind::interrupt())?,
-            // Under `nohup` a hang-up stays ignored.
-            hup: if ignores_hangup() { None } else { Some(signal(SignalKind::hangup())?) },
-        })
-    }
-
-    /// Cancel-safe, as each of its parts is.
-    pub(crate) async fn next(&mut self) {
-        tokio::select! {
-            _ = self.term.recv() => {}
-            _ = self.int.recv() => {}
-            Some(_) = async { self.hup.as_mut()?.recv().await } => {}
-        }
-    }
-}
-
-/// Whether whoever started us wants hang-ups ignored: the first bit of the kernel's mask.
-fn ignores_hangup() -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|m| m & 1 == 1)
-}
-
 pub(crate) async fn run(args: Run) -> Result<Exit, Failure> {
     let mut signals = Signals::listen()?;
+    let listener = match args.metrics {
+        Some(address) => Some(Listener::bind(address).await?),
+        None => None,
+    };
     let setting = Setting::new(&args.database, &args.role, &args.taking, !args.no_auto_reacquire)?;
     let role = setting.only_role(&args.role)?;
     let with_child = !args.command.is_empty();
     // Standard error is for objects only when both of these are so.
     if setting.embedded && !(with_child && args.output == Output::Json) {
-        complain!("{EMBEDDED}");
+        err!("{EMBEDDED}");
     }
     let mut campaign = tokio::select! {
         campaign = Campaign::join(&setting, &role, &args.hooks, args.output, with_child) => campaign?,
@@ -90,6 +63,11 @@ pub(crate) async fn run(args: Run) -> Result<Exit, Failure> {
     };
     if setting.embedded && with_child && args.output == Output::Json {
         campaign.events.tell("warning", None, EMBEDDED);
+    }
+    if let Some(listener) = listener {
+        campaign.events.tell("metrics", None, format!("http://{}/metrics", listener.address()));
+        let member = Arc::downgrade(&campaign.member);
+        listener.serve(move || health(member.clone()));
     }
     let health = hooks::watch_health(
         args.hooks.clone(),
@@ -107,13 +85,35 @@ pub(crate) async fn run(args: Run) -> Result<Exit, Failure> {
     exit
 }
 
+/// A member that has no session is not well; whether it leads says nothing about that.
+async fn health(member: Weak<Member>) -> Health {
+    let health = match member.upgrade() {
+        Some(member) => member.health().await.ok(),
+        None => None,
+    };
+    let Some(health) = health else {
+        return Health { healthy: false, details: json!({"error": "the member has ended"}) };
+    };
+    let roles = health.roles.iter().map(|role| {
+        json!({"role": role.role.as_str(), "state": role.state.as_str(), "is_leader": role.is_leader})
+    });
+    let details = json!({
+        "member": health.identity,
+        "connected": health.connected,
+        "heartbeat_age_ms": health.heartbeat_age.map(|age| age.as_millis()),
+        "error": health.error,
+        "roles": roles.collect::<Vec<_>>(),
+    });
+    Health { healthy: health.connected, details }
+}
+
 /// Whoever forgot the DSN must not believe to be safe.
 pub(crate) const EMBEDDED: &str = "NO DATABASE CONFIGURED: using the private PostgreSQL of this \
     machine, so there is one leader per MACHINE, not per cluster; set TENURE_DSN for more";
 
 /// One role of one member, as a program takes part in it.
 pub(crate) struct Campaign {
-    member: Member,
+    member: Arc<Member>,
     pub(crate) lock: LeaderLock,
     policy: TakeoverPolicy,
     pub(crate) events: Events,
@@ -142,7 +142,7 @@ impl Campaign {
         output: Output,
         to_stderr: bool,
     ) -> Result<Self, Failure> {
-        let member = Member::start(setting.config.clone()).await?;
+        let member = Arc::new(Member::start(setting.config.clone()).await?);
         let lock = member.lock(role.as_str())?;
         let configured = setting.config.roles().iter().find(|config| config.name() == role);
         let policy = configured.map_or_else(TakeoverPolicy::default, |role| role.policy());
@@ -299,7 +299,7 @@ impl Campaign {
         let program = command.first().map(|name| name.to_string_lossy()).unwrap_or_default();
         let told = format!("`{program}` cannot be run: {why}; check its name and permissions");
         if self.events.is_quiet() {
-            complain!("{told}");
+            err!("{told}");
         }
         self.events.tell("error", Some(epoch), told);
         let missing = why.kind() == std::io::ErrorKind::NotFound;
@@ -365,14 +365,14 @@ impl Campaign {
     pub(crate) async fn leave(self) {
         let Campaign { member, lock, events, writer, teller, .. } = self;
         let within = member.config().lease().lease() * 2 + Duration::from_secs(15);
-        let left = member.shutdown(Some(within)).await;
+        let left = alone(member).await.shutdown(Some(within)).await;
         drop(lock);
         // It ends with the role's last word and the last hook.
         let _ = tokio::time::timeout(hooks::HOOK_LIMIT + FLUSH, teller).await;
         drop(events);
         writer.finish(FLUSH);
         if let Err(error) = left {
-            complain!("{error}; the server frees the role when its lease is over");
+            err!("{error}; the server frees the role when its lease is over");
         }
     }
 }
@@ -381,6 +381,17 @@ fn stop(child: &Guarded, stopping: &mut Option<Tick>, grace: Duration) {
     if stopping.is_none() {
         *stopping = Some(BootClock.now() + grace + OVERDUE);
         child.stop(grace);
+    }
+}
+
+/// The member once no question about its health holds it any more.
+async fn alone(mut member: Arc<Member>) -> Member {
+    loop {
+        match Arc::try_unwrap(member) {
+            Ok(member) => return member,
+            Err(shared) => member = shared,
+        }
+        sleep(Duration::from_millis(1)).await;
     }
 }
 

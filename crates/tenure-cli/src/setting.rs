@@ -122,7 +122,13 @@ impl RoleArgs {
     }
 }
 
-fn builder(
+/// What command line, environment and file say together; the private server is not started.
+#[cfg(feature = "tx")]
+pub(crate) fn configured(database: &Database) -> Result<Config, Failure> {
+    Ok(builder(database, None, &Taking::default())?.build()?)
+}
+
+pub(crate) fn builder(
     database: &Database,
     role: Option<RoleSpec>,
     taking: &Taking,
@@ -134,7 +140,7 @@ fn builder(
         builder = builder.file(file)?;
     }
     if let Some(dsn) = &database.dsn {
-        builder = builder.dsn(dsn);
+        builder = builder.dsn(dsn.reveal());
     }
     if let Some(role) = role {
         builder = builder.role(role);

@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use tenure::RoleName;
 use tenure::operate::{LockHolder, Operator, RoleStatus, Waiting};
+use tenure::{RoleName, TenureError};
 
 use crate::args::{History, Status};
 use crate::exit::{Exit, Failure};
-use crate::run::Signals;
+use crate::output::{self, out, print_json};
 use crate::setting::Setting;
-use crate::speech::{self, say};
-use crate::table::{ago, moment, print, print_json, table};
+use crate::signals::Signals;
+use crate::table::{ago, moment, print, table};
 
 pub(crate) async fn status(args: Status) -> Result<Exit, Failure> {
     args.role.name()?;
@@ -25,10 +25,10 @@ pub(crate) async fn status(args: Status) -> Result<Exit, Failure> {
     loop {
         if !args.json {
             // Home and clear, as `watch` does.
-            say!("\x1b[H\x1b[2J");
+            out!("\x1b[H\x1b[2J");
         }
         show(&operator, &args).await?;
-        if speech::is_unheard() {
+        if output::is_closed() {
             return Ok(Exit::Clean);
         }
         tokio::select! {
@@ -44,9 +44,9 @@ async fn show(operator: &Operator, args: &Status) -> Result<Exit, Failure> {
     if let (None, Some(key)) = (&args.role.role, args.role.lock_key()) {
         let holders = operator.lock_holders(key).await?;
         if args.json {
-            print_json(&holders)?;
+            print_json(&holders);
         } else if holders.is_empty() {
-            say!("nobody holds lock {key}");
+            out!("nobody holds lock {key}");
         } else {
             let rows = holders.iter().map(|holder| {
                 let user = holder.user.clone().unwrap_or_default();
@@ -54,13 +54,13 @@ async fn show(operator: &Operator, args: &Status) -> Result<Exit, Failure> {
             });
             print(&table(&["pid", "program", "user", "tenure"], rows));
         }
-        return Ok(if holders.is_empty() { Exit::NotLeader } else { Exit::Clean });
+        return Ok(if holders.is_empty() { Exit::Failed } else { Exit::Clean });
     }
     let roles = operator.status(name.as_ref()).await?;
     if args.json {
-        print_json(&roles)?;
+        print_json(&roles);
     } else if roles.is_empty() && name.is_none() {
-        say!("no role is known here yet; `tenure run --role NAME` makes one");
+        out!("no role is known here yet; `tenure run --role NAME` makes one");
     } else if !roles.is_empty() {
         print(&table(
             &["role", "epoch", "leader", "heartbeat", "since", "policy", "waiting", "state"],
@@ -78,7 +78,7 @@ async fn show(operator: &Operator, args: &Status) -> Result<Exit, Failure> {
             }),
         ));
         for (role, holder) in strangers(&roles) {
-            say!(
+            out!(
                 "note: the lock of {role} is held by a program that is not Tenure: {} (pid {})",
                 program(holder),
                 holder.pid
@@ -97,8 +97,7 @@ pub(crate) async fn known(operator: &Operator, role: &RoleName) -> Result<(), Fa
 }
 
 fn unknown(role: &RoleName) -> Failure {
-    let message = format!("there is no role {role}; `tenure status` lists them");
-    Failure::new(Exit::NotLeader, message)
+    TenureError::NoSuchRole(role.clone()).into()
 }
 
 fn state(role: &RoleStatus) -> String {
@@ -166,7 +165,7 @@ pub(crate) async fn history(args: History) -> Result<Exit, Failure> {
     let terms = operator.history(name.as_ref(), args.limit).await?;
     operator.close().await;
     if args.json {
-        print_json(&terms)?;
+        print_json(&terms);
         return Ok(Exit::Clean);
     }
     print(&table(

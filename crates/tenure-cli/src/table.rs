@@ -1,10 +1,9 @@
-//! Tables a person can read, and JSON for those who cannot.
+//! Tables, times and ages as people read them.
 
 use comfy_table::{ContentArrangement, Table, presets};
-use serde::Serialize;
+use jiff::Timestamp;
 
-use crate::exit::{Exit, Failure};
-use crate::speech::say;
+use crate::output::out;
 
 /// A table without borders, as wide as the terminal.
 pub(crate) fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> Table {
@@ -24,15 +23,7 @@ pub(crate) fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>
 
 /// Prints a table without the blanks that fill its lines up.
 pub(crate) fn print(table: &Table) {
-    say!("{}", table.trim_fmt());
-}
-
-pub(crate) fn print_json(value: &impl Serialize) -> Result<(), Failure> {
-    let text = serde_json::to_string_pretty(value).map_err(|error| {
-        Failure::new(Exit::NotLeader, format!("no JSON could be made: {error}"))
-    })?;
-    say!("{text}");
-    Ok(())
+    out!("{}", table.trim_fmt());
 }
 
 /// A duration in the unit a person would choose.
@@ -45,15 +36,12 @@ pub(crate) fn ago(ms: i64) -> String {
     }
 }
 
-/// A timestamp without the part nobody reads.
+/// An instant as people read it, in UTC to the millisecond; text that is no instant stays as it is.
 pub(crate) fn moment(text: Option<&str>) -> String {
-    let text = text.unwrap_or("-").replace('T', " ");
-    match text.split_once('.') {
-        Some((whole, rest)) => {
-            let fraction: String = rest.chars().take_while(char::is_ascii_digit).take(3).collect();
-            format!("{whole}.{fraction}")
-        }
-        None => text,
+    let Some(text) = text else { return "-".to_owned() };
+    match text.parse::<Timestamp>() {
+        Ok(at) => at.strftime("%Y-%m-%d %H:%M:%S%.3fZ").to_string(),
+        Err(_) => text.to_owned(),
     }
 }
 
@@ -65,7 +53,14 @@ mod tests {
     fn times_are_told_in_the_unit_a_person_would_choose() {
         assert_eq!([ago(-5), ago(250), ago(1_250)], ["0 ms", "250 ms", "1.2 s"]);
         assert_eq!([ago(90_000), ago(7_200_000)], ["1 min", "2 h"]);
-        assert_eq!(moment(Some("2026-01-02T03:04:05.678901+00:00")), "2026-01-02 03:04:05.678");
+        let moments = [
+            ("2026-01-02T03:04:05.678901+00:00", "2026-01-02 03:04:05.678Z"),
+            ("2026-01-02 05:04:05+02", "2026-01-02 03:04:05.000Z"),
+            ("infinity", "infinity"),
+        ];
+        for (text, read) in moments {
+            assert_eq!(moment(Some(text)), read);
+        }
         assert_eq!(moment(None), "-");
     }
 }

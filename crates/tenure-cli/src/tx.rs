@@ -1,58 +1,44 @@
-//! The commands of `tenure tx`.
+//! `tenure tx`: nonce-ordered transactions of a leader and its followers.
 //!
 //! `node` runs one node of the group and answers on a local port; `send` and `drop` ask a node;
 //! `list`, `show`, `watch` and `gaps` read the table and need no node at all.
-//!
-//! Exit codes: 0 done, 1 failed, 2 bad usage (by clap), 3 no node leads, 4 not found.
 
 mod node;
 mod report;
-mod scrape;
 mod wire;
 
-use std::io::IsTerminal as _;
-use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::Context as _;
 use clap::{Args, Subcommand};
-use tenure::connect::Connector;
-use tenure::connect::TlsOptions;
-use tenure::connect::dsn::{Dsn, ProcessEnv};
-
+use tenure::connect::{ConnectError, Connector};
 use tenure_tx::account::AccountId;
 use tenure_tx::chain::substrate::account_of;
-use tenure_tx::store::{Store, StoreOptions};
+use tenure_tx::store::{Store, StoreError, StoreOptions};
+use tokio_postgres::error::SqlState;
 
-pub(crate) use node::NodeArgs;
-pub(crate) use report::{GapsArgs, ListArgs, ShowArgs, WatchArgs};
-pub(crate) use wire::{DropArgs, SendArgs};
+use crate::args::Database;
+use crate::exit::{Exit, Failure, chain};
+use crate::setting;
 
-/// Nonce-ordered transactions of a leader/follower group.
 #[derive(Debug, Subcommand)]
 pub(crate) enum TxCommand {
-    /// Run one node of the group.
-    Node(Box<NodeArgs>),
-    /// Send a transaction through whichever node leads.
-    Send(SendArgs),
-    /// List the account's transactions.
-    List(ListArgs),
-    /// Show one transaction.
-    Show(ShowArgs),
-    /// Follow every change, on any node's behalf.
-    Watch(WatchArgs),
-    /// List nonces that nothing uses although higher ones are in use.
-    Gaps(GapsArgs),
-    /// Put a no-op in place of an open transaction, or into a gap.
-    Drop(DropArgs),
+    /// Run one node of the group
+    Node(Box<node::NodeArgs>),
+    /// Send a transaction through whichever node leads
+    Send(wire::SendArgs),
+    /// List the account's transactions
+    List(report::ListArgs),
+    /// Show one transaction
+    Show(report::ShowArgs),
+    /// Follow every change, on any node's behalf
+    Watch(report::WatchArgs),
+    /// List nonces that nothing uses although higher ones are in use
+    Gaps(report::GapsArgs),
+    /// Put a no-op in place of an open transaction, or into a gap
+    Drop(wire::DropArgs),
 }
 
-/// Runs a command.
-///
-/// # Errors
-/// Whatever went wrong, with its remedy; the program prints it and exits with 1.
-pub(crate) async fn run(command: TxCommand) -> anyhow::Result<ExitCode> {
-    speak();
+pub(crate) async fn run(command: TxCommand) -> Result<Exit, Failure> {
     match command {
         TxCommand::Node(args) => node::run(*args).await,
         TxCommand::Send(args) => wire::send(args).await,
@@ -64,120 +50,93 @@ pub(crate) async fn run(command: TxCommand) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Warnings must be heard: unless the program has set up its own log, they go to standard error.
-fn speak() {
-    if tracing::dispatcher::has_been_set() {
-        return;
-    }
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| "warn,tenure=info,tenure_tx=info".into());
-    let colours = std::io::stderr().is_terminal();
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours);
-    log.with_writer(std::io::stderr).init();
-}
-
-/// An argument that may hold a secret (a connection string, an address with a key in it): it is
-/// never shown.
-#[derive(Clone)]
-pub(crate) struct Unshown(String);
-
-impl Unshown {
-    pub(crate) fn text(&self) -> &str {
-        &self.0
-    }
-}
-
-impl std::fmt::Debug for Unshown {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("…")
-    }
-}
-
-impl std::str::FromStr for Unshown {
-    type Err = std::convert::Infallible;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Ok(Unshown(text.to_owned()))
-    }
-}
-
-/// Which database.
+/// Which table.
 #[derive(Debug, Clone, Args)]
-pub(crate) struct DatabaseArgs {
-    /// The group's database, as a PostgreSQL connection string; without it and its variable,
-    /// $TENURE_DSN counts.
-    #[arg(long, env = "SH_PENDING_DB_URL", hide_env_values = true)]
-    pub(crate) dsn: Option<Unshown>,
-    /// The role whose leader may write; by default `tx:<account>`.
-    #[arg(long)]
+pub(crate) struct TableArgs {
+    #[command(flatten)]
+    pub(crate) database: Database,
+    /// The role whose leader may write [default: tx:ACCOUNT]
+    #[arg(long, value_name = "NAME")]
     pub(crate) role: Option<String>,
 }
 
-impl DatabaseArgs {
-    /// The connection string.
-    ///
-    /// # Errors
-    /// If there is none.
-    pub(crate) fn text(&self) -> anyhow::Result<String> {
-        let named = self.dsn.as_ref().map(|dsn| dsn.text().to_owned());
-        named
-            .or_else(|| std::env::var("TENURE_DSN").ok())
-            .filter(|dsn| !dsn.is_empty())
-            .context("no database is named; give --dsn, or set SH_PENDING_DB_URL or TENURE_DSN")
-    }
-
-    pub(crate) fn connector(&self) -> anyhow::Result<Connector> {
-        let dsn = Dsn::parse(&self.text()?).context("the connection string")?;
-        let tls = TlsOptions::from_env(&ProcessEnv).context("the TLS settings")?;
-        Connector::new(&dsn, tls).context("the TLS settings")
-    }
-
-    pub(crate) fn role_of(&self, account: &AccountId) -> String {
+impl TableArgs {
+    fn role_of(&self, account: &AccountId) -> String {
         self.role.clone().unwrap_or_else(|| format!("tx:{account}"))
     }
 
-    pub(crate) fn store(&self, account: AccountId, creator: &str) -> anyhow::Result<Store> {
+    fn store(&self, account: AccountId, creator: &str) -> Result<Store, Failure> {
+        let config = setting::configured(&self.database)?;
+        let dsn = config.dsn().ok_or_else(no_database)?;
+        let connector = Connector::new(dsn, config.tls().clone())
+            .map_err(|error| Failure::usage(format!("TLS: {}", chain(&error))))?;
         let options = StoreOptions {
             role: self.role_of(&account),
             account,
             creator: creator.to_owned(),
             deadline: Duration::from_secs(5),
         };
-        Ok(Store::new(self.connector()?, options))
+        Ok(Store::new(connector, options))
     }
+}
+
+/// The private server is no place for a group's table: it would be another one on each machine.
+fn no_database() -> Failure {
+    Failure::usage("no database is named; give --dsn or --config, or set TENURE_DSN")
 }
 
 /// Which account's transactions, for commands that only read.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ReadArgs {
-    /// The database.
     #[command(flatten)]
-    pub(crate) database: DatabaseArgs,
-    /// The signing account, in hex or SS58; `tx node` names it when it starts.
+    pub(crate) table: TableArgs,
+    /// The signing account, in hex or SS58; `tx node` names it when it starts
     #[arg(long, env = "TENURE_TX_ACCOUNT", value_parser = account_of)]
     pub(crate) account: AccountId,
-    /// Print JSON, one object per line.
+    /// As JSON, one object per line
     #[arg(long)]
     pub(crate) json: bool,
 }
 
 impl ReadArgs {
-    pub(crate) fn store(&self) -> anyhow::Result<Store> {
-        self.database.store(self.account.clone(), "reader")
+    fn store(&self) -> Result<Store, Failure> {
+        self.table.store(self.account.clone(), "reader")
     }
 }
 
-/// A complaint on standard error.
-pub(crate) fn complain(line: impl std::fmt::Display) {
-    use std::io::Write as _;
-    let _ = writeln!(std::io::stderr().lock(), "tenure: {line}");
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        match &error {
+            StoreError::Unreachable(why) => why.into(),
+            StoreError::Lost(_) => Failure::new(Exit::Unreachable, error.to_string()),
+            // A database on which no node ever ran is the commonest mistake.
+            StoreError::Database(refused)
+                if refused.code().is_some_and(|code| {
+                    *code == SqlState::UNDEFINED_TABLE
+                        || *code == SqlState::UNDEFINED_FUNCTION
+                        || *code == SqlState::INVALID_SCHEMA_NAME
+                }) =>
+            {
+                Failure::new(
+                    Exit::NotFound,
+                    "this database has no table of transactions; start a node on it first, or \
+                     check the connection string",
+                )
+            }
+            // `StoreError` may grow; whatever it says, nothing was read.
+            _ => Failure::failed(error.to_string()),
+        }
+    }
 }
 
-/// A line on standard output. A closed pipe ends the program as it ends any other.
-pub(crate) fn say(line: impl std::fmt::Display) -> anyhow::Result<()> {
-    use std::io::Write as _;
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "{line}")?;
-    out.flush()?;
-    Ok(())
+impl From<&ConnectError> for Failure {
+    fn from(error: &ConnectError) -> Self {
+        let why = chain(error);
+        Failure::new(
+            Exit::Unreachable,
+            format!(
+                "the database cannot be reached: {why}; check that it runs and the connection string"
+            ),
+        )
+    }
 }

@@ -66,6 +66,15 @@ pub enum TenureError {
     /// The role was added already.
     #[error("role {0} was added to this member already; keep its handle")]
     DuplicateRole(RoleName),
+    /// An order about a role that the database does not know.
+    #[error("there is no role {0}; `tenure status` lists them")]
+    NoSuchRole(RoleName),
+    /// An order that names a member which does not take part in the role.
+    #[error("that member is no candidate for role {0}; `tenure status` lists them")]
+    NoSuchMember(RoleName),
+    /// An order for a leader that there is not.
+    #[error("role {0} has no leader now; there is none to ask")]
+    NoLeader(RoleName),
     /// An operator's order could not be carried out.
     #[error("{0}")]
     Order(String),

@@ -339,19 +339,19 @@ impl Operator {
     ) -> Result<T, TenureError> {
         let value: serde_json::Value = self.query(&format!("select {call}")).await?;
         if let Some(error) = value.get("error").and_then(serde_json::Value::as_str) {
-            return Err(TenureError::Order(match error {
-                "unknown_role" => format!("there is no role {role}; `tenure status` lists them"),
-                "no_leader" => format!("role {role} has no leader now; there is nobody to ask"),
-                "unknown_member" => format!(
-                    "that member is no candidate for role {role}; `tenure status` lists them"
-                ),
-                "not_settled" => format!(
+            return Err(match error {
+                "unknown_role" => TenureError::NoSuchRole(role.clone()),
+                "no_leader" => TenureError::NoLeader(role.clone()),
+                "unknown_member" => TenureError::NoSuchMember(role.clone()),
+                "not_settled" => TenureError::Order(format!(
                     "nobody has led role {role} since the database was started, so an earlier \
                      leader's lease may still run; try again when it has a leader"
-                ),
-                "already_leader" => format!("that member leads role {role} already"),
-                other => other.to_owned(),
-            }));
+                )),
+                "already_leader" => {
+                    TenureError::Order(format!("that member leads role {role} already"))
+                }
+                other => TenureError::Order(other.to_owned()),
+            });
         }
         // In a transaction of its own that writes nothing.
         let tell = format!("select tenure.notify_role({}, {})", literal(&self.channel), name(role));

@@ -15,7 +15,7 @@ use ratatui::text::Line;
 use ratatui::widgets::{Block, List, ListItem, Paragraph, Row, Table};
 
 use super::node::Said;
-use crate::speech::say;
+use crate::output::out;
 
 /// One member as it presents itself.
 #[derive(Debug, Clone)]
@@ -109,7 +109,7 @@ impl View {
         let at = self.scene.borrow().began.elapsed().as_secs_f64();
         let line = format!("{at:7.3} {text}");
         if self.screen.borrow().is_none() {
-            say!("{line}");
+            out!("{line}");
         }
         self.scene.borrow_mut().log.push(line);
         self.draw();

@@ -1,67 +1,71 @@
-//! `node`: a node in the foreground.
+//! `tenure gossip node`: a node in the foreground.
 
-use std::{net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
 
-use anyhow::Context as _;
 use clap::Args;
-use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::TcpListener,
-    signal::unix::{SignalKind, signal},
+use serde_json::json;
+use tenure_gossip::{
+    Admission, Host, HostConfig, HostError, Kv, NamespaceStatus, PeerId, Start, Status, TieBreak,
 };
+use tokio::sync::{mpsc, oneshot};
 
-use super::{Access, say};
-use tenure_gossip::{Admission, Host, HostConfig, Kv, PeerId, Start, TieBreak};
+use super::Access;
+use crate::args::period;
+use crate::exit::{Exit, Failure, chain};
+use crate::listener::{self, Health, Listener};
+use crate::output::out;
+use crate::signals::Signals;
 
-/// How to run a node.
 #[derive(Debug, Args)]
 pub(crate) struct NodeArgs {
-    /// The folder of its identity and its store.
+    /// The folder of its identity and its store
     #[arg(long, default_value = "tenure-gossip")]
     data: PathBuf,
-    /// Where it listens.
+    /// Where it listens
     #[arg(long, default_value = "127.0.0.1:7400")]
     listen: SocketAddr,
-    /// Where others reach it (default: where it listens).
+    /// Where others reach it (default: where it listens)
     #[arg(long)]
     advertise: Option<String>,
-    /// Found a new cluster: once, on one node. Of no effect on a node that has state.
+    /// Found a new cluster: once, on one node. Of no effect on a node that has state
     #[arg(long, conflicts_with = "join")]
     bootstrap: bool,
-    /// Join the cluster of the node at this address. May be repeated.
+    /// Join the cluster of the node at this address. May be repeated
     #[arg(long)]
     join: Vec<String>,
-    /// A namespace to carry. May be repeated.
+    /// A namespace to carry. May be repeated
     #[arg(long = "namespace", default_value = "main")]
     namespaces: Vec<String>,
-    /// Never become a voter.
+    /// Never become a voter
     #[arg(long)]
     observer: bool,
-    /// Only these nodes (whole ids) may connect. May be repeated.
+    /// Only these nodes (whole ids) may connect. May be repeated
     #[arg(long)]
     allow: Vec<String>,
-    /// Serve metrics for Prometheus at this address.
-    #[arg(long)]
+    /// Serve /metrics and /health here: an address, or a port of this machine alone
+    #[arg(long, value_name = "ADDR", value_parser = listener::address)]
     metrics: Option<SocketAddr>,
-    /// How ties between leaders are broken.
+    /// How ties between leaders are broken
     #[arg(long, value_enum, default_value = "ranked")]
     tie: Tie,
-    /// Keep an established leader that is seen at least this long; 0s: off.
-    #[arg(long, default_value = "3s", value_parser = humantime::parse_duration)]
+    /// Keep an established leader that is seen at least this long; 0s: off
+    #[arg(long, default_value = "3s", value_parser = period)]
     sticky: Duration,
-    /// By how many of three votes a challenger must beat an established leader.
+    /// By how many of three votes a challenger must beat an established leader
     #[arg(long, default_value_t = 0)]
     hysteresis: u32,
-    /// The length of a round.
-    #[arg(long, default_value = "300ms", value_parser = humantime::parse_duration)]
+    /// The length of a round
+    #[arg(long, default_value = "300ms", value_parser = period)]
     round: Duration,
-    /// How long a goal may go unanswered before history is asked for.
-    #[arg(long, default_value = "10s", value_parser = humantime::parse_duration)]
+    /// How long a goal may go unanswered before history is asked for
+    #[arg(long, default_value = "10s", value_parser = period)]
     goal_timeout: Duration,
-    /// How long a leader may act on what a majority has acknowledged.
-    #[arg(long, default_value = "1s", value_parser = humantime::parse_duration)]
+    /// How long a leader may act on what a majority has acknowledged
+    #[arg(long, default_value = "1s", value_parser = period)]
     lease: Duration,
-    /// Records between two snapshots.
+    /// Records between two snapshots
     #[arg(long, default_value_t = 8_192)]
     snapshot_every: u64,
     #[command(flatten)]
@@ -75,7 +79,7 @@ enum Tie {
 }
 
 impl NodeArgs {
-    fn config(&self) -> anyhow::Result<HostConfig> {
+    fn config(&self) -> Result<HostConfig, Failure> {
         let start = match (self.bootstrap, self.join.is_empty()) {
             (true, _) => Start::Bootstrap,
             (false, false) => Start::Join(self.join.clone()),
@@ -85,7 +89,9 @@ impl NodeArgs {
         config.advertise = self.advertise.clone();
         config.namespaces = self.namespaces.clone();
         let allow: Option<Vec<_>> = self.allow.iter().map(|id| PeerId::from_hex(id)).collect();
-        let allow = allow.context("allow: 64 hexadecimal digits, as `status` shows them")?;
+        let allow = allow.ok_or_else(|| {
+            Failure::usage("allow: 64 hexadecimal digits, as `gossip status` shows them")
+        })?;
         config.admission = Admission {
             secret: self.access.secret()?,
             allow: (!allow.is_empty()).then(|| allow.into_iter().collect()),
@@ -112,66 +118,69 @@ impl NodeArgs {
     }
 }
 
-pub(super) async fn run(args: NodeArgs) -> anyhow::Result<ExitCode> {
-    if let Some(address) = args.metrics {
-        let recorder = metrics_exporter_prometheus::PrometheusBuilder::new()
-            .install_recorder()
-            .context("metrics")?;
-        let listener =
-            TcpListener::bind(address).await.with_context(|| format!("metrics on {address}"))?;
-        tokio::spawn(serve_metrics(listener, recorder));
+impl From<HostError> for Failure {
+    fn from(error: HostError) -> Self {
+        match &error {
+            HostError::Config(_) | HostError::NoState | HostError::NotFounder(_) => {
+                Failure::usage(error.to_string())
+            }
+            // `HostError` may grow; whatever it says, the node does not run.
+            _ => Failure::failed(chain(&error)),
+        }
     }
+}
+
+pub(super) async fn run(args: NodeArgs) -> Result<Exit, Failure> {
+    let mut signals = Signals::listen()?;
+    let listener = match args.metrics {
+        Some(address) => Some(Listener::bind(address).await?),
+        None => None,
+    };
     let config = args.config()?;
     if config.admission.is_open() && !config.listen.ip().is_loopback() {
         tracing::warn!(
-            "no --secret-file and no --allow: whoever reaches {} can join this cluster",
+            "no --secret-file and no --allow: every machine that reaches {} can join this cluster",
             config.listen
         );
     }
     let mut host = Host::<Kv>::start(config).await?;
-    say(format_args!("ready {} {}", host.address(), host.id().to_hex()))?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    // All three are cancel-safe: nothing is taken from where it would be missed.
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-        failed = host.failed() => {
-            failed?;
-            return Ok(ExitCode::FAILURE);
+    out!("ready {} {}", host.address(), host.id().to_hex());
+    // The listener asks here, because the node is watched through `&mut`.
+    let (asker, mut asked) = mpsc::channel::<oneshot::Sender<Health>>(1);
+    if let Some(listener) = listener {
+        listener.serve(move || ask(asker.clone()));
+    }
+    loop {
+        // All are cancel-safe: nothing is taken from where it would be missed.
+        tokio::select! {
+            () = signals.next() => break,
+            Some(reply) = asked.recv() => {
+                let _ = reply.send(health(host.status().await));
+            }
+            failed = host.failed() => {
+                failed?;
+                return Ok(Exit::Failed);
+            }
         }
     }
     host.stop().await?;
-    Ok(ExitCode::SUCCESS)
+    Ok(Exit::Clean)
 }
 
-/// The least of HTTP that Prometheus needs: one path, one answer, one connection at a time each.
-async fn serve_metrics(
-    listener: TcpListener,
-    recorder: metrics_exporter_prometheus::PrometheusHandle,
-) {
-    loop {
-        let Ok((mut stream, _)) = listener.accept().await else {
-            // Out of file descriptors, most likely: others must close first.
-            tokio::time::sleep(Duration::from_millis(100)).await;
-            continue;
-        };
-        let recorder = recorder.clone();
-        tokio::spawn(async move {
-            let answer = async {
-                let mut request = [0; 1_024];
-                let _ = stream.read(&mut request).await?;
-                let body = recorder.render();
-                let head = format!(
-                    "HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
-                    body.len()
-                );
-                stream.write_all(head.as_bytes()).await?;
-                stream.write_all(body.as_bytes()).await?;
-                stream.shutdown().await
-            };
-            // A scraper that hangs up early loses its scrape and nothing else.
-            let _ = tokio::time::timeout(Duration::from_secs(5), answer).await;
-        });
+async fn ask(asker: mpsc::Sender<oneshot::Sender<Health>>) -> Health {
+    let (reply, answer) = oneshot::channel();
+    let _ = asker.send(reply).await;
+    answer.await.unwrap_or_else(|_| health(Err(HostError::Stopped)))
+}
+
+/// A node that has halted, or that knows no leader, is not well.
+fn health(status: Result<Status, HostError>) -> Health {
+    match status {
+        Ok(status) => {
+            let well = |space: &NamespaceStatus| space.halted.is_none() && space.leader.is_some();
+            let healthy = status.namespaces.iter().all(well);
+            Health { healthy, details: json!(status) }
+        }
+        Err(error) => Health { healthy: false, details: json!({"error": error.to_string()}) },
     }
 }

@@ -2,108 +2,112 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
 use clap::{Args, ValueEnum};
 use serde_json::json;
-use tenure::config::{Config, RoleSpec};
-use tenure::connect::dsn::ProcessEnv;
+use tenure::config::RoleSpec;
+use tenure::connect::dsn::Secret;
 use tenure::{Member, TakeoverPolicy};
-use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
-
-use super::{DatabaseArgs, Unshown, say, scrape, wire};
 use tenure_tx::account::{AccountId, Signer};
 use tenure_tx::chain::Chain;
 use tenure_tx::chain::ethereum::{EthereumChain, EthereumOptions, EthereumSigner, Finality};
 use tenure_tx::chain::substrate::{CommandSigner, SubstrateChain, account_of};
 use tenure_tx::engine::EngineConfig;
-use tenure_tx::service::{Mode, ServiceOptions, TransactionService};
+use tenure_tx::metrics;
+use tenure_tx::service::{Mode, ServiceError, ServiceOptions, TransactionService};
+use tokio::net::TcpListener;
 
-/// `tenure tx node`
+use super::{TableArgs, wire};
+use crate::args::{Taking, period, secret};
+use crate::exit::{self, Exit, Failure};
+use crate::listener::{self, Health, Listener};
+use crate::output::out;
+use crate::setting;
+use crate::signals::Signals;
+
 #[derive(Debug, Args)]
 pub(crate) struct NodeArgs {
-    /// The group's database; absent only with --standalone.
     #[command(flatten)]
-    pub(crate) database: DatabaseArgs,
-    /// Send without a group and without a table. Never run two of these with one key.
+    pub(crate) table: TableArgs,
+    /// Send without a group and without a table. Never run two of these with one key
     #[arg(long, conflicts_with = "dsn")]
     pub(crate) standalone: bool,
-    /// This instance's name.
+    /// This instance's name
     #[arg(long, env = "SH_NODE_INSTANCE_ID")]
     pub(crate) instance: Option<String>,
-    /// What kind of chain it is.
+    /// What kind of chain it is
     #[arg(long, value_enum, default_value_t = Kind::Ethereum)]
     pub(crate) chain: Kind,
-    /// The chain's JSON-RPC address: http(s):// on Ethereum, ws(s):// on Substrate.
-    #[arg(long, env = "TENURE_TX_RPC", hide_env_values = true)]
-    pub(crate) rpc: Unshown,
-    /// Ethereum: a file with the account's private key in hex.
+    /// The chain's JSON-RPC address: http(s):// on Ethereum, ws(s):// on Substrate
+    #[arg(long, env = "TENURE_TX_RPC", hide_env_values = true, value_parser = secret)]
+    pub(crate) rpc: Secret,
+    /// Ethereum: a file with the account's private key in hex
     #[arg(long, conflicts_with = "key_env")]
     pub(crate) key_file: Option<PathBuf>,
-    /// Ethereum: the name of an environment variable with the account's private key in hex.
+    /// Ethereum: the name of an environment variable with the account's private key in hex
     #[arg(long)]
     pub(crate) key_env: Option<String>,
-    /// Substrate: the program that signs, with its arguments; see the guide for what it is asked.
-    #[arg(long, conflicts_with_all = ["key_file", "key_env"])]
-    pub(crate) signer_command: Option<Unshown>,
-    /// Substrate: the signing account, in SS58 or hex.
+    /// Substrate: the program that signs, with its arguments; see the guide for what it is asked
+    #[arg(long, conflicts_with_all = ["key_file", "key_env"], value_parser = secret)]
+    pub(crate) signer_command: Option<Secret>,
+    /// Substrate: the signing account, in SS58 or hex
     #[arg(long, env = "TENURE_TX_ACCOUNT", value_parser = account_of)]
     pub(crate) account: Option<AccountId>,
-    /// Where callers ask.
+    /// Where callers ask
     #[arg(long, default_value = "127.0.0.1:0")]
     pub(crate) listen: SocketAddr,
-    /// Serve metrics for Prometheus here: an address, or a port of this machine alone.
-    #[arg(long, value_name = "ADDR", value_parser = scrape::address_of)]
+    /// Serve /metrics and /health here: an address, or a port of this machine alone
+    #[arg(long, value_name = "ADDR", value_parser = listener::address)]
     pub(crate) metrics: Option<SocketAddr>,
     /// The tip of a first attempt, in wei per gas or in the chain's smallest unit [default:
     /// 1000000000 on Ethereum, 0 on Substrate]
     #[arg(long)]
     pub(crate) tip: Option<u128>,
-    /// The most it may ever tip.
+    /// The most it may ever tip
     #[arg(long)]
     pub(crate) max_tip: Option<u128>,
-    /// When the lowest unmined nonce is sent again with a higher tip.
-    #[arg(long, default_value = "60s", value_parser = humantime::parse_duration)]
+    /// When the lowest unmined nonce is sent again with a higher tip
+    #[arg(long, default_value = "60s", value_parser = period)]
     pub(crate) stuck_after: Duration,
-    /// When an unused nonce below others is filled with a no-op.
-    #[arg(long, default_value = "30s", value_parser = humantime::parse_duration)]
+    /// When an unused nonce below others is filled with a no-op
+    #[arg(long, default_value = "30s", value_parser = period)]
     pub(crate) gap_after: Duration,
-    /// How often the chain is read.
-    #[arg(long, default_value = "1s", value_parser = humantime::parse_duration)]
+    /// How often the chain is read
+    #[arg(long, default_value = "1s", value_parser = period)]
     pub(crate) poll: Duration,
-    /// Ethereum: count a block as final after so many more, for chains without finality.
+    /// Ethereum: count a block as final after so many more, for chains without finality
     #[arg(long)]
     pub(crate) confirmations: Option<u64>,
-    /// The lease: how long a frozen leader is waited for.
-    #[arg(long, default_value = "3s", value_parser = humantime::parse_duration)]
+    /// The lease: how long a frozen leader is waited for
+    #[arg(long, default_value = "3s", value_parser = period)]
     pub(crate) lease: Duration,
 }
 
 /// What kind of chain a node works on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Kind {
-    /// HTTP JSON-RPC, EIP-1559; signs with a key of its own.
+    /// HTTP JSON-RPC, EIP-1559; signs with a key of its own
     Ethereum,
-    /// WebSocket JSON-RPC; a program signs.
+    /// WebSocket JSON-RPC; a program signs
     Substrate,
 }
 
 /// Chain and signer, as the arguments name them.
-async fn chain(args: &NodeArgs) -> anyhow::Result<(Arc<dyn Chain>, Arc<dyn Signer>)> {
+async fn chain(args: &NodeArgs) -> Result<(Arc<dyn Chain>, Arc<dyn Signer>), Failure> {
     match args.chain {
         Kind::Ethereum => {
             let finality = args.confirmations.map_or(Finality::Tag, Finality::Confirmations);
             let options = EthereumOptions { poll: args.poll, finality, ..Default::default() };
-            let chain = EthereumChain::new(args.rpc.text(), options)?;
+            let chain = EthereumChain::new(args.rpc.reveal(), options).map_err(wrong)?;
             // Before the chain is waited for: a bad key is known at once.
             let key = |id| match (&args.key_file, &args.key_env) {
-                (Some(path), _) => Ok(EthereumSigner::from_file(path, id, chain.fees())?),
-                (None, Some(name)) => Ok(EthereumSigner::from_env(name, id, chain.fees())?),
-                (None, None) => bail!("no key; give --key-file or --key-env"),
+                (Some(path), _) => EthereumSigner::from_file(path, id, chain.fees()).map_err(wrong),
+                (None, Some(name)) => {
+                    EthereumSigner::from_env(name, id, chain.fees()).map_err(wrong)
+                }
+                (None, None) => Err(Failure::usage("no key; give --key-file or --key-env")),
             };
             key(0)?;
             let signer = key(chain_id(&chain).await)?;
@@ -111,48 +115,63 @@ async fn chain(args: &NodeArgs) -> anyhow::Result<(Arc<dyn Chain>, Arc<dyn Signe
         }
         Kind::Substrate => {
             if args.confirmations.is_some() || args.key_file.is_some() || args.key_env.is_some() {
-                bail!(
+                return Err(Failure::usage(
                     "--confirmations, --key-file and --key-env are Ethereum's; a Substrate chain \
-                     has finality, and --signer-command signs"
-                );
+                     has finality, and --signer-command signs",
+                ));
             }
-            let account = args.account.clone().context(
-                "no account; give --account with the address --signer-command signs for",
-            )?;
-            let command = args
-                .signer_command
-                .as_ref()
-                .context("no signer; give --signer-command with a program that signs extrinsics")?;
-            let signer = CommandSigner::new(account, command.text())?;
-            let chain = SubstrateChain::new(args.rpc.text(), Duration::from_secs(5))?;
+            let account = args.account.clone().ok_or_else(|| {
+                Failure::usage(
+                    "no account; give --account with the address --signer-command signs for",
+                )
+            })?;
+            let command = args.signer_command.as_ref().ok_or_else(|| {
+                Failure::usage(
+                    "no signer; give --signer-command with a program that signs extrinsics",
+                )
+            })?;
+            let signer = CommandSigner::new(account, command.reveal()).map_err(wrong)?;
+            let limit = Duration::from_secs(5);
+            let chain = SubstrateChain::new(args.rpc.reveal(), limit).map_err(wrong)?;
             Ok((Arc::new(chain), Arc::new(signer)))
         }
     }
 }
 
-pub(super) async fn run(args: NodeArgs) -> anyhow::Result<ExitCode> {
-    // First of all: what is counted before there is a recorder is lost.
-    let metrics = match args.metrics {
-        Some(address) => Some(scrape::start(address).await?),
+/// What was typed cannot be used.
+fn wrong(error: impl std::error::Error) -> Failure {
+    Failure::usage(exit::chain(&error))
+}
+
+pub(super) async fn run(args: NodeArgs) -> Result<Exit, Failure> {
+    let mut signals = Signals::listen()?;
+    let listener = match args.metrics {
+        Some(address) => {
+            let listener = Listener::bind(address).await?;
+            metrics::begin_at_zero();
+            Some(listener)
+        }
         None => None,
     };
     let (chain, signer) = chain(&args).await?;
     let account = signer.account().clone();
     if let Some(named) = args.account.as_ref().filter(|named| **named != account) {
-        bail!("the key is of account {account}, not of {named}; give that one's key");
+        return Err(Failure::usage(format!(
+            "the key is of account {account}, not of {named}; give that one's key"
+        )));
     }
     let instance = args.instance.clone().unwrap_or_else(|| format!("node-{}", std::process::id()));
     let (member, mode) = if args.standalone {
         (None, Mode::Standalone)
     } else {
-        let database = &args.database;
-        let dsn = database.text().context("a node needs its group's table, or --standalone")?;
-        let role = database.role_of(&account);
+        let store = args.table.store(account.clone(), &instance).map_err(|failure| {
+            let message = format!("{failure}; or send without a group: --standalone");
+            Failure::new(failure.exit, message)
+        })?;
+        let role = args.table.role_of(&account);
         // Every effect carries the epoch or a nonce that is used once, so the next leader need
         // not wait for the last one's lease.
-        let config = Config::builder()
-            .env(ProcessEnv)
-            .dsn(dsn)
+        let config = setting::builder(&args.table.database, None, &Taking::default())?
             .instance(instance.clone())
             .lease(args.lease)
             .heartbeat(args.lease / 3)
@@ -161,7 +180,6 @@ pub(super) async fn run(args: NodeArgs) -> anyhow::Result<ExitCode> {
         let member = Member::start(config).await?;
         let lock = member.lock(&role)?;
         lock.start().await?;
-        let store = database.store(account.clone(), &instance)?;
         (Some(member), Mode::group(&lock, store))
     };
     let options = ServiceOptions {
@@ -180,20 +198,25 @@ pub(super) async fn run(args: NodeArgs) -> anyhow::Result<ExitCode> {
         }),
         ..ServiceOptions::default()
     };
-    let service = TransactionService::builder(mode, chain, signer).options(options).start().await?;
+    let service = TransactionService::builder(mode, chain, signer).options(options).start().await;
+    let service = service.map_err(|error| match error {
+        ServiceError::Store(error) => error.into(),
+        other => Failure::usage(other.to_string()),
+    })?;
     let service = Arc::new(service);
-    let listener = TcpListener::bind(args.listen).await.context("the callers' address")?;
-    let address = listener.local_addr()?;
-    let mut listening =
-        json!({"event": "listening", "address": address, "account": account.to_string()});
-    if let Some(metrics) = metrics {
-        listening["metrics"] = json!(metrics);
+    let socket = TcpListener::bind(args.listen).await.map_err(|error| {
+        Failure::failed(format!("the callers' address: {error}; choose another --listen"))
+    })?;
+    let mut listening = json!({"event": "listening", "address": socket.local_addr()?,
+                               "account": account.to_string()});
+    if let Some(listener) = listener {
+        listening["metrics"] = json!(listener.address());
+        let service = Arc::clone(&service);
+        listener.serve(move || health(Arc::clone(&service)));
     }
-    say(listening)?;
-    let serving = tokio::spawn(wire::serve(listener, Arc::clone(&service)));
+    out!("{listening}");
+    let serving = tokio::spawn(wire::serve(socket, Arc::clone(&service)));
     let mut changes = service.leader_changes();
-    let mut term = signal(SignalKind::terminate())?;
-    let mut int = signal(SignalKind::interrupt())?;
     let mut elected = true;
     loop {
         // All branches are cancel-safe: a watch and signals.
@@ -201,24 +224,34 @@ pub(super) async fn run(args: NodeArgs) -> anyhow::Result<ExitCode> {
             changed = changes.changed(), if elected => {
                 elected = changed.is_ok();
                 let change = *changes.borrow_and_update();
-                let epoch = change.epoch.filter(|_| change.is_leader);
-                say(json!({"event": "leader_state_changed", "is_leader": change.is_leader,
-                           "epoch": epoch.map(|e| e.get())}))?;
+                let epoch = change.epoch.filter(|_| change.is_leader).map(|epoch| epoch.get());
+                let event = json!({"event": "leader_state_changed", "epoch": epoch,
+                                   "is_leader": change.is_leader});
+                out!("{event}");
             }
-            _ = term.recv() => break,
-            _ = int.recv() => break,
+            () = signals.next() => break,
         }
     }
     // Callers first, then what is in flight, then the role.
     serving.abort();
     let drained = service.drain(Duration::from_secs(5)).await;
-    say(
-        json!({"event": "drained", "complete": drained.complete, "handed_over": drained.handed_over}),
-    )?;
+    let event = json!({"event": "drained", "complete": drained.complete,
+                       "handed_over": drained.handed_over});
+    out!("{event}");
     if let Some(member) = member {
         member.shutdown(Some(Duration::from_secs(5))).await?;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(Exit::Clean)
+}
+
+/// A node that cannot read the table is not well, whichever role it has.
+async fn health(service: Arc<TransactionService>) -> Health {
+    let stale = service.is_stale();
+    let epoch = service.epoch().map(|epoch| epoch.get());
+    Health {
+        healthy: !stale,
+        details: json!({"role": service.role(), "epoch": epoch, "stale": stale}),
+    }
 }
 
 /// The signature covers the chain's id: without it nothing can be signed, so wait for the node.

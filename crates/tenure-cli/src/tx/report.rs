@@ -1,80 +1,51 @@
 //! `list`, `show`, `watch` and `gaps`: what the table says.
 
 use std::collections::BTreeSet;
-use std::process::ExitCode;
 
 use clap::Args;
-use comfy_table::{Table, presets};
 use serde_json::{Value, json};
-use tokio_postgres::error::SqlState;
-
-use super::{ReadArgs, complain, say};
 use tenure_tx::feed::{FeedItem, FeedOptions, feed};
 use tenure_tx::status::State;
-use tenure_tx::store::{StoreError, StoredTransaction};
+use tenure_tx::store::StoredTransaction;
 
-/// `tenure tx list`
+use super::ReadArgs;
+use crate::exit::{Exit, Failure};
+use crate::output::{self, out};
+use crate::table::{moment, print, table};
+
 #[derive(Debug, Args)]
 pub(crate) struct ListArgs {
-    /// Whose.
     #[command(flatten)]
     pub(crate) read: ReadArgs,
-    /// Only open ones.
+    /// Only open ones
     #[arg(long)]
     pub(crate) open: bool,
-    /// From this nonce on.
+    /// From this nonce on
     #[arg(long, default_value_t = 0)]
     pub(crate) from: u64,
 }
 
-/// `tenure tx show`
 #[derive(Debug, Args)]
 pub(crate) struct ShowArgs {
-    /// Whose.
     #[command(flatten)]
     pub(crate) read: ReadArgs,
-    /// A nonce, or a request id.
+    /// A nonce, or a request id
     pub(crate) which: String,
 }
 
-/// `tenure tx watch`
 #[derive(Debug, Args)]
 pub(crate) struct WatchArgs {
-    /// Whose.
     #[command(flatten)]
     pub(crate) read: ReadArgs,
-    /// Stop when this nonce has ended.
+    /// Stop when this nonce has ended
     #[arg(long)]
     pub(crate) until: Option<u64>,
 }
 
-/// `tenure tx gaps`
 #[derive(Debug, Args)]
 pub(crate) struct GapsArgs {
-    /// Whose.
     #[command(flatten)]
     pub(crate) read: ReadArgs,
-}
-
-/// A database on which no node ever ran is the commonest mistake.
-fn explain(error: StoreError) -> anyhow::Error {
-    match &error {
-        StoreError::Database(refused)
-            if [
-                SqlState::UNDEFINED_TABLE,
-                SqlState::UNDEFINED_FUNCTION,
-                SqlState::INVALID_SCHEMA_NAME,
-            ]
-            .iter()
-            .any(|code| refused.code() == Some(code)) =>
-        {
-            anyhow::anyhow!(
-                "this database has no table of transactions; start a node on it first, or check \
-                 the connection string"
-            )
-        }
-        _ => error.into(),
-    }
 }
 
 fn object(row: &StoredTransaction) -> Value {
@@ -96,21 +67,17 @@ fn object(row: &StoredTransaction) -> Value {
     })
 }
 
-pub(super) async fn list(args: ListArgs) -> anyhow::Result<ExitCode> {
+pub(super) async fn list(args: ListArgs) -> Result<Exit, Failure> {
     let store = args.read.store()?;
     let mut from = args.from;
-    let mut table = Table::new();
-    table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
-    table.set_header([
-        "nonce", "state", "hash", "request", "creator", "epoch", "attempts", "updated",
-    ]);
+    let mut rows = Vec::new();
     loop {
-        let rows = store.list(from).await.map_err(explain)?;
-        let Some(last) = rows.last() else { break };
+        let page = store.list(from).await?;
+        let Some(last) = page.last() else { break };
         from = last.nonce + 1;
-        for row in rows.iter().filter(|row| !(args.open && row.ended)) {
+        for row in page.iter().filter(|row| !(args.open && row.ended)) {
             if args.read.json {
-                say(object(row))?;
+                out!("{}", object(row));
                 continue;
             }
             let state = if row.noop {
@@ -118,42 +85,41 @@ pub(super) async fn list(args: ListArgs) -> anyhow::Result<ExitCode> {
             } else {
                 row.status.state().to_string()
             };
-            let (nonce, epoch) = (row.nonce.to_string(), row.epoch.get().to_string());
-            let attempts = row.attempts.len().to_string();
-            let hash = row.hash.to_string();
-            table.add_row([
-                &nonce,
-                &state,
-                &hash,
-                &row.request_id,
-                &row.creator_id,
-                &epoch,
-                &attempts,
-                &row.updated_at,
+            rows.push(vec![
+                row.nonce.to_string(),
+                state,
+                row.hash.to_string(),
+                row.request_id.clone(),
+                row.creator_id.clone(),
+                row.epoch.to_string(),
+                row.attempts.len().to_string(),
+                moment(Some(&row.updated_at)),
             ]);
         }
     }
     if !args.read.json {
-        say(table)?;
+        let header =
+            ["nonce", "state", "hash", "request", "creator", "epoch", "attempts", "updated"];
+        print(&table(&header, rows));
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(Exit::Clean)
 }
 
-pub(super) async fn show(args: ShowArgs) -> anyhow::Result<ExitCode> {
+pub(super) async fn show(args: ShowArgs) -> Result<Exit, Failure> {
     let store = args.read.store()?;
     let row = match args.which.parse() {
-        Ok(nonce) => store.by_nonce(nonce).await.map_err(explain)?,
+        Ok(nonce) => store.by_nonce(nonce).await?,
         Err(_) => {
             let rows = store.by_request(std::slice::from_ref(&args.which)).await;
-            rows.map_err(explain)?.into_iter().next()
+            rows?.into_iter().next()
         }
     };
     let Some(row) = row else {
-        complain(format_args!(
-            "no transaction {} of account {}; see `tx list`",
-            args.which, args.read.account
+        let (which, account) = (&args.which, &args.read.account);
+        return Err(Failure::new(
+            Exit::NotFound,
+            format!("no transaction {which} of account {account}; see `tenure tx list`"),
         ));
-        return Ok(ExitCode::from(4));
     };
     let mut value = object(&row);
     value["raw"] =
@@ -164,53 +130,57 @@ pub(super) async fn show(args: ShowArgs) -> anyhow::Result<ExitCode> {
             .into()
     });
     if args.read.json {
-        say(value)?;
+        out!("{value}");
     } else {
         for (name, value) in value.as_object().into_iter().flatten() {
             match value {
-                Value::String(text) => say(format_args!("{name:16} {text}"))?,
-                other => say(format_args!("{name:16} {other}"))?,
+                Value::String(text) => out!("{name:16} {text}"),
+                other => out!("{name:16} {other}"),
             }
         }
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(Exit::Clean)
 }
 
-pub(super) async fn watch(args: WatchArgs) -> anyhow::Result<ExitCode> {
+pub(super) async fn watch(args: WatchArgs) -> Result<Exit, Failure> {
     let store = args.read.store()?;
     let after = match args.until {
         // What has happened already counts.
         Some(_) => 0,
-        None => store.newest_change().await.map_err(explain)?,
+        None => store.newest_change().await?,
     };
     let mut items = feed(store, after, FeedOptions::default());
     while let Some(item) = items.recv().await {
+        if output::is_closed() {
+            break;
+        }
         match item {
             FeedItem::Row(row) => {
                 if args.until.is_none_or(|nonce| nonce == row.nonce) {
                     if args.read.json {
-                        say(object(&row))?;
+                        out!("{}", object(&row));
                     } else {
                         let state = row.status.state();
                         let block = row.status.block().map(|b| format!(" {b}")).unwrap_or_default();
-                        say(format_args!("{:>8} {state:16} {}{block}", row.nonce, row.hash))?;
+                        out!("{:>8} {state:16} {}{block}", row.nonce, row.hash);
                     }
                 }
                 if row.ended && args.until == Some(row.nonce) {
-                    return Ok(ExitCode::SUCCESS);
+                    return Ok(Exit::Clean);
                 }
             }
             FeedItem::Stale(reason) => tracing::error!(reason, "the view is stale"),
             FeedItem::Fresh => tracing::warn!("the view is fresh again"),
+            // `FeedItem` may grow.
             other => tracing::debug!(?other, "an item this command does not know"),
         }
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(Exit::Clean)
 }
 
-pub(super) async fn gaps(args: GapsArgs) -> anyhow::Result<ExitCode> {
+pub(super) async fn gaps(args: GapsArgs) -> Result<Exit, Failure> {
     let store = args.read.store()?;
-    let snapshot = store.snapshot().await.map_err(explain)?;
+    let snapshot = store.snapshot().await?;
     let used: BTreeSet<u64> = snapshot.open.iter().map(|row| row.nonce).collect();
     // What is below every open row is the chain's past, unless the table says that it ended unused.
     // Such rows are few, and none is below what was used for good.
@@ -218,7 +188,7 @@ pub(super) async fn gaps(args: GapsArgs) -> anyhow::Result<ExitCode> {
     let highest = used.last().copied().unwrap_or(0);
     let mut gaps: Vec<u64> =
         (lowest..highest).filter(|nonce| !used.contains(nonce)).take(1_000).collect();
-    for row in store.list(snapshot.consumed).await.map_err(explain)? {
+    for row in store.list(snapshot.consumed).await? {
         if row.ended && row.status.state() == State::Invalid && row.nonce < highest {
             gaps.push(row.nonce);
         }
@@ -226,13 +196,13 @@ pub(super) async fn gaps(args: GapsArgs) -> anyhow::Result<ExitCode> {
     gaps.sort_unstable();
     gaps.dedup();
     if args.read.json {
-        say(json!({ "gaps": gaps }))?;
+        out!("{}", json!({ "gaps": gaps }));
     } else if gaps.is_empty() {
-        say("no gaps")?;
+        out!("no gaps");
     } else {
         for gap in gaps {
-            say(gap)?;
+            out!("{gap}");
         }
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(Exit::Clean)
 }

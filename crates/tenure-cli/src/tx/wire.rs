@@ -7,10 +7,8 @@
 //! ```
 
 use std::net::SocketAddr;
-use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
 use bytes::Bytes;
 use clap::Args;
 use serde::{Deserialize, Serialize};
@@ -19,9 +17,12 @@ use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{complain, say};
 use tenure_tx::service::{HandleState, Payload, SendError, SendRequest, TransactionService};
 use tenure_tx::status::{Hash, State, unhex};
+
+use crate::args::period;
+use crate::exit::{Exit, Failure};
+use crate::output::out;
 
 /// What a caller asks.
 #[derive(Debug, Serialize, Deserialize)]
@@ -82,7 +83,7 @@ pub(super) async fn serve(listener: TcpListener, service: std::sync::Arc<Transac
     }
 }
 
-async fn converse(stream: TcpStream, service: &TransactionService) -> anyhow::Result<()> {
+async fn converse(stream: TcpStream, service: &TransactionService) -> std::io::Result<()> {
     use tokio::io::AsyncReadExt as _;
     let (read, mut write) = stream.into_split();
     let mut lines = BufReader::new(read);
@@ -162,82 +163,94 @@ fn refused(error: &SendError) -> Reply {
 /// Where the nodes are.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct NodesArgs {
-    /// The nodes' addresses; all are asked in turn until one leads.
+    /// The nodes' addresses; all are asked in turn until one leads
     #[arg(long = "node", env = "TENURE_TX_NODES", value_delimiter = ',', required = true)]
     pub(crate) nodes: Vec<SocketAddr>,
-    /// How long to look for a leader.
-    #[arg(long, default_value = "30s", value_parser = humantime::parse_duration)]
+    /// How long to look for a leader
+    #[arg(long, default_value = "30s", value_parser = period)]
     pub(crate) within: Duration,
 }
 
-/// `tenure tx send`
 #[derive(Debug, Args)]
 pub(crate) struct SendArgs {
     /// The nodes.
     #[command(flatten)]
     pub(crate) nodes: NodesArgs,
     /// The call: on Ethereum {"to":"0x…","value":"0x1","data":"0x","gas":21000}, on Substrate the
-    /// SCALE-encoded call in hex.
+    /// SCALE-encoded call in hex
     #[arg(long, conflicts_with = "signed", required_unless_present = "signed")]
     pub(crate) call: Option<String>,
-    /// Signed bytes, in hex, instead of a call.
+    /// Signed bytes, in hex, instead of a call
     #[arg(long)]
     pub(crate) signed: Option<String>,
-    /// Your name for it: a retry with the same id never sends twice. Generated if absent.
+    /// Your name for it: a retry with the same id never sends twice. Generated if absent
     #[arg(long)]
     pub(crate) request_id: Option<String>,
-    /// Print JSON.
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// `tenure tx drop`
 #[derive(Debug, Args)]
 pub(crate) struct DropArgs {
     /// The nodes.
     #[command(flatten)]
     pub(crate) nodes: NodesArgs,
-    /// The nonce to fill with a no-op.
+    /// The nonce to fill with a no-op
     pub(crate) nonce: u64,
 }
 
-pub(super) async fn send(args: SendArgs) -> anyhow::Result<ExitCode> {
+pub(super) async fn send(args: SendArgs) -> Result<Exit, Failure> {
     // Chosen here, so that asking the next node after a silence is the same request.
     let id = args.request_id.unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
     let call = match args.call {
         Some(text) if text.starts_with("0x") => Some(Value::String(text)),
-        Some(text) => Some(serde_json::from_str(&text).context(
-            "--call is neither JSON nor hex; on Ethereum give {\"to\":\"0x…\",\"value\":\"0x1\",\"gas\":21000}",
-        )?),
+        Some(text) => Some(serde_json::from_str(&text).map_err(|_| {
+            Failure::usage(
+                "--call is neither JSON nor hex; on Ethereum give \
+                 {\"to\":\"0x…\",\"value\":\"0x1\",\"gas\":21000}",
+            )
+        })?),
         None => None,
     };
     let question = Question::Send { call, signed: args.signed, request_id: Some(id) };
-    match ask(&args.nodes, &question).await? {
-        Reply::Ok(value) if args.json => say(value)?,
+    match ask(&args.nodes, &question).await {
+        Reply::Ok(value) if args.json => out!("{value}"),
         Reply::Ok(value) => {
-            let Accepted { nonce, hash, request_id, state, ended } = serde_json::from_value(value)?;
+            let Accepted { nonce, hash, request_id, state, ended } =
+                serde_json::from_value(value).map_err(unreadable)?;
             let was = if ended { format!("ended as {state}") } else { "accepted".to_owned() };
-            say(format_args!("{was}: nonce {nonce}, {hash} (request {request_id})"))?;
+            out!("{was}: nonce {nonce}, {hash} (request {request_id})");
         }
         Reply::Error { code, message } => return failed(&code, &message),
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(Exit::Clean)
 }
 
-pub(super) async fn drop_nonce(args: DropArgs) -> anyhow::Result<ExitCode> {
-    match ask(&args.nodes, &Question::Cancel { nonce: args.nonce }).await? {
-        Reply::Ok(_) => say(format_args!("a no-op takes the place of nonce {}", args.nonce))?,
+pub(super) async fn drop_nonce(args: DropArgs) -> Result<Exit, Failure> {
+    match ask(&args.nodes, &Question::Cancel { nonce: args.nonce }).await {
+        Reply::Ok(_) => out!("a no-op takes the place of nonce {}", args.nonce),
         Reply::Error { code, message } => return failed(&code, &message),
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(Exit::Clean)
 }
 
-fn failed(code: &str, message: &str) -> anyhow::Result<ExitCode> {
-    if code == "not_leader" || code == "unreachable" {
-        complain(format_args!("no node leads: {message}"));
-        return Ok(ExitCode::from(3));
-    }
-    bail!("{message}")
+fn unreadable(error: serde_json::Error) -> Failure {
+    Failure::failed(format!(
+        "the node's answer cannot be read: {error}; use one version everywhere"
+    ))
+}
+
+/// A node's refusal, or that none answers.
+fn failed(code: &str, message: &str) -> Result<Exit, Failure> {
+    Err(match code {
+        "not_leader" | "draining" | "stopped" | "unreachable" => {
+            Failure::new(Exit::NoLeader, format!("no node leads: {message}"))
+        }
+        "uncertain" | "store" => Failure::failed(message),
+        // All others are about the request itself.
+        _ => Failure::new(Exit::Rejected, message),
+    })
 }
 
 /// How long one node may take: a frozen one is not waited for, the next is asked.
@@ -245,13 +258,13 @@ const ONE_NODE: Duration = Duration::from_secs(5);
 
 /// Asks all nodes in turn until one answers for good. Only what a leader may answer differently
 /// later is asked again; the request id makes that safe.
-async fn ask(nodes: &NodesArgs, question: &Question) -> anyhow::Result<Reply> {
+async fn ask(nodes: &NodesArgs, question: &Question) -> Reply {
     let until = Instant::now() + nodes.within;
-    let mut line = serde_json::to_string(question)?;
+    let mut line = serde_json::to_string(question).expect("a question has text for keys");
     line.push('\n');
     let addresses: Vec<String> = nodes.nodes.iter().map(ToString::to_string).collect();
     let message =
-        format!("nobody answers at {}; check that the nodes run there", addresses.join(", "));
+        format!("no node answers at {}; check that the nodes run there", addresses.join(", "));
     let mut last = Reply::Error { code: "unreachable".into(), message };
     loop {
         for address in &nodes.nodes {
@@ -262,7 +275,7 @@ async fn ask(nodes: &NodesArgs, question: &Question) -> anyhow::Result<Reply> {
                 {
                     last = Reply::Error { code, message };
                 }
-                Ok(Ok(reply)) => return Ok(reply),
+                Ok(Ok(reply)) => return reply,
                 // Not there, or gone in the middle of it.
                 Ok(Err(_)) => {}
                 Err(_) => {
@@ -275,13 +288,13 @@ async fn ask(nodes: &NodesArgs, question: &Question) -> anyhow::Result<Reply> {
             }
         }
         if Instant::now() >= until {
-            return Ok(last);
+            return last;
         }
         sleep(Duration::from_millis(100)).await;
     }
 }
 
-async fn ask_one(address: SocketAddr, line: &str) -> anyhow::Result<Reply> {
+async fn ask_one(address: SocketAddr, line: &str) -> std::io::Result<Reply> {
     let mut stream = BufReader::new(TcpStream::connect(address).await?);
     stream.write_all(line.as_bytes()).await?;
     let mut answer = String::new();

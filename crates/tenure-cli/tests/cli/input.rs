@@ -78,24 +78,24 @@ async fn an_unreachable_database_is_five_and_its_password_is_never_shown() {
 }
 
 #[tokio::test]
-async fn unknown_roles_and_members_and_a_vacant_role_are_one() {
+async fn unknown_roles_and_members_are_not_found_and_a_vacant_role_has_no_leader() {
     let database = database().await;
     let dsn = &database.dsn();
     assert_eq!(code(&ends(&["acquire", "--role", "known", "--dsn", dsn]).await), 0);
     for command in ["status", "history", "audit", "pause", "resume", "step-down"] {
         refuses(
             &ends(&[command, "--role", "nope", "--dsn", dsn]).await,
-            1,
+            7,
             "there is no role nope",
         );
     }
     let output = ends(&["release", "--role", "nope", "--force", "--dsn", dsn]).await;
-    refuses(&output, 1, "there is no role nope");
+    refuses(&output, 7, "there is no role nope");
     let output = ends(&["step-down", "--role", "known", "--dsn", dsn]).await;
-    refuses(&output, 1, "has no leader now");
+    refuses(&output, 6, "has no leader now");
     let output =
         ends(&["step-down", "--role", "known", "--to", "nobody-at-all", "--dsn", dsn]).await;
-    refuses(&output, 1, "no member of role known");
+    refuses(&output, 7, "no member of role known");
 }
 
 #[tokio::test]

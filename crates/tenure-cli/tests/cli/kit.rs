@@ -19,11 +19,13 @@ pub(crate) fn program() -> std::path::PathBuf {
     assert_cmd::cargo::cargo_bin!("tenure").to_owned()
 }
 
-/// The program with nothing of the caller's environment but the search path.
+/// The program with nothing of the caller's environment but the search path. Without warnings: the
+/// patience below earns one about the lease, and what a failure says is read word for word.
 pub(crate) fn tenure(args: &[&str]) -> assert_cmd::Command {
     let mut command = assert_cmd::Command::new(program());
     command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default()).args(args);
-    command.env(PATIENCE.0, PATIENCE.1).timeout(Duration::from_secs(60));
+    command.env(PATIENCE.0, PATIENCE.1).env("TENURE_LOG", "error");
+    command.timeout(Duration::from_secs(60));
     command
 }
 

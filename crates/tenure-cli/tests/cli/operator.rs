@@ -129,7 +129,7 @@ async fn a_lease_comes_down_to_the_longest_that_takes_part() {
     let lower = ["lower-lease", "--role", "r", "--dsn", &dsn];
     assert_eq!(stdout(&ends(&lower).await), "r: the lease is 3s now, 9s before\n");
     assert_eq!(stdout(&ends(&lower).await), "r: the lease stays 3s, the longest that takes part\n");
-    refuses(&ends(&["lower-lease", "--role", "q", "--dsn", &dsn]).await, 1, "there is no role q");
+    refuses(&ends(&["lower-lease", "--role", "q", "--dsn", &dsn]).await, 7, "there is no role q");
 }
 
 #[tokio::test]

@@ -57,7 +57,7 @@ impl Process {
         args: &[&str],
     ) -> Option<Self> {
         let mut child = program
-            .env("RUST_LOG", std::env::var("RUST_LOG").unwrap_or_else(|_| "error".into()))
+            .env("TENURE_LOG", std::env::var("TENURE_LOG").unwrap_or_else(|_| "error".into()))
             .stdout(Stdio::piped())
             .spawn()
             .expect("the program runs");
@@ -136,7 +136,7 @@ impl Process {
     pub fn submit(&self, args: &[&str]) -> Value {
         let out = self.ask(&[&["submit"], args].concat());
         assert!(
-            out.status.success() || out.status.code() == Some(3),
+            out.status.success() || out.status.code() == Some(8),
             "submit {args:?}: {}",
             String::from_utf8_lossy(&out.stderr)
         );
@@ -170,7 +170,7 @@ pub fn ask(address: &str, args: &[&str]) -> Output {
     Command::new(BIN)
         .args(["gossip", first, "--node", address])
         .args(rest)
-        .env("RUST_LOG", "error")
+        .env("TENURE_LOG", "error")
         .output()
         .expect("the program runs")
 }

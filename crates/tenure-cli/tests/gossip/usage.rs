@@ -8,7 +8,7 @@ fn run(args: &[&str]) -> (Option<i32>, String) {
     let out = Command::new(BIN)
         .arg("gossip")
         .args(args)
-        .env("RUST_LOG", "error")
+        .env("TENURE_LOG", "error")
         .output()
         .expect("it runs");
     (out.status.code(), String::from_utf8_lossy(&out.stderr).into_owned())
@@ -39,11 +39,11 @@ fn wrong_words_to_a_node_are_answered_with_a_remedy() {
         (&["--bootstrap", "--advertise", "no-port"], "advertise: HOST:PORT"),
     ] {
         let (code, text) = node(args);
-        assert_eq!(code, Some(1), "{args:?}: {text}");
+        assert_eq!(code, Some(2), "{args:?}: {text}");
         assert!(text.to_lowercase().contains(&says.to_lowercase()), "{args:?} says {text:?}");
         assert!(text.lines().count() == 1, "{args:?} says more than a line: {text:?}");
     }
-    // And usage errors are clap's, with 2.
+    // And so are clap's own.
     assert_eq!(node(&["--bootstrap", "--join", "127.0.0.1:1"]).0, Some(2));
     assert_eq!(node(&["--lease", "soon"]).0, Some(2));
     assert_eq!(run(&["node", "--listen", "here"]).0, Some(2));
@@ -70,40 +70,42 @@ fn wrong_words_to_a_client_are_answered_with_a_remedy() {
     let nodes = cluster(dir.path(), 1);
     let a = nodes[0].address.as_str();
     let nobody = format!("127.0.0.1:{}", free_port());
-    for (args, says) in [
+    for (args, exit, says) in [
         (
             vec!["submit", "--node", a, "--namespace", "x", "put", "a", "1"],
+            7,
             "carries no namespace \"x\"",
         ),
-        (vec!["submit", "--node", a, "--tx", "42", "put", "a", "1"], "tx: 32 hexadecimal digits"),
-        (vec!["get", "--node", a, "nothing"], "no \"nothing\" at index"),
-        (vec!["get", "--node", a, "--namespace", "x"], "carries no namespace"),
-        (vec!["history", "--node", a, "--namespace", "x"], "carries no namespace"),
-        (vec!["watch", "--node", a, "--namespace", "x"], "carries no namespace"),
-        (vec!["voter", "--node", a, "remove", "abc"], "id: 64 hexadecimal digits"),
+        (vec!["submit", "--node", a, "--tx", "42", "put", "a", "1"], 2, "32 hexadecimal digits"),
+        (vec!["get", "--node", a, "nothing"], 7, "no \"nothing\" at index"),
+        (vec!["get", "--node", a, "--namespace", "x"], 7, "carries no namespace"),
+        (vec!["history", "--node", a, "--namespace", "x"], 7, "carries no namespace"),
+        (vec!["watch", "--node", a, "--namespace", "x"], 7, "carries no namespace"),
+        (vec!["voter", "--node", a, "remove", "abc"], 2, "id: 64 hexadecimal digits"),
         (
             vec!["voter", "--node", a, "remove", nodes[0].id.as_str()],
+            8,
             "makes no sense for the present members",
         ),
-        (vec!["step-down", "--node", a], "makes no sense for the present members"),
-        (vec!["step-down", "--node", a, "--namespace", "x"], "carries no namespace"),
-        (vec!["status", "--node", nobody.as_str()], "is a node running there"),
-        (vec!["status", "--node", "no-port"], "HOST:PORT"),
+        (vec!["step-down", "--node", a], 8, "makes no sense for the present members"),
+        (vec!["step-down", "--node", a, "--namespace", "x"], 7, "carries no namespace"),
+        (vec!["status", "--node", nobody.as_str()], 6, "is a node running there"),
+        (vec!["status", "--node", "no-port"], 2, "HOST:PORT"),
     ] {
         let (code, text) = run(&args);
-        assert_eq!(code, Some(1), "{args:?}: {text}");
+        assert_eq!(code, Some(exit), "{args:?}: {text}");
         assert!(text.contains(says), "{args:?} says {text:?}");
         assert!(text.matches("os error").count() <= 1, "{args:?} says it twice: {text:?}");
         assert!(!text.contains("may or may not be decided"), "{args:?} says {text:?}");
     }
     // A goal that cannot be reached is decided: it has an exit code of its own.
     let rejected = nodes[0].ask(&["submit", "json", "{\"fly\": {}}"]);
-    assert_eq!(rejected.status.code(), Some(3));
+    assert_eq!(rejected.status.code(), Some(8));
     // Without a majority the caller is told how to go on, under the same name.
     let b = Process::start(&dir.path().join("b"), free_port(), &["--join", a]);
     crate::kit::eventually("both vote", 20, || nodes[0].voters() == 2 && b.voters() == 2);
     drop(b);
     let (code, text) = run(&["submit", "--node", a, "--timeout", "1s", "put", "a", "1"]);
-    assert_eq!(code, Some(1));
+    assert_eq!(code, Some(6));
     assert!(text.contains("submit it again with --tx "), "{text}");
 }

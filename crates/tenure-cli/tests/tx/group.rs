@@ -70,7 +70,7 @@ async fn launch(name: &str, dsn: &str, chain: SocketAddr) -> (Child, SocketAddr)
         .args(["--key-env", "RELAYER_KEY", "--poll", "200ms", "--lease", "1500ms"])
         .args(["--gap-after", "2s", "--stuck-after", "8s"])
         .env("RELAYER_KEY", KEY)
-        .env("RUST_LOG", std::env::var("RUST_LOG").unwrap_or_else(|_| "error".into()));
+        .env("TENURE_LOG", std::env::var("TENURE_LOG").unwrap_or_else(|_| "error".into()));
     let mut child = Child::spawn(command).expect("a node starts");
     let line = child
         .wait_line(|line| line.contains("listening"), Duration::from_secs(30))

@@ -1,0 +1,156 @@
+//! The one HTTP listener: `/metrics` for Prometheus and `/health` for whatever watches processes.
+//!
+//! It has no login, so a port alone means this machine alone. It is bounded: so many connections at
+//! once, so much time for each; a client that hangs loses its own answer and nothing else.
+
+use std::future::Future;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::IntoResponse;
+use axum::routing::get;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use serde_json::Value;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::time::{interval, sleep, timeout};
+
+use crate::exit::Failure;
+
+/// More at once wait: neither Prometheus nor a supervisor needs more.
+const CONNECTIONS: usize = 32;
+/// How long a request's head may take to come.
+const HEAD: Duration = Duration::from_secs(5);
+/// How long a connection may live; a scraper that comes back opens another one.
+const LIFETIME: Duration = Duration::from_secs(60);
+/// A histogram keeps every sample until it is told to fold them.
+const UPKEEP: Duration = Duration::from_secs(5);
+
+/// An address, or a port alone: then this machine's own.
+pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
+    if let Ok(port) = text.parse::<u16>() {
+        return Ok((Ipv4Addr::LOCALHOST, port).into());
+    }
+    text.parse().map_err(|_| "neither a port nor an address with one, as 127.0.0.1:9464".to_owned())
+}
+
+/// Whether the process does its work, and the details for people.
+#[derive(Debug)]
+pub(crate) struct Health {
+    pub(crate) healthy: bool,
+    pub(crate) details: Value,
+}
+
+type Answer = Pin<Box<dyn Future<Output = Health> + Send>>;
+type Check = Arc<dyn Fn() -> Answer + Send + Sync>;
+
+/// A bound port. Metrics are recorded from now on; nothing is served before [`Listener::serve`].
+pub(crate) struct Listener {
+    socket: TcpListener,
+    address: SocketAddr,
+    recorder: PrometheusHandle,
+}
+
+impl Listener {
+    /// Comes first in a command: what is counted before there is a recorder is lost.
+    pub(crate) async fn bind(address: SocketAddr) -> Result<Self, Failure> {
+        let bound = async {
+            let socket = TcpListener::bind(address).await?;
+            let address = socket.local_addr()?;
+            Ok::<_, std::io::Error>((socket, address))
+        };
+        let (socket, address) = bound.await.map_err(|error| {
+            Failure::failed(format!("metrics on {address}: {error}; choose another --metrics"))
+        })?;
+        let recorder = PrometheusBuilder::new()
+            .install_recorder()
+            .map_err(|error| Failure::failed(format!("metrics: {error}; give --metrics once")))?;
+        Ok(Listener { socket, address, recorder })
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Serves until the program ends.
+    pub(crate) fn serve<F>(self, check: impl Fn() -> F + Send + Sync + 'static)
+    where
+        F: Future<Output = Health> + Send + 'static,
+    {
+        let check: Check = Arc::new(move || Box::pin(check()));
+        let router = Router::new()
+            .route("/metrics", get(metrics).with_state(self.recorder.clone()))
+            .route("/health", get(health).with_state(check));
+        let recorder = self.recorder;
+        tokio::spawn(async move {
+            let mut tick = interval(UPKEEP);
+            loop {
+                tick.tick().await;
+                recorder.run_upkeep();
+            }
+        });
+        tokio::spawn(accept(self.socket, router));
+    }
+}
+
+async fn accept(socket: TcpListener, router: Router) {
+    let room = Arc::new(Semaphore::new(CONNECTIONS));
+    loop {
+        let Ok(place) = Arc::clone(&room).acquire_owned().await else { return };
+        match socket.accept().await {
+            Ok((stream, _)) => {
+                let router = router.clone();
+                tokio::spawn(async move {
+                    let _ = timeout(LIFETIME, converse(stream, router)).await;
+                    drop(place);
+                });
+            }
+            // Out of file descriptors, most likely: others must close first.
+            Err(_) => sleep(Duration::from_millis(100)).await,
+        }
+    }
+}
+
+async fn converse(stream: TcpStream, router: Router) -> hyper::Result<()> {
+    http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
+        .await
+}
+
+async fn metrics(State(recorder): State<PrometheusHandle>) -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], recorder.render())
+}
+
+async fn health(State(check): State<Check>) -> impl IntoResponse {
+    let Health { healthy, details } = timeout(HEAD, check()).await.unwrap_or_else(|_| Health {
+        healthy: false,
+        details: serde_json::json!({"error": "the check took too long"}),
+    });
+    let status = if healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (status, [(header::CONTENT_TYPE, "application/json")], format!("{details}\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_alone_is_this_machines_own() {
+        let parsed = |text| address(text).map(|address| address.to_string());
+        assert_eq!(parsed("9464").as_deref(), Ok("127.0.0.1:9464"));
+        assert_eq!(parsed("0.0.0.0:9464").as_deref(), Ok("0.0.0.0:9464"));
+        for wrong in ["", "localhost", "70000", "127.0.0.1"] {
+            assert!(parsed(wrong).is_err(), "{wrong}");
+        }
+    }
+}
