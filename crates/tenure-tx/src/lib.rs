@@ -14,6 +14,23 @@
 //!                       followers ◀──────┘
 //! ```
 //!
+//! ```no_run
+//! use std::sync::Arc;
+//!
+//! use tenure::LeaderLock;
+//! use tenure_tx::{Chain, Mode, SendRequest, Signer, Store, TransactionService};
+//!
+//! # async fn pay(lock: LeaderLock, store: Store, chain: Arc<dyn Chain>, signer: Arc<dyn Signer>)
+//! #     -> Result<(), Box<dyn std::error::Error>> {
+//! let group = Mode::group(&lock, store);
+//! let service = TransactionService::builder(group, chain, signer).start().await?;
+//! let request = SendRequest::call("the call, as the chain encodes it").with_id("invoice-7");
+//! let mut handle = service.send(request).await?; // stored: the next leader would finish it
+//! let end = handle.ended().await; // final
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! # What it guarantees
 //!
 //! 1. **Stored before sent.** A row with the signed bytes is committed under the leader's epoch

@@ -166,7 +166,7 @@ async fn a_live_row_of_another_creator_is_stepped_around_and_finished_too() {
 }
 
 #[tokio::test]
-async fn a_row_nobody_understands_stops_a_new_leader_until_it_is_repaired() {
+async fn a_row_of_an_unknown_state_stops_a_new_leader_until_it_is_repaired() {
     let (said, _listening) = kit::log::listen();
     let (db, anvil) = (database().await, Anvil::start(&[]).await);
     let ours = signer(&chain(&anvil)).await;
@@ -222,7 +222,7 @@ async fn a_drain_finishes_what_is_in_flight_and_refuses_what_is_new() {
 }
 
 #[tokio::test]
-async fn tasks_are_the_leaders_and_news_are_everybodys() {
+async fn only_a_leader_emits_tasks_and_every_node_emits_news() {
     let (leader, follower) = (ManualElection::new("a"), ManualElection::new("b"));
     leader.lead(E1);
     let buses = [&leader, &follower].map(|node| EventBus::<&str>::new(node.gate.clone(), 8));
@@ -287,7 +287,7 @@ async fn a_follower_whose_database_is_away_says_so_and_is_not_ready() {
 }
 
 #[tokio::test]
-async fn a_view_that_went_stale_unheard_is_fresh_again_for_who_came_meanwhile() {
+async fn a_view_that_went_stale_unheard_is_fresh_again_for_a_subscriber_that_came_meanwhile() {
     let (db, anvil) = (database().await, Anvil::start(&[]).await);
     let proxy = Proxy::start(shared_cluster().await.addr()).await.expect("a proxy");
     let Node { election, service } =

@@ -249,3 +249,37 @@ impl Driver {
         Ok((Some(nonce), seen.tip.unwrap_or(tip), Some(signed)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lost_while(stage: Stage) -> SendError {
+        let (reply, mut answer) = oneshot::channel();
+        let request = SendRequest::call("pay");
+        let (replies, signed) = (vec![reply], None);
+        let pending = Pending {
+            request,
+            replies,
+            stage,
+            may_be_stored: false,
+            signed,
+            clashes: 0,
+            arrival: 0,
+        };
+        pending.lose("invoice-7".to_owned(), "the gate is shut");
+        answer.try_recv().expect("answered").expect_err("this node leads no more")
+    }
+
+    #[test]
+    fn a_lost_leadership_is_uncertain_only_for_a_row_on_its_way() {
+        for stage in [Stage::Waiting, Stage::LookingUp, Stage::Signing] {
+            assert!(matches!(lost_while(stage), SendError::NotLeader), "{stage:?}");
+        }
+        let uncertain = lost_while(Stage::Storing);
+        assert!(
+            matches!(&uncertain, SendError::Uncertain { request_id, .. } if request_id == "invoice-7"),
+            "{uncertain:?}"
+        );
+    }
+}

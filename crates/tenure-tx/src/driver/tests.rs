@@ -1,5 +1,5 @@
-//! What the driver does with time, on a clock that the test moves. All else is tested on real chains
-//! and a real database, in `tests/`.
+//! What the driver does with time and with requests that wait, on a clock and a chain that the test
+//! moves. All else is tested on real chains and a real database, in `tests/`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,14 +29,24 @@ impl Clock for WatchedClock {
     }
 }
 
-/// A chain whose node never answers a submission.
+/// A chain whose node never answers a submission, and tells its head when the test lets it.
 struct Silent {
     submissions: watch::Sender<u64>,
+    answers: watch::Sender<bool>,
+}
+
+impl Silent {
+    fn new() -> Arc<Self> {
+        let (submissions, answers) = (watch::Sender::new(0), watch::Sender::new(true));
+        Arc::new(Silent { submissions, answers })
+    }
 }
 
 #[async_trait]
 impl Chain for Silent {
     async fn head(&self, _: &AccountId) -> Result<Head, ChainError> {
+        let answers = self.answers.subscribe().wait_for(|answers| *answers).await.map(drop);
+        answers.map_err(|_| ChainError::Unreachable("gone".to_owned()))?;
         Ok(Head::default())
     }
 
@@ -55,6 +65,12 @@ impl Chain for Silent {
 }
 
 struct Plain(AccountId);
+
+impl Plain {
+    fn new() -> Arc<Self> {
+        Arc::new(Plain(AccountId::new([7; 20]).expect("20 bytes")))
+    }
+}
 
 #[async_trait]
 impl Signer for Plain {
@@ -78,10 +94,9 @@ async fn a_wait_is_measured_on_the_clock_that_counts_suspend() {
     let (readings, mut read) = watch::channel(0);
     let clock = ManualClock::new(Tick::from_nanos(1));
     let watched = WatchedClock { clock: clock.clone(), readings: Arc::new(readings) };
-    let (submissions, mut submitted) = watch::channel(0);
-    let signer = Plain(AccountId::new([7; 20]).expect("20 bytes"));
-    let chain = Arc::new(Silent { submissions });
-    let service = TransactionService::builder(Mode::Standalone, chain, Arc::new(signer));
+    let chain = Silent::new();
+    let mut submitted = chain.submissions.subscribe();
+    let service = TransactionService::builder(Mode::Standalone, chain, Plain::new());
     let tick = Duration::from_millis(1);
     let options = ServiceOptions { tick, ..ServiceOptions::default() };
     let service = service.options(options).clock(Arc::new(watched)).start().await.expect("starts");
@@ -94,4 +109,19 @@ async fn a_wait_is_measured_on_the_clock_that_counts_suspend() {
     // The machine slept for an hour: what was to be done by then is done at the next turn.
     clock.advance(Duration::from_secs(3_600));
     reach(&mut submitted, 2).await;
+}
+
+#[tokio::test]
+async fn requests_that_wait_get_their_nonces_in_the_order_of_their_arrival() {
+    let chain = Silent::new();
+    chain.answers.send_replace(false);
+    let service = TransactionService::builder(Mode::Standalone, chain.clone(), Plain::new());
+    let service = service.start().await.expect("starts");
+    let sends = (0..50u8).map(|tag| service.send(SendRequest::call(vec![tag])));
+    let sends = futures_util::future::join_all(sends);
+    let answer = async { chain.answers.send_replace(true) };
+    // The sends are polled first, so all of them wait when the chain answers.
+    let (handles, _) = tokio::join!(sends, answer);
+    let nonces: Vec<u64> = handles.into_iter().map(|h| h.expect("accepted").nonce).collect();
+    assert_eq!(nonces, (0..50).collect::<Vec<_>>());
 }
