@@ -40,7 +40,7 @@ pub struct Head {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// In the pool; the watch that came with it will tell.
+    /// In the pool; the watch that came with the answer reports what follows.
     Pooled,
     /// It was there already, and no watch could be had.
     AlreadyKnown,
@@ -69,7 +69,7 @@ pub enum Located {
     Consumed,
     /// The best state is not past the nonce.
     Free,
-    /// Cannot tell now; ask again.
+    /// The node cannot answer now; ask again.
     Unknown,
 }
 
@@ -107,16 +107,16 @@ impl std::fmt::Debug for Submission {
     }
 }
 
-/// What signed bytes say about themselves.
+/// What can be read from signed bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say it")]
 pub struct Inspected {
     pub hash: Hash,
-    /// The signer's account, if the bytes say.
+    /// The signer's account, if it can be read.
     pub account: Option<AccountId>,
-    /// Its nonce, if the bytes say.
+    /// Its nonce, if it can be read.
     pub nonce: Option<u64>,
-    /// What it tips, if the bytes say: a replacement has to top it.
+    /// Its tip, if it can be read: a replacement has to exceed it.
     pub tip: Option<u128>,
 }
 

@@ -1,6 +1,6 @@
 //! The transaction engine: a pure state machine of one account's transactions.
 //!
-//! `(state, input, now) → effects`: no network, no clock, no randomness. The service feeds it and
+//! `(state, input, now) → effects`: no network, no clock, no randomness. The driver feeds it and
 //! carries out what it asks; a property test feeds it anything at all.
 //!
 //! # What it guarantees
@@ -10,8 +10,8 @@
 //!   mortality) carry the same request; the only other content is a no-op.
 //! * **One nonce per request.** A request never moves to a second nonce, so it cannot execute
 //!   twice.
-//! * **Intent first.** [`Effect::Submit`] for a hash is emitted only after [`Input::Built`] said
-//!   that the row with that hash is committed.
+//! * **Intent first.** [`Effect::Submit`] for a hash is emitted only after [`Input::Built`]
+//!   reported that the row with that hash is committed.
 //! * **Nothing is forgotten.** Every entry is in a phase that something ends: a store answer, a
 //!   node's answer, a watch, a location or a time.
 //! * **A follower is silent.** Without leadership there are no entries, hence no effects.
@@ -20,7 +20,7 @@
 //!
 //! A pool that says `dropped`, `invalid` or `finality_timeout` ends its *watch*; the transaction may
 //! still be mined. The duty ends only when the nonce is consumed in a finalised block (by us:
-//! finalized; by another: usurped), or when no node ever accepted the transaction (invalid). Until
+//! finalized; by another: usurped), or when no node ever took the transaction (invalid). Until
 //! then the row stays open (`ended_at` is null) and the next leader takes it over.
 //!
 //! ```text
@@ -154,7 +154,7 @@ impl Engine {
         Ok(effects)
     }
 
-    /// Takes one input and tells what to do.
+    /// Takes one input; returns what to do.
     pub fn handle(&mut self, now: Tick, input: Input) -> Vec<Effect> {
         let mut effects = Vec::new();
         match input {
@@ -176,7 +176,7 @@ impl Engine {
                 self.reported(now, nonce, hash, status, &mut effects);
             }
             Input::WatchClosed { nonce, hash } => {
-                // No end was told, so none is assumed: look again at the next tick.
+                // No end was reported, so none is assumed: look again at the next input.
                 if let Some(entry) = self.entry(nonce)
                     && entry.current() == Some(hash)
                     && entry.phase == Phase::Watching
@@ -370,7 +370,7 @@ impl Engine {
             return;
         }
         entry.may_live = true;
-        // A build under way keeps its phase: it will submit, and the answer tells.
+        // A build under way keeps its phase: it ends in a submission, and that has an answer.
         let busy = matches!(entry.phase, Phase::Building | Phase::Submitting);
         match &status {
             TransactionStatus::Future
@@ -387,7 +387,7 @@ impl Engine {
                 if by.is_some_and(|by| entry.knows(by)) {
                     return;
                 }
-                // Perhaps the owner cancelled it by hand: do not fight, wait for the chain's word.
+                // Perhaps the owner cancelled it by hand: do not outbid, wait for finality.
                 if !busy {
                     entry.phase = Phase::Waiting { until: now + config.stuck_after };
                 }
@@ -427,8 +427,8 @@ impl Engine {
                 entry.tries = 0;
                 entry.wait(now, &config);
             }
-            // A foreign transaction holds the nonce. One node's word may be that of a node which
-            // lags behind: it must say so three times.
+            // A foreign transaction holds the nonce. One answer may come from a node that lags
+            // behind: three in a row are needed.
             Located::InBlock { hash, finalized: true, .. } => {
                 self.missing(now, nonce, Some(hash), out);
             }

@@ -16,7 +16,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::store::{Store, StoreError, StoredTransaction};
 
-/// How the feed looks after itself.
+/// How often the feed reads, and when it reports a stale view.
 #[derive(Debug, Clone)]
 pub struct FeedOptions {
     /// Read the table at least this often. Default 1 s. It bounds what a lost notification costs;
@@ -88,13 +88,13 @@ impl View {
         self.stale
     }
 
-    /// It was read. Something to say if it was stale.
+    /// The table was read. An item if the view was stale.
     pub(crate) fn read(&mut self) -> Option<FeedItem> {
         self.failing = None;
         std::mem::take(&mut self.stale).then_some(FeedItem::Fresh)
     }
 
-    /// It was not. Something to say if that has lasted too long.
+    /// The table was not read. An item if that has lasted too long.
     pub(crate) fn failed(&mut self, reason: &str) -> Option<FeedItem> {
         let now = self.clock.now();
         let since = *self.failing.get_or_insert(now);

@@ -87,8 +87,8 @@ impl ServiceBuilder {
     /// Starts the service: as a leader it takes over what is open, as a follower it watches.
     ///
     /// # Errors
-    /// [`ServiceError`]. A database that cannot be reached is no error: the node follows and says
-    /// so loudly.
+    /// [`ServiceError`]. A database that cannot be reached is no error: the node follows and
+    /// logs an error.
     pub async fn start(self) -> Result<TransactionService, ServiceError> {
         let ServiceBuilder { mode, chain, signer, options, follower_sync, clock } = self;
         let (election, store) = match mode {
@@ -215,7 +215,7 @@ impl TransactionService {
         }
     }
 
-    /// Only a leader acts: another node says so, loudly, and is counted.
+    /// Only a leader acts: a refusal is logged and counted.
     fn require_leader(&self) -> Result<(), SendError> {
         if let Err(refused) = self.election.gate().require_leader() {
             metrics::count(metrics::REFUSED_NOT_LEADER);

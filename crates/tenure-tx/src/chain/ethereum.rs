@@ -7,7 +7,7 @@
 //!
 //! | node says | outcome |
 //! |---|---|
-//! | accepted, already known | accepted, watched (already known, if it is watched) |
+//! | accepted, already known | pooled, watched (already known, if it is watched) |
 //! | nonce too low | outdated: which attempt was it? |
 //! | replacement underpriced, fee below the base fee | underpriced: higher tip |
 //! | insufficient funds, bad gas, bad signature | refused |

@@ -56,7 +56,7 @@ impl Content {
     }
 }
 
-/// A handle of a row that ended, or that no leader on this node looks after.
+/// A handle of a row that ended, or that is not open on this node.
 pub(super) fn handle_of(row: &StoredTransaction) -> TransactionHandle {
     let state = HandleState { hash: row.hash, status: row.status.clone(), ended: row.ended };
     let (_, state) = watch::channel(state);

@@ -17,7 +17,7 @@ use crate::status::{Hash, TransactionStatus};
 use crate::store::{NewTransaction, Replacement, StatusChange};
 use crate::writer::{BatchResult, Job, Write, Written};
 
-/// After so many clashes a caller is told instead of tried again.
+/// After this many clashes the caller gets an error instead of another attempt.
 const MAX_CLASHES: u8 = 3;
 
 impl Driver {
@@ -200,8 +200,8 @@ impl Driver {
         first
     }
 
-    /// A row with this request id is there already, perhaps written by this node in an earlier
-    /// life: look it up.
+    /// A row with this request id is there already, perhaps written by this node before it
+    /// restarted: look it up.
     fn duplicate(&mut self, nonce: u64) {
         let Some(content) = self.contents.get(&nonce) else { return };
         let id = content.request_id.clone();

@@ -35,7 +35,7 @@ impl Trouble {
         }
     }
 
-    fn say(&self) {
+    fn log(&self) {
         match self {
             Trouble::Table(error) => {
                 tracing::error!(error, "cannot read what is open; not acting until it can be read");
@@ -70,8 +70,8 @@ impl Driver {
         let mut backoff = self.options.engine.backoff();
         backoff.max = backoff.max.min(RECOVER_MAX);
         self.spawn(async move |answers, generation| {
-            // Each trouble is said once, or it would drown the one that comes after it.
-            let mut said: Option<Trouble> = None;
+            // Each trouble is logged once, or it would hide the one that comes after it.
+            let mut logged: Option<Trouble> = None;
             let mut failures = 0u32;
             loop {
                 let snapshot = async {
@@ -91,9 +91,9 @@ impl Driver {
                     (Err(error), _) => Trouble::Table(error.to_string()),
                     (Ok(_), Err(error)) => Trouble::Chain(error.to_string()),
                 };
-                if said.as_ref().is_none_or(|last| !last.is(&trouble)) {
-                    trouble.say();
-                    said = Some(trouble);
+                if logged.as_ref().is_none_or(|last| !last.is(&trouble)) {
+                    trouble.log();
+                    logged = Some(trouble);
                 }
                 failures = failures.saturating_add(1);
                 sleep(backoff.pause(failures, rand::random())).await;

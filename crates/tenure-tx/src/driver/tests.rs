@@ -29,7 +29,7 @@ impl Clock for WatchedClock {
     }
 }
 
-/// A chain whose node never answers a submission, and tells its head when the test lets it.
+/// A chain whose node never answers a submission, and that answers for its head when the test allows it.
 struct Silent {
     submissions: watch::Sender<u64>,
     answers: watch::Sender<bool>,

@@ -41,7 +41,7 @@ pub(super) struct Entry {
     pub(super) tries: u32,
     pub(super) refusals: u32,
     pub(super) replacements: u32,
-    /// How often in a row the chain said that the nonce is used and none of ours is there.
+    /// How often in a row the chain answered that the nonce is used and by none of ours.
     pub(super) missing: u32,
     /// The tip of the next build.
     tip: u128,
@@ -144,7 +144,7 @@ impl Entry {
         if self.phase == Phase::Building {
             return;
         }
-        // The answer to a submission under way will not be heard: it may be a yes.
+        // The answer to a submission under way is ignored from now on: the node may have taken it.
         self.may_live |= self.phase == Phase::Submitting;
         self.phase = Phase::Building;
         let attempt = u32::try_from(self.attempts.len() + 1).unwrap_or(u32::MAX);
@@ -192,7 +192,7 @@ impl Entry {
         self.phase = Phase::Waiting { until: now + pause };
     }
 
-    /// Notes a status that is not an end; says nothing twice.
+    /// Notes a status that is not an end; the same one is recorded once.
     pub(super) fn record(
         &mut self,
         nonce: u64,
@@ -209,7 +209,7 @@ impl Entry {
         out.push(Effect::Record { nonce, hash, status, ended: false });
     }
 
-    /// Decides what a waiting entry needs: the chain's word if its nonce is used, else the node.
+    /// Decides what a waiting entry needs: a location if its nonce is used, else a submission.
     pub(super) fn examine(&mut self, nonce: u64, head: &Head, out: &mut Vec<Effect>) {
         if nonce < head.best_nonce || self.status.state() == State::InBlock {
             self.locate(nonce, out);
@@ -238,7 +238,7 @@ impl Entry {
                     self.locate(nonce, out);
                 }
             }
-            // Finalised, and the watch has not told: it may have died without a word.
+            // The nonce is final and the watch has not reported it: the watch may be dead.
             Phase::Watching => {
                 if nonce < head.finalized_nonce && now >= self.since + config.retry_max {
                     self.locate(nonce, out);

@@ -35,7 +35,7 @@ pub enum Input {
     Located { nonce: u64, located: Located },
     /// The chain moved.
     Head(Head),
-    /// Some time passed; how much, the instant that comes with every input tells.
+    /// Some time passed: `now` has moved, and nothing else happened.
     TimePassed,
 }
 

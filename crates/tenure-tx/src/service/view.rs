@@ -12,7 +12,7 @@ use crate::feed::{FeedItem, FeedOptions, View, feed};
 use crate::metrics;
 use crate::store::{Store, StoredTransaction};
 
-/// Hands the table's changes to all subscribers, and says loudly when it cannot.
+/// Hands the table's changes to all subscribers, and logs an error when it cannot.
 ///
 /// While there are none, the rows are not read: only that they could be.
 pub(super) async fn watch(
@@ -46,7 +46,7 @@ pub(super) async fn watch(
     };
     loop {
         // A stale view is looked after here until it is fresh: the feed would start with a view of
-        // its own and never say that this one is over.
+        // its own and never report that this one is fresh again.
         if statuses.receiver_count() == 0 || view.is_stale() {
             let news = match store.newest_change().await {
                 Ok(newest) => {

@@ -67,7 +67,7 @@ impl CommandSigner {
             .args(&self.arguments)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // What it says there is for its owner; it is never taken into our own words.
+            // Its standard error is for its owner; it is never quoted.
             .stderr(Stdio::inherit())
             .kill_on_drop(true)
             .spawn()
