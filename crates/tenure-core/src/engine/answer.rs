@@ -3,14 +3,14 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use super::role::{Errand, Role};
+use super::{Context, Engine, InFlight, Output, Peer};
 use crate::clock::Tick;
 use crate::epoch::Epoch;
 use crate::key::RoleName;
 use crate::lifecycle::{Input, LockState, NotAcquired, Notice};
-
-use super::{Engine, InFlight, Output, Peer};
 use crate::protocol::{
-    Beaten, Better, Claim, Claimed, Debt, Done, MarkedActing, Op, Order, RegisterRefusal,
+    Beaten, Better, Claim, Claimed, Debt, Done, MarkedActing, Op, Order, Other, RegisterRefusal,
     Registered, TermRow,
 };
 
@@ -22,64 +22,58 @@ impl Engine {
         if matches!(op, Op::Beat | Op::Inspect(_)) {
             // Other round trips prove as much, but only these bring orders and others' beats. One
             // that was called for meanwhile stays called for.
-            let next = self.lease.next_beat(sent, (self.random)());
-            if let Some(up) = &mut self.up {
+            let next = self.context.lease.next_beat(sent, (self.random)());
+            if let Some(up) = &mut self.context.up {
                 up.next_beat = up.next_beat.min(next);
             }
         }
         match (done, op) {
-            (Done::Registered(rows), _) => self.registered(rows, now),
+            (Done::Registered(rows), _) => {
+                for Registered { role, refused } in rows {
+                    if let Some(role) = self.roles.get_mut(&role) {
+                        role.registered(refused, now, &mut self.context);
+                    }
+                }
+            }
             (Done::Claimed(rows), Op::Claim { rows: asked, .. }) => {
                 // A claim that ran out of time did not come to all of them: they are in the next.
                 let answered: BTreeSet<&RoleName> = rows.iter().map(|row| &row.role).collect();
                 for row in asked.iter().filter(|row| !answered.contains(&row.role)) {
                     if let Some(role) = self.roles.get_mut(&row.role) {
-                        role.claim = true;
+                        role.claim_again();
                     }
                 }
-                for row in rows {
-                    self.claimed(row, now);
+                for Claimed { role, claim } in rows {
+                    if let Some(role) = self.roles.get_mut(&role) {
+                        role.claimed(claim, now, &mut self.context);
+                    }
                 }
             }
             (Done::MarkedActing(MarkedActing { marked, blocked }), Op::MarkActing(rows)) => {
                 let marked: BTreeSet<RoleName> = marked.into_iter().collect();
                 let blocked: BTreeSet<RoleName> = blocked.into_iter().collect();
-                for TermRow { role, epoch, .. } in rows {
-                    if blocked.contains(&role) {
-                        self.mark_blocked(&role, epoch, now);
-                    } else if marked.contains(&role) {
-                        self.unblocked(&role);
-                        self.input(&role, Input::MarkedActing { epoch }, now);
+                for TermRow { role: name, epoch, .. } in rows {
+                    let Some(role) = self.roles.get_mut(&name) else { continue };
+                    if blocked.contains(&name) {
+                        role.mark_blocked(epoch, now, &mut self.context);
+                    } else if marked.contains(&name) {
+                        role.blocked_since = None;
+                        role.input(Input::MarkedActing { epoch }, now, &mut self.context);
                     } else {
-                        self.input(&role, Input::EpochMoved, now);
+                        role.input(Input::EpochMoved, now, &mut self.context);
                     }
                 }
             }
             (Done::Beaten(beaten), _) => self.beaten(beaten, now),
-            (Done::Inspected(gone), _) => {
-                for role in gone {
-                    self.input(&role, Input::EpochMoved, now);
-                }
-                // Lock and epoch are confirmed: a gate that was shut for lateness opens again.
-                if now < self.lease_until {
-                    self.late = false;
-                    for name in self.names(|role| role.life.state() == LockState::Leader) {
-                        self.input(&name, Input::BeatOk, now);
-                    }
-                } else if let Some(up) = &mut self.up {
-                    // This answer was late itself: look again.
-                    up.inspect = true;
-                    up.next_beat = now;
-                }
-            }
+            (Done::Inspected(gone), _) => self.inspected(gone, now),
             (Done::Released, Op::Release(rows)) => {
                 for row in rows {
-                    self.input(&row.term.role, Input::Released, now);
+                    if let Some(role) = self.roles.get_mut(&row.term.role) {
+                        role.released(now, &mut self.context);
+                    }
                 }
             }
-            (Done::LeftSeat, _) => {
-                self.left = true;
-            }
+            (Done::LeftSeat, _) => self.left = true,
             (Done::Claimed(_) | Done::MarkedActing(_) | Done::Released, _) => {
                 unreachable!("an answer belongs to its question")
             }
@@ -88,168 +82,92 @@ impl Engine {
 
     /// A round trip that was handed out at `sent` succeeded: trust lasts until `sent` + lease.
     fn renew(&mut self, sent: Tick) {
-        self.lease_until = self.lease.gate_deadline(sent);
+        let lease_until = self.context.lease.gate_deadline(sent);
+        self.context.lease_until = lease_until;
         self.last_beat = Some(sent);
         for role in self.roles.values_mut() {
             if let Some(epoch) = role.life.epoch() {
-                role.keeper.extend(epoch, self.lease_until);
+                role.keeper.extend(epoch, lease_until);
             }
         }
-        self.outputs.push_back(Output::Renewed);
+        self.context.outputs.push_back(Output::Renewed);
     }
 
-    fn registered(&mut self, rows: Vec<Registered>, now: Tick) {
-        for Registered { role: name, refused } in rows {
-            let Some(role) = self.roles.get_mut(&name) else { continue };
-            match refused {
-                None => {
-                    // Unless it changed meanwhile: then the next registration answers.
-                    if role.joined && role.registered {
-                        self.outputs.push_back(Output::Registered(name, Ok(())));
-                    }
-                }
-                Some(RegisterRefusal::Blocked) => {
-                    // Nobody may use a lease that is not written down: not yet a candidate.
-                    role.registered = false;
-                    self.blocked(&name, now);
-                }
-                Some(
-                    why @ (RegisterRefusal::Collision { .. }
-                    | RegisterRefusal::Key { .. }
-                    | RegisterRefusal::Policy { .. }
-                    | RegisterRefusal::Locks { .. }),
-                ) => {
-                    role.candidate = false;
-                    role.claim = false;
-                    self.outputs.push_back(Output::Registered(name.clone(), Err(why)));
-                    self.input(&name, Input::StopRequested, now);
+    fn inspected(&mut self, gone: Vec<RoleName>, now: Tick) {
+        for name in gone {
+            self.input(&name, Input::EpochMoved, now);
+        }
+        // Lock and epoch are confirmed: a gate that was shut for lateness opens again.
+        if now < self.context.lease_until {
+            self.late = false;
+            for role in self.roles.values_mut() {
+                if role.life.state() == LockState::Leader {
+                    role.input(Input::BeatOk, now, &mut self.context);
                 }
             }
+        } else if let Some(up) = &mut self.context.up {
+            // This answer was late itself: look again.
+            up.inspect_at(now);
         }
     }
 
-    /// Somebody holds up the role's row: what had to be written there is tried again a little later,
-    /// and no other role waits for it. Returns since when.
-    fn blocked(&mut self, name: &RoleName, now: Tick) -> Tick {
-        let pause = self.lease.heartbeat() / 10;
-        let role = self.roles.get_mut(name).expect("just found");
-        role.write_at = Some(now + pause);
-        *role.blocked_since.get_or_insert(now)
-    }
-
-    fn unblocked(&mut self, name: &RoleName) {
-        self.roles.get_mut(name).expect("just found").blocked_since = None;
-    }
-
-    /// The lock is ours and the gate stays shut. Who is held up for a lease gives the lock back and
-    /// claims anew: a claim can find out who stands before it, and end that.
-    fn mark_blocked(&mut self, name: &RoleName, epoch: Epoch, now: Tick) {
-        if now.saturating_since(self.blocked(name, now)) > self.lease.lease() {
-            self.input(name, Input::EpochMoved, now);
-            return;
-        }
-        let role = self.roles.get_mut(name).expect("just found");
-        if role.life.state() == LockState::Acquiring && role.life.epoch() == Some(epoch) {
-            role.mark = Some(epoch);
-        }
-    }
-
-    fn claimed(&mut self, Claimed { role: name, claim }: Claimed, now: Tick) {
-        let Some(role) = self.roles.get_mut(&name) else { return };
-        let back = role.keep.is_some();
-        role.seen = role.seen.max(claim.epoch().unwrap_or(Epoch::ZERO));
-        role.holder = claim.holder().map(str::to_owned);
-        if !matches!(claim, Claim::Blocked { .. }) {
-            role.blocked_since = None;
-        }
-        let mut held = false;
-        let input = match claim {
-            Claim::Won(won) => {
-                role.keep = None;
-                role.insist_at = None;
-                role.hinted = false;
-                if won.holder.is_some() {
-                    self.outputs.push_back(Output::TookOver(name.clone()));
+    fn beaten(&mut self, beaten: Beaten, now: Tick) {
+        if let Some(others) = beaten.others {
+            for Other(identity, beat, grace_ms) in others {
+                let grace = Duration::from_millis(grace_ms);
+                let new = Peer { beat: -1, first_seen: now, grace };
+                let peer = self.context.peers.entry(identity).or_insert(new);
+                if peer.beat != beat {
+                    peer.beat = beat;
+                    peer.first_seen = now;
                 }
-                let open_at = won.debt.map(|debt| self.open_at(&debt, now));
-                Input::Claimed { epoch: won.epoch, open_at }
             }
-            Claim::Kept { epoch, .. } => {
-                let epoch = role.keep.take().unwrap_or(epoch);
-                Input::Reclaimed { epoch }
-            }
-            Claim::Moved { .. } => {
-                role.keep = None;
-                Input::ReclaimFailed
-            }
-            Claim::Held { held_by_us: Some(true), .. } if back => {
-                // Our own old session has not ended yet, or a stranger was faster.
-                role.try_at = Some(now + self.lease.heartbeat() / 50);
-                return;
-            }
-            Claim::Held { .. } | Claim::Paused { .. } if back => {
-                role.keep = None;
-                Input::ReclaimFailed
-            }
-            Claim::Held { .. } => {
-                // Somebody took it; the next race begins with manners again.
-                role.insist_at = None;
-                held = true;
-                Input::ClaimFailed { why: NotAcquired::Held }
-            }
-            Claim::Paused { .. } => Input::ClaimFailed { why: NotAcquired::Paused },
-            Claim::Blocked { .. } => {
-                role.blocked_since.get_or_insert(now);
-                role.try_at = Some(now + self.lease.heartbeat() / 4);
-                if back {
-                    return;
-                }
-                Input::ClaimFailed { why: NotAcquired::Blocked }
-            }
-            Claim::Yield { to, .. } => {
-                // A better candidate gets a head start; if it does not take it, we insist.
-                let head_start = match to {
-                    Better::Ready => self.lease.lease(),
-                    Better::Successor => self.lease.heartbeat(),
-                    Better::Priority => self.lease.heartbeat() / 2,
-                };
-                role.try_at = Some(*role.insist_at.get_or_insert(now + head_start));
-                Input::ClaimFailed { why: NotAcquired::Reserved }
-            }
-            Claim::Unknown => {
-                role.registered = false;
-                Input::ClaimFailed { why: NotAcquired::Blocked }
-            }
-            Claim::Failed { sqlstate, error } => {
-                // The database undid it and unlocked: this role's trouble, not the session's.
-                let error = Notice::Error(explain_claim(&sqlstate, &error));
-                self.outputs.push_back(Output::Notice(name.clone(), error));
-                Input::ClaimFailed { why: NotAcquired::Blocked }
-            }
-        };
-        let failed = matches!(input, Input::ClaimFailed { .. });
-        // Whatever stood in the way, it may be gone since: a hint overtook this answer.
-        let role = self.roles.get_mut(&name).expect("just found");
-        if std::mem::take(&mut role.hinted) && failed {
-            role.try_at = Some(now);
+            self.look_for_silence(now);
         }
-        self.input(&name, input, now);
-        if held {
-            self.consider_preempting(&name, now);
+        if let Some(up) = &mut self.context.up
+            && up.revoked != beaten.revoked
+        {
+            // Something we held was taken: look at everything, now.
+            up.revoked = beaten.revoked;
+            up.inspect_at(now);
+        }
+        for Order { role, paused, id, to } in beaten.orders.unwrap_or_default() {
+            if paused || id.is_some() {
+                self.input(&role, Input::ReleaseRequested { to, deadline: None }, now);
+            }
         }
     }
 
-    /// When the gate of a role that was just won may open, if a gate of its debtor may be open.
+    /// For alerts alone; decides nothing.
+    fn look_for_silence(&mut self, now: Tick) {
+        let Some(limit) = self.stale_after else { return };
+        let Context { peers, outputs, .. } = &mut self.context;
+        for (name, role) in &mut self.roles {
+            let silent = role
+                .holder
+                .as_ref()
+                .and_then(|holder| peers.get(holder))
+                .is_some_and(|peer| now.saturating_since(peer.first_seen) > limit);
+            if silent != role.stale {
+                role.stale = silent;
+                outputs.push_back(Output::Stale(name.clone(), silent));
+            }
+        }
+    }
+}
+
+impl Context {
+    /// When the gate of a role that was just won may open, if its debtor's gate may be open.
     fn open_at(&self, debt: &Debt, now: Tick) -> Tick {
         let own = self.lease.lease();
         let lease = debt.lease.unwrap_or(own).max(own);
         if self.lock_only {
-            // Without tables nothing is known of whoever led before.
+            // Without tables nothing is known of the last leader.
             return self.lease.takeover_at(now, now, lease);
         }
         let contact = self.contact;
         let saw = match (&debt.debtor, debt.beat) {
-            // Nobody is named; what a failover lost cannot have beaten since we met this server.
+            // No debtor is named; what a failover lost cannot have beaten since we met this server.
             (None, _) => contact,
             // Exactly the beat we saw: a lower one is that of a member whose row was forgotten and
             // made anew, and what we saw of it is of another time.
@@ -262,62 +180,193 @@ impl Engine {
         };
         self.lease.takeover_at(saw, contact, lease)
     }
+}
 
-    fn beaten(&mut self, beaten: Beaten, now: Tick) {
-        if let Some(others) = beaten.others {
-            let mut peers = std::mem::take(&mut self.peers);
-            for other in others {
-                let grace = Duration::from_millis(other.2);
-                let peer =
-                    peers.entry(other.0).or_insert(Peer { beat: -1, first_seen: now, grace });
-                if peer.beat != other.1 {
-                    peer.beat = other.1;
-                    peer.first_seen = now;
+impl Role {
+    fn registered(&mut self, refused: Option<RegisterRefusal>, now: Tick, context: &mut Context) {
+        let name = self.candidacy.name.clone();
+        match refused {
+            None => {
+                // Unless it changed meanwhile: then the next registration answers.
+                if self.registration.is_told() {
+                    context.outputs.push_back(Output::Registered(name, Ok(())));
                 }
             }
-            self.peers = peers;
-            self.look_for_silence(now);
-        }
-        if let Some(up) = &mut self.up
-            && up.revoked != beaten.revoked
-        {
-            // Something we held was taken: look at everything, now.
-            up.revoked = beaten.revoked;
-            up.inspect = true;
-            up.next_beat = now;
-        }
-        for Order { role, paused, id, to } in beaten.orders.unwrap_or_default() {
-            if paused || id.is_some() {
-                self.input(&role, Input::ReleaseRequested { to, deadline: None }, now);
+            Some(RegisterRefusal::Blocked) => {
+                // A lease that is not written down may not be used: not yet a candidate.
+                self.registration.outdate();
+                self.blocked(now, context);
+            }
+            Some(
+                why @ (RegisterRefusal::Collision { .. }
+                | RegisterRefusal::Key { .. }
+                | RegisterRefusal::Policy { .. }
+                | RegisterRefusal::Locks { .. }),
+            ) => {
+                self.registration.refuse();
+                context.outputs.push_back(Output::Registered(name, Err(why)));
+                self.input(Input::StopRequested, now, context);
             }
         }
     }
 
-    /// For alerts alone; decides nothing.
-    fn look_for_silence(&mut self, now: Tick) {
-        let Some(limit) = self.stale_after else { return };
-        for (name, role) in &mut self.roles {
-            let silent = role
-                .holder
-                .as_ref()
-                .and_then(|holder| self.peers.get(holder))
-                .is_some_and(|peer| now.saturating_since(peer.first_seen) > limit);
-            if silent != role.stale {
-                role.stale = silent;
-                self.outputs.push_back(Output::Stale(name.clone(), silent));
+    /// Another transaction holds the role's row: what had to be written there is tried again a
+    /// little later, and no other role waits for it. Returns since when.
+    fn blocked(&mut self, now: Tick, context: &Context) -> Tick {
+        self.write_at = Some(now + context.lease.heartbeat() / 10);
+        *self.blocked_since.get_or_insert(now)
+    }
+
+    /// The lock is ours and the gate stays shut. A role that is held up for a lease gives the lock
+    /// back and claims anew: a claim can find out what stands before it, and end that.
+    fn mark_blocked(&mut self, epoch: Epoch, now: Tick, context: &mut Context) {
+        if now.saturating_since(self.blocked(now, context)) > context.lease.lease() {
+            self.input(Input::EpochMoved, now, context);
+        } else if self.errand == (Errand::Marking { epoch }) {
+            self.errand = Errand::Mark { epoch };
+        }
+    }
+
+    fn released(&mut self, now: Tick, context: &mut Context) {
+        if self.errand == Errand::Releasing {
+            self.errand = Errand::REST;
+        }
+        self.input(Input::Released, now, context);
+    }
+
+    /// The claim did not come to this role.
+    fn claim_again(&mut self) {
+        match self.errand {
+            Errand::Claiming { .. } => self.errand = Errand::Claim,
+            Errand::Reclaiming { epoch } => self.errand = Errand::Reclaim { epoch },
+            // It has moved on since.
+            Errand::Rest { .. }
+            | Errand::Claim
+            | Errand::Reclaim { .. }
+            | Errand::ReclaimAt { .. }
+            | Errand::Mark { .. }
+            | Errand::Marking { .. }
+            | Errand::Release { .. }
+            | Errand::Releasing => {}
+        }
+    }
+
+    fn claimed(&mut self, claim: Claim, now: Tick, context: &mut Context) {
+        self.seen = self.seen.max(claim.epoch().unwrap_or(Epoch::ZERO));
+        self.holder = claim.holder().map(str::to_owned);
+        if !matches!(claim, Claim::Blocked { .. }) {
+            self.blocked_since = None;
+        }
+        match std::mem::replace(&mut self.errand, Errand::REST) {
+            Errand::Reclaiming { epoch } => self.reclaimed(epoch, claim, now, context),
+            Errand::Claiming { hinted } => self.judged(claim, hinted, now, context),
+            // The role has moved on since: what was won goes back, what it wants now stays wanted.
+            other @ (Errand::Rest { .. }
+            | Errand::Claim
+            | Errand::Reclaim { .. }
+            | Errand::ReclaimAt { .. }
+            | Errand::Mark { .. }
+            | Errand::Marking { .. }
+            | Errand::Release { .. }
+            | Errand::Releasing) => {
+                self.judged(claim, false, now, context);
+                if self.errand == Errand::REST {
+                    self.errand = other;
+                }
             }
         }
     }
 
-    fn consider_preempting(&mut self, name: &RoleName, now: Tick) {
-        let pause = self.lease.lease();
-        let role = self.roles.get_mut(name).expect("just found");
-        if role.spec.preempt
-            && role.spec.ready
-            && role.preempted_at.is_none_or(|at| now.saturating_since(at) > pause)
+    /// What became of a claim for a term of our own.
+    fn reclaimed(&mut self, epoch: Epoch, claim: Claim, now: Tick, context: &mut Context) {
+        let heartbeat = context.lease.heartbeat();
+        match claim {
+            Claim::Kept { .. } => self.input(Input::Reclaimed { epoch }, now, context),
+            Claim::Held { held_by_us: Some(true), .. } => {
+                // Our own old session has not ended yet, or a stranger was faster.
+                self.errand = Errand::ReclaimAt { epoch, at: now + heartbeat / 50 };
+            }
+            Claim::Blocked { .. } => {
+                self.blocked_since.get_or_insert(now);
+                self.errand = Errand::ReclaimAt { epoch, at: now + heartbeat / 4 };
+            }
+            Claim::Moved { .. } | Claim::Held { .. } | Claim::Paused { .. } => {
+                self.input(Input::ReclaimFailed, now, context);
+            }
+            Claim::Won(_) | Claim::Yield { .. } | Claim::Unknown | Claim::Failed { .. } => {
+                self.judged(claim, false, now, context);
+            }
+        }
+    }
+
+    /// What became of a claim. `hinted`: what stood in its way may be gone since.
+    fn judged(&mut self, claim: Claim, hinted: bool, now: Tick, context: &mut Context) {
+        let lease = context.lease;
+        let name = self.candidacy.name.clone();
+        let (why, wake_at) = match claim {
+            Claim::Won(won) => {
+                self.insist_at = None;
+                if won.holder.is_some() {
+                    context.outputs.push_back(Output::TookOver(name));
+                }
+                let open_at = won.debt.map(|debt| context.open_at(&debt, now));
+                self.input(Input::Claimed { epoch: won.epoch, open_at }, now, context);
+                return;
+            }
+            Claim::Kept { epoch, .. } => {
+                self.input(Input::Reclaimed { epoch }, now, context);
+                return;
+            }
+            Claim::Moved { .. } => {
+                self.input(Input::ReclaimFailed, now, context);
+                return;
+            }
+            Claim::Held { .. } => {
+                // Another session took it; the next race begins with manners again.
+                self.insist_at = None;
+                (NotAcquired::Held, None)
+            }
+            Claim::Paused { .. } => (NotAcquired::Paused, None),
+            Claim::Blocked { .. } => {
+                self.blocked_since.get_or_insert(now);
+                (NotAcquired::Blocked, Some(now + lease.heartbeat() / 4))
+            }
+            Claim::Yield { to, .. } => {
+                // A better candidate gets a head start; if it does not take it, we insist.
+                let head_start = match to {
+                    Better::Ready => lease.lease(),
+                    Better::Successor => lease.heartbeat(),
+                    Better::Priority => lease.heartbeat() / 2,
+                };
+                (NotAcquired::Reserved, Some(*self.insist_at.get_or_insert(now + head_start)))
+            }
+            Claim::Unknown => {
+                self.registration.outdate();
+                (NotAcquired::Blocked, None)
+            }
+            Claim::Failed { sqlstate, error } => {
+                // The database undid it and unlocked: this role's trouble, not the session's.
+                let error = Notice::Error(explain_claim(&sqlstate, &error));
+                context.outputs.push_back(Output::Notice(name, error));
+                (NotAcquired::Blocked, None)
+            }
+        };
+        self.errand = Errand::Rest { wake_at: if hinted { Some(now) } else { wake_at } };
+        self.input(Input::ClaimFailed { why }, now, context);
+        if why == NotAcquired::Held {
+            self.consider_preempting(now, context);
+        }
+    }
+
+    fn consider_preempting(&mut self, now: Tick, context: &mut Context) {
+        let pause = context.lease.lease();
+        let Role { candidacy, preempted_at, .. } = self;
+        if candidacy.preempt
+            && candidacy.ready
+            && preempted_at.is_none_or(|at| now.saturating_since(at) > pause)
         {
-            role.preempted_at = Some(now);
-            self.outputs.push_back(Output::Preempt(name.clone()));
+            *preempted_at = Some(now);
+            context.outputs.push_back(Output::Preempt(candidacy.name.clone()));
         }
     }
 }

@@ -1,134 +1,174 @@
-//! Which round trip comes next: what lets go comes first, then what is timed, then what is wanted.
+//! Which round trip comes next: what releases comes first, then what is timed, then what is wanted.
 
+use std::time::Duration;
+
+use super::role::{Errand, Role};
+use super::{BATCH, Engine, INSPECT_EVERY, Output, ROW_WAIT};
 use crate::clock::Tick;
 use crate::epoch::Epoch;
-use crate::key::RoleName;
 use crate::lifecycle::LockState;
-
-use super::{BATCH, Engine, INSPECT_EVERY, Output, ROW_WAIT, Role};
 use crate::protocol::{ClaimRow, Op, RegisterRow, ReleaseRow, TermRow};
 
 impl Engine {
     pub(super) fn choose_op(&mut self, now: Tick) -> Option<Op> {
-        let mut releases = Vec::new();
-        for (name, role) in &mut self.roles {
-            if releases.len() == BATCH {
-                break;
-            }
-            if let Some((epoch, to)) = role.release.take() {
-                releases.push(ReleaseRow {
-                    term: term(name, role, epoch),
-                    clean: role.keeper.in_flight() == 0,
-                    to,
-                });
-            }
-        }
+        let releases = self.batch(Role::next_release);
         if !releases.is_empty() {
             return Some(Op::Release(releases));
         }
-        let mut marks = Vec::new();
-        for (name, role) in &mut self.roles {
-            if marks.len() == BATCH {
-                break;
-            }
-            if let Some(epoch) = role.mark.take_if(|_| role.write_at.is_none()) {
-                marks.push(term(name, role, epoch));
-            }
-        }
+        let marks = self.batch(Role::next_mark);
         if !marks.is_empty() {
             return Some(Op::MarkActing(marks));
         }
         if self.leaving && !self.is_engaged() {
             return Some(Op::LeaveSeat);
         }
-        let up = self.up.as_mut()?;
+        let up = self.context.up.as_mut()?;
         if now >= up.next_beat {
             // Should it fail, there is no seat any more and so no next beat.
             up.next_beat = Tick::MAX;
             up.beats = up.beats.wrapping_add(1);
             if up.inspect || up.beats.is_multiple_of(INSPECT_EVERY) {
                 up.inspect = false;
-                let held: Vec<TermRow> = self
-                    .roles
-                    .iter()
-                    .filter(|(_, role)| {
-                        matches!(role.life.state(), LockState::Leader | LockState::Acquiring)
-                    })
-                    .filter_map(|(name, role)| Some(term(name, role, role.life.epoch()?)))
-                    .collect();
-                return Some(Op::Inspect(held));
+                return Some(Op::Inspect(self.roles.values().filter_map(Role::held).collect()));
             }
             return Some(Op::Beat);
         }
-        let register: Vec<RegisterRow> = self
-            .roles
-            .values_mut()
-            .filter(|role| !role.registered && (role.joined || role.candidate))
-            .filter(|role| role.write_at.is_none())
-            .take(BATCH)
-            .map(|role| {
-                // Now, and not when it is answered: what changes meanwhile must be told again.
-                role.registered = true;
-                role.candidate = role.joined;
-                RegisterRow {
-                    role: role.spec.name.clone(),
-                    key: role.spec.key,
-                    policy: role.spec.policy,
-                    priority: role.spec.priority,
-                    ready: role.spec.ready,
-                    // A role that was stopped is no candidate any more: nobody stands back for it.
-                    observer: role.spec.observer || !role.joined,
-                }
-            })
-            .collect();
-        if !register.is_empty() {
-            return Some(Op::Register(register));
+        let registrations = self.batch(Role::next_registration);
+        if !registrations.is_empty() {
+            return Some(Op::Register(registrations));
         }
         self.choose_claim(now)
     }
 
+    fn batch<T>(&mut self, next: impl FnMut(&mut Role) -> Option<T>) -> Vec<T> {
+        self.roles.values_mut().filter_map(next).take(BATCH).collect()
+    }
+
     fn choose_claim(&mut self, now: Tick) -> Option<Op> {
-        let lease = self.lease;
-        let stuck = |role: &Role| {
-            role.blocked_since.is_some_and(|since| now.saturating_since(since) > lease.lease())
-        };
-        let row = |name: &RoleName, role: &Role| ClaimRow {
-            role: name.clone(),
-            key: role.spec.key,
-            seen: role.seen,
-            keep: role.keep,
-            insist: role.insist_at.is_some_and(|at| now >= at),
-        };
-        let mut rows = Vec::new();
-        for (name, role) in &mut self.roles {
-            if rows.len() == BATCH {
-                break;
-            }
-            if !role.life.wants_claim() && role.life.state() != LockState::Reconnecting {
-                role.claim = false;
-            }
-            if role.claim && role.registered && !stuck(role) {
-                role.claim = false;
-                rows.push(row(name, role));
-            }
-        }
+        let lease = self.context.lease;
+        let stuck = |role: &Role| role.is_stuck(now, lease.lease());
+        let rows = self.batch(|role| if stuck(role) { None } else { role.next_claim(now) });
         if !rows.is_empty() {
             return Some(Op::Claim { rows, row_wait: ROW_WAIT });
         }
         // A role that stays blocked gets a claim of its own that waits longer, so that what stands
         // before it can be seen, and ended, from outside.
-        let (name, role) =
-            self.roles.iter_mut().find(|(_, role)| role.claim && role.registered && stuck(role))?;
-        role.claim = false;
-        let within = lease.statement_deadline() / 2;
-        let rows = vec![row(name, role)];
-        let seat_pid = self.up.as_ref()?.backend_pid;
-        let (role, age) = (name.clone(), lease.lease());
-        self.outputs.push_back(Output::Unblock { role, seat_pid, age, within });
-        Some(Op::Claim { rows, row_wait: within })
+        let seat_pid = self.context.up.as_ref()?.backend_pid;
+        let row = self.roles.values_mut().find_map(|role| role.next_claim(now))?;
+        let within = claim_wait(lease.statement_deadline());
+        let (role, age) = (row.role.clone(), lease.lease());
+        self.context.outputs.push_back(Output::Unblock { role, seat_pid, age, within });
+        Some(Op::Claim { rows: vec![row], row_wait: within })
     }
 }
 
-fn term(name: &RoleName, role: &Role, epoch: Epoch) -> TermRow {
-    TermRow { role: name.clone(), epoch, key: role.spec.key }
+/// The rest of the deadline is for the way there and back.
+fn claim_wait(deadline: Duration) -> Duration {
+    deadline / 2
+}
+
+impl Role {
+    fn next_release(&mut self) -> Option<ReleaseRow> {
+        match &mut self.errand {
+            Errand::Release { epoch, to } => {
+                let (epoch, to) = (*epoch, to.take());
+                self.errand = Errand::Releasing;
+                let clean = self.keeper.in_flight() == 0;
+                Some(ReleaseRow { term: self.term(epoch), clean, to })
+            }
+            Errand::Rest { .. }
+            | Errand::Claim
+            | Errand::Claiming { .. }
+            | Errand::Reclaim { .. }
+            | Errand::Reclaiming { .. }
+            | Errand::ReclaimAt { .. }
+            | Errand::Mark { .. }
+            | Errand::Marking { .. }
+            | Errand::Releasing => None,
+        }
+    }
+
+    fn next_mark(&mut self) -> Option<TermRow> {
+        match self.errand {
+            Errand::Mark { epoch } if self.write_at.is_none() => {
+                self.errand = Errand::Marking { epoch };
+                Some(self.term(epoch))
+            }
+            Errand::Mark { .. }
+            | Errand::Rest { .. }
+            | Errand::Claim
+            | Errand::Claiming { .. }
+            | Errand::Reclaim { .. }
+            | Errand::Reclaiming { .. }
+            | Errand::ReclaimAt { .. }
+            | Errand::Marking { .. }
+            | Errand::Release { .. }
+            | Errand::Releasing => None,
+        }
+    }
+
+    /// The term, if the lock is held and wanted.
+    fn held(&self) -> Option<TermRow> {
+        match self.life.state() {
+            LockState::Leader | LockState::Acquiring => Some(self.term(self.life.epoch()?)),
+            LockState::Stopped
+            | LockState::Follower
+            | LockState::Reconnecting
+            | LockState::Releasing => None,
+        }
+    }
+
+    fn next_registration(&mut self) -> Option<RegisterRow> {
+        if self.write_at.is_some() || !self.registration.tell() {
+            return None;
+        }
+        let candidacy = &self.candidacy;
+        Some(RegisterRow {
+            role: candidacy.name.clone(),
+            key: candidacy.key,
+            policy: candidacy.policy,
+            priority: candidacy.priority,
+            ready: candidacy.ready,
+            // A role that was stopped is no candidate any more: no member yields to it.
+            observer: candidacy.observer || !self.registration.is_joined(),
+        })
+    }
+
+    /// Its row in the next claim, if it wants one and the database knows its candidacy.
+    fn next_claim(&mut self, now: Tick) -> Option<ClaimRow> {
+        let keep = match self.errand {
+            Errand::Claim if self.life.wants_claim() => None,
+            Errand::Reclaim { epoch } if self.life.state() == LockState::Reconnecting => {
+                Some(epoch)
+            }
+            // The role has moved on since.
+            Errand::Claim | Errand::Reclaim { .. } => {
+                self.errand = Errand::REST;
+                return None;
+            }
+            Errand::Rest { .. }
+            | Errand::Claiming { .. }
+            | Errand::Reclaiming { .. }
+            | Errand::ReclaimAt { .. }
+            | Errand::Mark { .. }
+            | Errand::Marking { .. }
+            | Errand::Release { .. }
+            | Errand::Releasing => return None,
+        };
+        if !self.registration.is_told() {
+            return None;
+        }
+        self.errand = keep.map_or(Errand::Claiming { hinted: false }, reclaiming);
+        Some(ClaimRow {
+            role: self.candidacy.name.clone(),
+            key: self.candidacy.key,
+            seen: self.seen,
+            keep,
+            insist: self.insist_at.is_some_and(|at| now >= at),
+        })
+    }
+}
+
+fn reclaiming(epoch: Epoch) -> Errand {
+    Errand::Reclaiming { epoch }
 }

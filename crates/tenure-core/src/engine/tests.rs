@@ -13,7 +13,7 @@ use crate::lifecycle::{Input, Lifecycle, LifecycleOptions, LockState};
 use crate::retry::FixedInterval;
 
 use super::{Candidacy, Engine};
-use crate::protocol::{Beaten, Better, Claim, Claimed, Done, Op, Registered, Seated};
+use crate::protocol::{Beaten, Better, Claim, Claimed, Done, Op, Registered, Seated, Won};
 
 /// One member with one role, `r`, on its seat.
 struct Stage {
@@ -26,12 +26,17 @@ struct Stage {
 impl Stage {
     /// Up to the moment at which its first claim is under way.
     fn claiming() -> Self {
+        Self::with_grace(None)
+    }
+
+    fn with_grace(reconnect_grace: Option<Duration>) -> Self {
         let lease = LeaseSpec::default().resolve().expect("good timings");
         let role = RoleName::new("r").expect("a good name");
         let identity = Identity::generate("test").expect("an identity");
         let (keeper, gate) = LeaderGate::pair(Arc::new(ManualClock::new(Tick::ZERO)), identity);
         let mut engine = Engine::new(lease, lease.lease(), None, false, Box::new(|| 0.5));
         let life = Lifecycle::new(LifecycleOptions {
+            reconnect_grace,
             retry: Arc::new(FixedInterval { interval: Duration::from_millis(200) }),
             ..LifecycleOptions::default()
         });
@@ -122,5 +127,48 @@ fn without_a_hint_a_claim_that_failed_waits_for_its_turn() {
         assert!(!stage.gate.is_leader());
         let next = stage.engine.next_timeout().expect("it tries again");
         assert!(next > stage.now + Duration::from_millis(50), "after {claim:?}: {next:?}");
+    }
+}
+
+/// The grace period ends while the reclaim is under way: its answer is about a term that is over, and
+/// the claim that the role has made up its mind to must not be lost with it.
+#[test]
+fn the_late_answer_of_a_reclaim_does_not_cost_the_next_claim() {
+    let grace = Duration::from_secs(1);
+    let (epoch, holder) = (Epoch(1), None);
+    for late in [
+        Claim::Moved { epoch, holder: holder.clone() },
+        Claim::Kept { epoch, holder: holder.clone() },
+        Claim::Held { epoch: Some(epoch), holder, held_by_us: Some(true) },
+    ] {
+        let mut stage = Stage::with_grace(Some(grace));
+        stage.claimed(&Claim::Won(Won { epoch, holder: None, debt: None }));
+        assert!(stage.gate.epoch().is_some());
+        stage.engine.seat_lost("gone", stage.now);
+        assert_eq!(stage.gate.epoch(), None);
+        stage.engine.seat_taken(Seated { backend_pid: 2, revoked: 0 }, stage.now);
+        let keeps = |op: &Op| match op {
+            Op::Claim { rows, .. } => Some(rows[0].keep),
+            _ => None,
+        };
+        while keeps(&stage.step()) != Some(Some(epoch)) {}
+        stage.now = stage.now + grace;
+        stage.engine.timeout(stage.now);
+        stage.engine.timeout(stage.now);
+        assert_eq!(stage.engine.state(&stage.role).expect("a role").0, LockState::Acquiring);
+        stage.claimed(&late);
+        let claims = (0..10).any(|_| {
+            stage.now = stage.now + Duration::from_millis(100);
+            stage.engine.timeout(stage.now);
+            let Some(op) = stage.engine.next_op(stage.now) else { return false };
+            if let Op::Release(_) = op {
+                stage.engine.done(Done::Released, stage.now);
+            } else if let Op::Beat = op {
+                let beaten = Beaten { revoked: 0, others: None, orders: None };
+                stage.engine.done(Done::Beaten(beaten), stage.now);
+            }
+            keeps(&op) == Some(None)
+        });
+        assert!(claims, "after {late:?}");
     }
 }
