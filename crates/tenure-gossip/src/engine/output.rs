@@ -40,7 +40,7 @@ pub struct Snapshot {
     pub point: Option<SnapshotPoint>,
     /// The nodes that were removed, as of that point.
     pub barred: BTreeSet<PeerId>,
-    /// The frozen [`Chain`].
+    /// The frozen [`Chain`](crate::history::Chain).
     pub chain: Vec<u8>,
 }
 
