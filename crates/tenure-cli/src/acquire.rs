@@ -1,4 +1,4 @@
-//! `tenure acquire`: leads once, or says that somebody else does.
+//! `tenure acquire`: leads once, or says that another member does.
 
 use std::time::Duration;
 
@@ -6,11 +6,12 @@ use tenure::Notice;
 use tokio::time::{Instant, sleep_until};
 
 use crate::args::{Acquire, Hooks, Output};
+use crate::candidacy::Candidacy;
 use crate::exit::{Exit, Failure};
 use crate::output::{err, out};
-use crate::run::{Campaign, EMBEDDED, Ended};
-use crate::setting::Setting;
+use crate::setting::{EMBEDDED, Setting};
 use crate::signals::Signals;
+use crate::supervisor::Ended;
 
 pub(crate) async fn acquire(args: Acquire) -> Result<Exit, Failure> {
     let mut signals = Signals::listen()?;
@@ -20,35 +21,30 @@ pub(crate) async fn acquire(args: Acquire) -> Result<Exit, Failure> {
         err!("{EMBEDDED}");
     }
     let hooks = Hooks::default();
-    let mut campaign = tokio::select! {
-        campaign = Campaign::join(&setting, &role, &hooks, Output::Quiet, true) => campaign?,
+    let mut candidacy = tokio::select! {
+        candidacy = Candidacy::join(&setting, &role, &hooks, Output::Quiet, true) => candidacy?,
         () = signals.next() => return Ok(Exit::Failed),
     };
-    let exit = attempt(&mut campaign, &args, &mut signals).await;
-    campaign.leave().await;
+    let exit = attempt(&mut candidacy, &args, &mut signals).await;
+    candidacy.leave().await;
     exit
 }
 
 async fn attempt(
-    campaign: &mut Campaign,
+    candidacy: &mut Candidacy,
     args: &Acquire,
     signals: &mut Signals,
 ) -> Result<Exit, Failure> {
-    let refused = tokio::select! {
-        refused = win(campaign, args.wait) => refused?,
+    tokio::select! {
+        won = win(candidacy, args.wait) => won?,
         () = signals.next() => return Ok(Exit::Failed),
-    };
-    if let Some(why) = refused {
-        let role = campaign.lock.role();
-        let message = format!("role {role} was not acquired: {why}; --wait waits for it");
-        return Err(Failure::failed(message));
     }
     if args.command.is_empty() {
-        let epoch = campaign.lock.gate().epoch();
-        out!("acquired {} epoch {}", campaign.lock.role(), epoch.map_or(0, |epoch| epoch.get()));
+        let epoch = candidacy.lock.gate().epoch();
+        out!("acquired {} epoch {}", candidacy.lock.role(), epoch.map_or(0, |epoch| epoch.get()));
         return Ok(Exit::Clean);
     }
-    match campaign.child(&args.command, signals).await? {
+    match candidacy.child(&args.command, signals).await? {
         Some((_, true)) => Ok(Exit::Clean),
         Some((Ended::Exited(code) | Ended::NotStarted(code), false)) => Ok(Exit::Child(code)),
         Some((Ended::Stopped, false)) | None => Err(Failure::new(
@@ -58,19 +54,18 @@ async fn attempt(
     }
 }
 
-/// None once the gate is open; why not, when the first attempt failed or `wait` is over.
-async fn win(campaign: &mut Campaign, wait: Option<Duration>) -> Result<Option<String>, Failure> {
+/// Returns once the gate is open; fails when the first attempt failed or `wait` is over.
+async fn win(candidacy: &mut Candidacy, wait: Option<Duration>) -> Result<(), Failure> {
     let until = Instant::now() + wait.unwrap_or(Duration::from_secs(365 * 86_400));
-    let mut changes = campaign.lock.changes();
-    let mut why = "nobody was asked yet".to_owned();
+    let mut changes = candidacy.lock.changes();
+    let mut why = "the database was not asked yet".to_owned();
     loop {
-        if campaign.lock.is_leader() {
-            return Ok(None);
+        if candidacy.lock.is_leader() {
+            return Ok(());
         }
         let failed = tokio::select! {
             _ = changes.changed() => false,
-            // From before the start on, so that not even the first attempt is missed.
-            event = campaign.told.recv() => match event.map(|event| event.notice) {
+            event = candidacy.told.recv() => match event.map(|event| event.notice) {
                 Ok(Notice::AcquireFailed { why: reason }) => {
                     why = reason.to_string();
                     true
@@ -80,7 +75,7 @@ async fn win(campaign: &mut Campaign, wait: Option<Duration>) -> Result<Option<S
                     true
                 }
                 Ok(Notice::Stopped) => true,
-                Ok(Notice::Error(_)) => campaign.trouble().await?.is_some(),
+                Ok(Notice::Error(_)) => candidacy.trouble().await?.is_some(),
                 Ok(
                     Notice::StateChange { .. }
                     | Notice::Acquired { .. }
@@ -94,16 +89,21 @@ async fn win(campaign: &mut Campaign, wait: Option<Duration>) -> Result<Option<S
             },
             // Nothing may ever come: look at the database's health now and then.
             () = tokio::time::sleep(Duration::from_millis(100)) => {
-                wait.is_none() && campaign.trouble().await?.is_some_and(|why| !why.is_empty())
+                wait.is_none() && candidacy.trouble().await?.is_some_and(|why| !why.is_empty())
             }
             () = sleep_until(until) => true,
         };
         if failed && (wait.is_none() || Instant::now() >= until) {
-            return match campaign.trouble().await? {
+            return match candidacy.trouble().await? {
                 Some(why) if !why.is_empty() => {
                     Err(Failure::new(Exit::Unreachable, format!("{why}; nothing was acquired")))
                 }
-                Some(_) | None => Ok(Some(why)),
+                Some(_) | None => {
+                    let role = candidacy.lock.role();
+                    Err(Failure::failed(format!(
+                        "role {role} was not acquired: {why}; --wait waits for it"
+                    )))
+                }
             };
         }
     }

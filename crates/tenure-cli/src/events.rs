@@ -5,6 +5,7 @@
 //! is held on the private server of this machine. Readers must ignore what they do not know.
 
 use std::io::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -194,10 +195,21 @@ impl Writer {
 /// The same moment on `CLOCK_MONOTONIC`, which other programs' clocks can be compared with.
 fn monotonic(at: Tick) -> u64 {
     use rustix::time::{ClockId, clock_gettime};
+    /// How far the clocks are apart. Only a suspend changes that; the nanoseconds between two
+    /// readings must not put events out of order.
+    static APART: AtomicU64 = AtomicU64::new(0);
+    const SUSPEND: u64 = 1_000_000;
     let mono = clock_gettime(ClockId::Monotonic);
     let mono = mono.tv_sec.unsigned_abs() * 1_000_000_000 + mono.tv_nsec.unsigned_abs();
-    let ago = BootClock.now().as_nanos().saturating_sub(at.as_nanos());
-    mono.saturating_sub(ago)
+    let apart = BootClock.now().as_nanos().saturating_sub(mono);
+    let known = APART.load(Ordering::Relaxed);
+    let apart = if known.abs_diff(apart) < SUSPEND {
+        known
+    } else {
+        APART.store(apart, Ordering::Relaxed);
+        apart
+    };
+    at.as_nanos().saturating_sub(apart)
 }
 
 #[cfg(test)]

@@ -22,6 +22,7 @@
 
 mod acquire;
 mod args;
+mod candidacy;
 mod check;
 mod demo;
 mod embedded;
@@ -39,6 +40,7 @@ mod run;
 mod setting;
 mod signals;
 mod status;
+mod supervisor;
 mod table;
 #[cfg(feature = "tx")]
 mod tx;

@@ -11,6 +11,10 @@ use tenure_embedded::Embedded;
 use crate::args::{Database, RoleArgs, Taking};
 use crate::exit::Failure;
 
+/// A forgotten DSN must not look like a safe set-up.
+pub(crate) const EMBEDDED: &str = "NO DATABASE CONFIGURED: using the private PostgreSQL of this \
+    machine, so there is one leader per MACHINE, not per cluster; set TENURE_DSN for more";
+
 /// What a command works with.
 #[derive(Debug)]
 pub(crate) struct Setting {

@@ -134,3 +134,55 @@ async fn a_transaction_pooler_is_refused() {
     let dsn = pooler.dsn(database.name());
     refuses(&ends(&["run", "--role", "r", "--dsn", &dsn]).await, 3, "pooler");
 }
+
+#[tokio::test]
+async fn one_file_serves_every_command_and_a_slip_is_still_one() {
+    let database = database().await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("tenure.toml");
+    let shared = format!(
+        "[database]\ndsn = '{}'\n[[role]]\nname = 'r'\n[tx]\nrpc = 'x'\n[gossip]\n\
+         namespaces = ['main']\n[agent]\nlisten = '127.0.0.1:9000'\n[agent.page]\ntitle = 't'\n",
+        database.dsn()
+    );
+    std::fs::write(&path, &shared).expect("written");
+    let file = path.to_str().expect("text");
+    let output = ends(&["acquire", "--config", file]).await;
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    std::fs::write(&path, format!("{shared}[gosip]\nrounds = 3\n")).expect("written");
+    refuses(&ends(&["acquire", "--config", file]).await, 2, "gosip");
+    // The same file for another command: no node has run there, but the database is found.
+    #[cfg(feature = "tx")]
+    {
+        std::fs::write(&path, &shared).expect("written");
+        let account = "0xf39fd6e51aad88f6f4ce6ab8827279cfffb92266";
+        let output = ends(&["tx", "list", "--config", file, "--account", account]).await;
+        refuses(&output, 7, "start a node on it first");
+    }
+}
+
+/// The table of exit codes, one question of each group of commands for each code.
+#[tokio::test]
+async fn every_group_of_commands_uses_the_same_table() {
+    let away = "postgresql://app@127.0.0.1:1/app";
+    let nowhere = "127.0.0.1:1";
+    let account = "0xf39fd6e51aad88f6f4ce6ab8827279cfffb92266";
+    let mut cases: Vec<(Vec<&str>, i32)> = vec![
+        (vec!["key", "r"], 0),
+        (vec!["embedded", "nonsense"], 2),
+        (vec!["status", "--dsn", away], 5),
+    ];
+    if cfg!(feature = "tx") {
+        cases.push((vec!["tx", "list", "--account", account, "--dsn", away], 5));
+        cases.push((vec!["tx", "drop", "--node", nowhere, "--within", "0s", "3"], 6));
+        cases.push((vec!["tx", "list", "--account", "0xzz", "--dsn", away], 2));
+    }
+    if cfg!(feature = "gossip") {
+        cases.push((vec!["gossip", "status", "--node", nowhere], 6));
+        cases.push((vec!["gossip", "get", "--node", "nowhere"], 2));
+    }
+    for (args, expected) in cases {
+        let output = ends(&args).await;
+        assert_eq!(code(&output), expected, "{args:?}: {}", stderr(&output));
+    }
+}

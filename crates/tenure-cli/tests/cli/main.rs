@@ -10,5 +10,7 @@ mod guard;
 mod help;
 mod input;
 mod kit;
+mod log;
+mod metrics;
 mod operator;
 mod run;

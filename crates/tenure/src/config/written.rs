@@ -5,6 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use tenure_core::lease::TakeoverPolicy;
 
 use super::ConfigError;
@@ -21,6 +22,10 @@ pub(super) struct Written {
     pub(super) retry: Retry,
     /// FORGE's own place for the member's timings, so that its section works as it is.
     cluster: Option<Cluster>,
+    /// Sections of other commands: one file serves them all, so none is unknown here.
+    tx: IgnoredAny,
+    gossip: IgnoredAny,
+    agent: IgnoredAny,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]

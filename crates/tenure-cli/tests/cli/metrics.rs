@@ -1,0 +1,74 @@
+//! `tenure run --metrics`: what Prometheus and a supervisor read.
+
+use std::time::Duration;
+
+use tenure_testkit::{Child, Cluster, Signal, Stop};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use crate::kit::{SOON, event, member, until};
+
+/// The status line and the body.
+async fn get(address: &str, path: &str) -> (String, String) {
+    let talk = async {
+        let mut stream = TcpStream::connect(address).await?;
+        let request = format!("GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await?;
+        std::io::Result::Ok(answer)
+    };
+    let answer = timeout(Duration::from_secs(10), talk).await.expect("in time").expect("answered");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+    (head.lines().next().unwrap_or_default().to_owned(), body.to_owned())
+}
+
+async fn address_of(child: &mut Child) -> String {
+    let event = event(child, "metrics").await;
+    let url = event["reason"].as_str().expect("an address").to_owned();
+    url.trim_start_matches("http://").trim_end_matches("/metrics").to_owned()
+}
+
+#[tokio::test]
+async fn a_member_serves_its_metrics_and_its_health() {
+    let cluster = Cluster::start().await.expect("a server");
+    let mut child = member(&["--role", "r", "--dsn", &cluster.dsn(), "--metrics", "0"]);
+    let address = address_of(&mut child).await;
+    assert!(address.starts_with("127.0.0.1:"), "a port alone is this machine's: {address}");
+    event(&mut child, "acquired").await;
+    let (status, page) = get(&address, "/metrics").await;
+    assert_eq!(status, "HTTP/1.1 200 OK");
+    assert!(page.contains("\ntenure_acquired_total{role=\"r\"} 1\n"), "{page}");
+    let (status, health) = get(&address, "/health").await;
+    assert_eq!(status, "HTTP/1.1 200 OK", "{health}");
+    let health: serde_json::Value = serde_json::from_str(&health).expect("JSON");
+    assert_eq!(
+        (&health["connected"], &health["roles"][0]["is_leader"]),
+        (&true.into(), &true.into())
+    );
+    assert_eq!(get(&address, "/nothing").await.0, "HTTP/1.1 404 Not Found");
+    cluster.stop(Stop::Immediate).await.expect("it stops");
+    until("a health of 503", async || {
+        get(&address, "/health").await.0 == "HTTP/1.1 503 Service Unavailable"
+    })
+    .await;
+    child.signal(Signal::TERM);
+    child.wait(SOON).await.expect("it ends");
+}
+
+#[tokio::test]
+async fn clients_that_hang_leave_room_for_others() {
+    let database = crate::kit::database().await;
+    let mut child = member(&["--role", "r", "--dsn", &database.dsn(), "--metrics", "0"]);
+    let address = address_of(&mut child).await;
+    let mut hanging = Vec::new();
+    // More than are served at once; each says half a request and no more.
+    for _ in 0..40 {
+        let mut stream = TcpStream::connect(&address).await.expect("it listens");
+        stream.write_all(b"GET /metrics HT").await.expect("written");
+        hanging.push(stream);
+    }
+    let (status, _) = get(&address, "/metrics").await;
+    assert_eq!(status, "HTTP/1.1 200 OK");
+}
