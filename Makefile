@@ -14,7 +14,7 @@ ifdef CI
 export CARGO_INCREMENTAL := 0
 endif
 
-.PHONY: help demo test setup setup-chain lint unit faults loom newer-server test-chain deny
+.PHONY: help demo test test-all setup setup-chain lint unit faults loom newer-server test-chain deny
 
 help:               ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 16
@@ -24,6 +24,10 @@ demo: setup         ## Watch three members survive kills, freezes, partitions an
 
 test: lint unit faults loom newer-server test-chain deny   ## Everything CI runs
 	@echo "all tests passed"
+
+test-all: test      ## Also what is slow: long storms of both simulations, two thousand transactions under fire
+	TENURE_SIM_SEEDS=5000 $(CARGO) test $(FEATURES) --release --lib -- sim
+	TENURE_TX_RUN=2000 $(CARGO) test $(FEATURES) --release --test tx -- group --test-threads=1
 
 setup:
 	@scripts/setup.sh core
