@@ -182,20 +182,22 @@ pub(super) async fn run(args: NodeArgs) -> Result<Exit, Failure> {
         lock.start().await?;
         (Some(member), Mode::group(&lock, store))
     };
+    let max_tip = args.max_tip.unwrap_or(u128::MAX);
+    let usual_tip = match args.chain {
+        Kind::Ethereum => 1_000_000_000,
+        Kind::Substrate => 0,
+    };
     let options = ServiceOptions {
         engine: EngineConfig {
             stuck_after: args.stuck_after,
             gap_after: args.gap_after,
             min_tip_bump: 1_000_000,
-            max_tip: args.max_tip.unwrap_or(u128::MAX),
+            max_tip,
             ..EngineConfig::default()
         },
         head_every: args.poll,
         act: args.lease / 6,
-        tip: args.tip.unwrap_or(match args.chain {
-            Kind::Ethereum => 1_000_000_000,
-            Kind::Substrate => 0,
-        }),
+        tip: args.tip.unwrap_or(usual_tip.min(max_tip)),
         ..ServiceOptions::default()
     };
     let service = TransactionService::builder(mode, chain, signer).options(options).start().await;
