@@ -335,9 +335,9 @@ impl<D: Database> Driver<D> {
     fn command(&mut self, command: Command, now: Tick) {
         match command {
             Command::Add(role) => {
-                let NewRole { candidacy, life, keeper, hub } = *role;
+                let NewRole { candidacy, life, keeper, publisher } = *role;
                 if !self.engine.has_role(&candidacy.name) {
-                    self.roles.add(hub);
+                    self.roles.add(publisher);
                     self.engine.add(candidacy, life, keeper);
                 }
             }

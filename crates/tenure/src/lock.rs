@@ -16,14 +16,14 @@ use tokio::time::timeout;
 
 use crate::driver::Command;
 use crate::error::TenureError;
-use crate::hub::{Event, Hub, LeaderStateChanged};
 use crate::metrics;
+use crate::publisher::{Event, LeaderStateChanged, Publisher};
 
 /// One role of one member. Cheap to clone; dropping the last handle does not stop the role as long
 /// as its [`crate::Member`] lives.
 #[derive(Clone)]
 pub struct LeaderLock {
-    pub(crate) hub: Arc<Hub>,
+    pub(crate) publisher: Arc<Publisher>,
     pub(crate) commands: mpsc::UnboundedSender<Command>,
     pub(crate) patience: Option<Duration>,
     pub(crate) registration_wait: Duration,
@@ -33,8 +33,8 @@ pub struct LeaderLock {
 impl std::fmt::Debug for LeaderLock {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("LeaderLock")
-            .field("role", &self.hub.name.as_str())
-            .field("state", &self.hub.view.borrow().state)
+            .field("role", &self.publisher.name.as_str())
+            .field("state", &self.publisher.view.borrow().state)
             .finish()
     }
 }
@@ -42,12 +42,12 @@ impl std::fmt::Debug for LeaderLock {
 impl LeaderLock {
     /// The role.
     pub fn role(&self) -> &RoleName {
-        &self.hub.name
+        &self.publisher.name
     }
 
     /// Its advisory key.
     pub fn key(&self) -> LockKey {
-        self.hub.key
+        self.publisher.key
     }
 
     /// How long the gate stays open after the last successful heartbeat was sent.
@@ -57,22 +57,22 @@ impl LeaderLock {
 
     /// The member that this handle belongs to.
     pub fn identity(&self) -> &Identity {
-        self.hub.gate.identity()
+        self.publisher.gate.identity()
     }
 
     /// The lifecycle's state.
     pub fn state(&self) -> LockState {
-        self.hub.view.borrow().state
+        self.publisher.view.borrow().state
     }
 
     /// Whether this process leads at this instant: what the gate says.
     pub fn is_leader(&self) -> bool {
-        self.hub.gate.is_leader()
+        self.publisher.gate.is_leader()
     }
 
     /// The gate that every act passes.
     pub fn gate(&self) -> LeaderGate {
-        self.hub.gate.clone()
+        self.publisher.gate.clone()
     }
 
     /// Takes part in the race. Idempotent.
@@ -90,7 +90,7 @@ impl LeaderLock {
     /// As [`LeaderLock::start`]; says whether the member has answered.
     async fn join(&self) -> Result<bool, TenureError> {
         let (answer, answered) = oneshot::channel();
-        self.send(Command::Start { role: self.hub.name.clone(), answer })?;
+        self.send(Command::Start { role: self.publisher.name.clone(), answer })?;
         match timeout(self.registration_wait, answered).await {
             Ok(Ok(result)) => result.map(|()| true),
             Ok(Err(_)) => Err(TenureError::Stopped),
@@ -103,8 +103,8 @@ impl LeaderLock {
     /// # Errors
     /// [`TenureError::Timeout`] if that took longer than `within`; it goes on in the background.
     pub async fn shutdown(&self, within: Option<Duration>) -> Result<(), TenureError> {
-        let mut view = self.hub.view.subscribe();
-        if self.send(Command::Stop { role: self.hub.name.clone() }).is_err() {
+        let mut view = self.publisher.view.subscribe();
+        if self.send(Command::Stop { role: self.publisher.name.clone() }).is_err() {
             return Ok(());
         }
         let stopped = view.wait_for(|view| view.state == LockState::Stopped);
@@ -148,7 +148,7 @@ impl LeaderLock {
 
     /// Leadership as it changes. The gate may say no sooner: it shuts by itself at its deadline.
     pub fn changes(&self) -> watch::Receiver<LeaderStateChanged> {
-        self.hub.leading.subscribe()
+        self.publisher.leading.subscribe()
     }
 
     /// The gate's deadline as heartbeats move it, none while the gate is shut or drains.
@@ -156,10 +156,7 @@ impl LeaderLock {
     /// A deadline passes without a change: compare it with the clock
     /// ([`BootClock`](tenure_core::clock::BootClock)).
     pub fn deadline(&self) -> watch::Receiver<Option<Tick>> {
-        let deadline = self.hub.deadline.subscribe();
-        // It is published only while there are receivers.
-        self.hub.publish_deadline();
-        deadline
+        self.publisher.watch_deadline()
     }
 
     /// Begins an act, as [`LeaderGate::begin_act`] does, and counts refusals.
@@ -167,13 +164,16 @@ impl LeaderLock {
     /// # Errors
     /// [`NotLeader`].
     pub fn begin_act(&self, within: Duration) -> Result<Act, NotLeader> {
-        self.hub.gate.begin_act(within).inspect_err(|_| metrics::act_refused(&self.hub.name))
+        self.publisher
+            .gate
+            .begin_act(within)
+            .inspect_err(|_| metrics::act_refused(&self.publisher.name))
     }
 
     /// Everything the lifecycle says, from now on. A receiver that lags misses events and is told
     /// how many; [`LeaderLock::changes`] always has the latest state.
     pub fn events(&self) -> broadcast::Receiver<Event> {
-        self.hub.events.subscribe()
+        self.publisher.subscribe()
     }
 
     /// Like [`LeaderLock::step_down`], naming the member (by identity) that should lead next.
@@ -185,7 +185,7 @@ impl LeaderLock {
         to: Option<String>,
         within: Option<Duration>,
     ) -> Result<(), TenureError> {
-        let mut view = self.hub.view.subscribe();
+        let mut view = self.publisher.view.subscribe();
         let leads = |state| {
             matches!(state, LockState::Leader | LockState::Releasing | LockState::Reconnecting)
         };
@@ -194,7 +194,7 @@ impl LeaderLock {
         }
         let mut changes = self.changes();
         let led = changes.borrow_and_update().epoch;
-        self.send(Command::StepDown { role: self.hub.name.clone(), to, within })?;
+        self.send(Command::StepDown { role: self.publisher.name.clone(), to, within })?;
         // A watch shows the latest state alone: without a cool-down the next term may have begun
         // before anybody looked, and then the old one is over too. Both branches are cancel-safe.
         tokio::select! {
@@ -212,7 +212,7 @@ impl LeaderLock {
     /// # Errors
     /// [`TenureError::Stopped`].
     pub fn set_ready(&self, ready: bool) -> Result<(), TenureError> {
-        let role = self.hub.name.clone();
+        let role = self.publisher.name.clone();
         self.send(Command::Candidacy { role, ready: Some(ready), priority: None })
     }
 
@@ -221,7 +221,7 @@ impl LeaderLock {
     /// # Errors
     /// [`TenureError::Stopped`].
     pub fn set_priority(&self, priority: i32) -> Result<(), TenureError> {
-        let role = self.hub.name.clone();
+        let role = self.publisher.name.clone();
         self.send(Command::Candidacy { role, ready: None, priority: Some(priority) })
     }
 
@@ -295,7 +295,7 @@ impl LeaderLock {
     }
 
     fn on(&self, call: impl Fn(&Notice) + Send + Sync + 'static) -> &Self {
-        self.hub.add_callback(Arc::new(call));
+        self.publisher.add_callback(Arc::new(call));
         self
     }
 

@@ -16,8 +16,8 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::config::RoleConfig;
 use crate::error::TenureError;
-use crate::hub::Hub;
 use crate::lock::LeaderLock;
+use crate::publisher::Publisher;
 
 pub(crate) enum Command {
     Add(Box<NewRole>),
@@ -34,7 +34,7 @@ pub(crate) struct NewRole {
     pub(super) candidacy: Candidacy,
     pub(super) life: Lifecycle,
     pub(super) keeper: GateKeeper,
-    pub(super) hub: Arc<Hub>,
+    pub(super) publisher: Arc<Publisher>,
 }
 
 /// The way to a member's driver, and what all roles of the member have in common.
@@ -54,7 +54,7 @@ impl Handle {
     /// Hands a role to the driver, not started yet.
     pub(crate) fn add(&self, role: &RoleConfig) -> Result<LeaderLock, TenureError> {
         let (keeper, gate) = LeaderGate::pair(self.clock.clone(), self.identity.clone());
-        let hub = Hub::new(role.name().clone(), role.key(), gate);
+        let publisher = Publisher::new(role.name().clone(), role.key(), gate);
         let life = Lifecycle::new(LifecycleOptions {
             auto_reacquire: role.auto_reacquire(),
             reconnect_grace: self.lease.reconnect_grace(),
@@ -72,9 +72,14 @@ impl Handle {
             observer: !role.is_candidate() || !self.enabled,
             preempt: role.preempts(),
         };
-        self.send(Command::Add(Box::new(NewRole { candidacy, life, keeper, hub: hub.clone() })))?;
+        self.send(Command::Add(Box::new(NewRole {
+            candidacy,
+            life,
+            keeper,
+            publisher: publisher.clone(),
+        })))?;
         Ok(LeaderLock {
-            hub,
+            publisher,
             commands: self.commands.clone(),
             patience: self.patience,
             registration_wait: self.lease.statement_deadline() * 4,

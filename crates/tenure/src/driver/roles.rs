@@ -13,8 +13,8 @@ use tokio::sync::oneshot;
 
 use super::RoleHealth;
 use crate::error::TenureError;
-use crate::hub::{Hub, View};
 use crate::metrics;
+use crate::publisher::Publisher;
 
 type Answer = oneshot::Sender<Result<(), TenureError>>;
 
@@ -22,7 +22,7 @@ type Answer = oneshot::Sender<Result<(), TenureError>>;
 pub(super) struct Roles(BTreeMap<RoleName, Role>);
 
 struct Role {
-    hub: Arc<Hub>,
+    publisher: Arc<Publisher>,
     /// Callers of `start` that wait for the registration.
     starts: Vec<Answer>,
     led_since: Option<Tick>,
@@ -34,16 +34,15 @@ struct Role {
 impl Drop for Roles {
     fn drop(&mut self) {
         for role in self.0.values() {
-            role.hub.view.send_replace(View { state: LockState::Stopped });
-            role.hub.set_leading(None);
+            role.publisher.stop();
         }
     }
 }
 
 impl Roles {
-    pub(super) fn add(&mut self, hub: Arc<Hub>) {
-        let role = Role { starts: Vec::new(), led_since: None, obstacle: None, hub };
-        self.0.insert(role.hub.name.clone(), role);
+    pub(super) fn add(&mut self, publisher: Arc<Publisher>) {
+        let role = Role { starts: Vec::new(), led_since: None, obstacle: None, publisher };
+        self.0.insert(role.publisher.name.clone(), role);
     }
 
     /// The answer comes when the database has taken the registration, or could not be asked.
@@ -63,7 +62,7 @@ impl Roles {
         let Some(role) = self.0.get_mut(name) else { return };
         let result = result.map_err(|why| TenureError::Registration { role: name.clone(), why });
         if let Err(error) = &result {
-            role.hub.tell(Notice::Error(error.to_string()), now);
+            role.publisher.tell(Notice::Error(error.to_string()), now);
         }
         for waiting in role.starts.drain(..) {
             let _ = waiting.send(result.clone());
@@ -85,17 +84,17 @@ impl Roles {
         notice: Notice,
         now: Tick,
     ) {
-        let Some(Role { hub, .. }) = self.0.get(name) else { return };
-        metrics::notice(name, member, hub.key, epoch, &notice);
+        let Some(Role { publisher, .. }) = self.0.get(name) else { return };
+        metrics::notice(name, member, publisher.key, epoch, &notice);
         if matches!(notice, Notice::Stopped) {
-            hub.set_leading(None);
+            publisher.set_leading(None);
         }
-        hub.tell(notice, now);
+        publisher.tell(notice, now);
     }
 
     pub(super) fn gate(&mut self, name: &RoleName, epoch: Option<Epoch>, now: Tick) {
         let Some(role) = self.0.get_mut(name) else { return };
-        role.hub.set_leading(epoch);
+        role.publisher.set_leading(epoch);
         metrics::gate(name, epoch);
         match epoch {
             Some(_) => {
@@ -109,7 +108,7 @@ impl Roles {
     /// Every open gate has a later deadline.
     pub(super) fn renewed(&self) {
         for role in self.0.values() {
-            role.hub.publish_deadline();
+            role.publisher.publish_deadline();
         }
     }
 
@@ -119,7 +118,7 @@ impl Roles {
         if role.obstacle.as_ref() == Some(&obstacle) {
             return false;
         }
-        role.hub.tell(Notice::Error(obstacle.clone()), now);
+        role.publisher.tell(Notice::Error(obstacle.clone()), now);
         role.obstacle = Some(obstacle);
         true
     }
@@ -138,7 +137,7 @@ impl Roles {
         self.0
             .iter()
             .filter(|(name, _)| matches!(engine.state(name), Some((LockState::Follower, _))))
-            .map(|(_, role)| role.hub.key)
+            .map(|(_, role)| role.publisher.key)
             .collect()
     }
 
@@ -148,7 +147,7 @@ impl Roles {
             .filter_map(|(name, role)| {
                 let (state, epoch) = engine.state(name)?;
                 let trouble = role.obstacle.clone().filter(|_| engine.is_blocked(name));
-                let is_leader = role.hub.gate.is_leader();
+                let is_leader = role.publisher.gate.is_leader();
                 Some(RoleHealth { role: name.clone(), state, is_leader, epoch, trouble })
             })
             .collect()

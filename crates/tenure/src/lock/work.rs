@@ -87,7 +87,7 @@ impl LeaderLock {
                 },
             };
             // Shut again at once: wait for the next opening.
-            let Ok(act) = self.hub.gate.begin_act(Duration::ZERO) else { continue };
+            let Ok(act) = self.publisher.gate.begin_act(Duration::ZERO) else { continue };
             if act.epoch() != token.epoch {
                 continue;
             }
@@ -103,7 +103,7 @@ impl LeaderLock {
     /// Polls the work to its end (true), or until its term is over (false). The work is dropped before
     /// this returns.
     async fn run_until_shut(&self, act: &Act, work: impl Future<Output = ()>) -> bool {
-        let gate = &self.hub.gate;
+        let gate = &self.publisher.gate;
         let mut changes = self.changes();
         let mut work = pin!(work);
         // Its own act apart, none is in flight that a drain would wait for.
@@ -142,7 +142,7 @@ impl LeaderLock {
             // Marked as seen before the gate is asked: what changes afterwards wakes this task.
             changes.mark_unchanged();
             deadline.mark_unchanged();
-            if let Ok(token) = self.hub.gate.require_leader()
+            if let Ok(token) = self.publisher.gate.require_leader()
                 && finished != Some(token.epoch)
             {
                 return Ok(token);
@@ -158,7 +158,7 @@ impl LeaderLock {
 
     /// Waits until the role has left STOPPED; false if the member is gone.
     async fn has_begun(&self) -> bool {
-        let mut view = self.hub.view.subscribe();
+        let mut view = self.publisher.view.subscribe();
         tokio::select! {
             begun = view.wait_for(|view| view.state != LockState::Stopped) => begun.is_ok(),
             () = self.commands.closed() => false,
@@ -166,7 +166,7 @@ impl LeaderLock {
     }
 
     async fn stopped(&self) {
-        let mut view = self.hub.view.subscribe();
+        let mut view = self.publisher.view.subscribe();
         tokio::select! {
             _ = view.wait_for(|view| view.state == LockState::Stopped) => {}
             () = self.commands.closed() => {}
@@ -187,7 +187,7 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
-    use crate::hub::Hub;
+    use crate::publisher::Publisher;
 
     const LEASE: Duration = Duration::from_millis(100);
     const PATIENCE: Duration = Duration::from_secs(20);
@@ -207,11 +207,12 @@ mod tests {
         assert!(keeper.open(Epoch(7), deadline));
         let name = RoleName::new("r").expect("a name");
         let key = name.key();
-        let hub = Hub::new(name, key, gate);
-        hub.set_leading(Some(Epoch(7)));
+        let publisher = Publisher::new(name, key, gate);
+        publisher.set_leading(Some(Epoch(7)));
         let (commands, inbox) = mpsc::unbounded_channel();
         let registration_wait = Duration::from_millis(1);
-        let lock = LeaderLock { hub, commands, patience: None, registration_wait, lease: LEASE };
+        let lock =
+            LeaderLock { publisher, commands, patience: None, registration_wait, lease: LEASE };
         Unattended { lock, keeper, deadline, _commands: inbox }
     }
 
@@ -245,7 +246,7 @@ mod tests {
         // A late heartbeat opens the gate again, and the work is called again.
         let deadline = BootClock.now() + LEASE;
         assert!(role.keeper.extend(Epoch(7), deadline));
-        role.lock.hub.publish_deadline();
+        role.lock.publisher.publish_deadline();
         let end = timeout(PATIENCE, ends.recv()).await.expect("it is dropped").expect("an end");
         assert!(end >= deadline);
         task.abort();

@@ -1,13 +1,14 @@
-//! What a role's handles and its member share: the state as others may see it, and who is told.
+//! What the driver publishes of a role: its state, its events, its callbacks.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use tenure_core::clock::Tick;
 use tenure_core::epoch::Epoch;
 use tenure_core::gate::LeaderGate;
 use tenure_core::key::{LockKey, RoleName};
 use tenure_core::lifecycle::{LockState, Notice};
+use tokio::runtime::Handle;
 use tokio::sync::{broadcast, mpsc, watch};
 
 /// Leadership of one role as it changes: true exactly while the gate is open.
@@ -47,94 +48,123 @@ pub(crate) struct View {
 
 /// How many events may wait for a slow callback.
 const CALLBACK_BACKLOG: usize = 1024;
+/// How many events may wait for a slow subscriber. One that falls behind this far misses events and
+/// is told so; the watches always carry the latest state.
+const SUBSCRIBER_BACKLOG: usize = 64;
 
 type Callback = Arc<dyn Fn(&Notice) + Send + Sync>;
 
-/// Shared by the handles of a role, its member and its dispatcher.
-pub(crate) struct Hub {
+/// What the driver publishes of one role to its handles. Subscribers and callbacks cost memory only
+/// where there are any: a member may have ten thousand roles.
+pub(crate) struct Publisher {
     pub(crate) name: RoleName,
     pub(crate) key: LockKey,
     pub(crate) gate: LeaderGate,
     pub(crate) view: watch::Sender<View>,
     pub(crate) leading: watch::Sender<LeaderStateChanged>,
-    pub(crate) deadline: watch::Sender<Option<Tick>>,
-    pub(crate) events: broadcast::Sender<Event>,
-    callbacks: Mutex<Vec<Callback>>,
-    dispatch: mpsc::Sender<Event>,
+    deadline: OnceLock<watch::Sender<Option<Tick>>>,
+    events: OnceLock<broadcast::Sender<Event>>,
+    callbacks: OnceLock<Callbacks>,
+    runtime: Handle,
 }
 
-impl Hub {
-    /// Also starts the role's dispatcher, which ends with the last handle.
+/// The callbacks of a role, and the way to the task that runs them.
+struct Callbacks {
+    list: Arc<Mutex<Vec<Callback>>>,
+    inbox: mpsc::Sender<Event>,
+}
+
+impl Publisher {
+    /// # Panics
+    /// Outside a Tokio runtime, on which callbacks will run.
     pub(crate) fn new(name: RoleName, key: LockKey, gate: LeaderGate) -> Arc<Self> {
-        let (dispatch, inbox) = mpsc::channel(CALLBACK_BACKLOG);
-        let hub = Arc::new(Hub {
+        Arc::new(Publisher {
             name,
             key,
             gate,
             view: watch::Sender::new(View { state: LockState::Stopped }),
             leading: watch::Sender::new(LeaderStateChanged { is_leader: false, epoch: None }),
-            deadline: watch::Sender::new(None),
-            // A subscriber that falls behind this far misses events and is told so; the watches
-            // above always carry the latest state.
-            events: broadcast::Sender::new(64),
-            callbacks: Mutex::new(Vec::new()),
-            dispatch,
-        });
-        tokio::spawn(run_callbacks(Arc::downgrade(&hub), inbox));
-        hub
+            deadline: OnceLock::new(),
+            events: OnceLock::new(),
+            callbacks: OnceLock::new(),
+            runtime: Handle::current(),
+        })
+    }
+
+    pub(crate) fn subscribe(&self) -> broadcast::Receiver<Event> {
+        self.events.get_or_init(|| broadcast::Sender::new(SUBSCRIBER_BACKLOG)).subscribe()
+    }
+
+    pub(crate) fn watch_deadline(&self) -> watch::Receiver<Option<Tick>> {
+        let deadline = self.deadline.get_or_init(|| watch::Sender::new(None)).subscribe();
+        self.publish_deadline();
+        deadline
     }
 
     pub(crate) fn add_callback(&self, callback: Callback) {
-        self.callbacks.lock().unwrap_or_else(PoisonError::into_inner).push(callback);
+        let callbacks = self.callbacks.get_or_init(|| {
+            let (inbox, events) = mpsc::channel(CALLBACK_BACKLOG);
+            let list = Arc::default();
+            // Ends with the publisher, and so with the last handle.
+            self.runtime.spawn(run_callbacks(Arc::clone(&list), events));
+            Callbacks { list, inbox }
+        });
+        callbacks.list.lock().unwrap_or_else(PoisonError::into_inner).push(callback);
     }
 
-    fn callbacks(&self) -> Vec<Callback> {
-        self.callbacks.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Tells everybody, without waiting for anybody.
+    /// Tells subscribers and callbacks, without waiting for any of them.
     pub(crate) fn tell(&self, notice: Notice, at: Tick) {
         if let Notice::StateChange { to, .. } = &notice {
             self.view.send_replace(View { state: *to });
         }
         let event = Event { role: self.name.clone(), notice, at };
-        let _ = self.events.send(event.clone());
-        if let Err(mpsc::error::TrySendError::Full(lost)) = self.dispatch.try_send(event) {
+        if let Some(callbacks) = self.callbacks.get()
+            && let Err(mpsc::error::TrySendError::Full(lost)) =
+                callbacks.inbox.try_send(event.clone())
+        {
             // Only behind a callback that does not return. The watches above stay true.
             tracing::error!(role = %lost.role, "callbacks are stuck; one event is not told to them");
+        }
+        if let Some(events) = self.events.get() {
+            let _ = events.send(event);
         }
     }
 
     pub(crate) fn set_leading(&self, epoch: Option<Epoch>) {
         if epoch.is_some() {
-            // Before anybody hears of the open gate: who then asks to step down must find a leader.
+            // Before the open gate is told: a step-down that follows must find a leader.
             self.view.send_replace(View { state: LockState::Leader });
         }
         self.leading.send_if_modified(|now| {
             let next =
                 LeaderStateChanged { is_leader: epoch.is_some(), epoch: epoch.or(now.epoch) };
-            let changed = *now != next;
-            *now = next;
-            changed
+            std::mem::replace(now, next) != next
         });
         self.publish_deadline();
     }
 
+    /// The driver has ended: handles find the role stopped.
+    pub(crate) fn stop(&self) {
+        self.view.send_replace(View { state: LockState::Stopped });
+        self.set_leading(None);
+    }
+
     /// The gate has opened or shut, or a heartbeat has moved its deadline.
     pub(crate) fn publish_deadline(&self) {
-        if self.deadline.receiver_count() == 0 {
+        let Some(deadline) = self.deadline.get().filter(|sender| sender.receiver_count() > 0)
+        else {
             return;
-        }
+        };
         let new = self.gate.require_leader().ok().map(|token| token.deadline());
-        self.deadline.send_if_modified(|now| std::mem::replace(now, new) != new);
+        deadline.send_if_modified(|now| std::mem::replace(now, new) != new);
     }
 }
 
 /// Runs the user's callbacks in order, off the lifecycle: a slow one delays only later callbacks,
 /// a panicking one becomes an `Error` notice.
-async fn run_callbacks(hub: std::sync::Weak<Hub>, mut inbox: mpsc::Receiver<Event>) {
-    while let Some(event) = inbox.recv().await {
-        let Some(callbacks) = hub.upgrade().map(|hub| hub.callbacks()) else { return };
+async fn run_callbacks(list: Arc<Mutex<Vec<Callback>>>, mut events: mpsc::Receiver<Event>) {
+    while let Some(event) = events.recv().await {
+        let callbacks = list.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if callbacks.is_empty() {
             continue;
         }
