@@ -21,13 +21,13 @@ pub struct Epoch(pub i64);
 
 /// How far epochs jump when the database changed its timeline.
 ///
-/// A promoted standby may have missed the last bumps. Nobody can tell how many, but no timeline
+/// A promoted standby may have missed the last bumps. How many is unknown, but no timeline
 /// ever issues 2^40 of them (a bump every microsecond for twelve days), so a multiple of 2^40 that
 /// belongs to the new timeline alone is above everything lost. There is room for 2^23 timelines.
 pub const GENERATION: i64 = 1 << 40;
 
 impl Epoch {
-    /// The epoch of a role that nobody ever held.
+    /// The epoch of a role that no member ever held.
     pub const ZERO: Epoch = Epoch(0);
 
     /// The number that the database stores.

@@ -95,7 +95,7 @@ impl Shared {
             let epoch = Epoch(self.epoch.load(Ordering::Relaxed));
             let deadline = Tick::from_nanos(self.deadline.load(Ordering::Acquire));
             let now = self.clock.now();
-            // Pairs with the release fence in `open`: whoever read a newer epoch or deadline than
+            // Pairs with the release fence in `open`: a reader that read a newer epoch or deadline than
             // `turn`'s must now see a newer turn.
             fence(Ordering::Acquire);
             if self.turn.load(Ordering::Acquire) == turn {
@@ -104,7 +104,7 @@ impl Shared {
         }
     }
 
-    /// Counts an act out, and wakes who waits for the last one.
+    /// Counts an act out, and wakes the task that waits for the last act.
     fn leave(&self) {
         if self.in_flight.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.drained.wake();
@@ -196,7 +196,7 @@ pub struct Uncertain {
 pub struct LeaderToken {
     /// The fencing token: write it with every effect.
     pub epoch: Epoch,
-    /// Who leads.
+    /// The member that leads.
     pub holder_identity: Identity,
     deadline: Tick,
 }
@@ -297,7 +297,7 @@ impl LeaderGate {
         self.0.in_flight.load(Ordering::Acquire)
     }
 
-    /// Who the holder is while this gate is open.
+    /// The member that leads while this gate is open.
     pub fn identity(&self) -> &Identity {
         &self.0.holder
     }
@@ -327,7 +327,7 @@ impl Act {
     }
 
     /// Whether the lease still covers the act. A drain does not end it: it was there first. A gate
-    /// that shut and opened again under the *same* epoch covers it too: nobody led in between.
+    /// that shut and opened again under the *same* epoch covers it too: no other member led in between.
     ///
     /// # Errors
     /// [`Uncertain`] if the lease ran out, the gate was shut, or another term began.

@@ -1,4 +1,4 @@
-//! Who a member is.
+//! The name of a member.
 
 use std::fmt;
 use std::str::FromStr;
@@ -106,7 +106,7 @@ impl Identity {
         self.split().0
     }
 
-    /// The host name, for who knows the scope; `None` if this is another scope's identity.
+    /// The host name, for a caller that knows the scope; `None` if this is another scope's identity.
     pub fn hostname(&self, scope: &str) -> Option<&str> {
         self.place().strip_prefix(scope)?.strip_prefix('-')
     }

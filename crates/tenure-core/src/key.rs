@@ -108,11 +108,11 @@ impl fmt::Display for LockKey {
 /// A text that is no lock key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the names say it")]
 #[error(
     "{text:?} is not a lock key; write a 64-bit integer (-42, 0x2a) or two 32-bit ones (1,100)"
 )]
 pub struct KeyError {
-    /// What was given.
     pub text: String,
 }
 
@@ -146,24 +146,17 @@ pub struct RoleName(std::sync::Arc<str>);
 /// Why a text cannot be the name of a role.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the names say it")]
 pub enum RoleNameError {
     /// Nothing was given.
     #[error("the role name is empty; give it 1 to {max} bytes", max = RoleName::MAX_BYTES)]
     Empty,
     /// More bytes than a name may have.
     #[error("the role name has {bytes} bytes; shorten it to {max}", max = RoleName::MAX_BYTES)]
-    TooLong {
-        /// How many it has.
-        bytes: usize,
-    },
+    TooLong { bytes: usize },
     /// A control character.
     #[error("the role name has a control character ({found:?}) at byte {at}; remove it")]
-    Control {
-        /// The character.
-        found: char,
-        /// Where it begins.
-        at: usize,
-    },
+    Control { found: char, at: usize },
 }
 
 impl RoleName {

@@ -160,7 +160,7 @@ pub enum LeaseWarning {
         /// From which lease on it would survive.
         needed: Duration,
     },
-    /// The grace ends after everybody else was allowed to take over.
+    /// The grace ends after every other member was allowed to take over.
     GraceOutlastsLease {
         /// The reconnect grace.
         grace: Duration,

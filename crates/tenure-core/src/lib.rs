@@ -1,7 +1,8 @@
-//! The pure heart of Tenure: lifecycle, lease arithmetic, gate, retry, keys, identity, epochs.
+//! The pure heart of Tenure: values, lifecycle, lease arithmetic, gate, retry, and the member's engine
+//! with the protocol it speaks.
 //!
 //! No task, no socket, no SQL, no random numbers: what happens goes in as values, what is to be done
-//! comes out as values, and time is an argument. An adapter (`tenure` for PostgreSQL) carries it out.
+//! comes out as values, and time is an argument. A driver (`tenure` for PostgreSQL) carries it out.
 //!
 //! # What it guarantees
 //!
@@ -26,7 +27,7 @@
 //!
 //! | question | answer |
 //! |---|---|
-//! | who holds the role? | the database: the lock and the row |
+//! | which member holds the role? | the database: the lock and the row |
 //! | may I act now? | my gate: the last heartbeat the database confirmed, and my own clock |
 //! | may a write commit? | the database: the fence compares epochs |
 //! | what happened? | the database: the history of terms |
@@ -58,8 +59,8 @@
 //! | process frozen | shut when it wakes up, before any task runs | as session lost | `Lost` |
 //! | epoch moved | shuts at once | lock given back, FOLLOWER | `Lost` |
 //! | step-down, shutdown | drains, then shuts | RELEASING, then FOLLOWER or STOPPED | `Released` |
-//! | release fails | shut | session cycled | `Error`, `Lost` |
-//! | error while acquiring | never opened | session cycled, FOLLOWER | `Error` |
+//! | release takes too long | shut | session cycled | `Error`, `Lost` |
+//! | session lost while acquiring | never opened | FOLLOWER | `Error` |
 //!
 //! # Example
 //!
@@ -81,7 +82,7 @@
 //! role.handle(Input::Start, clock.now(), 0.5);
 //! let sent = clock.now();
 //! assert!(role.handle_timeout(sent, 0.5).contains(&Effect::Claim));
-//! // The adapter claims; the database says: yours, under epoch 7, and nobody led before.
+//! // The driver claims; the database says: yours, under epoch 7, and no debt is owed.
 //! let won = Input::Claimed { epoch: Epoch(7), open_at: None };
 //! for effect in role.handle(won, clock.now(), 0.5) {
 //!     if let Effect::OpenGate { epoch } = effect {

@@ -61,7 +61,7 @@ impl Member {
         Self::start_with(config, Arc::new(BootClock), true).await
     }
 
-    /// Like [`Member::start`] for a database whose schema somebody else brings up to date.
+    /// Like [`Member::start`] for a database whose schema is brought up to date elsewhere.
     ///
     /// # Errors
     /// See [`Member::start`]; also if the schema is missing or older than this library.
@@ -135,7 +135,7 @@ impl Member {
         Ok(member)
     }
 
-    /// Who it is.
+    /// The member's name.
     pub fn identity(&self) -> &Identity {
         &self.handle.identity
     }

@@ -1,26 +1,27 @@
 //! Metrics and the `tracing` events of transitions: names are contract.
 //!
-//! | ours | kind | labels | in the specifications |
+//! | name | kind | labels | what |
 //! |---|---|---|---|
-//! | `tenure_acquired_total` | counter | role | 000 `leader_acquired_total` |
-//! | `tenure_lost_total` | counter | role | 000 `leadership_lost_total` |
-//! | `tenure_released_total` | counter | role | – |
-//! | `tenure_acquire_attempts_total` | counter | role | 000 `acquire_attempts_total`, 002 `forge_leader_elections_total` |
-//! | `tenure_acts_refused_total` | counter | role | 000 `extrinsic_blocked_not_leader_total` |
-//! | `tenure_is_leader` | gauge | role | 000 `is_leader`, 002 `forge_leader_is_leader` |
-//! | `tenure_epoch` | gauge | role | 000 `leader_epoch` |
-//! | `tenure_heartbeat_age_seconds` | gauge | – | 000 `heartbeat_age_ms` |
-//! | `tenure_acquire_seconds` | histogram | – | 000 `acquire_latency_ms` |
-//! | `tenure_heartbeat_seconds` | histogram | – | 000 `heartbeat_update_ms` |
-//! | `tenure_tenure_seconds` | gauge | role | 002 `forge_leader_tenure_seconds` |
-//! | `tenure_failovers_total` | counter | role | 002 `forge_leader_failovers_total` |
-//! | `tenure_late_total` | counter | role | – (gate shut by a late heartbeat) |
-//! | `tenure_errors_total` | counter | role | – |
-//! | `tenure_connected` | gauge | – | – |
-//! | `tenure_leader_stale` | gauge | role | 000 `EPOCH_STALE_THRESHOLD_MS` |
+//! | `tenure_acquired_total` | counter | role | terms that began |
+//! | `tenure_lost_total` | counter | role | terms that ended otherwise than asked for |
+//! | `tenure_released_total` | counter | role | terms that ended as asked for |
+//! | `tenure_acquire_attempts_total` | counter | role | claims |
+//! | `tenure_acts_refused_total` | counter | role | acts that the gate refused |
+//! | `tenure_is_leader` | gauge | role | 1 while the gate is open |
+//! | `tenure_epoch` | gauge | role | the epoch of the last term led here |
+//! | `tenure_heartbeat_age_seconds` | gauge | – | since the last successful round trip was sent |
+//! | `tenure_acquire_seconds` | histogram | – | round trips that claimed |
+//! | `tenure_heartbeat_seconds` | histogram | – | round trips that were heartbeats |
+//! | `tenure_tenure_seconds` | gauge | role | how long the term has lasted |
+//! | `tenure_failovers_total` | counter | role | terms taken over from a holder that did not release |
+//! | `tenure_late_total` | counter | role | gates shut because a heartbeat was late |
+//! | `tenure_errors_total` | counter | role | errors told |
+//! | `tenure_connected` | gauge | – | 1 while the seat is taken |
+//! | `tenure_leader_stale` | gauge | role | 1 while the leader has been silent for too long |
 //!
-//! Seconds instead of milliseconds, as Prometheus wants it. `failovers` counts terms that this
-//! member took over from a holder that did not release.
+//! What other systems call them: `docs/metrics.md`.
+//!
+//! Times are in seconds, as Prometheus wants it.
 
 use std::time::Duration;
 

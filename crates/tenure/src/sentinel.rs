@@ -28,7 +28,7 @@ pub(crate) struct Sentinel {
     pub(crate) watch: Watch,
 }
 
-/// How a call of this member begins. No role is called so: nobody else makes anything of it.
+/// How a call of this member begins. No role is called so: every other member ignores it.
 pub(crate) fn call_sign(profile: &Profile) -> String {
     format!("? {} ", profile.identity)
 }
@@ -156,7 +156,7 @@ impl Sentinel {
         );
         if line.ask(&ask, wait + deadline).await?.as_deref() == Some("yes") {
             let _ = self.watch.events.send(SentinelEvent::Free);
-            // It stays free until somebody takes it; do not spin meanwhile.
+            // It stays free until a claimant takes it; do not spin meanwhile.
             sleep(self.profile.lease.heartbeat() / 4).await;
         }
         Ok(())

@@ -95,7 +95,7 @@ enum Next {
     Retry { error: Option<String> },
 }
 
-/// A lock that was won when nobody wanted it any more, on its way back.
+/// A lock that was won when the role no longer wanted it, on its way back.
 #[derive(Copy, Clone, Debug)]
 struct Stray {
     until: Tick,

@@ -15,7 +15,7 @@ impl Lifecycle {
     /// The lock was won.
     pub(super) fn won(&mut self, epoch: Epoch, open_at: Option<Tick>, step: &mut Step) {
         if epoch <= self.highest {
-            // An answer from another time. Nobody may act under it, but the lock may be ours.
+            // An answer from another time. No act may begin under it, but the lock may be ours.
             let error = format!(
                 "a claim won epoch {epoch}, which is not above {}: released again",
                 self.highest
@@ -109,7 +109,7 @@ impl Lifecycle {
         }
     }
 
-    /// Gives back a lock under which nobody acts.
+    /// Gives back a lock under which no act is in flight.
     pub(super) fn give_back(
         &mut self,
         epoch: Epoch,
@@ -170,7 +170,7 @@ impl Lifecycle {
         }
     }
 
-    /// Releases a lock that nobody waits for, without a state of its own: the user has moved on.
+    /// Releases a lock that the role no longer wants, without a state of its own: the user has moved on.
     pub(super) fn release_stray(&mut self, epoch: Epoch, step: &mut Step) {
         self.highest = self.highest.max(epoch);
         self.stray = Some(Stray { until: step.now + self.opts.release_timeout });

@@ -91,7 +91,7 @@ impl Lifecycle {
         }
     }
 
-    /// The lock is ours, the gate is shut, nobody was told yet.
+    /// The lock is ours, the gate is shut, and nothing was told yet.
     pub(super) fn when_waiting(
         &mut self,
         epoch: Epoch,
@@ -154,7 +154,7 @@ impl Lifecycle {
                 step.push(Effect::ShutGate);
                 self.session_died(epoch, error, step);
             }
-            // No grace: somebody else's term has begun. The lock, if it is still ours, goes back.
+            // No grace: another member's term has begun. The lock, if it is still ours, goes back.
             Input::EpochMoved => {
                 step.push(Effect::ShutGate);
                 step.tell(Notice::Lost { epoch, reason: LostReason::EpochMoved });

@@ -63,8 +63,8 @@ impl fmt::Display for LockState {
 #[error(
     "{text:?} is no state; write stopped, follower, acquiring, leader, reconnecting or releasing"
 )]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct LockStateError {
-    /// What was given.
     pub text: String,
 }
 
@@ -142,6 +142,7 @@ impl fmt::Display for NotAcquired {
 
 /// What happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
 pub enum Input {
     /// The user starts the role.
     Start,
@@ -151,7 +152,6 @@ pub enum Input {
     Wake,
     /// The claim won the lock under `epoch`.
     Claimed {
-        /// The epoch it was given.
         epoch: Epoch,
         /// `None`: there was no debt, and the claim itself recorded us as acting: lead at once.
         /// Otherwise when the last leader's gate must be shut; a tick in the past means now. Then
@@ -159,25 +159,16 @@ pub enum Input {
         open_at: Option<Tick>,
     },
     /// The durable `acting` write succeeded.
-    MarkedActing {
-        /// Under which epoch.
-        epoch: Epoch,
-    },
+    MarkedActing { epoch: Epoch },
     /// The claim did not win.
-    ClaimFailed {
-        /// Why.
-        why: NotAcquired,
-    },
+    ClaimFailed { why: NotAcquired },
     /// A heartbeat succeeded, and confirmed lock and epoch.
     BeatOk,
     /// A heartbeat is late on a session that still lives.
     BeatLate,
     /// The session is gone, and every lock with it: its socket is closed, its backend will be
     /// terminated by the next session.
-    SessionLost {
-        /// How.
-        error: String,
-    },
+    SessionLost { error: String },
     /// The row carries another epoch than ours.
     EpochMoved,
     /// The lock was won back.
@@ -203,6 +194,7 @@ pub enum Input {
 
 /// What to do about it, in this order.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
 pub enum Effect {
     /// The role needs the member's sessions from now on.
     Join,
@@ -211,15 +203,9 @@ pub enum Effect {
     Claim,
     /// Record durably that this member's gate is about to open. Answer with `MarkedActing`,
     /// `EpochMoved` or `SessionLost`.
-    MarkActing {
-        /// The epoch of the term.
-        epoch: Epoch,
-    },
+    MarkActing { epoch: Epoch },
     /// Open the gate, until the lease of the last successful heartbeat ends.
-    OpenGate {
-        /// The epoch of the term.
-        epoch: Epoch,
-    },
+    OpenGate { epoch: Epoch },
     /// Shut the gate now, before anything else.
     ShutGate,
     /// Admit no new act; answer with `Drained` when none is in flight.
@@ -229,15 +215,11 @@ pub enum Effect {
     },
     /// Get a session and win the lock back under the same epoch. Answer with `Reclaimed`,
     /// `ReclaimFailed` or `SessionLost`.
-    Reclaim {
-        /// The epoch to keep.
-        epoch: Epoch,
-    },
+    Reclaim { epoch: Epoch },
     /// Release the lock; clean only if no act is in flight. Answer with `Released` or `SessionLost`.
     Release {
         /// The epoch to release, so that a late release cannot touch a successor's row.
         epoch: Epoch,
-        /// The named successor.
         to: Option<String>,
     },
     /// Drop the session and terminate its backend: the one sure way to free a lock in doubt.
@@ -287,53 +269,26 @@ impl fmt::Display for LostReason {
 
 /// What the user is told: the callbacks and a few events more.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
 pub enum Notice {
     /// `on_state_change`.
-    StateChange {
-        /// The state left.
-        from: LockState,
-        /// The state entered.
-        to: LockState,
-    },
+    StateChange { from: LockState, to: LockState },
     /// `on_acquired`: a term begins, its gate is open.
-    Acquired {
-        /// Its epoch.
-        epoch: Epoch,
-    },
+    Acquired { epoch: Epoch },
     /// `on_released`: the term ended as asked for.
-    Released {
-        /// Its epoch.
-        epoch: Epoch,
-    },
+    Released { epoch: Epoch },
     /// `on_lost`: the term ended otherwise.
-    Lost {
-        /// Its epoch.
-        epoch: Epoch,
-        /// Why.
-        reason: LostReason,
-    },
+    Lost { epoch: Epoch, reason: LostReason },
     /// `on_acquire_failed`.
-    AcquireFailed {
-        /// Why.
-        why: NotAcquired,
-    },
+    AcquireFailed { why: NotAcquired },
     /// `on_error`.
     Error(String),
     /// `on_stopped`.
     Stopped,
     /// A heartbeat is late: the gate is shut, the term goes on.
-    Late {
-        /// Its epoch.
-        epoch: Epoch,
-    },
+    Late { epoch: Epoch },
     /// Heartbeats are in time again: the gate is open.
-    Well {
-        /// The epoch, unchanged.
-        epoch: Epoch,
-    },
+    Well { epoch: Epoch },
     /// Won back after a lost session: the same term goes on.
-    Recovered {
-        /// The epoch, unchanged.
-        epoch: Epoch,
-    },
+    Recovered { epoch: Epoch },
 }

@@ -96,7 +96,7 @@ impl Handle {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Health {
-    /// Who it is.
+    /// The member.
     pub identity: String,
     /// Whether its seat is taken.
     pub connected: bool,
