@@ -86,6 +86,12 @@ async fn every_metric_and_every_transition_is_told_with_its_labels() {
     cluster.stop(Stop::Fast).await.unwrap();
     meter.until("tenure_errors_total", PATIENCE).await;
     cluster.start_again().await.unwrap();
+    // One of them leads again, so that its shutdown is a release.
+    let led = tokio::select! {
+        led = lock.wait_for_leadership(Some(PATIENCE)) => led,
+        led = other.wait_for_leadership(Some(PATIENCE)) => led,
+    };
+    assert!(led.is_ok(), "{led:?}");
     first.shutdown(Some(PATIENCE)).await.unwrap();
     second.shutdown(Some(PATIENCE)).await.unwrap();
     apart.shutdown_background();
