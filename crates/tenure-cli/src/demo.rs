@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Each fault hits the leader (or the database); the demo then waits for the next `acquired` of any
-//! member, heals, and waits until all three take part again. It passes if after every fault somebody
+//! member, heals, and waits until all three take part again. It passes if after every fault a member
 //! led under a higher epoch, and the audit of the durable record found no overlap.
 
 mod link;
@@ -40,9 +40,9 @@ const ROLE: &str = "demo";
 const NAMES: [&str; 3] = ["north", "east", "west"];
 const HEARTBEAT: Duration = Duration::from_millis(400);
 const LEASE: Duration = Duration::from_millis(1500);
-/// Far beyond every bound: whoever is later has failed.
+/// Far beyond every bound: a takeover that takes longer has failed.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// So that a person can see who leads before the next fault.
+/// So that a person can see the leader before the next fault.
 const PAUSE: Duration = Duration::from_millis(700);
 
 /// What is done to the leader, or to the database.
@@ -70,7 +70,7 @@ impl Fault {
     }
 }
 
-/// Who leads, as the members themselves say.
+/// A term, as its member announced it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Term {
     node: usize,
@@ -136,7 +136,7 @@ struct Stage {
     nodes: Vec<Node>,
     links: Vec<Link>,
     said: mpsc::UnboundedReceiver<(usize, Said)>,
-    /// The latest term anybody announced, and when each member's last one ended.
+    /// The latest term that a member announced, and when each member's last one ended.
     leader: Option<Term>,
     ended_ns: [u64; 3],
     config: Config,

@@ -66,7 +66,7 @@ impl Events {
                     Output::Text => line.text(),
                     Output::Quiet => continue,
                 };
-                // Nobody reads: the election goes on all the same.
+                // Without a reader the election goes on all the same.
                 let _ = if to_stderr {
                     writeln!(std::io::stderr().lock(), "{text}")
                 } else {
@@ -79,7 +79,7 @@ impl Events {
         (Events { role, member, embedded, quiet, lines }, Writer { thread })
     }
 
-    /// Whether nobody is told of events.
+    /// Whether events are not written at all.
     pub(crate) fn is_quiet(&self) -> bool {
         self.quiet
     }
@@ -151,8 +151,8 @@ impl Line {
         event
     }
 
-    /// Whether a person has read this already: someone who waits tries again and again, and is told
-    /// once why it waits. `waiting` is that reason.
+    /// Whether a person has read this already: a member that waits tries again and again, and
+    /// says once why it waits. `waiting` is that reason.
     fn is_stale(&self, waiting: &mut Option<String>) -> bool {
         match (self.event, self.from, self.to) {
             ("state_change", Some("follower"), Some("acquiring"))

@@ -258,7 +258,7 @@ pub(crate) struct WatchArgs {
     count: Option<u64>,
 }
 
-/// Whose status.
+/// Which node's status.
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
     #[command(flatten)]

@@ -97,7 +97,7 @@ pub(crate) async fn watch_health(hooks: Hooks, lock: LeaderLock, events: Events,
                 if failures == limit {
                     let _ = lock.set_ready(false);
                 }
-                // Also later: it may have won since because nobody else was there.
+                // Also later: it may have won since, as the only candidate.
                 if failures >= limit && lock.is_leader() {
                     events.tell("error", epoch, "stepping down: the health check keeps failing");
                     let _ = lock.step_down(None).await;
@@ -129,7 +129,8 @@ async fn shell(
     event: &str,
     within: Duration,
 ) -> Result<(), String> {
-    let stderr = rustix::io::dup(rustix::stdio::stderr()).map_err(|e| format!("failed: {e}"))?;
+    let stderr =
+        rustix::io::dup(rustix::stdio::stderr()).map_err(|error| format!("failed: {error}"))?;
     let mut child = Command::new("/bin/sh")
         .args(["-c", command])
         .envs(env.iter().map(|(name, value)| (name, value)))

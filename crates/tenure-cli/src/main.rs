@@ -17,7 +17,7 @@
 //!
 //! # Who is authoritative
 //!
-//! The database about who leads, the library's gate about whether this process does, the guardian
+//! The database about which member leads, the library's gate about whether this process does, the guardian
 //! about when a child must end. Nothing here decides any of that.
 
 mod acquire;

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! While a child lives an *act* is in flight, so a step-down waits for its end and the release is
-//! clean; and the next child starts only after the guardian said that nobody of the last is left.
+//! clean; and the next child starts only after the guardian said that no process of the last is left.
 //! The guardian alone keeps the deadline. What is decided here can only end a child earlier.
 
 use std::ffi::OsString;

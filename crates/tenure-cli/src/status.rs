@@ -91,7 +91,7 @@ async fn show(operator: &Operator, args: &Status) -> Result<Exit, Failure> {
     }
 }
 
-/// A question about a role that nobody knows is a mistake, not an empty answer.
+/// A question about a role that the database does not know is a mistake, not an empty answer.
 pub(crate) async fn known(operator: &Operator, role: &RoleName) -> Result<(), Failure> {
     if operator.status(Some(role)).await?.is_empty() { Err(unknown(role)) } else { Ok(()) }
 }

@@ -65,7 +65,7 @@ impl View {
         Ok(View { scene: RefCell::new(scene), screen: RefCell::new(screen) })
     }
 
-    /// What is done to somebody.
+    /// What is done to a member or the database.
     pub(super) fn fault(&self, text: &str) {
         self.scene.borrow_mut().doing = text.to_owned();
         self.line(&format!(">> {text}"));

@@ -133,7 +133,7 @@ async fn answer(question: Question, service: &TransactionService) -> Reply {
         },
         Question::Status => ok(&serde_json::json!({
             "role": service.role(),
-            "epoch": service.epoch().map(|e| e.get()),
+            "epoch": service.epoch().map(|epoch| epoch.get()),
             "open": service.open().await,
             "stale": service.is_stale(),
         })),

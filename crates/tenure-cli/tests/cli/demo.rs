@@ -1,4 +1,4 @@
-//! The demo is a test of its own: it passes only if nobody overlapped.
+//! The demo is a test of its own: it passes only if no two terms overlapped.
 
 use crate::kit::{code, ends, stderr, stdout};
 

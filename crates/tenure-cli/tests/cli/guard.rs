@@ -3,7 +3,7 @@
 //!
 //! A *worker* is this very binary, started again with a variable set. It ignores SIGTERM, starts
 //! workers below it (one of which flees into a session of its own), and every process writes the
-//! time into a file of its own every millisecond. So the last instant at which anybody of them was
+//! time into a file of its own every millisecond. So the last instant at which one of them was
 //! alive is known, and compared with the instant at which the next member's gate opened.
 
 use std::fs::File;
@@ -44,7 +44,7 @@ fn worker() {
         _ => {}
     }
     let file = File::create(folder.join(format!("{}.{kind}", std::process::id()))).expect("made");
-    // Bounded, so that a test that fails leaves nobody behind for long.
+    // Bounded, so that a test that fails leaves no process behind for long.
     for _ in 0..60_000 {
         file.write_all_at(&now_ns().to_le_bytes(), 0).expect("written");
         std::thread::sleep(Duration::from_millis(1));
@@ -59,7 +59,7 @@ fn spawn_worker(kind: &str) {
 }
 
 const WORKER: [&str; 3] = ["--exact", "guard::worker", "--nocapture"];
-/// Signals that are ignored stay ignored across exec and fork: nobody below hears them.
+/// Signals that are ignored stay ignored across exec and fork: no process below receives them.
 const DEAF: [&str; 3] = ["sh", "-c", "trap '' TERM INT HUP; exec \"$0\" \"$@\""];
 /// root, child, grandchild, fugitive, orphan.
 const CROWD: usize = 5;
@@ -107,7 +107,7 @@ async fn scene(database: &Database, leader: &[&str]) -> Scene {
 }
 
 impl Scene {
-    /// The promise: when the next gate opened, nobody was alive any more.
+    /// The promise: when the next gate opened, no process of it was alive any more.
     async fn nobody_overlaps(&mut self) {
         let acquired: Value = event(&mut self.waiter, "acquired").await;
         let opened = acquired["mono_ns"].as_u64().expect("an instant");
@@ -174,7 +174,7 @@ async fn a_killed_guardian_takes_its_child_along_and_the_role_moves_on() {
     scene.nobody_overlaps().await;
 }
 
-/// In a PID namespace that somebody entered, our session and group are number 0.
+/// In a PID namespace that was entered from outside, our session and group are number 0.
 #[test]
 fn a_killed_guardian_takes_its_child_along_in_a_container_too() {
     let isolated = ["--pid", "--fork", "--mount-proc", "--kill-child"];
@@ -203,7 +203,7 @@ async fn a_stubborn_crowd_is_gone_before_the_release() {
     assert_eq!(scene.leader.wait(SOON).await.expect("it ends").code(), Some(0));
     assert_eq!(alive(scene.folder.path()), 0);
     scene.nobody_overlaps().await;
-    // Released clean: nobody waited out the lease.
+    // Released clean: the successor did not wait out the lease.
     assert!(begun.elapsed() < LEASE, "{:?}", begun.elapsed());
 }
 
@@ -311,7 +311,7 @@ async fn a_frozen_guardian_does_not_hold_up_the_end() {
 }
 
 /// Each generation forks the next and exits: no list of processes is ever up to date. Bounded by
-/// time, should nobody end it.
+/// time, should nothing end it.
 const COMET: &str = r#"$0 = "comet"; $| = 1; $SIG{TERM} = "IGNORE"; print "up\n"; my $end = time + 30;
     while (time < $end) { exit if fork; FLEE; open(F, ">", $ARGV[0]) && print F $$; close F }"#;
 

@@ -82,7 +82,7 @@ pub(crate) fn command(args: &[&str]) -> tokio::process::Command {
 pub(crate) async fn event(child: &mut Child, name: &str) -> Value {
     let is =
         |line: &str| serde_json::from_str::<Value>(line).is_ok_and(|value| value["event"] == name);
-    let line = child.wait_line(is, SOON).await.unwrap_or_else(|e| panic!("no {name}: {e}"));
+    let line = child.wait_line(is, SOON).await.unwrap_or_else(|error| panic!("no {name}: {error}"));
     serde_json::from_str(&line).expect("JSON")
 }
 

@@ -9,7 +9,8 @@ use crate::kit::{
 
 async fn json(args: &[&str]) -> Value {
     let output = ends(args).await;
-    serde_json::from_str(&stdout(&output)).unwrap_or_else(|e| panic!("{e}: {}", stderr(&output)))
+    serde_json::from_str(&stdout(&output))
+        .unwrap_or_else(|error| panic!("{error}: {}", stderr(&output)))
 }
 
 #[tokio::test]

@@ -130,7 +130,7 @@ async fn a_handover_ends_the_child_first_and_takes_less_than_a_lease() {
     let said = crate::kit::stdout(&output);
     assert!(said.contains("tenure-two-"), "{said}");
     event(&mut two, "acquired").await;
-    // It was ended and seen to be gone, so nobody waited out its lease.
+    // It was ended and seen to be gone, so the successor did not wait out its lease.
     assert!(begun.elapsed() < LEASE, "{:?}", begun.elapsed());
     assert!(one.lines().contains(&"ended".to_owned()));
     assert_eq!(terminate(&mut two).await, 0);

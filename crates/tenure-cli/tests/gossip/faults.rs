@@ -114,7 +114,7 @@ fn a_frozen_follower_slows_nobody_down_and_catches_up() {
             begun.elapsed()
         })
         .collect();
-    // Whoever waited for the frozen one would do so every time; a busy machine is slow now and then.
+    // A leader that waited for the frozen one would do so every time; a busy machine is slow now and then.
     taken.sort();
     assert!(taken[20] < Duration::from_secs(1), "{taken:?}");
     nodes[frozen].signal("-CONT");

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 pub const BIN: &str = env!("CARGO_BIN_EXE_tenure");
 
-/// A port nobody uses at the moment.
+/// A port that is free at the moment.
 pub fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound").port()
 }

@@ -1,4 +1,4 @@
-//! Who founds, joins, votes and goes, with real processes.
+//! Founding, joining, voting and leaving, with real processes.
 
 use serde_json::json;
 

@@ -50,7 +50,7 @@ fn relay(listener: TcpListener, to: u16, keys: Keys, cut: Arc<Cut>) {
 }
 
 fn carry(mut caller: TcpStream, to: u16, keys: &Keys, cut: &Arc<Cut>) -> Option<()> {
-    // The first frame of whoever calls holds its key: so a link is known by both of its ends.
+    // The caller's first frame holds its key: so a link is known by both of its ends.
     let mut head = [0; 4];
     caller.read_exact(&mut head).ok()?;
     let mut hello = vec![0; u32::from_be_bytes(head).min(1_024) as usize];

@@ -127,7 +127,7 @@ async fn any_node_may_be_named_first_and_a_killed_leader_is_replaced() {
         nodes.push(node(&[&lease[..], &[name]].concat(), &anvil).await);
     }
     let call = json!({"to": format!("0x{:040x}", 7), "value": "0x5", "gas": 21_000}).to_string();
-    // Whoever leads: with each of the others named first, it is found.
+    // With each of the nodes named first, the leader is found.
     for turn in 0..3 {
         nodes.rotate_left(1);
         let all = nodes.iter().map(|(_, a)| a.as_str()).collect::<Vec<_>>().join(",");
