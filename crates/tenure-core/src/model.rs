@@ -114,6 +114,14 @@ impl Model {
         self.sessions.contains_key(&session)
     }
 
+    /// The holder of a role whose session is alive, its epoch, and whether its gate may be open.
+    pub fn leader(&self, role: &RoleName) -> Option<(&str, Epoch, bool)> {
+        let row = self.tables.roles.get(role)?;
+        let holder = row.holder.as_ref()?;
+        let is_alive = self.sessions.values().any(|member| member == holder);
+        is_alive.then_some((holder, row.epoch, row.debtor.as_ref() == Some(holder)))
+    }
+
     /// What was said to listeners since the last call.
     pub fn take_told(&mut self) -> Vec<Told> {
         std::mem::take(&mut self.told)

@@ -1,14 +1,15 @@
 //! Which account the server runs as.
 //!
-//! PostgreSQL refuses root. Whoever calls as root gets a server that runs as `postgres`, else as
-//! `nobody`, in folders that account can reach; everybody else runs it as themselves.
+//! PostgreSQL refuses root. A caller that is root gets a server that runs as `postgres`, else as
+//! `nobody`, in folders that account can reach; any other caller runs it under its own account.
 
-use std::{
-    fs,
-    os::unix::{fs::MetadataExt, process::CommandExt},
-    path::Path,
-    process::Command,
-};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use nix::unistd::{User, geteuid};
 
 use crate::EmbeddedError;
 
@@ -29,17 +30,16 @@ impl Account {
     /// [`EmbeddedError::NoAccount`] for root without another account,
     /// [`EmbeddedError::NoUserName`] for a user id without a name.
     pub fn for_server() -> Result<Self, EmbeddedError> {
-        let uid = rustix::process::geteuid().as_raw();
-        if uid == 0 {
-            return ["postgres", "nobody"]
-                .iter()
-                .find_map(|wanted| lookup(|name, _| name == *wanted))
-                .map(|(name, uid, gid)| Self { name, uid, gid, drops: true })
-                .ok_or(EmbeddedError::NoAccount);
+        if geteuid().is_root() {
+            let found =
+                ["postgres", "nobody"].iter().find_map(|name| User::from_name(name).ok().flatten());
+            return found.map(|user| Self::of(user, true)).ok_or(EmbeddedError::NoAccount);
         }
-        let (name, uid, gid) =
-            lookup(|_, id| id == uid).ok_or(EmbeddedError::NoUserName { uid })?;
-        Ok(Self { name, uid, gid, drops: false })
+        Ok(Self::of(caller()?, false))
+    }
+
+    fn of(user: User, drops: bool) -> Self {
+        Self { name: user.name, uid: user.uid.as_raw(), gid: user.gid.as_raw(), drops }
     }
 
     /// The account's name.
@@ -84,8 +84,8 @@ impl Account {
         }
         match fs::DirBuilder::new().mode(0o700).create(path) {
             Ok(()) => self.own(path)?,
-            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => self.adopt(path)?,
-            Err(e) => return Err(EmbeddedError::file("cannot create", path)(e)),
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => self.adopt(path)?,
+            Err(error) => return Err(EmbeddedError::file("cannot create", path)(error)),
         }
         // Not the target of a link: a stranger's link must not be followed.
         let meta = fs::symlink_metadata(path).map_err(EmbeddedError::file("cannot read", path))?;
@@ -140,39 +140,15 @@ impl Account {
     }
 }
 
-/// The name of the user who calls, as PostgreSQL's `peer` authentication will see it.
+/// The name of the calling user, as PostgreSQL's `peer` authentication will see it.
 pub(crate) fn caller_name() -> Result<String, EmbeddedError> {
-    let uid = rustix::process::geteuid().as_raw();
-    lookup(|_, id| id == uid).map(|(name, ..)| name).ok_or(EmbeddedError::NoUserName { uid })
+    caller().map(|user| user.name)
 }
 
-/// First entry of the user database that `wanted` likes. The file first; users of a directory
-/// service (and of macOS) are found through `getent` and `id`.
-fn lookup(wanted: impl Fn(&str, u32) -> bool) -> Option<(String, u32, u32)> {
-    let search = |text: &str| {
-        text.lines().find_map(|line| {
-            let mut fields = line.split(':');
-            let name = fields.next()?;
-            let uid = fields.nth(1)?.parse().ok()?;
-            let gid = fields.next()?.parse().ok()?;
-            wanted(name, uid).then(|| (name.to_owned(), uid, gid))
-        })
-    };
-    let said = |program: &str, args: &[&str]| {
-        let output = Command::new(program).args(args).output().ok()?;
-        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
-    };
-    search(&fs::read_to_string("/etc/passwd").unwrap_or_default())
-        .or_else(|| {
-            let uid = rustix::process::geteuid().as_raw().to_string();
-            search(&said("getent", &["passwd", &uid])?)
-        })
-        .or_else(|| {
-            let name = said("id", &["-un"])?;
-            let (uid, gid) =
-                (said("id", &["-u"])?.parse().ok()?, said("id", &["-g"])?.parse().ok()?);
-            wanted(&name, uid).then_some((name, uid, gid))
-        })
+fn caller() -> Result<User, EmbeddedError> {
+    let uid = geteuid();
+    let found = User::from_uid(uid).ok().flatten();
+    found.ok_or(EmbeddedError::NoUserName { uid: uid.as_raw() })
 }
 
 #[cfg(test)]

@@ -92,7 +92,7 @@ use tenure_connect::{line, sql};
 pub use driver::{Health, RoleHealth};
 pub use error::TenureError;
 pub use fence::{FenceError, fence};
-pub use lock::LeaderLock;
+pub use lock::{Leader, LeaderLock};
 pub use member::{Member, lead};
 pub use publisher::{Event, LeaderStateChanged};
 pub use tenure_core::clock::{BootClock, Clock, Tick};

@@ -1,5 +1,6 @@
 //! One role's handle.
 
+mod leader;
 mod work;
 
 use std::sync::Arc;
@@ -18,6 +19,8 @@ use crate::driver::Command;
 use crate::error::TenureError;
 use crate::metrics;
 use crate::publisher::{Event, LeaderStateChanged, Publisher};
+pub use leader::Leader;
+pub(crate) use leader::{LeaderSource, Observed, SideSession};
 
 /// One role of one member. Cheap to clone; dropping the last handle does not stop the role as long
 /// as its [`crate::Member`] lives.
@@ -28,6 +31,7 @@ pub struct LeaderLock {
     pub(crate) patience: Option<Duration>,
     pub(crate) registration_wait: Duration,
     pub(crate) lease: Duration,
+    pub(crate) observed: Arc<Observed>,
 }
 
 impl std::fmt::Debug for LeaderLock {

@@ -17,7 +17,7 @@ use crate::config::{Config, RoleConfig, RoleSpec};
 use crate::connect::Connector;
 use crate::driver::{Command, Driver, Handle, Health};
 use crate::error::TenureError;
-use crate::lock::LeaderLock;
+use crate::lock::{LeaderLock, Observed, SideSession};
 use crate::postgres::Postgres;
 use crate::seat::Profile;
 
@@ -105,6 +105,7 @@ impl Member {
             lock_only: config.is_lock_only(),
             roles: config.roles().len(),
         };
+        let side = SideSession::new(connector.clone(), identity.clone(), lease);
         let database = Postgres::new(connector, profile.clone(), migrate);
         match database.prepare().await {
             Ok(()) => {}
@@ -127,6 +128,7 @@ impl Member {
             retry: config.retry(),
             enabled: config.is_enabled(),
             patience: config.acquire_timeout(),
+            observed: Observed::new(Arc::new(side), lease),
         };
         let member = Member { config, handle, task, locks: std::sync::Mutex::default() };
         for role in &roles {

@@ -50,7 +50,7 @@ use tokio::time::Instant;
 use crate::config::RoleSpec;
 use crate::driver::{Driver, Handle};
 use crate::error::TenureError;
-use crate::lock::LeaderLock;
+use crate::lock::{LeaderLock, Observed};
 use crate::seat::Profile;
 use database::{CHANNEL, MemoryDatabase, Shared};
 
@@ -135,8 +135,17 @@ impl MemoryGroup {
         let driver = Driver::new(database, profile, clock.clone(), engine, inbox);
         self.drivers().insert(name, tokio::spawn(driver.run()));
         let retry = Arc::new(ExponentialBackoff::default());
-        let handle =
-            Handle { commands, clock, identity, lease, retry, enabled: true, patience: None };
+        let observed = Observed::new(self.shared.clone(), lease);
+        let handle = Handle {
+            commands,
+            clock,
+            identity,
+            lease,
+            retry,
+            enabled: true,
+            patience: None,
+            observed,
+        };
         handle.add(&role)
     }
 

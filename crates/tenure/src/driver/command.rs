@@ -16,7 +16,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::config::RoleConfig;
 use crate::error::TenureError;
-use crate::lock::LeaderLock;
+use crate::lock::{LeaderLock, Observed};
 use crate::publisher::Publisher;
 
 pub(crate) enum Command {
@@ -48,6 +48,7 @@ pub(crate) struct Handle {
     pub(crate) enabled: bool,
     /// How long `wait_for_leadership` waits by default.
     pub(crate) patience: Option<Duration>,
+    pub(crate) observed: Arc<Observed>,
 }
 
 impl Handle {
@@ -84,6 +85,7 @@ impl Handle {
             patience: self.patience,
             registration_wait: self.lease.statement_deadline() * 4,
             lease: self.lease.lease(),
+            observed: self.observed.clone(),
         })
     }
 

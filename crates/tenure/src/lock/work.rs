@@ -140,9 +140,11 @@ impl LeaderLock {
         let mut deadline = self.deadline();
         loop {
             // Marked as seen before the gate is asked: what changes afterwards wakes this task.
-            changes.mark_unchanged();
+            let leads = changes.borrow_and_update().is_leader;
             deadline.mark_unchanged();
-            if let Ok(token) = self.publisher.gate.require_leader()
+            // The gate alone is a moment ahead of the state: a step-down would not find a leader yet.
+            if leads
+                && let Ok(token) = self.publisher.gate.require_leader()
                 && finished != Some(token.epoch)
             {
                 return Ok(token);
@@ -176,17 +178,21 @@ impl LeaderLock {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
+    use futures_util::future::BoxFuture;
     use tenure_core::clock::{BootClock, Clock, Tick};
     use tenure_core::gate::{GateKeeper, LeaderGate};
     use tenure_core::identity::Identity;
     use tenure_core::key::RoleName;
+    use tenure_core::lease::Lease;
     use tokio::sync::mpsc;
     use tokio::time::timeout;
 
     use super::*;
+    use crate::lock::{Leader, LeaderSource, Observed};
     use crate::publisher::Publisher;
 
     const LEASE: Duration = Duration::from_millis(100);
@@ -211,9 +217,24 @@ mod tests {
         publisher.set_leading(Some(Epoch(7)));
         let (commands, inbox) = mpsc::unbounded_channel();
         let registration_wait = Duration::from_millis(1);
-        let lock =
-            LeaderLock { publisher, commands, patience: None, registration_wait, lease: LEASE };
+        let observed = Observed::new(Arc::new(NoLeaders), Lease::default());
+        let (patience, lease) = (None, LEASE);
+        let lock = LeaderLock { publisher, commands, patience, registration_wait, lease, observed };
         Unattended { lock, keeper, deadline, _commands: inbox }
+    }
+
+    struct NoLeaders;
+
+    impl LeaderSource for NoLeaders {
+        fn leaders<'a>(
+            &'a self,
+            _roles: &'a [RoleName],
+            _again: bool,
+        ) -> BoxFuture<'a, Result<BTreeMap<RoleName, Leader>, TenureError>> {
+            Box::pin(std::future::ready(Ok(BTreeMap::new())))
+        }
+
+        fn close(&self) {}
     }
 
     /// Tells when it was dropped.

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use futures_util::future::BoxFuture;
 use tenure_connect::line::Heard;
 use tenure_core::clock::{Clock, Tick};
 use tenure_core::key::RoleName;
@@ -14,6 +15,7 @@ use tokio::time::sleep;
 
 use crate::driver::{Blocked, Database, SentinelEvent, Taken, Watch};
 use crate::error::TenureError;
+use crate::lock::{Leader, LeaderSource};
 
 pub(super) const CHANNEL: &str = "tenure";
 
@@ -50,6 +52,24 @@ impl Shared {
     pub(super) fn server(&self) -> MutexGuard<'_, Server> {
         self.server.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+impl LeaderSource for Shared {
+    fn leaders<'a>(
+        &'a self,
+        roles: &'a [RoleName],
+        _again: bool,
+    ) -> BoxFuture<'a, Result<BTreeMap<RoleName, Leader>, TenureError>> {
+        let server = self.server();
+        let leader = |role| {
+            let (member, epoch, acting) = server.model.leader(role)?;
+            let identity = member.parse().expect("every member of a group has an identity");
+            Some((role.clone(), Leader { identity, epoch, acting }))
+        };
+        Box::pin(std::future::ready(Ok(roles.iter().filter_map(leader).collect())))
+    }
+
+    fn close(&self) {}
 }
 
 impl Server {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tenure::config::RoleSpec;
 use tenure::{
-    Epoch, LockState, LostReason, NotLeader, Notice, Refusal, TakeoverPolicy, TenureError,
+    Epoch, Leader, LockState, LostReason, NotLeader, Notice, Refusal, TakeoverPolicy, TenureError,
 };
 use tokio::sync::broadcast::Receiver;
 use tokio::time::{Instant, timeout};
@@ -301,6 +301,7 @@ async fn work_runs_while_its_member_leads_and_never_beside_its_successor<S: Stag
         assert!(epoch > last, "{epoch} after {last}");
         last = epoch;
         let lock = if first.identity() == &leader { &first } else { &second };
+        assert_eq!(lock.state(), LockState::Leader, "a step-down must find a leader");
         lock.step_down(Some(PATIENCE)).await.unwrap();
     }
     for lock in [&first, &second] {
@@ -373,6 +374,29 @@ async fn the_deadline_moves_with_every_heartbeat_and_goes_with_the_term<S: Stage
     assert_eq!(*deadline.borrow_and_update(), None);
 }
 
+async fn every_handle_of_a_role_can_tell_its_leader<S: Stage>(stage: S) {
+    let first = leader(&stage, RoleSpec::named("r").cool_down(Duration::ZERO)).await;
+    let watcher = stage.candidate(RoleSpec::named("r").candidate(false)).await;
+    let led = watcher.leader().await.unwrap().expect("the first leads");
+    assert_eq!((&led.identity, led.epoch, led.acting), (first.identity(), Epoch(1), true));
+    let mut leader = watcher.observe();
+    let seen = timeout(PATIENCE, leader.wait_for(|leader| leader.is_some())).await.unwrap();
+    assert_eq!(*seen.unwrap(), Some(led));
+    let second = stage.candidate(RoleSpec::named("r")).await;
+    second.start().await.unwrap();
+    first.shutdown(Some(PATIENCE)).await.unwrap();
+    let is_second =
+        |leader: &Option<Leader>| leader.as_ref().is_some_and(|now| now.epoch == Epoch(2));
+    let seen = timeout(PATIENCE, leader.wait_for(is_second)).await.expect("in time").unwrap();
+    assert_eq!(&seen.as_ref().expect("a leader").identity, second.identity());
+    drop(seen);
+    // A holder whose session is gone leads no more, although no member has claimed the role since.
+    stage.end_session(&second).await;
+    second.shutdown(Some(PATIENCE)).await.unwrap();
+    timeout(PATIENCE, leader.wait_for(|leader| leader.is_none())).await.expect("in time").unwrap();
+    assert_eq!(watcher.leader().await.unwrap(), None);
+}
+
 macro_rules! suite {
     ($($promise:ident),* $(,)?) => {
         mod postgres {
@@ -408,5 +432,6 @@ suite![
     work_runs_while_its_member_leads_and_never_beside_its_successor,
     work_that_returns_is_called_again_in_the_next_term_only,
     an_act_of_the_work_may_end_before_a_step_down_drops_it,
+    every_handle_of_a_role_can_tell_its_leader,
     the_deadline_moves_with_every_heartbeat_and_goes_with_the_term,
 ];

@@ -1,0 +1,9 @@
+-- The leaders of some roles; {roles} is a JSON list of names. Reads only. A holder whose session is
+-- gone leads no more, although its row stays until the next claim.
+select coalesce(jsonb_object_agg(r.name, jsonb_build_object(
+           'identity', r.holder,
+           'epoch', r.epoch,
+           'acting', r.debtor is not distinct from r.holder)), '{}')
+from tenure.role r join tenure.member m on m.identity = r.holder
+where r.name in (select jsonb_array_elements_text({roles}))
+  and exists (select from pg_stat_get_activity(m.backend_pid))
