@@ -3,6 +3,7 @@
 mod answers;
 mod claims;
 mod fence;
+mod handles;
 mod obstacles;
 mod preflight;
 mod quiet;

@@ -1,0 +1,73 @@
+//! What a handle can change while its member runs.
+
+use std::time::Duration;
+
+use tenure::config::RoleSpec;
+use tenure::{Epoch, TenureError};
+
+use crate::stage::{
+    PATIENCE, candidate, config, database, follows, gone, leads, one, start, until,
+};
+
+#[tokio::test]
+async fn a_role_that_is_added_at_run_time_is_led_like_the_others() {
+    let database = database().await;
+    let member = start(config(&database).role(RoleSpec::named("first"))).await;
+    member.start_all().await.expect("it takes part");
+    leads(&member.lock("first").expect("a role")).await;
+
+    let added = member.add_role(RoleSpec::named("second").priority(3)).expect("a new role");
+    assert!(!added.is_leader(), "it takes part when it is started");
+    added.start().await.expect("it is taken");
+    leads(&added).await;
+    assert_eq!(added.gate().epoch(), Some(Epoch(1)));
+    assert_eq!(member.locks().len(), 2);
+    assert_eq!(member.lock("second").expect("it is known").identity(), member.identity());
+    let client = database.client().await.expect("a session");
+    let row = "select (select holder from tenure.role where name = 'second') || ' ' || priority \
+               from tenure.candidate where role = 'second'";
+    assert_eq!(one(&client, row).await, format!("{} 3", member.identity()));
+
+    let again = member.add_role(RoleSpec::named("second"));
+    assert!(matches!(again, Err(TenureError::DuplicateRole(_))), "{again:?}");
+    let same_key = member.add_role(RoleSpec::named("third").key(added.key()));
+    assert!(matches!(same_key, Err(TenureError::Registration { .. })), "{same_key:?}");
+    gone(member).await;
+    assert_eq!(one(&client, "select count(holder) from tenure.role").await, "0");
+}
+
+#[tokio::test]
+async fn a_changed_priority_decides_the_next_race() {
+    let database = database().await;
+    let client = database.client().await.expect("a session");
+    let spec = || RoleSpec::named("r").cool_down(Duration::ZERO);
+    let (a, mut leader) = candidate(&database, spec()).await;
+    leads(&leader).await;
+    let (b, mut next) = candidate(&database, spec()).await;
+    let (c, other) = candidate(&database, spec()).await;
+    for (turn, priority) in (1..=3).zip([5, 7, 9]) {
+        follows(&next).await;
+        follows(&other).await;
+        next.set_priority(priority).expect("it lives");
+        let stored = "select max(priority) from tenure.candidate";
+        until(&client, stored, &priority.to_string()).await;
+        leader.step_down(Some(PATIENCE)).await.expect("it steps down");
+        leads(&next).await;
+        assert_eq!(next.gate().epoch(), Some(Epoch(turn + 1)), "no other led in between");
+        std::mem::swap(&mut leader, &mut next);
+    }
+    for member in [a, b, c] {
+        gone(member).await;
+    }
+}
+
+#[tokio::test]
+async fn a_bad_name_and_an_unknown_role_are_two_errors() {
+    let database = database().await;
+    let member = start(config(&database).role(RoleSpec::named("r"))).await;
+    let bad = member.lock("").expect_err("no name");
+    assert!(matches!(bad, TenureError::RoleName(_)), "{bad:?}");
+    let unknown = member.lock("s").expect_err("not one of ours");
+    assert!(matches!(unknown, TenureError::UnknownRole(_)), "{unknown:?}");
+    gone(member).await;
+}
