@@ -73,7 +73,7 @@ pub(crate) async fn audit(args: Audit) -> Result<Exit, Failure> {
             &["role", "epoch", "member", "next epoch", "what is wrong"],
             audit.violations.iter().map(|bad| {
                 vec![
-                    bad.role.clone(),
+                    bad.role.to_string(),
                     bad.epoch.to_string(),
                     bad.member.clone(),
                     bad.next_epoch.map_or_else(|| "-".to_owned(), |epoch| epoch.to_string()),

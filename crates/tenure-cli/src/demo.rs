@@ -271,7 +271,7 @@ impl Stage {
         loop {
             let roles = operator.status(Some(&role)).await?;
             let known = roles.first().filter(|role| role.acting).map(|role| {
-                (role.epoch, role.waiting.len(), self.leader.map(|leader| leader.epoch))
+                (role.epoch.get(), role.waiting.len(), self.leader.map(|leader| leader.epoch))
             });
             if let Some((epoch, 2, Some(told))) = known
                 && epoch == told

@@ -1,14 +1,15 @@
 //! What an operator orders: step-down, pause, resume, and release by force.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use tenure::RoleName;
-use tenure::operate::Operator;
+use tenure::operate::{Lowered, Operator};
+use tenure::{Identity, RoleName};
 
 use crate::args::{Order, Release, StepDown};
 use crate::exit::{Exit, Failure};
 use crate::output::out;
 use crate::setting::Setting;
+use crate::status::unknown;
 
 async fn connect(order: &Order) -> Result<(Operator, RoleName), Failure> {
     let role = order.role.required()?;
@@ -23,14 +24,14 @@ pub(crate) async fn step_down(args: StepDown) -> Result<Exit, Failure> {
         None => None,
     };
     let begun = Instant::now();
-    let ordered = operator.step_down(&role, to.as_deref()).await?;
-    let before = ordered.holder.unwrap_or_default();
+    let ordered = operator.step_down(&role, to.as_ref()).await?;
+    let before = name(ordered.holder.as_ref());
     let successor = operator.await_successor(&role, ordered.epoch, args.timeout).await?;
     let took = begun.elapsed();
     operator.close().await;
     match successor {
         Some(now) => {
-            let holder = now.holder.unwrap_or_default();
+            let holder = name(now.holder.as_ref());
             out!(
                 "{role}: {holder} took over from {before} after {:.3} s (epoch {} -> {})",
                 took.as_secs_f64(),
@@ -47,23 +48,25 @@ pub(crate) async fn step_down(args: StepDown) -> Result<Exit, Failure> {
     }
 }
 
+fn name(member: Option<&Identity>) -> String {
+    member.map_or_else(|| "no member".to_owned(), ToString::to_string)
+}
+
 /// The identity that `part` stands for among the role's candidates.
 async fn member_called(
     operator: &Operator,
     role: &RoleName,
     part: &str,
-) -> Result<String, Failure> {
+) -> Result<Identity, Failure> {
     let roles = operator.status(Some(role)).await?;
-    let waiting = roles.iter().flat_map(|role| role.waiting.iter().map(|w| w.member.as_str()));
-    let known: Vec<&str> =
-        waiting.chain(roles.iter().filter_map(|role| role.holder.as_deref())).collect();
-    if known.contains(&part) || roles.is_empty() {
-        // An unknown role is told of by the order itself.
-        return Ok(part.to_owned());
+    if roles.is_empty() {
+        return Err(unknown(role));
     }
-    let alike: Vec<&&str> = known.iter().filter(|member| member.contains(part)).collect();
+    let waiting = roles.iter().flat_map(|role| role.waiting.iter().map(|waiting| &waiting.member));
+    let known = waiting.chain(roles.iter().filter_map(|role| role.holder.as_ref()));
+    let alike: Vec<&Identity> = known.filter(|member| member.as_str().contains(part)).collect();
     match alike[..] {
-        [only] => Ok((*only).to_owned()),
+        [only] => Ok(only.clone()),
         [] => Err(Failure::new(
             Exit::NotFound,
             format!("no member of role {role} is called {part}; `tenure status` lists them"),
@@ -98,8 +101,7 @@ pub(crate) async fn lower_lease(order: Order) -> Result<Exit, Failure> {
     let (operator, role) = connect(&order).await?;
     let lowered = operator.lower_lease(&role).await?;
     operator.close().await;
-    let [from, to] =
-        [lowered.from_ms, lowered.to_ms].map(|ms| Duration::from_millis(ms.unsigned_abs()));
+    let Lowered { from, to, .. } = lowered;
     if from == to {
         out!("{role}: the lease stays {from:?}, the longest that takes part");
     } else {
@@ -119,7 +121,7 @@ pub(crate) async fn release(args: Release) -> Result<Exit, Failure> {
     let ordered = operator.force_release(&role).await?;
     operator.close().await;
     let ended = ordered.sessions_ended.unwrap_or(0);
-    let holder = ordered.holder.unwrap_or_else(|| "nobody".to_owned());
+    let holder = name(ordered.holder.as_ref());
     out!(
         "{role}: {ended} session(s) ended, last held by {holder} under epoch {}; under exclusive the \
          next leader still waits out the lease",

@@ -66,12 +66,12 @@ async fn show(operator: &Operator, args: &Status) -> Result<Exit, Failure> {
             &["role", "epoch", "leader", "heartbeat", "since", "policy", "waiting", "state"],
             roles.iter().map(|role| {
                 vec![
-                    role.role.clone(),
+                    role.role.to_string(),
                     role.epoch.to_string(),
-                    role.holder.clone().unwrap_or_else(|| "-".to_owned()),
-                    role.heartbeat_age_ms.map_or_else(|| "-".to_owned(), ago),
-                    moment(role.since.as_deref()),
-                    role.policy.clone(),
+                    role.holder.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string),
+                    role.heartbeat_age.map_or_else(|| "-".to_owned(), ago),
+                    moment(role.since),
+                    role.policy.to_string(),
                     waiting(&role.waiting),
                     state(role),
                 ]
@@ -96,7 +96,7 @@ pub(crate) async fn known(operator: &Operator, role: &RoleName) -> Result<(), Fa
     if operator.status(Some(role)).await?.is_empty() { Err(unknown(role)) } else { Ok(()) }
 }
 
-fn unknown(role: &RoleName) -> Failure {
+pub(crate) fn unknown(role: &RoleName) -> Failure {
     TenureError::NoSuchRole(role.clone()).into()
 }
 
@@ -130,7 +130,7 @@ fn waiting(members: &[Waiting]) -> String {
         if member.priority != 0 {
             notes.push(format!("priority {}", member.priority));
         }
-        notes.extend(member.heartbeat_age_ms.map(ago));
+        notes.extend(member.heartbeat_age.map(ago));
         format!("{} ({})", member.member, notes.join(", "))
     });
     told.collect::<Vec<_>>().join("\n")
@@ -172,13 +172,13 @@ pub(crate) async fn history(args: History) -> Result<Exit, Failure> {
         &["role", "epoch", "member", "claimed", "led from", "until", "how it ended"],
         terms.iter().map(|term| {
             vec![
-                term.role.clone(),
+                term.role.to_string(),
                 term.epoch.to_string(),
-                term.member.clone(),
-                moment(Some(&term.claimed_at)),
-                moment(term.acting_at.as_deref()),
-                moment(term.ended_at.as_deref()),
-                term.how.clone().unwrap_or_else(|| "-".to_owned()),
+                term.member.to_string(),
+                moment(Some(term.claimed_at)),
+                moment(term.acting_at),
+                moment(term.ended_at),
+                term.how.map_or_else(|| "-".to_owned(), |how| how.to_string()),
             ]
         }),
     ));

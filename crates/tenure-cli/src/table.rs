@@ -1,5 +1,7 @@
 //! Tables, times and ages as people read them.
 
+use std::time::Duration;
+
 use comfy_table::{ContentArrangement, Table, presets};
 use jiff::Timestamp;
 
@@ -27,22 +29,18 @@ pub(crate) fn print(table: &Table) {
 }
 
 /// A duration in the unit a person would choose.
-pub(crate) fn ago(ms: i64) -> String {
-    match ms {
-        ..1_000 => format!("{} ms", ms.max(0)),
-        1_000..60_000 => format!("{}.{} s", ms / 1_000, ms % 1_000 / 100),
-        60_000..3_600_000 => format!("{} min", ms / 60_000),
-        _ => format!("{} h", ms / 3_600_000),
+pub(crate) fn ago(age: Duration) -> String {
+    match age.as_millis() {
+        ms @ ..1_000 => format!("{ms} ms"),
+        ms @ 1_000..60_000 => format!("{}.{} s", ms / 1_000, ms % 1_000 / 100),
+        ms @ 60_000..3_600_000 => format!("{} min", ms / 60_000),
+        ms => format!("{} h", ms / 3_600_000),
     }
 }
 
-/// An instant as people read it, in UTC to the millisecond; text that is no instant stays as it is.
-pub(crate) fn moment(text: Option<&str>) -> String {
-    let Some(text) = text else { return "-".to_owned() };
-    match text.parse::<Timestamp>() {
-        Ok(at) => at.strftime("%Y-%m-%d %H:%M:%S%.3fZ").to_string(),
-        Err(_) => text.to_owned(),
-    }
+/// An instant as people read it, in UTC to the millisecond.
+pub(crate) fn moment(at: Option<Timestamp>) -> String {
+    at.map_or_else(|| "-".to_owned(), |at| at.strftime("%Y-%m-%d %H:%M:%S%.3fZ").to_string())
 }
 
 #[cfg(test)]
@@ -51,15 +49,15 @@ mod tests {
 
     #[test]
     fn times_are_told_in_the_unit_a_person_would_choose() {
-        assert_eq!([ago(-5), ago(250), ago(1_250)], ["0 ms", "250 ms", "1.2 s"]);
+        let ago = |ms| ago(Duration::from_millis(ms));
+        assert_eq!([ago(0), ago(250), ago(1_250)], ["0 ms", "250 ms", "1.2 s"]);
         assert_eq!([ago(90_000), ago(7_200_000)], ["1 min", "2 h"]);
         let moments = [
             ("2026-01-02T03:04:05.678901+00:00", "2026-01-02 03:04:05.678Z"),
             ("2026-01-02 05:04:05+02", "2026-01-02 03:04:05.000Z"),
-            ("infinity", "infinity"),
         ];
         for (text, read) in moments {
-            assert_eq!(moment(Some(text)), read);
+            assert_eq!(moment(text.parse().ok()), read);
         }
         assert_eq!(moment(None), "-");
     }

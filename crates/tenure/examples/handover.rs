@@ -23,7 +23,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         let began = tokio::spawn(async move {
             shut.wait_for(|change| !change.is_leader).await.map(|_| Instant::now())
         });
-        let to = pair.1.gate().identity().to_string();
+        let to = pair.1.identity().clone();
         pair.0.hand_over(Some(to), None).await?;
         pair.1.wait_for_leadership(None).await?;
         gaps.push(began.await??.elapsed());

@@ -186,7 +186,7 @@ impl LeaderLock {
     /// See [`LeaderLock::step_down`].
     pub async fn hand_over(
         &self,
-        to: Option<String>,
+        to: Option<Identity>,
         within: Option<Duration>,
     ) -> Result<(), TenureError> {
         let mut view = self.publisher.view.subscribe();
@@ -198,6 +198,7 @@ impl LeaderLock {
         }
         let mut changes = self.changes();
         let led = changes.borrow_and_update().epoch;
+        let to = to.map(|member| member.as_str().to_owned());
         self.send(Command::StepDown { role: self.publisher.name.clone(), to, within })?;
         // A watch shows the latest state alone: without a cool-down the next term may have begun
         // before anybody looked, and then the old one is over too. Both branches are cancel-safe.

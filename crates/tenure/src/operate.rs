@@ -1,12 +1,16 @@
-//! What an operator asks and orders, from anywhere: a session of its own, no seat, no role.
+//! What an operator asks and orders, from any machine: a session of its own, no seat, no role.
 //!
 //! An order touches neither lock nor epoch: it is written down, the group is told, and the leader
 //! carries it out itself. The exception is [`Operator::force_release`].
 
 use std::time::Duration;
 
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use tenure_core::epoch::Epoch;
+use tenure_core::identity::Identity;
 use tenure_core::key::{LockKey, RoleName};
+use tenure_core::lease::TakeoverPolicy;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 
@@ -23,31 +27,34 @@ use crate::sql::{identifier, literal};
 #[non_exhaustive]
 pub struct RoleStatus {
     /// Its name.
-    pub role: String,
+    pub role: RoleName,
     /// Its advisory key.
-    pub key: String,
-    /// `exclusive` or `fenced`.
-    pub policy: String,
-    /// The lease its successors wait out, in milliseconds.
-    pub lease_ms: u64,
+    #[serde(with = "text")]
+    pub key: LockKey,
+    /// What its next leader waits for.
+    pub policy: TakeoverPolicy,
+    /// The lease that its successors wait out.
+    #[serde(rename = "lease_ms", with = "milliseconds")]
+    pub lease: Duration,
     /// The last epoch issued.
-    pub epoch: i64,
-    /// Who holds it.
-    pub holder: Option<String>,
-    /// Whether the holder's gate may be open; false while it waits out another's lease.
+    pub epoch: Epoch,
+    /// The member that holds it.
+    pub holder: Option<Identity>,
+    /// Whether the holder's gate may be open; false while it waits out another member's lease.
     pub acting: bool,
-    /// Since when it is held.
-    pub since: Option<String>,
+    /// Since when it is held, by the database's clock, as all times here.
+    pub since: Option<Timestamp>,
     /// When it was last released.
-    pub released_at: Option<String>,
-    /// Who held it before.
-    pub last_holder: Option<String>,
+    pub released_at: Option<Timestamp>,
+    /// The member that held it before.
+    pub last_holder: Option<Identity>,
     /// Whether an operator paused it.
     pub paused: bool,
     /// Whether a step-down was ordered and not yet carried out.
     pub step_down_ordered: bool,
-    /// Time since the holder's last heartbeat.
-    pub heartbeat_age_ms: Option<i64>,
+    /// The time since the holder's last heartbeat.
+    #[serde(rename = "heartbeat_age_ms", with = "age")]
+    pub heartbeat_age: Option<Duration>,
     /// The other candidates and observers.
     pub waiting: Vec<Waiting>,
     /// The sessions that hold its lock, Tenure's or not.
@@ -59,16 +66,17 @@ pub struct RoleStatus {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Waiting {
-    /// Who.
-    pub member: String,
+    /// The member.
+    pub member: Identity,
     /// A higher one gets a head start.
     pub priority: i32,
     /// Whether it is ready to lead.
     pub ready: bool,
     /// Whether it only watches.
     pub observer: bool,
-    /// Time since its last heartbeat.
-    pub heartbeat_age_ms: Option<i64>,
+    /// The time since its last heartbeat.
+    #[serde(rename = "heartbeat_age_ms", with = "age")]
+    pub heartbeat_age: Option<Duration>,
 }
 
 /// A session that holds an advisory lock.
@@ -77,7 +85,7 @@ pub struct Waiting {
 pub struct LockHolder {
     /// Its server process.
     pub pid: i32,
-    /// What it calls itself.
+    /// Its `application_name`.
     pub program: Option<String>,
     /// Its login role.
     pub user: Option<String>,
@@ -90,19 +98,45 @@ pub struct LockHolder {
 #[non_exhaustive]
 pub struct Term {
     /// The role.
-    pub role: String,
-    /// Its epoch.
-    pub epoch: i64,
-    /// Whose.
-    pub member: String,
+    pub role: RoleName,
+    /// The epoch of the term.
+    pub epoch: Epoch,
+    /// The member that won it.
+    pub member: Identity,
     /// When the lock was won.
-    pub claimed_at: String,
+    pub claimed_at: Timestamp,
     /// When its gate opened, if it did.
-    pub acting_at: Option<String>,
-    /// When it ended.
-    pub ended_at: Option<String>,
-    /// How: `released`, `abandoned` (it never acted), `replaced`, `forced`.
-    pub how: Option<String>,
+    pub acting_at: Option<Timestamp>,
+    /// When it ended; none: it goes on, or its end is not known yet.
+    pub ended_at: Option<Timestamp>,
+    /// How it ended.
+    pub how: Option<TermEnd>,
+}
+
+/// How a term ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum TermEnd {
+    /// The member released the role.
+    Released,
+    /// The member released the role before its gate had opened.
+    Abandoned,
+    /// Another member won the role, which had not been released.
+    Replaced,
+    /// An operator ended it by force.
+    Forced,
+}
+
+impl std::fmt::Display for TermEnd {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            TermEnd::Released => "released",
+            TermEnd::Abandoned => "abandoned",
+            TermEnd::Replaced => "replaced",
+            TermEnd::Forced => "forced",
+        })
+    }
 }
 
 /// What an audit found.
@@ -110,10 +144,10 @@ pub struct Term {
 #[non_exhaustive]
 pub struct Audit {
     /// How many terms were looked at.
-    pub terms: i64,
+    pub terms: u64,
     /// Of how many roles.
-    pub roles: i64,
-    /// Those that break a promise.
+    pub roles: u64,
+    /// The terms that break a promise.
     pub violations: Vec<Violation>,
 }
 
@@ -122,38 +156,39 @@ pub struct Audit {
 #[non_exhaustive]
 pub struct Violation {
     /// The role.
-    pub role: String,
-    /// The term.
-    pub epoch: i64,
-    /// Whose.
+    pub role: RoleName,
+    /// The epoch of the term.
+    pub epoch: Epoch,
+    /// The member that won it. As text: a row that breaks a promise may name anything.
     pub member: String,
-    /// The term after it.
-    pub next_epoch: Option<i64>,
-    /// What is wrong.
+    /// The epoch of the term after it.
+    pub next_epoch: Option<Epoch>,
+    /// Which promise it breaks.
     pub why: String,
 }
 
-/// Whom an order concerned.
+/// The term that an order concerned.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Ordered {
-    /// Who held the role.
-    pub holder: Option<String>,
-    /// Under which epoch.
-    pub epoch: i64,
+    /// The member that held the role.
+    pub holder: Option<Identity>,
+    /// The epoch under which it did.
+    pub epoch: Epoch,
     /// How many sessions were ended by force.
     #[serde(default)]
-    pub sessions_ended: Option<i64>,
+    pub sessions_ended: Option<u64>,
 }
 
 /// A role's lease before and after [`Operator::lower_lease`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct Lowered {
-    /// Before.
-    pub from_ms: i64,
-    /// After.
-    pub to_ms: i64,
+    #[serde(rename = "from_ms", with = "milliseconds")]
+    pub from: Duration,
+    #[serde(rename = "to_ms", with = "milliseconds")]
+    pub to: Duration,
 }
 
 /// A session for questions and orders.
@@ -215,7 +250,7 @@ impl Operator {
         self.query(&with_role(include_str!("../sql/status.sql"), role)).await
     }
 
-    /// Who holds an advisory key, whatever program it is; needs no schema.
+    /// The sessions that hold an advisory key, of whatever program; needs no schema.
     ///
     /// # Errors
     /// If the session fails.
@@ -256,9 +291,9 @@ impl Operator {
     pub async fn step_down(
         &self,
         role: &RoleName,
-        to: Option<&str>,
+        to: Option<&Identity>,
     ) -> Result<Ordered, TenureError> {
-        let to = to.map_or("null".to_owned(), literal);
+        let to = to.map_or("null".to_owned(), |member| literal(member.as_str()));
         let call = format!("tenure.order_step_down({}, {to}, {})", name(role), self.by());
         self.order(role, &call).await
     }
@@ -271,7 +306,7 @@ impl Operator {
     pub async fn await_successor(
         &mut self,
         role: &RoleName,
-        epoch: i64,
+        epoch: Epoch,
         within: Duration,
     ) -> Result<Option<RoleStatus>, TenureError> {
         let until = Instant::now() + within;
@@ -285,7 +320,7 @@ impl Operator {
             {
                 return Ok(Some(status));
             }
-            // Nobody notifies when a gate opens, so a short look follows each notification.
+            // No notification is sent when a gate opens, so a short look follows each one.
             let pause = (Instant::now() + Duration::from_millis(20)).min(until);
             if Instant::now() >= until {
                 return Ok(None);
@@ -294,7 +329,7 @@ impl Operator {
         }
     }
 
-    /// Nobody claims the role any more, and its leader drains.
+    /// No member claims the role any more, and its leader drains.
     ///
     /// # Errors
     /// If there is no such role.
@@ -312,7 +347,7 @@ impl Operator {
         self.order(role, &call).await
     }
 
-    /// The last resort: ends every session that holds the role's lock, whoever's it is. The debt
+    /// The last resort: ends every session that holds the role's lock, of whatever program. The debt
     /// stays, so that under `exclusive` the successor still waits out the lease.
     ///
     /// # Errors
@@ -327,7 +362,7 @@ impl Operator {
     /// A member that was away meanwhile and comes back with a longer one raises it again.
     ///
     /// # Errors
-    /// If there is no such role, or nobody has led it since the database was started.
+    /// If there is no such role, or no member has led it since the database was started.
     pub async fn lower_lease(&self, role: &RoleName) -> Result<Lowered, TenureError> {
         self.order(role, &format!("tenure.lower_lease({}, {})", name(role), self.by())).await
     }
@@ -344,7 +379,7 @@ impl Operator {
                 "no_leader" => TenureError::NoLeader(role.clone()),
                 "unknown_member" => TenureError::NoSuchMember(role.clone()),
                 "not_settled" => TenureError::Order(format!(
-                    "nobody has led role {role} since the database was started, so an earlier \
+                    "no member has led role {role} since the database was started, so an earlier \
                      leader's lease may still run; try again when it has a leader"
                 )),
                 "already_leader" => {
@@ -393,4 +428,57 @@ fn name(role: &RoleName) -> String {
 
 fn with_role(sql: &str, role: Option<&RoleName>) -> String {
     sql.replace("{role}", &role.map_or("null".to_owned(), name))
+}
+
+/// Lengths of time as the database counts them.
+mod milliseconds {
+    use std::time::Duration;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use tenure_core::protocol::millis;
+
+    pub(super) fn serialize<S: Serializer>(time: &Duration, to: S) -> Result<S::Ok, S::Error> {
+        millis(*time).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
+        u64::deserialize(from).map(Duration::from_millis)
+    }
+}
+
+/// The same where there may be none. A clock that was set back makes no negative age.
+mod age {
+    use std::time::Duration;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use tenure_core::protocol::millis;
+
+    pub(super) fn serialize<S: Serializer>(
+        age: &Option<Duration>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        age.map(millis).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Option<Duration>, D::Error> {
+        let ms = Option::<i64>::deserialize(from)?;
+        Ok(ms.map(|ms| Duration::from_millis(u64::try_from(ms).unwrap_or(0))))
+    }
+}
+
+/// A key as people write it.
+mod text {
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+    use tenure_core::key::LockKey;
+
+    pub(super) fn serialize<S: Serializer>(key: &LockKey, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(key)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<LockKey, D::Error> {
+        String::deserialize(from)?.parse().map_err(D::Error::custom)
+    }
 }

@@ -93,7 +93,7 @@ pub(super) async fn list(args: ListArgs) -> Result<Exit, Failure> {
                 row.creator_id.clone(),
                 row.epoch.to_string(),
                 row.attempts.len().to_string(),
-                moment(Some(&row.updated_at)),
+                moment(row.updated_at.parse().ok()),
             ]);
         }
     }

@@ -270,7 +270,11 @@ async fn a_lease_is_lowered_to_the_longest_that_takes_part_and_never_below() {
     let operator = Operator::connect(short.config()).await.unwrap();
     let role = RoleName::new("r").unwrap();
     let lowered = operator.lower_lease(&role).await.unwrap();
-    assert_eq!((lowered.from_ms, lowered.to_ms), (6000, 6000), "the longest still takes part");
+    assert_eq!(
+        (lowered.from, lowered.to),
+        (Duration::from_secs(6), Duration::from_secs(6)),
+        "the longest still takes part"
+    );
     gone(long).await;
     // A registration in progress cannot be seen: nobody lowers the lease under it.
     let registering = database.client().await.unwrap();
@@ -281,9 +285,9 @@ async fn a_lease_is_lowered_to_the_longest_that_takes_part_and_never_below() {
     operator.lower_lease(&role).await.expect_err("it waits for who registers");
     registering.batch_execute("rollback").await.unwrap();
     let lowered = operator.lower_lease(&role).await.unwrap();
-    assert_eq!((lowered.from_ms, lowered.to_ms), (6000, 4000));
+    assert_eq!((lowered.from, lowered.to), (Duration::from_secs(6), Duration::from_secs(4)));
     gone(middle).await;
-    assert_eq!(operator.lower_lease(&role).await.unwrap().to_ms, 2000);
+    assert_eq!(operator.lower_lease(&role).await.unwrap().to, Duration::from_secs(2));
     // A longer lease comes back and is written down before it is used.
     let long = member(6).await;
     long.start_all().await.unwrap();

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tenure::config::RoleSpec;
-use tenure::operate::Operator;
-use tenure::{Epoch, LockKey, LockState, Member, Notice, RoleName};
+use tenure::operate::{Operator, TermEnd};
+use tenure::{Epoch, Identity, LockKey, LockState, Member, Notice, RoleName};
 use tenure_testkit::Database;
 
 use crate::stage::{
@@ -106,7 +106,7 @@ async fn a_named_successor_comes_before_the_others() {
     follows(&second).await;
     follows(&third).await;
     for (from, to, wanted) in [(&first, &c, &third), (&third, &b, &second)] {
-        from.hand_over(Some(to.identity().to_string()), Some(PATIENCE)).await.unwrap();
+        from.hand_over(Some(to.identity().clone()), Some(PATIENCE)).await.unwrap();
         leads(wanted).await;
     }
     for member in [a, b, c] {
@@ -214,17 +214,18 @@ async fn an_operator_orders_a_hand_over_from_anywhere() {
     follows(&second).await;
     let mut operator = Operator::connect(a.config()).await.unwrap();
     let role = RoleName::new("r").unwrap();
-    let nobody = operator.step_down(&role, Some("nobody")).await.expect_err("no such member");
+    let stranger = Identity::generate("stranger").unwrap();
+    let nobody = operator.step_down(&role, Some(&stranger)).await.expect_err("no such member");
     assert!(nobody.to_string().contains("no candidate"), "{nobody}");
     let unknown = RoleName::new("unknown").unwrap();
     operator.step_down(&unknown, None).await.expect_err("no such role");
-    let ordered = operator.step_down(&role, Some(b.identity().as_str())).await.unwrap();
-    assert_eq!(ordered.holder.as_deref(), Some(a.identity().as_str()));
+    let ordered = operator.step_down(&role, Some(b.identity())).await.unwrap();
+    assert_eq!(ordered.holder.as_ref(), Some(a.identity()));
     let next = operator.await_successor(&role, ordered.epoch, PATIENCE).await.unwrap();
-    assert_eq!(next.unwrap().holder.as_deref(), Some(b.identity().as_str()));
+    assert_eq!(next.unwrap().holder.as_ref(), Some(b.identity()));
     let terms = operator.history(Some(&role), 10).await.unwrap();
-    assert_eq!(terms.iter().map(|term| term.epoch).collect::<Vec<_>>(), [2, 1]);
-    assert_eq!(terms[1].how.as_deref(), Some("released"));
+    assert_eq!(terms.iter().map(|term| term.epoch).collect::<Vec<_>>(), [Epoch(2), Epoch(1)]);
+    assert_eq!(terms[1].how, Some(TermEnd::Released));
     assert!(operator.audit(None).await.unwrap().violations.is_empty());
     gone(a).await;
     gone(b).await;
