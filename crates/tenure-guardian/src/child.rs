@@ -10,6 +10,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::process::Pid;
 use tenure_core::{Lease, Tick};
 use tokio::net::UnixStream;
 use tokio::task::JoinHandle;
@@ -117,13 +118,24 @@ impl Guarded {
             .args(command)
             .envs(env.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::from(OwnedFd::from(theirs)));
+        let mut guardians = descendants::guardians();
         let guardian = start.spawn()?;
+        guardians.push(Pid::from_child(&guardian));
+        drop(guardians);
         // Its end of the socket must be open nowhere else, or its death would go unnoticed.
         drop(start);
-        hello(&ours, deadline)?;
-        ours.set_nonblocking(true)?;
-        let (socket, frame) = (UnixStream::from_std(ours)?, Frame::default());
-        Ok(Guarded { socket, guardian, reserve, frame, hunt: None })
+        let socket = hello(&ours, deadline)
+            .and_then(|()| ours.set_nonblocking(true))
+            .and_then(|()| UnixStream::from_std(ours));
+        match socket {
+            Ok(socket) => {
+                Ok(Guarded { socket, guardian, reserve, frame: Frame::default(), hunt: None })
+            }
+            Err(error) => {
+                forget(&guardian);
+                Err(error)
+            }
+        }
     }
 
     /// The gate has a later deadline. An earlier one changes nothing.
@@ -196,8 +208,21 @@ impl Guarded {
 
     /// Kills what a guardian that is gone has left to the program, and reaps it too.
     fn hunt(&mut self) {
+        forget(&self.guardian);
         self.hunt = Some(tokio::task::spawn_blocking(|| descendants::end_all(HUNT)));
     }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        forget(&self.guardian);
+    }
+}
+
+/// It is not at its post any more, or need not be.
+fn forget(guardian: &Child) {
+    let gone = Pid::from_child(guardian);
+    descendants::guardians().retain(|pid| *pid != gone);
 }
 
 /// This very program, also after an upgrade has replaced its file.

@@ -5,6 +5,7 @@
 //! being born: a caller that must reach all of them looks again until none is left.
 
 use std::fs;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::unistd;
@@ -18,19 +19,28 @@ const BURST: u32 = 50;
 /// What is left after so many looks cannot be killed, and is no reason to use up a processor.
 const BURSTS_END: u32 = 10_000;
 
-/// Every process below this one, in no order.
-pub(crate) fn descendants() -> Vec<Pid> {
+/// The guardians of this program that are at their posts.
+static GUARDIANS: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
+
+/// Held while one is started, so that it is known before anything else can find it.
+pub(crate) fn guardians() -> MutexGuard<'static, Vec<Pid>> {
+    GUARDIANS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Every process below this one, in no order, but for those in `spared` and below them.
+pub(crate) fn descendants(spared: &[Pid]) -> Vec<Pid> {
     let mut found = Vec::new();
-    walk(|pid| found.push(pid));
+    walk(spared, |pid| found.push(pid));
     found
 }
 
-/// SIGKILL to every process below this one that one look finds.
+/// SIGKILL to every process below this one that one look finds, but for those in `spared` and below
+/// them.
 ///
 /// To whole process groups: the kernel kills a group in one stroke that no fork slips through, where
 /// a process that forks and exits at once is gone before its number was read.
-pub(crate) fn kill_all() {
-    walk(|pid| {
+pub(crate) fn kill_all(spared: &[Pid]) {
+    walk(spared, |pid| {
         if let Some(group) = group_of_descendants(pid) {
             let _ = kill_process_group(group, Signal::KILL);
         }
@@ -46,7 +56,7 @@ pub(crate) fn pause_before(looks: u32) -> Duration {
 
 /// Visits every process below this one as soon as it is found, the youngest of each family first:
 /// the older a process is, the likelier it has ended.
-fn walk(mut visit: impl FnMut(Pid)) {
+fn walk(spared: &[Pid], mut visit: impl FnMut(Pid)) {
     let me = getpid();
     let listed = fs::metadata(format!("/proc/{me}/task/{me}/children", me = me.as_raw_pid()));
     let parents = if listed.is_ok() { None } else { Some(parents()) };
@@ -58,7 +68,7 @@ fn walk(mut visit: impl FnMut(Pid)) {
             Some(all) => all.iter().filter(|(_, p)| *p == pid).map(|(child, _)| *child).collect(),
         };
         for child in children.into_iter().rev() {
-            if !found.contains(&child) {
+            if !found.contains(&child) && !spared.contains(&child) {
                 visit(child);
                 found.push(child);
                 next.push(child);
@@ -118,12 +128,16 @@ impl Strays {
     }
 }
 
-/// Kills and reaps every process below this one; false if one was left after `within`.
+/// Kills and reaps every process below this one that is not below a guardian at its post; false if
+/// one was left after `within`.
 pub(crate) fn end_all(within: Duration) -> bool {
     let begun = Instant::now();
     for looks in 1_u32.. {
-        kill_all();
-        let left = descendants();
+        // Held during the look: a guardian that starts meanwhile must not be taken for an orphan.
+        let guardians = guardians();
+        kill_all(&guardians);
+        let left = descendants(&guardians);
+        drop(guardians);
         if left.is_empty() {
             return true;
         }
@@ -192,7 +206,8 @@ mod tests {
     fn both_ways_of_looking_find_a_child() {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("sleep runs");
         let pid = Pid::from_child(&child);
-        assert!(descendants().contains(&pid));
+        assert!(descendants(&[]).contains(&pid));
+        assert!(!descendants(&[pid]).contains(&pid));
         assert!(parents().contains(&(pid, getpid())));
         child.kill().expect("killed");
         child.wait().expect("reaped");

@@ -30,6 +30,8 @@
 //! - If neither is at its post (both killed in the same instant, or the guardian killed while the
 //!   program is frozen), only the child itself dies with the guardian. If both are frozen, no
 //!   process ends.
+//! - If a guardian is killed, the program ends every process below itself that is not below another
+//!   guardian: it cannot tell an orphan of that child from another child of its own.
 //!
 //! | what happens | what is done |
 //! |---|---|

@@ -187,13 +187,13 @@ fn carry_out(measure: Measure) {
     match measure {
         Measure::Nothing => {}
         Measure::Terminate => {
-            for pid in descendants::descendants() {
+            for pid in descendants::descendants(&[]) {
                 let _ = kill_process(pid, Signal::TERM);
                 // One that is stopped would not hear it.
                 let _ = kill_process(pid, Signal::CONT);
             }
         }
-        Measure::Kill => descendants::kill_all(),
+        Measure::Kill => descendants::kill_all(&[]),
     }
 }
 
