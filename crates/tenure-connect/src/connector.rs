@@ -32,13 +32,13 @@ use crate::ConnectError;
 use crate::dsn::{ChannelBinding, Dsn, Host, SslMode, TargetSessionAttrs};
 use crate::tls::{Tls, TlsError, TlsOptions, Verify};
 
-/// The driver's half of a session: whoever owns it must poll it for anything to happen.
+/// The driver's half of a session: nothing happens unless its owner polls it.
 ///
 /// One type, with or without TLS.
 pub type Connection =
     tokio_postgres::Connection<Socket, <MakeRustlsConnect as MakeTlsConnect<Socket>>::Stream>;
 
-/// A session that was just opened; nobody polls its connection yet.
+/// A session that was just opened; its connection is not polled yet.
 pub struct Session {
     /// Sends statements.
     pub client: tokio_postgres::Client,
@@ -414,7 +414,7 @@ async fn is_wanted(
         if let Poll::Ready(answer) = query.as_mut().poll(cx) {
             return Poll::Ready(answer);
         }
-        // Notices of the login are dropped here: nobody listens to this session yet.
+        // Notices of the login are dropped here: the session has no listener yet.
         while open {
             match connection.poll_message(cx) {
                 Poll::Ready(Some(Ok(_))) => {}

@@ -166,7 +166,7 @@ impl Dsn {
             Some(path) => Some(RootCert::File(expand(path, home.as_deref()))),
             None => dot_file("root.crt").map(RootCert::File),
         };
-        // A public trust store without a name check trusts anybody who owns a domain.
+        // A public trust store without a name check trusts every owner of a domain.
         if root_cert == Some(RootCert::System)
             && ssl_mode.is_some_and(|mode| mode != SslMode::VerifyFull)
         {
@@ -271,7 +271,7 @@ impl Dsn {
         &self.hosts
     }
 
-    /// The user who logs in.
+    /// The login role.
     #[must_use]
     pub fn user(&self) -> &str {
         &self.user
@@ -429,7 +429,7 @@ fn default_host() -> String {
     if Path::new(debian).is_dir() { debian } else { upstream }.to_owned()
 }
 
-/// `~/` in a path of a DSN or variable is written by people who expect a shell.
+/// People that write `~/` in a path of a DSN or variable expect a shell.
 fn expand(path: &str, home: Option<&Path>) -> PathBuf {
     match (path.strip_prefix("~/"), home) {
         (Some(rest), Some(home)) => home.join(rest),

@@ -26,7 +26,7 @@ pub enum ConnectError {
         /// How long it was given.
         waited: Duration,
     },
-    /// The name could not be looked up, or nobody listens.
+    /// The name could not be looked up, or no program listens.
     #[error(
         "cannot reach {host}: {source}; check that the server runs there and that the name and port are right"
     )]
@@ -53,7 +53,7 @@ pub enum ConnectError {
     Auth {
         /// The server.
         host: String,
-        /// Who tried to log in.
+        /// The login role.
         user: String,
         /// What the server or the driver said.
         reason: String,
@@ -67,7 +67,7 @@ pub enum ConnectError {
     NoPassword {
         /// The server.
         host: String,
-        /// Who tried to log in.
+        /// The login role.
         user: String,
     },
     /// `channel_binding=require`, and the login was not bound to a TLS channel.

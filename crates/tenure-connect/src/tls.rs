@@ -3,7 +3,7 @@
 //! | `sslmode` | without TLS? | certificate must |
 //! |---|---|---|
 //! | absent, Unix socket | yes | – (a socket of this machine is not encrypted, as in libpq) |
-//! | absent, loopback | if the server has none | nothing: who can listen there is already on this machine |
+//! | absent, loopback | if the server has none | nothing: a program that can listen there is already on this machine |
 //! | absent, any other host | never | chain to a trusted root and name the host (`verify-full`) |
 //! | `disable` | always | – |
 //! | `allow`, `prefer` | possible | nothing |
@@ -32,7 +32,7 @@ use rustls::{ClientConfig, RootCertStore};
 use crate::dsn::{ClientCert, Dsn, Env, NotASwitch, RootCert, SslMode, switch};
 use verify::{Check, Trust, Verifier};
 
-/// What the environment says about TLS, apart from the DSN (the variables of StorageHub).
+/// What the environment says about TLS, apart from the DSN (see `docs/coming-from.md`).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[must_use]
 pub struct TlsOptions {
@@ -60,7 +60,7 @@ impl TlsOptions {
     }
 
     /// Takes all verification of the server's certificate away. Default: false. For a
-    /// developer's machine: whoever answers on the network may then pose as the database.
+    /// developer's machine: any host that answers on the network may then pose as the database.
     pub fn insecure(mut self, insecure: bool) -> Self {
         self.insecure = insecure;
         self

@@ -19,7 +19,7 @@ use crate::{
     Account, Binaries, EmbeddedError, InitOptions, Instance, Server, Stop, account::caller_name,
 };
 
-/// Covers `initdb` on a slow disk by whoever holds the lock before us.
+/// Covers `initdb` on a slow disk by the process that holds the lock before us.
 const LOCK_WAIT: Duration = Duration::from_secs(120);
 /// Covers crash recovery after hours of work.
 const START_WAIT: Duration = Duration::from_secs(60);
@@ -92,7 +92,7 @@ impl Embedded {
         Ok(self.server()?.instance())
     }
 
-    /// Stops the server for everybody, and waits until it is gone. The data stays.
+    /// Stops the server for all its users, and waits until it is gone. The data stays.
     ///
     /// # Errors
     /// [`EmbeddedError::TimedOut`] if it still runs.
@@ -170,7 +170,7 @@ impl Embedded {
 
     fn initialise(&self, server: &Server) -> Result<(), EmbeddedError> {
         // Half-made clusters of starters that were killed. One whose `initdb` still runs fails, and
-        // nobody is waiting for it: we hold the lock.
+        // no process waits for it: we hold the lock.
         for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
             if entry.file_name().to_string_lossy().starts_with("init-") {
                 let _ = fs::remove_dir_all(entry.path());
@@ -204,7 +204,7 @@ impl Embedded {
         loop {
             match server.instance() {
                 Some(instance) if instance.accepts() => return Ok(()),
-                // A starter that was killed left it on its way up, or somebody stops it.
+                // A starter that was killed left it on its way up, or another process stops it.
                 Some(_) => thread::sleep(Duration::from_millis(50)),
                 None => {
                     let sockets = self.socket_dir()?;

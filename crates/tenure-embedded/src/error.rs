@@ -71,9 +71,9 @@ pub enum EmbeddedError {
         path: PathBuf,
     },
 
-    /// A folder that must be ours alone belongs to somebody else or is open to others.
+    /// A folder that must be ours alone belongs to another account or is open to others.
     #[error(
-        "{path} must belong to `{account}` with mode 0700, and does not; somebody else may have made it: inspect it and remove it"
+        "{path} must belong to `{account}` with mode 0700, and does not; another account may have made it: inspect it and remove it"
     )]
     NotPrivate {
         /// The folder.

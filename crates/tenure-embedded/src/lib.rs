@@ -14,9 +14,9 @@
 //!
 //! - **One server per folder.** First starts are serialised by a file lock; below it stands
 //!   PostgreSQL's own interlock (`postmaster.pid` and the shared memory segment).
-//! - **Nobody's child.** The server is in a session of its own, started by `pg_ctl`: no signal, exit
+//! - **An orphan.** The server is in a session of its own, started by `pg_ctl`: no signal, exit
 //!   or `kill -9` of the process that started it reaches it.
-//! - **Nobody else's.** It listens on no TCP port. Its socket lies in a folder of mode 0700 and it
+//! - **Private.** It listens on no TCP port. Its socket lies in a folder of mode 0700 and it
 //!   asks the kernel who is calling (`peer`): only the account that started it is let in.
 //! - **Bounded.** Every wait has a deadline; an error says what to do.
 //!

@@ -160,7 +160,7 @@ impl Server {
     pub fn start(&self, within: Duration) -> Result<Instance, EmbeddedError> {
         self.remove_stale_pid()?;
         let mut command = self.account.command(self.binaries.program("pg_ctl"));
-        // `pg_ctl` forks and calls setsid(), which makes the server nobody's child.
+        // `pg_ctl` forks and calls setsid(), which makes the server an orphan.
         command.args(["start", "-s", "-w", "-t", &within.as_secs().max(1).to_string(), "-D"]);
         command.arg(&self.data).arg("-l").arg(&self.log);
         match (run(&mut command), self.instance()) {

@@ -38,7 +38,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 async fn member(dsn: &str) -> Result<(Member, LeaderLock), Box<dyn std::error::Error>> {
-    // No cool-down: who stepped down is in the race again at once, behind the named successor.
+    // No cool-down: the member that stepped down is in the race again at once, behind the successor.
     let role = RoleSpec::named("handover").cool_down(Duration::ZERO);
     let member = Member::start(Config::builder().dsn(dsn).role(role).build()?).await?;
     let lock = member.lock("handover")?;

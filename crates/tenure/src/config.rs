@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Then everything is checked once, as a whole, and becomes a [`Config`] whose fields cannot be
-//! changed any more: who holds one holds timings that fit each other. `docs/configuration.md`
-//! lists every key, and what the keys of the specifications are called here.
+//! changed any more: its timings fit each other. `docs/configuration.md` lists every key,
+//! `docs/coming-from.md` the names that other systems have for them.
 //!
 //! ```
 //! use std::time::Duration;
@@ -400,7 +400,7 @@ impl ConfigBuilder {
     }
 }
 
-/// Adds what the environment says of a role; tells whether anybody asked to lead by name.
+/// Adds what the environment says of a role; tells whether it names a role.
 ///
 /// A bare `LEADER_LOCK_KEY` is the key of the only role there is.
 fn role_of_environment(

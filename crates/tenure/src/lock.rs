@@ -201,7 +201,7 @@ impl LeaderLock {
         let to = to.map(|member| member.as_str().to_owned());
         self.send(Command::StepDown { role: self.publisher.name.clone(), to, within })?;
         // A watch shows the latest state alone: without a cool-down the next term may have begun
-        // before anybody looked, and then the old one is over too. Both branches are cancel-safe.
+        // before this task looked, and then the old one is over too. Both branches are cancel-safe.
         tokio::select! {
             over = view.wait_for(|view| !leads(view.state)) => over.map(drop),
             next = changes.wait_for(|change| change.is_leader && change.epoch > led) => {
@@ -211,8 +211,8 @@ impl LeaderLock {
         .map_err(|_| TenureError::Stopped)
     }
 
-    /// Says whether this member is ready to lead. One that is not is promoted only if nobody ready
-    /// is there; a leader that becomes unready goes on leading.
+    /// Says whether this member is ready to lead. One that is not ready leads only if no ready
+    /// candidate is there; a leader that becomes unready goes on leading.
     ///
     /// # Errors
     /// [`TenureError::Stopped`].

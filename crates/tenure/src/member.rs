@@ -61,7 +61,7 @@ impl Member {
         Self::start_with(config, Arc::new(BootClock), true).await
     }
 
-    /// Like [`Member::start`] for a database whose schema is brought up to date elsewhere.
+    /// Like [`Member::start`] for a database whose schema is brought up to date in another way.
     ///
     /// # Errors
     /// See [`Member::start`]; also if the schema is missing or older than this library.
@@ -137,7 +137,7 @@ impl Member {
         Ok(member)
     }
 
-    /// The member's name.
+    /// The identity of this process in the group.
     pub fn identity(&self) -> &Identity {
         &self.handle.identity
     }
@@ -202,7 +202,7 @@ impl Member {
         futures_util::future::join_all(starts).await.into_iter().collect()
     }
 
-    /// How it is.
+    /// How the member and its roles are.
     ///
     /// # Errors
     /// [`TenureError::Stopped`].

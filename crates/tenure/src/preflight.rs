@@ -27,7 +27,7 @@ const OLDEST_SERVER: i32 = 140_000;
 pub enum Refused {
     /// It speaks PostgreSQL's protocol, but its advisory locks are not PostgreSQL's.
     #[error(
-        "{product} is not PostgreSQL, and its advisory locks do not exclude anybody; \
+        "{product} is not PostgreSQL, and its advisory locks exclude no session; \
          point the DSN at a PostgreSQL server"
     )]
     NotPostgres {
@@ -40,13 +40,13 @@ pub enum Refused {
         /// Its version.
         version: String,
     },
-    /// Locks on a standby exclude nobody on the primary.
+    /// Locks on a standby exclude no session on the primary.
     #[error(
         "the server is a hot standby; connect to the primary (several hosts in the DSN with \
          target_session_attrs=read-write find it by themselves)"
     )]
     Standby,
-    /// A lock taken through it may belong to anybody.
+    /// A lock taken through it may belong to any client.
     #[error(
         "a connection pooler that shares sessions stands before the server ({evidence}); \
          connect to the server itself, or use the pooler's session mode"
@@ -92,9 +92,9 @@ pub enum Refused {
          `tenure migrate --print-grants {user}` as the schema's owner"
     )]
     Privileges {
-        /// Who.
+        /// The login role.
         user: String,
-        /// What.
+        /// The privileges.
         missing: String,
     },
     /// More roles than a quarter of the server's lock table.
@@ -411,7 +411,7 @@ impl Look<'_> {
                     }
                     have = SCHEMA.installed(line, self.deadline).await?;
                 }
-                // insufficient_privilege: somebody else must do it.
+                // insufficient_privilege: another login role must do it.
                 Err(error) if error.sqlstate() == Some("42501") => {}
                 Err(error) => return Err(error.into()),
             }
@@ -536,7 +536,7 @@ impl Look<'_> {
         Ok(())
     }
 
-    /// Who holds a fence in a prepared transaction holds up the next leader until it is ended.
+    /// A prepared transaction that holds a fence holds up the next leader until it is ended.
     async fn prepared(&self, line: &Line, report: &mut Report) -> Result<(), Stop> {
         let sql = "select string_agg(distinct quote_literal(gid), ', ') \
                    from tenure.prepared_fences()";

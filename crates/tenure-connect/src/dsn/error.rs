@@ -16,7 +16,7 @@ pub enum DsnError {
         /// What is wrong, without the text itself.
         reason: &'static str,
     },
-    /// A key nobody knows.
+    /// A key that libpq does not know.
     #[error(
         "`{key}` is no connection parameter; remove it from the DSN or the service file, or correct its spelling"
     )]

@@ -1,6 +1,7 @@
 //! The environment's share of the configuration.
 //!
-//! Where two variables mean the same, ours (`TENURE_…`) wins over a specification's.
+//! Where two variables mean the same, ours (`TENURE_…`) wins over the one of another system
+//! (`docs/coming-from.md`).
 
 use std::time::Duration;
 
@@ -46,7 +47,7 @@ pub(super) fn read(env: &dyn Env) -> Result<Written, ConfigError> {
         milliseconds(env, "EPOCH_STALE_THRESHOLD_MS")
     })?;
 
-    // Spec 000 draws a follower's delay at random between the two.
+    // A follower's delay is drawn at random between the two.
     written.retry.base = milliseconds(env, "ACQUIRE_BACKOFF_MS_MIN")?;
     written.retry.max = milliseconds(env, "ACQUIRE_BACKOFF_MS_MAX")?;
     if written.retry.base.is_some() || written.retry.max.is_some() {

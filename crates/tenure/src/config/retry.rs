@@ -8,7 +8,7 @@ use tenure_core::retry::{DecorrelatedJitter, ExponentialBackoff, FixedInterval, 
 use super::ConfigError;
 use super::written::{Retry, Strategy};
 
-/// Shorter than spec 004's 1 s to 30 s: the same strategy paces reconnects, and a member that
+/// Shorter than the strategy's own 1 s to 30 s: it also paces reconnects, and a member that
 /// sleeps for half a minute comes back half a minute late.
 const BASE: Duration = Duration::from_millis(200);
 const MAX: Duration = Duration::from_secs(5);

@@ -226,8 +226,8 @@ impl RoleConfig {
     }
 
     /// How long to stay out of the race after a step-down. Default: the lease; at most 1 h.
-    /// Shorter than a heartbeat, and the one who stepped down may win again; longer leaves the
-    /// role vacant when nobody else is there.
+    /// Shorter than a heartbeat, and the member that stepped down may win again; longer leaves the
+    /// role vacant when there is no other candidate.
     #[must_use]
     pub fn cool_down(&self) -> Duration {
         self.cool_down

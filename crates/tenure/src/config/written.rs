@@ -115,7 +115,7 @@ pub(super) struct Retry {
     pub(super) interval: Option<Period>,
 }
 
-/// The strategies by our short names and by the class names of spec 004.
+/// The strategies by our short names and by the class names of pgleaderlock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Strategy {

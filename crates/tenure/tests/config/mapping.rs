@@ -1,4 +1,4 @@
-//! Every key of the specifications, one test each, in the order of `docs/configuration.md`.
+//! Every setting that keeps its old name (`docs/coming-from.md`), one test each.
 
 use std::time::Duration;
 
@@ -24,14 +24,14 @@ const fn secs(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-// Specification 000.
+// A hand-made advisory lock.
 
 #[test]
 fn leader_lock_key() {
     let config = with_env([("LEADER_LOCK_KEY", "0x2a")]);
     assert_eq!(config.roles()[0].key(), LockKey::Big(42));
     assert_eq!(config.roles()[0].name().as_str(), "lock:42");
-    // With one role configured it is that role's key; with two nobody could tell whose.
+    // With one role configured it is that role's key; with two it would be unclear whose.
     let one = Config::builder()
         .env(env([("LEADER_LOCK_KEY", "42")]))
         .role(RoleSpec::named("msp"))
@@ -98,7 +98,7 @@ fn msp_leader_enabled() {
     assert!(!with_env([("TENURE_ROLE", "msp"), ("MSP_LEADER_ENABLED", "false")]).is_enabled());
 }
 
-// Specification 001.
+// StorageHub.
 
 #[test]
 fn sh_pending_db_url() {
@@ -127,7 +127,7 @@ fn sh_db_tls_ca_file() {
     assert!(format!("{:?}", config.tls()).contains("/etc/ca.pem"));
 }
 
-// Specification 002: its section works as it is.
+// FORGE: its section works as it is.
 
 const FORGE: &str = r#"
 [cluster.leader_election]
@@ -157,7 +157,7 @@ fn lock_timeout() {
     assert_eq!(with_toml(FORGE).acquire_timeout(), Some(secs(10)));
 }
 
-// Specification 004.
+// pgleaderlock.
 
 #[test]
 fn dsn_and_pg_dsn() {

@@ -63,7 +63,7 @@ proptest! {
             format!("postgresql://leader:{encoded}@localhost:5432/app"),
             format!("host=localhost user=leader dbname=app password={}", quoted(&password)),
             format!("postgresql://leader@localhost/app?password={encoded}"),
-            // As people write it who forget to encode or to quote.
+            // Neither encoded nor quoted.
             format!("postgresql://leader:{password}@localhost:5432/app"),
             format!("host=localhost password={password} dbname=app"),
             format!("postgresql://leader:{encoded}@localhost:bad/app"),
@@ -95,7 +95,7 @@ fn a_password_with_spaces_that_was_not_quoted_is_not_echoed() {
 
 #[tokio::test]
 async fn a_failed_connection_does_not_show_the_password() {
-    // Port 1 of this machine: nobody listens there.
+    // Port 1 of this machine: no program listens there.
     let dsn = Dsn::parse_with("postgres://u:horsebattery@127.0.0.1:1/db", &NoEnv).unwrap();
     let connector = Connector::new(&dsn, TlsOptions::new()).unwrap();
     let error = connector.connect("test", Duration::from_secs(5)).await.unwrap_err();
