@@ -144,8 +144,6 @@ pub struct Engine {
     leaving: bool,
     left: bool,
     random: Box<dyn FnMut() -> f64 + Send>,
-    /// A mistake that the simulation must catch.
-    pub keeps_old_sightings: bool,
 }
 
 impl Engine {
@@ -177,7 +175,6 @@ impl Engine {
             leaving: false,
             left: false,
             random,
-            keeps_old_sightings: false,
         }
     }
 
@@ -263,10 +260,8 @@ impl Engine {
     // --- inputs: the session ---
 
     pub fn seat_taken(&mut self, seated: Seated, now: Tick) {
-        if !self.keeps_old_sightings {
-            self.context.contact = now;
-            self.context.peers.clear();
-        }
+        self.context.contact = now;
+        self.context.peers.clear();
         self.context.up = Some(Up {
             backend_pid: seated.backend_pid,
             revoked: seated.revoked,

@@ -1,11 +1,14 @@
 //! The database as the election sees it: a pure model of the tables, the sessions, the advisory
 //! locks and the functions of `sql/0002_seat.sql`.
 //!
-//! It answers each [`Op`] as the SQL function of the same name does; the conformance suite runs on
-//! both. It knows no time but what it is given, and that only for manners (head starts), as in SQL.
-//! If asked to it also remembers what it was, so that a crash or a failover can take back commits.
+//! It answers each [`Op`] as the SQL function of the same name does; a test drives both through
+//! thousands of random steps and compares every answer and every row. It knows no time but what it is
+//! given, and that only for manners (head starts), as in SQL.
+//!
+//! The tables are public: a simulation takes commits back and plants mistakes there.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use crate::clock::Tick;
 use crate::epoch::{Epoch, next_epoch};
@@ -17,64 +20,21 @@ use crate::protocol::{
     RegisterRefusal, RegisterRow, Registered, ReleaseRow, Seated, TermRow, Won, millis,
 };
 
-pub mod past;
+mod tables;
+
+pub use tables::{Candidate, MemberRow, RoleRow, Tables};
 
 /// A backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SessionId(u64);
 
-/// Who takes a seat.
+/// A member that takes a seat.
 #[derive(Debug, Clone)]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct Joiner {
     pub identity: String,
     pub lease_ms: u64,
     pub grace_ms: u64,
-}
-
-/// What the tables hold. Everything a crash may take back is in here, and nothing else.
-#[derive(Debug, Clone, Default)]
-pub struct Tables {
-    members: BTreeMap<String, MemberRow>,
-    roles: BTreeMap<RoleName, RoleRow>,
-    candidates: BTreeMap<(RoleName, String), Candidate>,
-}
-
-#[derive(Debug, Clone)]
-struct MemberRow {
-    session: SessionId,
-    beat: i64,
-    revoked: i64,
-    lease_ms: u64,
-    grace_ms: u64,
-    incarnation: String,
-    seen_at: Tick,
-    left: bool,
-}
-
-#[derive(Debug, Clone)]
-struct RoleRow {
-    key: LockKey,
-    policy: TakeoverPolicy,
-    lease_ms: u64,
-    epoch: Epoch,
-    /// Where the epoch was last raised; none: never.
-    timeline: Option<u32>,
-    holder: Option<String>,
-    held_in: Option<String>,
-    debtor: Option<String>,
-    debtor_lease_ms: Option<u64>,
-    acted_in: Option<String>,
-    paid_in: Option<String>,
-    successor: Option<(String, Tick)>,
-    paused: bool,
-    order: Option<(i64, Option<String>)>,
-}
-
-#[derive(Debug, Clone)]
-struct Candidate {
-    priority: i32,
-    ready: bool,
-    observer: bool,
 }
 
 /// Which line of history the server is on, and which stretch of it.
@@ -87,24 +47,25 @@ struct Boot {
     mark: u64,
 }
 
-/// Somebody who listens is told of a role.
+/// A listening session is told of a role.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Told {
     pub session: SessionId,
     pub role: RoleName,
 }
 
+/// See the module's documentation.
 #[derive(Debug, Default)]
 pub struct Model {
-    tables: Tables,
+    /// The rows, as the last commit left them.
+    pub tables: Tables,
     boot: Boot,
     /// Live sessions, by the member that sits there.
     sessions: BTreeMap<SessionId, String>,
-    /// Who holds a role's advisory lock.
+    /// The session that holds a role's advisory lock.
     locks: BTreeMap<LockKey, SessionId>,
     told: Vec<Told>,
     last_id: u64,
-    pub past: past::Past,
 }
 
 impl Model {
@@ -122,17 +83,25 @@ impl Model {
         is_alive.then_some((holder, row.epoch, row.debtor.as_ref() == Some(holder)))
     }
 
+    /// The member whose seat this session is.
+    pub fn seated(&self, session: SessionId) -> Option<&str> {
+        self.sessions.get(&session).map(String::as_str)
+    }
+
     /// What was said to listeners since the last call.
     pub fn take_told(&mut self) -> Vec<Told> {
         std::mem::take(&mut self.told)
     }
 
-    fn incarnation(&self) -> String {
+    /// The server's identity between two starts.
+    pub fn incarnation(&self) -> String {
         let Boot { timeline, start, mark } = self.boot;
-        if self.past.bug == past::Bug::OneIncarnation {
-            return String::new();
-        }
         format!("{timeline}/{start}/{mark}")
+    }
+
+    /// The server's line of history, from zero; PostgreSQL counts from one.
+    pub fn timeline(&self) -> u32 {
+        self.boot.timeline
     }
 
     // --- sessions ---
@@ -155,15 +124,14 @@ impl Model {
             grace_ms: joiner.grace_ms,
             incarnation: incarnation.clone(),
             seen_at: now,
-            left: false,
+            left_at: None,
         });
         row.session = session;
         row.beat += 1;
         row.incarnation.clone_from(&incarnation);
         row.seen_at = now;
-        row.left = false;
+        row.left_at = None;
         let seated = Seated { backend_pid: 0, revoked: row.revoked };
-        self.commit(true, now);
         (session, seated)
     }
 
@@ -179,6 +147,23 @@ impl Model {
         self.end_all();
     }
 
+    /// A crash after which the tables are `left`. With `postmaster` the server's start time is new;
+    /// without it only a backend was killed.
+    pub fn crash(&mut self, left: Tables, postmaster: bool) {
+        self.tables = left;
+        self.boot.start += u64::from(postmaster);
+        self.boot.mark += 1;
+        self.end_all();
+    }
+
+    /// A standby is promoted whose tables are `left`.
+    pub fn fail_over(&mut self, left: Tables) {
+        self.tables = left;
+        let Boot { timeline, start, mark } = self.boot;
+        self.boot = Boot { timeline: timeline + 1, start: start + 1, mark: mark + 1 };
+        self.end_all();
+    }
+
     fn end_all(&mut self) {
         self.sessions.clear();
         self.locks.clear();
@@ -190,12 +175,12 @@ impl Model {
         if self.sessions.values().any(|who| who == identity) {
             return false;
         }
-        let Some(member) = self.tables.members.get_mut(identity).filter(|row| !row.left) else {
+        let live = |row: &&mut MemberRow| row.left_at.is_none();
+        let Some(member) = self.tables.members.get_mut(identity).filter(live) else {
             return false;
         };
-        member.left = true;
+        member.left_at = Some(now);
         self.tables.candidates.retain(|(_, member), _| member != identity);
-        self.commit(true, now);
         true
     }
 
@@ -207,9 +192,8 @@ impl Model {
             self.release(session, rows, now)?;
             return self.unlock(session, rows);
         }
-        let me = self.prove(session, now, op)?;
-        let mut durable = true;
-        let done = match op {
+        let me = self.prove(session, now)?;
+        Ok(match op {
             Op::Register(rows) => {
                 Done::Registered(rows.iter().map(|row| self.register(&me, row)).collect())
             }
@@ -225,29 +209,23 @@ impl Model {
                 let marked = done.map(|row| row.role.clone()).collect();
                 Done::MarkedActing(MarkedActing { marked, blocked: Vec::new() })
             }
-            Op::Beat => {
-                durable = false;
-                Done::Beaten(self.beat(&me))
-            }
+            Op::Beat => Done::Beaten(self.beat(&me, now)),
             Op::Inspect(rows) => Done::Inspected(self.inspect(session, &me, rows)),
             Op::Release(_) => unreachable!("carried out above, in two halves"),
             Op::LeaveSeat => {
                 self.tables.candidates.retain(|(_, member), _| *member != me);
-                self.member(&me).left = true;
+                self.member(&me).left_at = Some(now);
                 Done::LeftSeat
             }
-        };
-        self.commit(durable, now);
-        Ok(done)
+        })
     }
 
     /// `prove`: that this runs on the seat of record; it also advances the beat.
-    fn prove(&mut self, session: SessionId, now: Tick, op: &Op) -> Result<String, String> {
+    fn prove(&mut self, session: SessionId, now: Tick) -> Result<String, String> {
         let me = self.sessions.get(&session).cloned().ok_or("the session has ended")?;
-        let quiet = self.past.bug == past::Bug::QuietAct && matches!(op, Op::MarkActing(_));
         match self.tables.members.get_mut(&me) {
-            Some(row) if row.session == session && !row.left => {
-                row.beat += i64::from(!quiet);
+            Some(row) if row.session == session && row.left_at.is_none() => {
+                row.beat += 1;
                 row.seen_at = now;
                 Ok(me)
             }
@@ -278,6 +256,7 @@ impl Model {
             timeline: None,
             holder: None,
             held_in: None,
+            last_holder: None,
             debtor: None,
             debtor_lease_ms: None,
             acted_in: None,
@@ -299,84 +278,92 @@ impl Model {
     }
 
     fn claim(&mut self, session: SessionId, me: &str, q: &ClaimRow, now: Tick) -> Claimed {
-        let answer = |claim: Claim| Claimed { role: q.role.clone(), claim };
-        let lock = q.key;
-        let Some(r) = self.tables.roles.get(&q.role).cloned().filter(|r| r.key == q.key) else {
-            return answer(Claim::Unknown);
-        };
-        let (epoch, before) = (r.epoch, r.holder.clone());
-        if let Some(holder) = self.locks.get(&lock) {
+        let claim = self.outcome(session, me, q, now);
+        if matches!(claim, Claim::Won(_) | Claim::Kept { .. }) {
+            self.locks.insert(q.key, session);
+        }
+        Claimed { role: q.role.clone(), claim }
+    }
+
+    fn outcome(&mut self, session: SessionId, me: &str, q: &ClaimRow, now: Tick) -> Claim {
+        let row = self.tables.roles.get(&q.role).cloned();
+        let better = row.as_ref().filter(|_| q.keep.is_none() && !q.insist);
+        let better = better.and_then(|row| self.better_candidate(me, &q.role, row, now));
+        // Before the lock: a candidate that yields does not even try it.
+        if let (Some(RoleRow { holder: None, epoch, .. }), Some(to)) = (&row, better) {
+            return Claim::Yield { epoch: *epoch, holder: None, to };
+        }
+        if let Some(holder) = self.locks.get(&q.key) {
             assert_ne!(*holder, session, "a role that is held is never claimed");
-            let held_by_us = Some(r.holder.as_deref() == Some(me));
-            return answer(Claim::Held { epoch: Some(epoch), holder: before, held_by_us });
+            let holder = row.as_ref().and_then(|row| row.holder.clone());
+            let held_by_us = holder.as_deref().map(|holder| holder == me);
+            return Claim::Held { epoch: row.map(|row| row.epoch), holder, held_by_us };
         }
+        let Some(r) = row.filter(|row| row.key == q.key) else { return Claim::Unknown };
+        let (epoch, holder) = (r.epoch, r.holder.clone());
         if r.paused {
-            return answer(Claim::Paused { epoch, holder: before });
+            return Claim::Paused { epoch, holder };
         }
-        let incarnation = self.member(me).incarnation.clone();
+        let MemberRow { incarnation, lease_ms, .. } = self.member(me).clone();
         let here = Some(&incarnation);
         let mine = r.debtor.as_deref() == Some(me);
-        let lax = self.past.bug == past::Bug::KeepInAnyIncarnation;
         if let Some(keep) = q.keep {
-            let still = r.holder.as_deref() == Some(me)
-                && r.epoch == keep
-                && (r.held_in.as_ref() == here || lax)
+            let still = holder.as_deref() == Some(me)
+                && epoch == keep
+                && r.held_in.as_ref() == here
                 && mine;
-            if still {
-                self.locks.insert(lock, session);
-                return answer(Claim::Kept { epoch, holder: before });
-            }
-            return answer(Claim::Moved { epoch, holder: before });
+            return match still {
+                true => Claim::Kept { epoch, holder },
+                false => Claim::Moved { epoch, holder },
+            };
         }
-        if !q.insist
-            && let Some(to) = self.better_candidate(me, &q.role, &r, now)
-        {
-            return answer(Claim::Yield { epoch, holder: before, to });
+        if let Some(to) = better {
+            return Claim::Yield { epoch, holder, to };
         }
+        let acted_here = r.acted_in.as_ref() == here;
         let paid = r.policy == TakeoverPolicy::Fenced
             || r.debtor.is_none() && r.paid_in.as_ref() == here
-            || mine && r.acted_in.as_ref() == here;
-        let paid = paid || self.past.bug == past::Bug::IgnoreTheDebt;
-        let moved = r.timeline.unwrap_or(0) != self.boot.timeline;
-        let moved_to = moved.then_some(self.boot.timeline + 1);
-        let moved_to = moved_to.filter(|_| self.past.bug != past::Bug::OneGeneration);
-        let moved_to =
-            moved_to.map(|to| if self.past.bug == past::Bug::NextGeneration { 1 } else { to });
-        let won = next_epoch(r.epoch, q.seen, moved_to);
-        let indebted = paid || self.past.bug == past::Bug::DebtMovesWithTheClaim;
-        let lease_ms = self.member(me).lease_ms;
+            || mine && acted_here;
         let timeline = self.boot.timeline;
+        let moved_to = (r.timeline.unwrap_or(0) != timeline).then_some(timeline + 1);
+        let won = next_epoch(epoch, q.seen, moved_to);
         let row = self.role(&q.role);
         row.epoch = won;
         row.timeline = Some(timeline);
+        row.last_holder = holder.clone().or(row.last_holder.take());
         row.holder = Some(me.to_owned());
         row.held_in = Some(incarnation.clone());
         row.successor = None;
         row.order = None;
-        if indebted {
+        row.lease_ms = row.lease_ms.max(lease_ms);
+        if paid {
             row.debtor = Some(me.to_owned());
             row.debtor_lease_ms = Some(lease_ms);
-            row.acted_in = Some(incarnation);
+            row.acted_in = Some(incarnation.clone());
             row.paid_in = None;
         }
-        self.locks.insert(lock, session);
-        if let Some(old) = r.holder.as_ref().filter(|old| *old != me)
+        if let Some(old) = holder.as_ref().filter(|old| *old != me)
             && let Some(old) = self.tables.members.get_mut(old)
         {
             old.revoked += 1;
         }
         let debtor = r.debtor.as_ref().and_then(|debtor| self.tables.members.get(debtor));
-        let debtor_lease_ms = [r.debtor_lease_ms, Some(r.lease_ms), debtor.map(|d| d.lease_ms)];
-        let lease = debtor_lease_ms.into_iter().flatten().max();
+        // In this incarnation no write was lost, so the debtor's own lease is known; otherwise the
+        // debtor may have been any member that ever registered.
+        let lease = if r.debtor.is_some() && acted_here {
+            r.debtor_lease_ms
+        } else {
+            r.debtor_lease_ms.max(Some(r.lease_ms)).max(debtor.map(|d| d.lease_ms))
+        };
         let debt = Debt {
             beat: debtor.map(|d| d.beat),
             debtor: r.debtor,
-            lease: lease.map(std::time::Duration::from_millis),
+            lease: lease.map(Duration::from_millis),
         };
-        answer(Claim::Won(Won { epoch: won, holder: before, debt: (!paid).then_some(debt) }))
+        Claim::Won(Won { epoch: won, holder, debt: (!paid).then_some(debt) })
     }
 
-    /// Why somebody else should have the role first, if somebody should.
+    /// Why another candidate should have the role first, if one should.
     fn better_candidate(
         &self,
         me: &str,
@@ -390,10 +377,14 @@ impl Model {
             .candidates
             .iter()
             .filter(|((of, member), c)| of == role && member != me && !c.observer)
+            // A candidate that has just released the role does not want it back so soon.
+            .filter(|((_, member), _)| {
+                row.holder.is_some() || row.last_holder.as_ref() != Some(member)
+            })
             .filter(|((_, member), _)| {
                 self.tables.members.get(member).is_some_and(|other| {
-                    let lease = std::time::Duration::from_millis(other.lease_ms);
-                    !other.left && now.saturating_since(other.seen_at) < lease
+                    let lease = Duration::from_millis(other.lease_ms);
+                    other.left_at.is_none() && now.saturating_since(other.seen_at) < lease
                 })
             })
             .filter_map(|((_, member), c)| {
@@ -429,8 +420,12 @@ impl Model {
         true
     }
 
-    fn beat(&mut self, me: &str) -> Beaten {
-        let others = self.tables.members.iter().filter(|(name, row)| *name != me && !row.left);
+    fn beat(&mut self, me: &str, now: Tick) -> Beaten {
+        // The dead too, for a while: their debts run from when their last beat was seen.
+        let others = self.tables.members.iter().filter(|(name, row)| {
+            let a_while = Duration::from_millis(row.lease_ms) * 4;
+            *name != me && row.left_at.is_none_or(|left| now.saturating_since(left) < a_while)
+        });
         let orders = self.tables.roles.iter().filter(|(_, row)| {
             row.holder.as_deref() == Some(me) && (row.paused || row.order.is_some())
         });
@@ -468,7 +463,7 @@ impl Model {
         rows: &[ReleaseRow],
         now: Tick,
     ) -> Result<(), String> {
-        let me = self.prove(session, now, &Op::Beat)?;
+        let me = self.prove(session, now)?;
         let (lease_ms, incarnation) = {
             let member = self.member(&me);
             (member.lease_ms, member.incarnation.clone())
@@ -480,10 +475,12 @@ impl Model {
             }
             row.holder = None;
             row.held_in = None;
+            row.last_holder = Some(me.clone());
             row.order = None;
-            let lease = std::time::Duration::from_millis(lease_ms);
+            let lease = Duration::from_millis(lease_ms);
             row.successor = to.clone().map(|to| (to, now + lease));
-            // A debt from before a failover is not ours to pay: who led after us may be lost with it.
+            // A debt from another incarnation is not ours to pay: a failover may have lost the member
+            // that led after us.
             let ours = row.acted_in.as_ref() == Some(&incarnation);
             if *clean && ours && row.debtor.as_ref() == Some(&me) {
                 row.debtor = None;
@@ -491,7 +488,6 @@ impl Model {
                 row.paid_in = Some(incarnation.clone());
             }
         }
-        self.commit(false, now);
         Ok(())
     }
 
@@ -518,16 +514,15 @@ impl Model {
 
     // --- what an operator says ---
 
-    pub fn set_paused(&mut self, role: &RoleName, paused: bool, now: Tick) -> bool {
+    pub fn set_paused(&mut self, role: &RoleName, paused: bool) -> bool {
         let Some(row) = self.tables.roles.get_mut(role) else { return false };
         row.paused = paused;
-        self.commit(true, now);
         self.tell(role);
         true
     }
 
     /// A step-down that `to` asks for, if it stands above the holder.
-    pub fn preempt(&mut self, role: &RoleName, to: &str, now: Tick) {
+    pub fn preempt(&mut self, role: &RoleName, to: &str) {
         let priority = |member: &str| {
             let key = (role.clone(), member.to_owned());
             self.tables.candidates.get(&key).map(|candidate| candidate.priority)
@@ -540,7 +535,6 @@ impl Model {
         self.last_id += 1;
         let id = self.last_id as i64;
         self.role(role).order = Some((id, Some(to.to_owned())));
-        self.commit(true, now);
         self.tell(role);
     }
 
@@ -550,15 +544,11 @@ impl Model {
     }
 
     fn member(&mut self, me: &str) -> &mut MemberRow {
-        self.tables.members.get_mut(me).expect("who was proved has a row")
+        self.tables.members.get_mut(me).expect("a proved member has a row")
     }
 
     fn role(&mut self, name: &RoleName) -> &mut RoleRow {
         self.tables.roles.get_mut(name).expect("a role that was read in this transaction")
-    }
-
-    fn commit(&mut self, durable: bool, now: Tick) {
-        self.past.commit(&self.tables, durable, now);
     }
 }
 

@@ -6,4 +6,5 @@
 //! lies), never into the code that is tested. The seeds that must catch a mistake are kept in the
 //! folder `seeds`.
 
+pub mod election;
 pub mod gossip;

@@ -30,8 +30,6 @@
 //! ```
 
 mod database;
-#[cfg(test)]
-mod simulation;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -204,10 +202,8 @@ impl MemoryGroup {
     /// # Errors
     /// [`TenureError::Order`] if no member has started that role yet.
     pub fn set_paused(&self, role: &str, paused: bool) -> Result<(), TenureError> {
-        let now = self.shared.clock.now();
         let mut server = self.shared.server();
-        let known =
-            RoleName::new(role).is_ok_and(|role| server.model.set_paused(&role, paused, now));
+        let known = RoleName::new(role).is_ok_and(|role| server.model.set_paused(&role, paused));
         if !known {
             return Err(TenureError::Order(format!(
                 "no member knows a role {role:?}; start it first"

@@ -198,7 +198,7 @@ impl Database for MemoryDatabase {
         let now = self.shared.clock.now();
         let mut server = self.shared.server();
         if !server.cut.contains(&self.joiner.identity) {
-            server.model.preempt(&role, &self.joiner.identity, now);
+            server.model.preempt(&role, &self.joiner.identity);
             server.deliver();
         }
     }

@@ -6,18 +6,17 @@ use std::time::Duration;
 use tenure_core::epoch::Epoch;
 use tenure_core::key::RoleName;
 use tenure_core::lease::TakeoverPolicy;
-
 use tenure_core::protocol::{Claim, Claimed};
 
 /// The result of a run.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Verdict {
+pub struct Verdict {
     /// The first thing that was wrong.
-    pub(super) wrong: Option<String>,
+    pub wrong: Option<String>,
     /// How many terms there were.
-    pub(super) terms: u64,
+    pub terms: u64,
     /// How long after the last fault every role was led.
-    pub(super) recovered_after: Duration,
+    pub recovered_after: Duration,
     /// The highest epoch ever issued, whatever the database forgot of it.
     issued: BTreeMap<RoleName, Epoch>,
     /// To whom each epoch of each role belongs.

@@ -7,20 +7,21 @@ use std::time::Duration;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use tenure_core::clock::{Clock, ManualClock, Tick};
+use tenure_core::engine::{Candidacy, Engine, Output};
 use tenure_core::gate::{Act, LeaderGate};
 use tenure_core::identity::Identity;
 use tenure_core::key::RoleName;
 use tenure_core::lease::{Lease, LeaseSpec, TakeoverPolicy};
 use tenure_core::lifecycle::{Input, Lifecycle, LifecycleOptions, LockState};
+use tenure_core::model::{Joiner, SessionId, joiner};
+use tenure_core::protocol::{Done, Op, ReleaseRow, Seated};
 use tenure_core::retry::FixedInterval;
 
+use super::TROUBLE;
+use super::database::Database;
 use super::fault::{self, Fault};
+use super::mistake::{Mistake, OldSightings};
 use super::verdict::{Verdict, Yes};
-use super::{Setting, TROUBLE};
-use tenure_core::engine::{Candidacy, Engine, Output};
-use tenure_core::model::past::Bug;
-use tenure_core::model::{Joiner, Model, SessionId, joiner};
-use tenure_core::protocol::{Done, Op, ReleaseRow, Seated};
 
 const ROLES: [(&str, TakeoverPolicy); 2] =
     [("exclusive", TakeoverPolicy::Exclusive), ("fenced", TakeoverPolicy::Fenced)];
@@ -39,7 +40,7 @@ pub(super) enum Event {
     /// A statement reaches the server.
     Arrive(usize, u64, SessionId, Op),
     /// The second half of a release.
-    LetGo(usize, u64, SessionId, Vec<ReleaseRow>),
+    Unlock(usize, u64, SessionId, Vec<ReleaseRow>),
     Answer(usize, u64, Done),
     /// A statement's deadline at the member.
     Deadline(usize, u64, u64),
@@ -76,6 +77,8 @@ pub(super) struct Node {
     identity: String,
     joiner: Joiner,
     engine: Engine,
+    /// With that mistake: what this member remembers of its earlier sessions.
+    sightings: Option<OldSightings>,
     lease: Lease,
     clock: ManualClock,
     rate: f64,
@@ -123,8 +126,8 @@ pub(super) struct World {
     seq: u64,
     events: BTreeMap<(u64, u64), Event>,
     random: SmallRng,
-    setting: Setting,
-    pub(super) database: Model,
+    mistake: Option<Mistake>,
+    pub(super) database: Database,
     server_rate: f64,
     server_is_up: bool,
     pub(super) slow: Duration,
@@ -137,17 +140,14 @@ pub(super) struct World {
 }
 
 impl World {
-    pub(super) fn new(seed: u64, setting: Setting) -> Self {
+    pub(super) fn new(seed: u64, mistake: Option<Mistake>) -> Self {
         let mut random = SmallRng::seed_from_u64(seed);
-        let mut database = Model::default();
-        database.past.bug = setting.bug;
-        database.past.keeps = true;
         let mut world = World {
             now: 1,
             seq: 0,
             events: BTreeMap::new(),
-            setting,
-            database,
+            mistake,
+            database: Database::new(mistake, false),
             server_rate: 1.0 + random.random_range(-DRIFT..DRIFT),
             server_is_up: true,
             slow: Duration::ZERO,
@@ -159,6 +159,8 @@ impl World {
             verdict: Verdict::default(),
             random,
         };
+        // Members with different leases need registrations that survive a failover: docs/safety.md.
+        world.database = Database::new(mistake, world.mixed);
         for index in 0..world.random.random_range(3..=5) {
             let node = world.node(index);
             world.nodes.push(node);
@@ -181,7 +183,7 @@ impl World {
         let lease = LeaseSpec {
             heartbeat: Some(Duration::from_millis(333) * scale),
             lease: Some(Duration::from_secs(1) * scale),
-            margin: self.setting.margin,
+            margin: self.mistake.and_then(Mistake::margin),
             reconnect_grace: self.grace,
             ..LeaseSpec::default()
         };
@@ -191,7 +193,6 @@ impl World {
         let mut own = SmallRng::seed_from_u64(self.random.random());
         let mut engine =
             Engine::new(lease, lease.lease(), None, false, Box::new(move || own.random()));
-        engine.keeps_old_sightings = self.setting.bug == Bug::OldSightings;
         let mut roles = Vec::new();
         for (name, policy) in ROLES {
             let name = RoleName::new(name).expect("a good name");
@@ -220,6 +221,7 @@ impl World {
             joiner: joiner(identity.as_str(), &lease),
             identity: identity.as_str().to_owned(),
             engine,
+            sightings: self.mistake.and_then(Mistake::sightings),
             lease,
             clock,
             rate,
@@ -346,7 +348,7 @@ impl World {
             | Event::EndAct(node) => Some(*node),
             Event::Join(..)
             | Event::Arrive(..)
-            | Event::LetGo(..)
+            | Event::Unlock(..)
             | Event::HungUp(_)
             | Event::Idle(_)
             | Event::Fault(_)
@@ -377,7 +379,8 @@ impl World {
                     node.conn = Conn::Up { id, session, op: None };
                     node.failures = 0;
                     let now = node.now();
-                    node.engine.seat_taken(seated, now);
+                    let at = node.sightings.as_mut().map_or(now, |old| old.seat_taken(now));
+                    node.engine.seat_taken(seated, at);
                 } else {
                     self.after(Duration::ZERO, Event::HungUp(session));
                 }
@@ -397,20 +400,21 @@ impl World {
                 self.pump(index);
             }
             Event::Arrive(index, conn, session, op) => self.arrive(index, conn, session, op),
-            Event::LetGo(index, conn, session, rows) => {
+            Event::Unlock(index, conn, session, rows) => {
                 if let Ok(done) = self.database.unlock(session, &rows) {
                     self.answer(index, conn, done);
                 }
                 self.tell();
             }
-            Event::Answer(index, conn, done) => {
+            Event::Answer(index, conn, mut done) => {
                 let node = &mut self.nodes[index];
                 if let Conn::Up { id, op, .. } = &mut node.conn
                     && *id == conn
                 {
                     *op = None;
                     let now = node.now();
-                    node.engine.done(done, now);
+                    let at = node.sightings.as_mut().map_or(now, |old| old.answer(&mut done, now));
+                    node.engine.done(done, at);
                 }
                 self.pump(index);
             }
@@ -500,7 +504,7 @@ impl World {
         if let Op::Release(rows) = op {
             if self.database.release(session, &rows, now).is_ok() {
                 let pause = Duration::from_micros(self.random.random_range(10..3000));
-                self.after(pause, Event::LetGo(index, conn, session, rows));
+                self.after(pause, Event::Unlock(index, conn, session, rows));
             }
             return;
         }
