@@ -48,7 +48,8 @@ pub(super) enum Event {
     Closed(usize, u64),
     /// The server hears that the client is gone.
     HungUp(SessionId),
-    Idle(SessionId),
+    /// The server's idle timer, and when it was started.
+    Idle(SessionId, u64),
     Notified(usize, u64, RoleName),
     Death(usize, String),
     Fault(Fault),
@@ -293,7 +294,7 @@ impl World {
                     })
                     .collect();
                 self.verdict.wrong =
-                    Some(format!("nobody leads {bound:?} after everything healed: {states:?}"));
+                    Some(format!("no member leads {bound:?} after everything healed: {states:?}"));
             }
         }
         self.verdict.recovered_after = Duration::from_nanos(self.now - healed);
@@ -350,7 +351,7 @@ impl World {
             | Event::Arrive(..)
             | Event::Unlock(..)
             | Event::HungUp(_)
-            | Event::Idle(_)
+            | Event::Idle(..)
             | Event::Fault(_)
             | Event::Mend(_)
             | Event::Quick
@@ -433,7 +434,7 @@ impl World {
                 self.pump(index);
             }
             Event::HungUp(session) => self.end_session(session),
-            Event::Idle(session) => self.idle(session),
+            Event::Idle(session, since) => self.idle(session, since),
             Event::Notified(index, conn, role) => {
                 let node = &mut self.nodes[index];
                 if node.is_on(conn) {
@@ -541,14 +542,12 @@ impl World {
     fn heard(&mut self, session: SessionId, index: usize) {
         self.last_heard.insert(session, self.now);
         let timeout = self.nodes[index].lease.idle_session_timeout();
-        self.after(timeout.div_f64(self.server_rate), Event::Idle(session));
+        self.after(timeout.div_f64(self.server_rate), Event::Idle(session, self.now));
     }
 
-    fn idle(&mut self, session: SessionId) {
-        let shortest = Duration::from_secs(2).as_nanos() as u64;
-        let heard = self.last_heard.get(&session).copied().unwrap_or(0);
-        // A later message has started the timer again.
-        if self.now - heard >= shortest {
+    fn idle(&mut self, session: SessionId, since: u64) {
+        // Unless a later message has started the timer again.
+        if self.last_heard.get(&session) == Some(&since) {
             self.end_session(session);
         }
     }

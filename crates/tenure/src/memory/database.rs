@@ -195,7 +195,6 @@ impl Database for MemoryDatabase {
     }
 
     async fn preempt(&self, role: RoleName) {
-        let now = self.shared.clock.now();
         let mut server = self.shared.server();
         if !server.cut.contains(&self.joiner.identity) {
             server.model.preempt(&role, &self.joiner.identity);
