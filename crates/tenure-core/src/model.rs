@@ -388,12 +388,13 @@ impl Model {
                 })
             })
             .filter_map(|((_, member), c)| {
-                if successor.is_some_and(|(to, until)| to == member && now < *until) {
+                let better = (c.ready, c.priority) > (mine.ready, mine.priority);
+                let named = |who: &str| successor.is_some_and(|(to, _)| to == who);
+                let in_time = successor.is_some_and(|(_, until)| now < *until);
+                if named(member) && (in_time || better) {
                     return Some((2, Better::Successor));
                 }
-                let better = (c.ready, c.priority) > (mine.ready, mine.priority);
-                let chosen = successor.is_some_and(|(to, _)| to == me);
-                match better && !chosen {
+                match better && !named(me) {
                     true if c.ready && !mine.ready => Some((1, Better::Ready)),
                     true => Some((0, Better::Priority)),
                     false => None,
