@@ -56,7 +56,7 @@ create table tenure.role (
     successor       text,
     successor_until timestamptz,
     paused          boolean not null default false,
-    order_id        bigint,                    -- a step-down somebody asked for
+    order_id        bigint,                    -- a step-down that was ordered
     order_to        text,
     last_holder     text,
     unique (pair, key)

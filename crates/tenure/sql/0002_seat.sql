@@ -51,7 +51,7 @@ $$;
 create type tenure.ask as (role text, key bigint, pair boolean, seen bigint, keep bigint,
                            insist boolean);
 
--- The advisory key between those who register, shared, and who lowers a role's lease.
+-- The advisory key that a registration takes shared, and an order to lower a role's lease exclusively.
 create function tenure.lease_key() returns bigint language sql immutable as $$
     select hashtextextended('tenure lease', 0)
 $$;
@@ -107,7 +107,7 @@ begin
     return m;
 end $$;
 
--- Locks the rows of those roles, in key order, and says which: somebody else's lock costs 20 ms once
+-- Locks the rows of those roles, in key order, and says which: another session's lock costs 20 ms once
 -- and its role, not the statement and with it the seat. A fence does not stand in the way of this.
 create function tenure.lock_rows(p_names text[]) returns text[] language plpgsql volatile as $$
 declare
@@ -146,7 +146,7 @@ declare
     m   tenure.member := tenure.prove(me);
     out jsonb;
     low text[];
-    -- New on the line of history on which the schema was born: nobody ever led it.
+    -- New on the line of history on which the schema was born: no member ever led it.
     fresh text := (select m.incarnation from tenure.origin
                    where lineage = tenure.lineage_of(m.incarnation));
     -- Tenure never uses more than a quarter of the lock table.
@@ -155,7 +155,7 @@ declare
         * (current_setting('max_connections')::bigint
            + current_setting('max_prepared_transactions')::bigint);
 begin
-    -- Whoever lowers a role's lease must see every registration: see tenure.lower_lease().
+    -- Lowering a role's lease must see every registration: see tenure.lower_lease().
     perform pg_advisory_xact_lock_shared(tenure.lease_key());
     insert into tenure.role (name, key, pair, policy, lease_ms, paid_in)
         select x.role, x.key, x.pair, x.policy, m.lease_ms, fresh
@@ -415,7 +415,7 @@ begin
 end $$;
 
 -- The durable word "my gate opens now": from here on this member is the debtor. `blocked` are those
--- that are ours and whose row somebody holds up: their gates stay shut.
+-- that are ours and whose row another session holds up: their gates stay shut.
 create function tenure.mark_acting(me text, p_roles jsonb) returns jsonb language plpgsql volatile as $$
 declare
     m    tenure.member := tenure.prove(me);
@@ -482,7 +482,7 @@ begin
 end $$;
 
 -- The first half of a release: the row. Guarded by holder and epoch, so that a late release cannot
--- overwrite a successor. A row that somebody holds up stays as it is, and the lock goes all the same:
+-- overwrite a successor. A row that is held up stays as it is, and the lock goes all the same:
 -- the successor finds a debt and waits. The second half (unlock and notify) writes nothing and is its own
 -- transaction: a poller that wins the lock finds the row as it is written here.
 create function tenure.release(me text, p_roles jsonb) returns jsonb language plpgsql volatile as $$
@@ -506,8 +506,8 @@ begin
             successor = x."to",
             successor_until = case when x."to" is not null
                 then clock_timestamp() + make_interval(secs => m.lease_ms / 1000.0) end
-        -- A debt of ours from another incarnation is not ours to pay: who led after us may have been
-        -- lost with a failover.
+        -- A debt from another incarnation is not paid by a release: a failover may have lost the member
+        -- that led after this one.
         from (select y.*, y.clean and o.debtor = me and o.acted_in = m.incarnation as pays
               from jsonb_to_recordset(p_roles) as y(role text, epoch bigint, clean boolean, "to" text)
                   join tenure.role o on o.name = y.role) x

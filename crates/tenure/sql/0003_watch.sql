@@ -10,7 +10,7 @@ create function tenure.successor_of(me text) returns jsonb language sql stable a
     order by identity <= me, identity limit 1
 $$;
 
--- True if nobody holds that member lock: the member's session is gone. Shared and for this
+-- True if no session holds that member lock: the member's session is gone. Shared and for this
 -- statement only, so that several may watch and a returning member is not held up.
 create function tenure.await_death(k bigint, p_ms integer) returns boolean
 language plpgsql volatile as $$
@@ -39,10 +39,11 @@ begin
 end $$;
 
 -- Ends the sessions that hold up a seat's claim: transactions older than `p_age_ms` that stand
--- before it. Called from another session while the seat waits, for at most `p_ms`. The age spares
--- whoever merely passes through; a frozen leader's open fenced transaction is always older. Who waits
--- for the same row is spared whatever its age: it holds nothing, and other members are among
--- them. A prepared transaction has no session, and only who knows its outcome may end it: it is named.
+-- before it. Called from another session while the seat waits, for at most `p_ms`. The age spares a
+-- transaction that merely passes through; a frozen leader's open fenced transaction is always older. A
+-- session that waits for the same row is spared whatever its age: it holds nothing, and other members
+-- are among them. A prepared transaction has no session, and only its owner knows its outcome: it is
+-- named.
 create function tenure.unblock(p_seat_pid integer, p_age_ms integer, p_ms integer) returns jsonb
 language plpgsql volatile as $$
 declare
@@ -53,7 +54,7 @@ declare
     b        record;
 begin
     loop
-        -- A lock of the kind `tuple` is had only by who waits for the row.
+        -- Only a session that waits for the row has a lock of the kind `tuple`.
         waiting := p_seat_pid || array(select w.pid from pg_locks mine
             join pg_locks w using (locktype, database, relation, page, tuple)
             where mine.pid = p_seat_pid and not mine.granted and locktype = 'tuple');

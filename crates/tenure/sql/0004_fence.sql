@@ -7,7 +7,8 @@
 -- above READ COMMITTED; FOR SHARE fails the rightful leader on any other update of the row.
 
 -- The advisory key of the barrier before a role's fence. Fences share the row, so a stream of them
--- would overtake a claim that waits for it without end; whoever unblocks a claim holds the barrier.
+-- would overtake a claim that waits for it without end; the session that unblocks a claim holds the
+-- barrier.
 create function tenure.barrier(p_role text) returns bigint language sql immutable as $$
     select hashtextextended('tenure fence ' || p_role, 0)
 $$;

@@ -1,4 +1,4 @@
--- What an operator says: each order is recorded in tenure.event and told to the group.
+-- The operators' orders: each is recorded in tenure.event and told to the group.
 --
 -- Invariant: an order never touches epoch, debtor or lock; the leader carries it out by itself.
 -- The exception is force_release, the last resort: it ends the holder's session, and the debt stays.
@@ -42,8 +42,8 @@ begin
 end $$;
 
 -- Lowers the lease that successors wait out after a restart or failover to the longest that still
--- takes part. It only ever rose by itself: after a failover that lost writes, whoever led before may
--- have been any member that had registered.
+-- takes part. It only ever rose by itself: after a failover that lost writes, the last leader may have
+-- been any member that had registered.
 --
 -- Why this is safe. The role must be settled in this incarnation, in which no write was lost: so the
 -- one gate that may be open is the debtor's, and its lease counts. Every gate that opens later belongs
@@ -60,8 +60,8 @@ begin
     perform set_config('lock_timeout', '1000', true);
     select * into r from tenure.role where name = p_role for no key update;
     if not found then return jsonb_build_object('error', 'unknown_role'); end if;
-    -- After the row, which may be long in coming, and briefly: who registers waits behind this one, on
-    -- its seat, and with it its beats.
+    -- After the row, which may be long in coming, and briefly: a member that registers waits behind this
+    -- session, on its seat, and with it its beats.
     perform set_config('lock_timeout', '20', true);
     perform pg_advisory_xact_lock(tenure.lease_key());
     if inc is distinct from (case when r.debtor is null then r.paid_in else r.acted_in end) then
@@ -88,7 +88,7 @@ declare
 begin
     select * into r from tenure.role where name = p_role;
     if not found then return jsonb_build_object('error', 'unknown_role'); end if;
-    -- Whoever holds the lock, ours or not.
+    -- The session that holds the lock, a member's or not.
     select count(pg_terminate_backend(l.pid, 2000)) into n from pg_locks l
         where l.locktype = 'advisory' and l.granted
           and l.database = (select oid from pg_database where datname = current_database())

@@ -1,4 +1,4 @@
--- Who holds one advisory key, Tenure or not; needs no schema. Informational: not authoritative.
+-- The sessions that hold one advisory key, Tenure's or not; needs no schema. Informational: not authoritative.
 select coalesce(jsonb_agg(jsonb_build_object(
     'pid', l.pid, 'program', a.application_name, 'user', a.usename,
     'tenure', a.application_name like 'tenure %')), '[]')

@@ -1,4 +1,4 @@
--- Who leads what, who waits, and whether the lock itself agrees. Reads only; {role} is a literal
+-- Every role's leader and candidates, and whether the lock itself agrees. Reads only; {role} is a literal
 -- or null for all roles. The age of a heartbeat is the database's own, for people.
 select coalesce(jsonb_agg(s order by s->>'role'), '[]') from (
     select jsonb_build_object(
