@@ -146,7 +146,7 @@ async fn a_new_member_claims_as_quickly_as_one_that_the_statistics_know() {
         .batch_execute(
             "truncate tenure.role, tenure.candidate;
              insert into tenure.role (name, key, policy, lease_ms)
-                 select 'r' || n, n, 'exclusive', 3000 from generate_series(1, 4000) n;
+                 select 'r' || n, n, 'exclusive', 3000 from generate_series(1, 10000) n;
              insert into tenure.candidate (role, member) select name, 'old' from tenure.role;
              analyze tenure.role, tenure.candidate;
              select tenure.take_seat('{\"identity\": \"new\", \"key\": 1, \"seat\": \"s\", \"host\": \"h\", \

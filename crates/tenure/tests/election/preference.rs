@@ -6,7 +6,7 @@ use tenure::config::RoleSpec;
 
 use crate::stage::{PATIENCE, candidate, config, database, follows, gone, leads, start};
 
-/// Who has just let go is in its cool-down: nobody stands back for it.
+/// A member that has just stepped down is in its cool-down: no candidate yields to it.
 #[tokio::test]
 async fn a_step_down_of_the_most_preferred_hands_over_at_once() {
     let database = database().await;
@@ -22,7 +22,7 @@ async fn a_step_down_of_the_most_preferred_hands_over_at_once() {
     gone(low).await;
 }
 
-/// A role that one member stopped, while it stays for others, is no reason to stand back.
+/// A role that one member stopped, while it stays for others, is no reason to yield.
 #[tokio::test]
 async fn a_stopped_candidate_delays_nobody() {
     let database = database().await;
@@ -36,7 +36,7 @@ async fn a_stopped_candidate_delays_nobody() {
     let (one_member, first) = candidate(&database, RoleSpec::named("r")).await;
     let (two_member, second) = candidate(&database, RoleSpec::named("r")).await;
     stays.lock("r").unwrap().shutdown(Some(PATIENCE)).await.unwrap();
-    // One of them leads, lets go, and the other one follows it at once: the second race in which
+    // One of them leads, steps down, and the other one leads at once: the second race in which
     // the stopped one does not take part.
     let (leader, follower) = tokio::select! {
         _ = first.wait_for_leadership(None) => (&first, &second),

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use tenure::RoleName;
 use tenure::config::RoleSpec;
 use tenure::operate::Operator;
+use tokio::sync::watch;
 
-use crate::stage::{PATIENCE, candidate, config, database, gone, leader, leads, one, start};
+use crate::stage::{PATIENCE, candidate, config, database, gone, leader, leads, one, start, until};
 
 /// Orders come with heartbeats, so claims, however many, must not take their place.
 #[tokio::test]
@@ -23,17 +24,20 @@ async fn an_order_is_heard_however_often_another_role_is_claimed() {
 
     let noise = database.client().await.unwrap();
     let stop = Arc::new(AtomicBool::new(false));
+    let (count, mut sent) = watch::channel(0);
     let loud = tokio::spawn({
         let stop = stop.clone();
         async move {
             while !stop.load(Ordering::Relaxed) {
                 noise.batch_execute("select pg_notify('tenure', 'y')").await.unwrap();
+                count.send_modify(|sent| *sent += 1);
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }
     });
+    // The noise is under way, and each of its notifications is followed by a claim.
+    sent.wait_for(|sent| *sent >= 5).await.expect("the noise goes on");
     // The order is written but its notification is lost: a heartbeat must bring it.
-    tokio::time::sleep(Duration::from_millis(500)).await;
     let client = database.client().await.unwrap();
     one(&client, "select tenure.order_step_down('x', null, 'a test')").await;
     let asked = Instant::now();
@@ -159,7 +163,11 @@ async fn everything_that_is_held_can_be_looked_at_within_the_deadline() {
     // "Something of yours was taken": it looks at everything.
     let revoke = "update tenure.member set revoked = revoked + 1";
     client.batch_execute(revoke).await.unwrap();
-    tokio::time::sleep(Duration::from_secs(4)).await;
+    let looked = format!(
+        "select count(*) from pg_stat_activity \
+         where pid = {before} and state = 'idle' and query like 'select tenure.inspect(%'"
+    );
+    until(&client, &looked, "1").await;
     assert_eq!(one(&client, seat).await, before, "the seat was lost");
     let open = member.locks().iter().filter(|lock| lock.is_leader()).count();
     assert_eq!(open, 2000, "after {claimed:?}");

@@ -1,5 +1,5 @@
-//! What users of other electors ran into: one test or more for each numbered complaint of the list
-//! of peers that applies to a library (10, a command line's child, is the program's).
+//! What users of other electors ran into: at least one test for each complaint that applies to a
+//! library.
 
 use std::time::Duration;
 
@@ -65,7 +65,7 @@ fn named(setup: &Setup, name: &str) -> Setup {
 }
 
 #[tokio::test]
-async fn peers_01_a_transaction_pooler_is_refused_and_strands_no_lock() {
+async fn a_transaction_pooler_is_refused_and_strands_no_lock() {
     let (cluster, database) = own_server().await;
     let pooler = PgBouncer::start(&cluster, PoolMode::Transaction, &[]).await.expect("a pooler");
     let setup = Setup::new("a", &pooler.dsn(database.name()));
@@ -81,7 +81,7 @@ async fn peers_01_a_transaction_pooler_is_refused_and_strands_no_lock() {
 }
 
 #[tokio::test]
-async fn peers_02_a_lost_session_is_never_taken_for_leadership() {
+async fn a_lost_session_is_never_taken_for_leadership() {
     let (setup, client) = here().await;
     let member = leader(&setup).await;
     let lock = member.locks().remove(0);
@@ -102,7 +102,7 @@ async fn peers_02_a_lost_session_is_never_taken_for_leadership() {
 }
 
 #[tokio::test]
-async fn peers_03_a_beat_renews_its_own_seat_and_no_other() {
+async fn a_beat_renews_its_own_seat_and_no_other() {
     let (setup, client) = here().await;
     let mut group = Group::start(&["a", "b"], &setup).await;
     let old = group.leader(0).await;
@@ -117,7 +117,7 @@ async fn peers_03_a_beat_renews_its_own_seat_and_no_other() {
 }
 
 #[tokio::test]
-async fn peers_03_an_epoch_that_moved_ends_the_term() {
+async fn an_epoch_that_moved_ends_the_term() {
     let (setup, client) = here().await;
     let mut group = Group::start(&["a", "b"], &setup).await;
     let old = group.leader(0).await;
@@ -131,7 +131,7 @@ async fn peers_03_an_epoch_that_moved_ends_the_term() {
 }
 
 #[tokio::test]
-async fn peers_04_followers_hold_no_snapshot_longer_than_a_heartbeat() {
+async fn followers_hold_no_snapshot_longer_than_a_heartbeat() {
     let (setup, client) = here().await;
     let mut members = vec![leader(&setup).await];
     for n in 0..4 {
@@ -159,7 +159,7 @@ async fn peers_04_followers_hold_no_snapshot_longer_than_a_heartbeat() {
 }
 
 #[tokio::test]
-async fn peers_05_the_lock_lives_on_the_seat_alone_and_goes_with_it() {
+async fn the_lock_lives_on_the_seat_alone_and_goes_with_it() {
     let (setup, client) = here().await;
     let member = leader(&setup).await;
     let others = "select count(*) from pg_locks l join pg_stat_activity a using (pid) \
@@ -175,7 +175,7 @@ async fn peers_05_the_lock_lives_on_the_seat_alone_and_goes_with_it() {
 }
 
 #[tokio::test]
-async fn peers_06_reacquiring_never_stacks_the_lock() {
+async fn reacquiring_never_stacks_the_lock() {
     let (database, _) = shared_server().await;
     let client = connect(&database.dsn()).await;
     let setup = Setup { cool_down: Duration::from_millis(20), ..Setup::new("a", &database.dsn()) };
@@ -197,7 +197,7 @@ async fn peers_06_reacquiring_never_stacks_the_lock() {
 }
 
 #[tokio::test]
-async fn peers_07_a_dead_peer_holds_the_lock_no_longer_than_its_lease() {
+async fn a_dead_peer_holds_the_lock_no_longer_than_its_lease() {
     let (database, server) = shared_server().await;
     let proxy = Proxy::start(server).await.expect("a proxy");
     let setup = Setup { fenced: true, ..Setup::new("a", &proxy.dsn(database.name())) };
@@ -213,7 +213,7 @@ async fn peers_07_a_dead_peer_holds_the_lock_no_longer_than_its_lease() {
 }
 
 #[tokio::test]
-async fn peers_08_a_healthy_leader_and_a_bystander_are_never_terminated() {
+async fn a_healthy_leader_and_a_bystander_are_never_terminated() {
     let (setup, client) = here().await;
     let mut group = Group::start(&["a", "b", "c"], &setup).await;
     let old = group.leader(0).await;
@@ -242,7 +242,7 @@ async fn peers_08_a_healthy_leader_and_a_bystander_are_never_terminated() {
 }
 
 #[tokio::test]
-async fn peers_09_a_handover_takes_milliseconds_and_waits_for_the_work() {
+async fn a_handover_takes_milliseconds_and_waits_for_the_work() {
     let (setup, _) = here().await;
     let mut group = Group::start(&["a", "b"], &setup).await;
     let old = group.leader(0).await;
@@ -258,7 +258,7 @@ async fn peers_09_a_handover_takes_milliseconds_and_waits_for_the_work() {
 }
 
 #[tokio::test]
-async fn peers_11_roles_of_one_schema_have_leaders_of_their_own() {
+async fn roles_of_one_schema_have_leaders_of_their_own() {
     let (setup, _) = here().await;
     let only = |name: &str, roles: &[&str]| Setup {
         roles: roles.iter().map(|role| (*role).to_owned()).collect(),
@@ -280,7 +280,7 @@ async fn peers_11_roles_of_one_schema_have_leaders_of_their_own() {
 }
 
 #[tokio::test]
-async fn peers_12_an_application_that_uses_up_every_connection_starves_no_heartbeat() {
+async fn an_application_that_uses_up_every_connection_starves_no_heartbeat() {
     let options = ClusterOptions::default().set("max_connections", 20);
     let cluster = Cluster::start_with(options).await.expect("a server");
     let database = cluster.create_database("app").await.expect("a database");
@@ -304,7 +304,7 @@ async fn peers_12_an_application_that_uses_up_every_connection_starves_no_heartb
 }
 
 #[tokio::test]
-async fn peers_13_a_listener_that_hears_nothing_is_repaired_by_the_poll() {
+async fn a_listener_that_hears_nothing_is_repaired_by_the_poll() {
     let (database, server) = shared_server().await;
     let wire = Wire::start(server).await;
     // A leader that might come back for its role within a grace, and does not.
@@ -324,7 +324,7 @@ async fn peers_13_a_listener_that_hears_nothing_is_repaired_by_the_poll() {
 }
 
 #[tokio::test]
-async fn peers_13_a_listener_that_hears_nothing_is_replaced() {
+async fn a_listener_that_hears_nothing_is_replaced() {
     let (database, server) = shared_server().await;
     let client = connect(&database.dsn()).await;
     let wire = Wire::start(server).await;
@@ -347,7 +347,7 @@ async fn peers_13_a_listener_that_hears_nothing_is_replaced() {
 }
 
 #[tokio::test]
-async fn peers_14_a_short_stall_and_a_quick_reconnect_cost_nobody_the_term() {
+async fn a_short_stall_and_a_quick_reconnect_cost_no_member_its_term() {
     let (setup, client) = here().await;
     let grace = Some(Duration::from_secs(1));
     let mut group = Group::start(&["a", "b", "c"], &Setup { grace, ..setup.clone() }).await;
@@ -366,7 +366,7 @@ async fn peers_14_a_short_stall_and_a_quick_reconnect_cost_nobody_the_term() {
 }
 
 #[tokio::test]
-async fn peers_15_two_hundred_roles_take_two_sessions() {
+async fn two_hundred_roles_take_two_sessions() {
     let (setup, client) = here().await;
     let roles = (0..200).map(|n| format!("role-{n}")).collect();
     let member = leader(&Setup { roles, ..setup }).await;
@@ -378,7 +378,7 @@ async fn peers_15_two_hundred_roles_take_two_sessions() {
 }
 
 #[tokio::test]
-async fn peers_16_the_record_shows_every_term_and_that_none_overlapped() {
+async fn the_record_shows_every_term_and_that_none_overlapped() {
     let (setup, client) = here().await;
     let mut group = Group::start(&["a", "b", "c"], &setup).await;
     let first = group.leader(0).await;
@@ -404,7 +404,7 @@ async fn peers_16_the_record_shows_every_term_and_that_none_overlapped() {
 }
 
 #[tokio::test]
-async fn peers_17_a_snapshot_from_before_the_bump_cannot_pass_the_fence() {
+async fn a_snapshot_from_before_the_bump_cannot_pass_the_fence() {
     let (setup, client) = here().await;
     let setup = Setup { cool_down: Duration::from_millis(20), ..setup };
     let (one, two) = (leader(&setup).await, member(&named(&setup, "b")).await);
@@ -429,7 +429,7 @@ async fn peers_17_a_snapshot_from_before_the_bump_cannot_pass_the_fence() {
 }
 
 #[tokio::test]
-async fn peers_18_whoever_is_woken_finds_the_lock_free() {
+async fn a_member_that_is_woken_finds_the_lock_free() {
     let (setup, _) = here().await;
     let setup = Setup { roles: (0..10).map(|n| format!("role-{n}")).collect(), ..setup };
     let (one, two) = (leader(&setup).await, member(&named(&setup, "b")).await);
@@ -448,7 +448,7 @@ async fn peers_18_whoever_is_woken_finds_the_lock_free() {
 
 /// The other half of 18: a claim whose row could not be written leaves no lock.
 #[tokio::test]
-async fn peers_18_a_claim_whose_record_fails_leaves_no_lock() {
+async fn a_claim_whose_record_fails_leaves_no_lock() {
     let (setup, client) = here().await;
     let first = leader(&setup).await;
     gone(first).await;
