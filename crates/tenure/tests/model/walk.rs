@@ -55,8 +55,8 @@ pub(crate) async fn walk(sides: &mut Sides, seed: u64) -> Result<BTreeSet<String
             75..79 => walk.session_dies(member).await,
             79..82 => walk.record_death(member).await,
             82..84 => walk.leave_seat(member).await,
-            84..90 => walk.operate(member).await,
-            90..94 => walk.alter().await,
+            84..88 => walk.operate(member).await,
+            88..94 => walk.alter().await,
             94..98 => walk.wait(),
             _ => walk.start_anew().await,
         };
@@ -328,7 +328,7 @@ impl Walk<'_> {
     /// A role and a candidacy get into a state that the steps may not lead to.
     async fn alter(&mut self) -> Result<(), String> {
         let (name, _) = self.some_roles().remove(0);
-        let incarnations = ["0/0/0".to_owned(), self.sides.model.incarnation()];
+        let incarnations = ["0/7/7".to_owned(), self.sides.model.incarnation()];
         let timeline = self.sides.model.timeline();
         let until = self.sides.tick() + Duration::from_millis(self.random.random_range(0..3000));
         let [holder, debtor, last, successor] = [(); 4].map(|()| self.some_member());
@@ -342,14 +342,19 @@ impl Walk<'_> {
             ready: self.chance(70),
             observer: self.chance(10),
         };
-        let member = self.any_member();
+        let (member, leaves_holder) = (self.any_member(), self.chance(60));
         let tables = &mut self.sides.model.tables;
         let Some(row) = tables.roles.get_mut(&name) else { return Ok(()) };
-        row.holder = holder;
-        row.held_in = held;
-        row.last_holder = last;
-        row.debtor_lease_ms = debtor.is_some().then_some(1500);
-        row.debtor = debtor;
+        if row.holder.is_some() && leaves_holder {
+            // The holder owes the debt itself: from now, or from another incarnation.
+            row.debtor.clone_from(&row.holder);
+        } else {
+            row.holder = holder;
+            row.held_in = held;
+            row.last_holder = last;
+            row.debtor = debtor;
+        }
+        row.debtor_lease_ms = row.debtor.is_some().then_some(1500);
         row.acted_in = acted;
         row.paid_in = paid;
         row.successor = successor.map(|to| (to, until));
