@@ -38,7 +38,8 @@ use crate::tls::{Tls, TlsError, TlsOptions, Verify};
 pub type Connection =
     tokio_postgres::Connection<Socket, <MakeRustlsConnect as MakeTlsConnect<Socket>>::Stream>;
 
-/// A session that was just opened; its connection is not polled yet.
+/// A session that was just opened. Its connection is not polled yet: spawn it, or make a
+/// [`Line`](crate::line::Line) of the session.
 pub struct Session {
     /// Sends statements.
     pub client: tokio_postgres::Client,
@@ -99,7 +100,7 @@ impl Connector {
         self
     }
 
-    /// What is connected to.
+    /// The connection string that was resolved.
     #[must_use]
     pub fn dsn(&self) -> &Dsn {
         &self.dsn
@@ -111,7 +112,8 @@ impl Connector {
     /// Cancel-safe: dropping the future closes whatever was opened.
     ///
     /// # Errors
-    /// Any [`ConnectError`]; with several servers [`ConnectError::Several`] unless a login failed.
+    /// Any [`ConnectError`]; with several servers or addresses [`ConnectError::Several`] unless a
+    /// login failed.
     pub async fn connect(
         &self,
         application_name: &str,

@@ -40,7 +40,7 @@ pub use secret::Secret;
 /// The folder of the server's Unix socket on Debian and its relatives, and upstream's.
 const SOCKET_FOLDERS: [&str; 2] = ["/var/run/postgresql", "/tmp"];
 
-/// A resolved connection string.
+/// A resolved connection string. `Debug` and `Display` show it without the password.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Dsn {
     pub(crate) hosts: Vec<Host>,
@@ -73,7 +73,7 @@ pub struct Host {
     pub name: String,
     /// The address to use instead of looking `name` up.
     pub address: Option<IpAddr>,
-    /// The port.
+    /// The port, also part of a socket's name.
     pub port: u16,
 }
 
@@ -271,13 +271,13 @@ impl Dsn {
         &self.hosts
     }
 
-    /// The login role.
+    /// The database user; without one in the DSN, the name of the process's user.
     #[must_use]
     pub fn user(&self) -> &str {
         &self.user
     }
 
-    /// The database.
+    /// The database's name; without one in the DSN, the user's.
     #[must_use]
     pub fn database(&self) -> &str {
         &self.database

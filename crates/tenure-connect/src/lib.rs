@@ -4,9 +4,9 @@
 //! and verified, can use it alone; `tenure` and `tenure-tx` are built on it.
 //!
 //! ```text
-//!  Dsn ──► Connector ──► Session ──► Line ──► answers
-//!  libpq's forms    several hosts,      simple queries,     Schema::migrate
-//!  and files        TLS, deadline       each with a deadline
+//!  Dsn ───────────► Connector ──────► Session ──► Line ──► answers
+//!  libpq's forms    several hosts,                simple queries,
+//!  and files        TLS, deadline                 each with a deadline (Schema::migrate)
 //! ```
 //!
 //! # What it guarantees

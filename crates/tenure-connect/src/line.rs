@@ -1,6 +1,6 @@
 //! One dedicated session, spoken to one simple query at a time.
 //!
-//! A *line* is what the seat and the sentinel are made of. It never pools, never retries and never
+//! A *line* is what a member of `tenure` keeps to the database. It never pools, never retries and never
 //! hides anything: an answer that came with a warning is a failure, because a statement that was
 //! cancelled while it waited for a standby returns success with a warning. The one exception is the
 //! first answer: what a server warns of at login (a collation version that changed with the operating
@@ -40,7 +40,7 @@ pub enum LineError {
 }
 
 impl LineError {
-    /// The code of a refusal.
+    /// The code of a refusal; `None` for every other error.
     pub fn sqlstate(&self) -> Option<&str> {
         match self {
             LineError::Refused { sqlstate, .. } => Some(sqlstate),
@@ -52,7 +52,7 @@ impl LineError {
     }
 }
 
-/// What a line says without being asked.
+/// What a line says without being asked. After `Closed`, with the reason, nothing more comes.
 #[derive(Debug)]
 #[allow(missing_docs, reason = "the names say it")]
 pub enum Heard {
@@ -83,7 +83,8 @@ impl Drop for Line {
 }
 
 impl Line {
-    /// Takes a session over. What it says unasked arrives at `heard`; an unbounded channel, because
+    /// Takes a session over; must be called in a tokio runtime. What it says unasked arrives at `heard`,
+    /// whose receiver must be kept if notifications are listened for. It is an unbounded channel, because
     /// a session's notifications are bounded by what the group does, and a lost `Closed` would hang.
     pub fn new(session: Session, heard: mpsc::UnboundedSender<Heard>) -> Self {
         let warnings = Arc::new(Warnings::default());
@@ -95,6 +96,9 @@ impl Line {
     ///
     /// Not to be cancelled by a caller that wants to go on using the line: the statement goes on
     /// in the server. Past the deadline the caller drops the line.
+    ///
+    /// # Errors
+    /// [`LineError`]; only after [`LineError::Refused`] it is certain that nothing was written.
     pub async fn ask(&self, sql: &str, within: Duration) -> Result<Option<String>, LineError> {
         let before = self.warnings.count.load(Ordering::Acquire);
         let client = self.client.as_ref().ok_or_else(|| LineError::Closed("closed".to_owned()))?;
@@ -124,7 +128,7 @@ impl Line {
             .flatten())
     }
 
-    /// Says goodbye and waits, at most that long, for the socket to close.
+    /// Says goodbye and waits, for `within` at most, until the socket is closed.
     pub async fn hang_up(mut self, within: Duration) {
         self.client = None;
         let _ = timeout(within, &mut self.reader).await;

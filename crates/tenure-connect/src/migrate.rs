@@ -23,14 +23,14 @@ use crate::sql::{identifier, literal};
 pub struct Migration {
     /// Files are applied in this order, from 1 on without a gap.
     pub version: i32,
-    /// Its name, without number and ending.
+    /// The file's name, without number and ending.
     pub name: &'static str,
     /// Its text. It may not contain `$migration$` or `$body$`.
     pub sql: &'static str,
 }
 
 /// The files of a schema, for [`Schema::files`]: `migrations!["../sql", 1 "tables", 2 "seat"]` reads
-/// `../sql/0001_tables.sql` and `../sql/0002_seat.sql`.
+/// `../sql/0001_tables.sql` and `../sql/0002_seat.sql`, relative to the calling file. Versions 1 to 9.
 #[macro_export]
 macro_rules! migrations {
     ($folder:literal, $($version:literal $name:literal),* $(,)?) => {
@@ -60,7 +60,7 @@ impl Schema {
         self.files[self.files.len() - 1].version
     }
 
-    /// All files as one script, safe to run again: for people who apply SQL with a tool of their own.
+    /// All files as one script, safe to run again: for operators with a migration tool of their own.
     #[must_use]
     pub fn script(&self) -> String {
         let mut script = format!(
@@ -87,7 +87,7 @@ impl Schema {
     /// The version in the database, 0 if there is none.
     ///
     /// # Errors
-    /// [`LineError`]; nothing was written.
+    /// [`LineError`]; nothing was written. `within` bounds each of two statements.
     pub async fn installed(&self, line: &Line, within: Duration) -> Result<i32, LineError> {
         // Not `to_regclass`: inside a transaction it may answer from a cache that another program's
         // migration has made stale.
@@ -105,7 +105,9 @@ impl Schema {
         Ok(newest.and_then(|version| version.parse().ok()).unwrap_or(0))
     }
 
-    /// Brings the schema up to date; returns the versions that were applied here.
+    /// Brings the schema up to date; returns the versions that were applied here. `within` bounds the
+    /// look at the version, and again the migration itself. Not cancel-safe: drop the line, and the
+    /// server rolls back.
     ///
     /// # Errors
     /// [`LineError`]; a migration that failed is rolled back whole, and a retry is safe.

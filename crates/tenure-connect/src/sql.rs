@@ -8,7 +8,7 @@ use serde::Serialize;
 
 /// A value as an SQL string literal.
 ///
-/// Sound only with `standard_conforming_strings = on`, which every session of ours pins first. A
+/// Sound only with `standard_conforming_strings = on`: the caller's session must have set it. A
 /// NUL cannot be part of any PostgreSQL text; it would end the message early, so it is replaced.
 pub fn literal(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
@@ -25,6 +25,9 @@ pub fn literal(text: &str) -> String {
 }
 
 /// A value as a `jsonb` literal.
+///
+/// # Panics
+/// If the value cannot be JSON: a map whose keys are not text.
 pub fn json(value: &impl Serialize) -> String {
     let text = serde_json::to_string(value).expect("our own records have string keys only");
     format!("{}::jsonb", literal(&text))

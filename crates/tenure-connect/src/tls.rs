@@ -32,7 +32,8 @@ use rustls::{ClientConfig, RootCertStore};
 use crate::dsn::{ClientCert, Dsn, Env, NotASwitch, RootCert, SslMode, switch};
 use verify::{Check, Trust, Verifier};
 
-/// What the environment says about TLS, apart from the DSN (see `docs/coming-from.md`).
+/// What is said about TLS apart from the DSN. The variables that [`TlsOptions::from_env`] reads have
+/// StorageHub's names (`docs/coming-from.md`).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[must_use]
 pub struct TlsOptions {

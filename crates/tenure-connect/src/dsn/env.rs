@@ -47,7 +47,11 @@ impl Env for HashMap<String, String> {
 #[derive(Debug)]
 pub struct NotASwitch;
 
-/// Reads a yes or a no; anything else is refused, because a typing error must not pass for "no".
+/// Reads a yes (`1`, `true`, `yes`, `on`) or a no (`0`, `false`, `no`, `off`), in any case; `None` if the
+/// variable is not set.
+///
+/// # Errors
+/// [`NotASwitch`] for anything else: a typing error must not pass for "no".
 pub fn switch(env: &dyn Env, variable: &str) -> Result<Option<bool>, NotASwitch> {
     let Some(text) = env.var(variable) else { return Ok(None) };
     match text.trim().to_ascii_lowercase().as_str() {

@@ -96,6 +96,7 @@ pub(super) fn check(key: &str) -> Result<(), DsnError> {
 
 /// How TLS is used, with libpq's names and meanings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum SslMode {
     /// Never.
     Disable,
@@ -138,8 +139,9 @@ impl SslMode {
 
 /// Which of several servers will do, with libpq's names and meanings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum TargetSessionAttrs {
-    /// Whichever answers first.
+    /// The first that answers, in the order of the DSN.
     Any,
     /// One that accepts writes.
     ReadWrite,
@@ -187,6 +189,7 @@ impl TargetSessionAttrs {
 
 /// Whether SCRAM is bound to the TLS channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum ChannelBinding {
     /// Never.
     Disable,
@@ -212,6 +215,7 @@ impl ChannelBinding {
 
 /// Which certificates are trusted.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum RootCert {
     /// The system's trust store.
     System,
