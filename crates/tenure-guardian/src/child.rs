@@ -48,7 +48,7 @@ pub struct Times {
 }
 
 impl Times {
-    /// The lease's own grace; a quarter of it, and at least a fortieth of the lease, for the killing.
+    /// The lease's own grace, and as reserve a quarter of it, at least a fortieth of the lease.
     pub fn of(lease: &Lease) -> Self {
         let grace = lease.kill_grace();
         Times { grace, reserve: (grace / 4).max(lease.lease() / 40) }
@@ -96,11 +96,12 @@ impl Guarded {
     /// Starts the guardian, which starts the command, with these variables beside the program's own.
     /// From now on [`Guarded::extend`] must be called with every later deadline, or the child ends.
     ///
-    /// The program becomes a subreaper: orphans of any of its descendants fall to it (see [`Strays`]).
-    /// Must be called in a tokio runtime.
+    /// The program becomes a subreaper: orphans of any of its descendants fall to it (see
+    /// [`Strays`](crate::Strays)). Must be called in a tokio runtime.
     ///
     /// # Errors
-    /// If no process can be started; nothing runs then.
+    /// If no guardian can be started; nothing runs then. A command that cannot be started is
+    /// [`News::NotStarted`].
     pub fn start(
         command: &[OsString],
         env: &[(&str, String)],
@@ -138,12 +139,13 @@ impl Guarded {
         }
     }
 
-    /// The gate has a later deadline. An earlier one changes nothing.
+    /// Tells the guardian a later deadline of the gate. An earlier one changes nothing. Does not wait.
     pub fn extend(&self, deadline: Tick) {
         self.send(Instruction::Deadline(deadline));
     }
 
-    /// SIGTERM, this grace, SIGKILL; never beyond the deadline. A second call can only shorten the
+    /// Ends the child: SIGTERM, this grace, SIGKILL; never beyond the deadline. Does not wait:
+    /// [`Guarded::next`] tells of the end. A second call can only shorten the
     /// grace; zero kills at once.
     pub fn stop(&self, grace: Duration) {
         self.send(Instruction::Stop(grace));

@@ -43,7 +43,7 @@
 //! | the guardian is killed | the kernel kills the child; its orphans fall to the program, which kills them |
 //! | SIGTERM to every process (a service manager) | blocked: the guardian is the last to leave |
 //!
-//! # Who is authoritative
+//! # What is authoritative
 //!
 //! The deadline is the gate's, on the clock that counts suspend ([`tenure_core::clock`]). The guardian
 //! alone enforces it; what the program decides can only end a child earlier.

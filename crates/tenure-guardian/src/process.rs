@@ -33,7 +33,7 @@ pub(crate) const NAME: &str = "tenure-guardian";
 pub(crate) fn main(args: Vec<OsString>) -> ExitCode {
     match guard(args) {
         Ok(()) => ExitCode::SUCCESS,
-        // Only a person who started it by hand reads this: the program sees the socket end.
+        // Read only after a start by hand: the program sees the socket end.
         Err(error) => {
             let _ = writeln!(std::io::stderr(), "{NAME}: {error}; it is not started by hand");
             ExitCode::from(2)
