@@ -42,7 +42,7 @@ impl Account {
         Self { name: user.name, uid: user.uid.as_raw(), gid: user.gid.as_raw(), drops }
     }
 
-    /// The account's name.
+    /// Its name in the user database.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name

@@ -92,7 +92,8 @@ impl Embedded {
         Ok(self.server()?.instance())
     }
 
-    /// Stops the server for all its users, and waits until it is gone. The data stays.
+    /// Stops the server for all its processes, and waits until it is gone. The data stays. Blocks; every
+    /// wait in it is bounded. Does nothing if no server runs.
     ///
     /// # Errors
     /// [`EmbeddedError::TimedOut`] if it still runs.
@@ -117,8 +118,8 @@ impl Embedded {
         self.folder.join("server.log")
     }
 
-    /// How to connect, in libpq's `key=value` form. It holds no secret: the kernel tells the server
-    /// who is calling.
+    /// How to connect, in libpq's `key=value` form. It holds no secret: the kernel tells the server the
+    /// caller's account.
     ///
     /// # Errors
     /// [`EmbeddedError::File`] if the socket's folder cannot be determined.

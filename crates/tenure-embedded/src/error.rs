@@ -87,7 +87,7 @@ pub enum EmbeddedError {
     File {
         /// What was tried.
         doing: &'static str,
-        /// On what.
+        /// The file or folder.
         path: PathBuf,
         /// Why it failed.
         source: io::Error,

@@ -14,10 +14,10 @@
 //!
 //! - **One server per folder.** First starts are serialised by a file lock; below it stands
 //!   PostgreSQL's own interlock (`postmaster.pid` and the shared memory segment).
-//! - **An orphan.** The server is in a session of its own, started by `pg_ctl`: no signal, exit
+//! - **Detached.** The server is in a session of its own, started by `pg_ctl`: no signal, exit
 //!   or `kill -9` of the process that started it reaches it.
-//! - **Private.** It listens on no TCP port. Its socket lies in a folder of mode 0700 and it
-//!   asks the kernel who is calling (`peer`): only the account that started it is let in.
+//! - **Private.** It listens on no TCP port. Its socket lies in a folder of mode 0700 and it asks the
+//!   kernel for the caller's account (`peer`): only the account that initialised it is let in.
 //! - **Bounded.** Every wait has a deadline; an error says what to do.
 //!
 //! # What it does not
@@ -25,10 +25,20 @@
 //! It is one server on one machine: it makes one leader per *machine*. It does not upgrade data
 //! between major versions, and it does not stop the server when the last process leaves.
 //!
-//! # Who is authoritative
+//! # What is authoritative
 //!
 //! `postmaster.pid` in the data folder, believed only if the process it names lives and works in that
 //! folder: after a reboot the number may belong to a stranger.
+//!
+//! # Example
+//!
+//! ```no_run
+//! use tenure_embedded::Embedded;
+//!
+//! let server = Embedded::start_or_attach(None)?; // blocks: not on an async runtime's thread
+//! println!("{}", server.dsn()?);
+//! # Ok::<(), tenure_embedded::EmbeddedError>(())
+//! ```
 //!
 //! # Failures
 //!

@@ -27,6 +27,7 @@ pub struct InitOptions {
 
 /// How a server is asked to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Stop {
     /// Waits for the clients to leave.
     Smart,
@@ -38,6 +39,7 @@ pub enum Stop {
 
 /// How far a server is, in its own words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Phase {
     /// Recovering, or not yet listening.
     Starting,
@@ -160,7 +162,7 @@ impl Server {
     pub fn start(&self, within: Duration) -> Result<Instance, EmbeddedError> {
         self.remove_stale_pid()?;
         let mut command = self.account.command(self.binaries.program("pg_ctl"));
-        // `pg_ctl` forks and calls setsid(), which makes the server an orphan.
+        // `pg_ctl` forks and calls setsid(), which detaches the server from this process.
         command.args(["start", "-s", "-w", "-t", &within.as_secs().max(1).to_string(), "-D"]);
         command.arg(&self.data).arg("-l").arg(&self.log);
         match (run(&mut command), self.instance()) {
