@@ -29,7 +29,7 @@ impl AccountId {
         Ok(AccountId(bytes))
     }
 
-    /// As the chain writes it.
+    /// The bytes, as the chain writes them.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
@@ -93,10 +93,11 @@ pub trait Signer: Send + Sync + 'static {
     /// The account it signs for.
     fn account(&self) -> &AccountId;
 
-    /// Signs. Signing the same input twice need not give the same bytes.
+    /// Signs. Signing the same input twice need not give the same bytes. The future is dropped when
+    /// it takes longer than [`ServiceOptions::sign`](crate::ServiceOptions::sign).
     ///
     /// # Errors
-    /// [`SignError`].
+    /// [`SignError`]; only [`SignError::Unavailable`] is worth a retry.
     async fn sign(&self, unsigned: Unsigned<'_>) -> Result<Signed, SignError>;
 }
 

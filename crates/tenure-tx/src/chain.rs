@@ -130,7 +130,8 @@ pub trait Chain: Send + Sync + 'static {
     /// [`ChainError::Unreachable`]: ask again.
     async fn head(&self, account: &AccountId) -> Result<Head, ChainError>;
 
-    /// Hands signed bytes to the node and watches them.
+    /// Hands signed bytes to the node and watches them. The same bytes may be handed over again, also
+    /// after a restart. An answer that does not come is [`Outcome::Unreachable`].
     async fn submit(&self, account: &AccountId, nonce: u64, raw: Bytes) -> Submission;
 
     /// Tells which of `attempts` used `nonce`. `since` is the best block's number when the first
@@ -146,7 +147,7 @@ pub trait Chain: Send + Sync + 'static {
     /// Reads signed bytes.
     ///
     /// # Errors
-    /// [`ChainError::Malformed`].
+    /// [`ChainError::Malformed`] if they are not a transaction of this chain.
     fn inspect(&self, raw: &[u8]) -> Result<Inspected, ChainError>;
 }
 

@@ -67,7 +67,9 @@ impl From<&LeaderLock> for Election {
 }
 
 impl Election {
-    /// From its parts, for an election of another kind.
+    /// From its parts, for an election of another kind: the gate of the role, its changes (the sender
+    /// must live as long as the election), the role's lease, and a switch that is told whether this
+    /// node should be promoted. The switch must not block.
     pub fn new(
         gate: LeaderGate,
         changes: watch::Receiver<LeaderStateChanged>,

@@ -23,6 +23,9 @@ pub struct EventBus<E> {
 
 impl<E: Clone> EventBus<E> {
     /// A bus that keeps `capacity` events of each class for slow receivers.
+    ///
+    /// # Panics
+    /// If `capacity` is zero.
     #[must_use]
     pub fn new(gate: LeaderGate, capacity: usize) -> Self {
         EventBus {
@@ -32,8 +35,8 @@ impl<E: Clone> EventBus<E> {
         }
     }
 
-    /// Emits an event that makes its receivers act. A follower's is dropped and counted: its leader
-    /// emits the same. Returns whether it was emitted.
+    /// Emits an event that makes its receivers act, if this node leads. A follower's event is dropped
+    /// and counted: the leader emits its own. Returns whether the event was emitted.
     pub fn trigger(&self, event: E) -> bool {
         if !self.gate.is_leader() {
             metrics::count(metrics::TASKS_SUPPRESSED);
@@ -49,13 +52,13 @@ impl<E: Clone> EventBus<E> {
         let _ = self.news.send(event);
     }
 
-    /// The tasks from now on. A receiver that acts checks the gate again just before it does.
+    /// The tasks from now on; a receiver that lags is told how many it missed. A receiver that acts checks the gate again just before it does.
     #[must_use]
     pub fn tasks(&self) -> broadcast::Receiver<E> {
         self.tasks.subscribe()
     }
 
-    /// The news from now on.
+    /// The news from now on; a receiver that lags is told how many it missed.
     #[must_use]
     pub fn news(&self) -> broadcast::Receiver<E> {
         self.news.subscribe()
@@ -64,18 +67,20 @@ impl<E: Clone> EventBus<E> {
 
 /// How far a follower's own data is.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Readiness {
     /// It could lead now.
     Ready,
-    /// It lacks something.
+    /// It lacks something, which is named for the log.
     Behind(String),
 }
 
 /// Keeps a follower's own data (forest roots, files) up with the leader's.
 #[async_trait]
 pub trait FollowerSync: Send + Sync + 'static {
-    /// Takes the next step and says how far it is. Called again and again while this node follows;
-    /// dropped when it begins to lead.
+    /// Takes the next step and says how far it is. Called again and again while this node follows, with
+    /// a pause of [`ServiceOptions::sync_every`](crate::ServiceOptions::sync_every). The future is
+    /// dropped at any await when this node's leadership changes.
     async fn sync(&self) -> Readiness;
 }
 

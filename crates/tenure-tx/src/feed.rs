@@ -19,7 +19,7 @@ use crate::store::{Store, StoreError, StoredTransaction};
 /// How often the feed reads, and when it reports a stale view.
 #[derive(Debug, Clone)]
 pub struct FeedOptions {
-    /// Read the table at least this often. Default 1 s. It bounds what a lost notification costs;
+    /// Read the table at least this often. Default 1 s; above zero. It bounds what a lost notification costs;
     /// one indexed query each time.
     pub poll: Duration,
     /// How long reading may fail before the view counts as stale. Default 5 s.
@@ -44,8 +44,10 @@ pub enum FeedItem {
     Fresh,
 }
 
-/// Starts reading after `change` (0: from the beginning). Ends when the receiver is dropped.
+/// Starts reading after `change` (0: from the beginning; [`Store::newest_change`]: from now on). Ends
+/// when the receiver is dropped. Must be called in a tokio runtime.
 ///
+/// Remember [`StoredTransaction::change`] of the last row to go on from there after a restart.
 /// The channel is bounded: a slow reader delays the feed, it loses nothing.
 #[must_use]
 pub fn feed(store: Store, change: i64, options: FeedOptions) -> mpsc::Receiver<FeedItem> {

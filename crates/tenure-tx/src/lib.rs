@@ -26,7 +26,7 @@
 //! let service = TransactionService::builder(group, chain, signer).start().await?;
 //! let request = SendRequest::call("the call, as the chain encodes it").with_id("invoice-7");
 //! let mut handle = service.send(request).await?; // stored: the next leader would finish it
-//! let end = handle.ended().await; // final
+//! let end = handle.ended().await; // `None`: this node leads no more, follow `statuses`
 //! # Ok(())
 //! # }
 //! ```
@@ -52,7 +52,8 @@
 //! * It does not make a call succeed: a mined transaction may have failed on chain.
 //! * A request the node refuses on its merits, again and again, ends as *invalid*; it may be sent anew.
 //! * If another program uses the account, its transaction may take a nonce: ours ends as *usurped*.
-//! * With [`chain::ethereum`]'s `Confirmations`, final is what you say it is.
+//! * With `Finality::Confirmations` on Ethereum, a block is final after as many blocks as you say;
+//!   a deeper reorganisation makes a finalised status wrong.
 //!
 //! # What is authoritative
 //!

@@ -23,7 +23,8 @@ pub const VIEW_STALE: &str = "tenure_tx_view_stale";
 /// Histogram: rows per commit.
 pub const BATCH: &str = "tenure_tx_rows_per_commit";
 
-/// What has not happened yet is zero, not absent: an alert on a rate needs the first step.
+/// Registers the counters and gauges without labels at zero: an alert on a rate needs the first step.
+/// Call it once, after the recorder is installed.
 pub fn begin_at_zero() {
     for name in [ACCEPTED, REFUSED_NOT_LEADER, REPLACEMENTS, TASKS_SUPPRESSED, UNCERTAIN] {
         counter!(name).increment(0);

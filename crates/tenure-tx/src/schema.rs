@@ -10,7 +10,7 @@ pub const SCHEMA: Schema = Schema {
     files: tenure_connect::migrations!["../sql", 1 "pending_transactions", 2 "writers"],
 };
 
-/// All migrations as one script, safe to run again: for people who apply SQL with a tool of their own.
+/// All migrations as one script, safe to run again: for operators with a migration tool of their own.
 #[must_use]
 pub fn script() -> String {
     SCHEMA.script()

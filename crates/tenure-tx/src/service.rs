@@ -29,13 +29,15 @@ pub use request::{HandleState, Payload, SendRequest, TransactionHandle};
 
 /// Whether a node is one of several.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum Mode {
     /// One of a group: it acts while it leads, and the table says what is owed. A group whose
     /// database is away waits; it never becomes standalone.
     Group {
-        /// The election of the account's role.
+        /// The election of the account's role, the same role as in
+        /// [`StoreOptions`](crate::StoreOptions).
         election: Election,
-        /// The table.
+        /// The table of the signer's account.
         store: Store,
     },
     /// One node without a group and without a table: what it has not finished when it ends is
@@ -69,12 +71,13 @@ impl std::fmt::Debug for ServiceBuilder {
 }
 
 impl ServiceBuilder {
-    /// How it behaves, if not as by default.
+    /// Times and bounds; [`ServiceOptions::default`] without it. [`ServiceBuilder::start`] checks them.
     pub fn options(self, options: ServiceOptions) -> Self {
         ServiceBuilder { options, ..self }
     }
 
-    /// A hook that keeps a follower's own data up.
+    /// A hook that keeps a follower's own data up to date; without one a follower is ready as soon as
+    /// it can read the table.
     pub fn follower_sync(self, hook: Arc<dyn FollowerSync>) -> Self {
         ServiceBuilder { follower_sync: Some(hook), ..self }
     }
@@ -84,10 +87,11 @@ impl ServiceBuilder {
         ServiceBuilder { clock, ..self }
     }
 
-    /// Starts the service: as a leader it takes over what is open, as a follower it watches.
+    /// Starts the service: as a leader it takes over what is open, as a follower it watches. Brings
+    /// the schema `tenure_tx` up to date first. Must be called in a tokio runtime.
     ///
     /// # Errors
-    /// [`ServiceError`]. A database that cannot be reached is no error: the node follows and
+    /// [`ServiceError`]; nothing runs then. A database that cannot be reached is no error: the node follows and
     /// logs an error.
     pub async fn start(self) -> Result<TransactionService, ServiceError> {
         let ServiceBuilder { mode, chain, signer, options, follower_sync, clock } = self;
@@ -192,10 +196,11 @@ impl TransactionService {
     /// Accepts a transaction: chooses its nonce, signs, stores it under this node's epoch, and
     /// then sends it. Returns when it is stored.
     ///
-    /// Dropping the future does not take it back: retry with the same request id.
+    /// Waits [`ServiceOptions::accept_within`] at most. Dropping the future does not take the request
+    /// back: retry with the same request id.
     ///
     /// # Errors
-    /// [`SendError`].
+    /// [`SendError`]; each variant says whether anything was done.
     pub async fn send(&self, request: SendRequest) -> Result<TransactionHandle, SendError> {
         self.require_leader()?;
         let named = request.request_id.clone();
@@ -226,10 +231,12 @@ impl TransactionService {
     }
 
     /// Puts a no-op in place of an open transaction, or into a gap. If the original is mined
-    /// first, it wins.
+    /// first, it wins. Returns when the no-op is decided on, before it is stored: follow
+    /// [`TransactionService::statuses`] for what comes of it.
     ///
     /// # Errors
-    /// [`SendError`].
+    /// [`SendError::NotLeader`], [`SendError::Stopped`], or [`SendError::Nonce`] if nothing open is at
+    /// `nonce`. Nothing was done.
     pub async fn cancel(&self, nonce: u64) -> Result<(), SendError> {
         self.require_leader()?;
         let (reply, answer) = oneshot::channel();
@@ -243,7 +250,8 @@ impl TransactionService {
     }
 
     /// Accepts nothing new and waits until nothing is between acceptance and the node's answer, at
-    /// most `within`. What is open then is in the table, for the next leader.
+    /// most `within`. What is open then is in the table, for the next leader. It goes on
+    /// refusing until this node leads anew under another epoch, also if the future is dropped.
     pub async fn drain(&self, within: Duration) -> DrainOutcome {
         let (reply, answer) = oneshot::channel();
         let nothing = DrainOutcome { complete: true, handed_over: 0 };
@@ -265,14 +273,16 @@ impl TransactionService {
         answer.await.unwrap_or(0)
     }
 
-    /// Waits until this node has taken over all open rows. `None` if it does not lead.
+    /// Waits until this node has taken over all open rows; returns how long that took. `None` if it
+    /// does not lead, or no longer. Cancel-safe.
     pub async fn recovered(&self) -> Option<Duration> {
         let (reply, answer) = oneshot::channel();
         self.commands.send(Command::Recovered { reply }).ok()?;
         answer.await.ok()?
     }
 
-    /// Drains, then stops. The election's own shutdown comes after it.
+    /// Drains for `within` at most, then stops. Shut the election down after it, not before: a node
+    /// that does not lead has nothing to drain.
     pub async fn shutdown(mut self, within: Duration) -> DrainOutcome {
         let drained = self.drain(within).await;
         self.tasks.shutdown().await;

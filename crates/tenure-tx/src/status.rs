@@ -96,7 +96,7 @@ pub enum TransactionStatus {
     Finalized(Hash),
     /// Another transaction took its nonce: that one's hash, if it is known.
     Usurped(Option<Hash>),
-    /// A pool let go of it.
+    /// A pool no longer holds it. It may still be mined, and is sent again.
     Dropped,
     /// A pool or the chain refused it; the reason, if one was given.
     Invalid(Option<String>),
@@ -109,8 +109,9 @@ impl State {
         self.into()
     }
 
-    /// Whether a pool's watch ends with it. The leader may still owe work: see
-    /// [`crate::engine`] on the difference between an ended status and an ended duty.
+    /// Whether a pool's watch ends with it. The leader may still owe work: a transaction that a pool
+    /// dropped may yet be mined. The duty is over when
+    /// [`StoredTransaction::ended`](crate::StoredTransaction::ended) says so.
     #[must_use]
     pub const fn is_ended(self) -> bool {
         match self {
@@ -138,7 +139,7 @@ impl UnknownState {
 }
 
 impl TransactionStatus {
-    /// Its name.
+    /// The name of this status, without what it carries.
     #[must_use]
     pub fn state(&self) -> State {
         State::from(self)

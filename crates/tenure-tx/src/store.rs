@@ -4,8 +4,8 @@
 //! happened — or that it is unknown ([`StoreError::Lost`]), in which case the reader of the table,
 //! not the memory of the writer, decides.
 //!
-//! All writes of a store go through one session. What waits is written together: with many
-//! senders a commit carries many rows.
+//! The service writes, an application only reads. All writes of a store go through one session. What
+//! waits is written together: with many senders a commit carries many rows.
 
 mod error;
 mod row;
@@ -25,14 +25,16 @@ use tokio_postgres::types::ToSql;
 use crate::account::AccountId;
 use crate::schema::SCHEMA;
 pub use error::StoreError;
+pub use row::StoredTransaction;
 use row::{AttemptColumns, CHANGE_COLUMN, COLUMNS, StatusColumns, from_sql, read_row, to_sql};
-pub use row::{NewTransaction, Replacement, Snapshot, StatusChange, StoredTransaction};
+#[doc(hidden)]
+pub use row::{NewTransaction, Replacement, Snapshot, StatusChange};
 use session::Session;
 
 /// How many rows one [`Store::cleanup`] removes at most: it holds the fence meanwhile.
 pub(crate) const CLEANUP_ROWS: u64 = 10_000;
 
-/// Of which role and account a store is.
+/// The role and the account that a store belongs to.
 #[derive(Debug, Clone)]
 #[allow(missing_docs, reason = "the names say it")]
 pub struct StoreOptions {
@@ -41,8 +43,8 @@ pub struct StoreOptions {
     pub account: AccountId,
     /// This instance, written into the rows it creates.
     pub creator: String,
-    /// How long one statement may take before its outcome counts as unknown. Default 5 s; below
-    /// the lease, or a takeover waits for it.
+    /// How long one statement may take before its outcome counts as unknown. There is no default;
+    /// keep it below the lease, or a takeover waits for it.
     pub deadline: Duration,
 }
 
@@ -70,13 +72,13 @@ impl Store {
         Store::new(self.0.connector.clone(), self.0.options.clone())
     }
 
-    /// The account it is for.
+    /// The account whose transactions the table holds.
     #[must_use]
     pub fn account(&self) -> &AccountId {
         &self.0.options.account
     }
 
-    /// Its options.
+    /// The options it was made with.
     #[must_use]
     pub fn options(&self) -> &StoreOptions {
         &self.0.options
@@ -104,6 +106,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`]; on [`StoreError::Lost`] the rows may be there.
+    #[doc(hidden)]
     pub async fn accept(
         &self,
         epoch: Epoch,
@@ -117,6 +120,7 @@ impl Store {
     ///
     /// # Errors
     /// As [`Store::accept`].
+    #[doc(hidden)]
     pub async fn accept_and_record(
         &self,
         epoch: Epoch,
@@ -142,6 +146,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`]; on [`StoreError::Lost`] the attempts may be there.
+    #[doc(hidden)]
     pub async fn replace(
         &self,
         epoch: Epoch,
@@ -157,6 +162,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`].
+    #[doc(hidden)]
     pub async fn record(
         &self,
         epoch: Epoch,
@@ -170,6 +176,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`].
+    #[doc(hidden)]
     pub async fn snapshot(&self) -> Result<Snapshot, StoreError> {
         let session = self.session().await?;
         let account = self.account().as_bytes();
@@ -186,7 +193,7 @@ impl Store {
         Ok(Snapshot { open, consumed: from_sql(consumed) })
     }
 
-    /// The rows of these requests.
+    /// The rows of these requests, by nonce; a request without a row is left out.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -194,7 +201,7 @@ impl Store {
         self.select("account_id = $1 and request_id = any($2) order by nonce", &ids).await
     }
 
-    /// The row of a nonce.
+    /// The row of a nonce, `None` if there is none, or no longer.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -233,7 +240,7 @@ impl Store {
         self.read(&query, &after).await
     }
 
-    /// Where the account's changes stand.
+    /// The highest [`StoredTransaction::change`] of the account, 0 if there is none.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -249,6 +256,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`].
+    #[doc(hidden)]
     pub async fn cleanup(
         &self,
         epoch: Epoch,

@@ -2,7 +2,7 @@
 //!
 //! A node has no subscription that follows one transaction, so this adapter keeps one follower per
 //! chain: each poll reads the latest block, walks back to the last one it knew, and tells every
-//! watch what that means ([`follower`]). What is in no block is looked up every few polls; a
+//! watch what that means. What is in no block is looked up every few polls; a
 //! transaction the node does not know, twice in a row, was dropped.
 //!
 //! | node says | outcome |
@@ -42,6 +42,7 @@ pub use signer::{EthereumCall, EthereumSigner, Fees};
 
 /// When a block counts as final.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Finality {
     /// When the node's `finalized` tag has reached it.
     Tag,
@@ -106,7 +107,8 @@ impl EthereumChain {
         self.rpc.chain_id().await
     }
 
-    /// The base fee as last seen, shared with signers.
+    /// The base fee as last seen, for [`EthereumSigner`]. Every [`Chain::head`] of this chain or of
+    /// its clones renews it.
     #[must_use]
     pub fn fees(&self) -> Fees {
         self.fees.clone()

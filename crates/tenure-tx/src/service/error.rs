@@ -17,13 +17,13 @@ pub enum ServiceError {
     /// An option that cannot be meant. Nothing was started.
     #[error(transparent)]
     Option(#[from] InvalidOption),
-    /// No identity could be made.
+    /// A standalone node found no identity to run under.
     #[error(transparent)]
     Identity(#[from] IdentityError),
     /// Key and table are for different accounts.
     #[error("the signer's account is not the table's; use the group's key")]
     ForeignAccount,
-    /// The table cannot be used.
+    /// The database refused the schema or the table; a server that is away is no error.
     #[error("the table cannot be used")]
     Store(#[source] StoreError),
 }
@@ -36,7 +36,7 @@ pub enum SendError {
     /// This node follows. Nothing was done.
     #[error("this node does not lead and never sends; send through the leader")]
     NotLeader,
-    /// This node is about to let go. Nothing was done.
+    /// This node was told to drain. Nothing was done.
     #[error("this node is draining; send through the next leader")]
     Draining,
     /// The service has stopped. Nothing was done.
@@ -68,12 +68,13 @@ pub enum SendError {
     /// Another creator's live row has the nonce. Nothing was stored; the table is read again.
     #[error("nonce {0} belongs to another live transaction in the table; retry")]
     Clash(u64),
-    /// It may or may not be stored.
+    /// It may or may not be stored. Without an id of its own a caller cannot retry safely: give every
+    /// request one ([`SendRequest::with_id`](crate::SendRequest::with_id)).
     #[error(
         "it is unknown whether request {request_id} was stored ({reason}); retry with the same id"
     )]
     Uncertain {
-        /// The id to retry with.
+        /// The id to retry with; the words `without an id` if the caller gave none.
         request_id: String,
         reason: String,
     },
@@ -83,7 +84,7 @@ pub enum SendError {
 }
 
 impl SendError {
-    /// Its name on the wire between a caller and a node.
+    /// A short name of the variant, such as `not_leader`: stable, for programs.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {

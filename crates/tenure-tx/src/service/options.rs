@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::engine::EngineConfig;
 use crate::feed::FeedOptions;
 
-/// How the service behaves.
+/// How the service behaves. Change what differs from [`ServiceOptions::default`].
 #[derive(Debug, Clone)]
 pub struct ServiceOptions {
     /// How patient the engine is, and how far it goes.
@@ -23,18 +23,18 @@ pub struct ServiceOptions {
     /// How long one call of the signer may take. Default 10 s; above zero.
     pub sign: Duration,
     /// How long a caller waits for its request to be stored before it is told that the outcome is
-    /// unknown. Default 30 s; a request given up by its caller may still be stored.
+    /// unknown. Default 30 s; above zero. A request given up by its caller may still be stored.
     pub accept_within: Duration,
     /// The largest call or signed transaction. Default 4 MiB; 1 byte to 64 MiB.
     pub max_bytes: usize,
     /// How long ended rows are kept: for readers that were away, and for retries with a request
-    /// id. Default one day.
+    /// id. Default one day. An id that is used again after its row is gone is a new request.
     pub keep: Duration,
     /// The tip of a first attempt. Default 0; at most the engine's `max_tip`.
     pub tip: u128,
     /// How the table is watched.
     pub feed: FeedOptions,
-    /// How often a follower's hook is called. Default 1 s; above zero.
+    /// The pause between two calls of a follower's hook. Default 1 s; above zero.
     pub sync_every: Duration,
 }
 

@@ -7,10 +7,12 @@ use crate::status::{Hash, TransactionStatus};
 
 /// What to send.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Payload {
     /// A call in the chain's encoding: the service chooses the nonce, signs, and signs anew if it must.
     Call(Bytes),
-    /// Bytes the caller signed with the group's account and a nonce of its own choice.
+    /// Bytes the caller signed with the group's account and a nonce of its own choice. They cannot be
+    /// signed anew: neither a higher tip nor a fresh mortality is possible.
     Signed(Bytes),
 }
 
@@ -20,9 +22,9 @@ pub enum Payload {
 pub struct SendRequest {
     pub payload: Payload,
     /// The caller's name for it, unique in the account: a retry with the same id never sends
-    /// twice. Generated if absent.
+    /// twice. 1 to 200 characters; generated if absent.
     pub request_id: Option<String>,
-    /// The tip of the first attempt, if not the default.
+    /// The tip of the first attempt; [`ServiceOptions::tip`](crate::ServiceOptions::tip) if absent.
     pub tip: Option<u128>,
 }
 
@@ -33,7 +35,7 @@ impl SendRequest {
         SendRequest { payload: Payload::Call(call.into()), request_id: None, tip: None }
     }
 
-    /// Under the caller's id.
+    /// The same request under the caller's id.
     #[must_use]
     pub fn with_id(self, id: impl Into<String>) -> Self {
         SendRequest { request_id: Some(id.into()), ..self }

@@ -19,7 +19,7 @@ pub struct StoredTransaction {
     pub hash: Hash,
     /// The call, if the group can sign it anew.
     pub call: Option<Bytes>,
-    /// The signed bytes of the current attempt.
+    /// The signed bytes of the newest attempt; `None` once an older attempt has won.
     pub raw: Option<Bytes>,
     pub status: TransactionStatus,
     /// All attempts, the newest last.
@@ -46,6 +46,7 @@ pub struct StoredTransaction {
 
 impl StoredTransaction {
     /// What the engine needs of an open row.
+    #[doc(hidden)]
     #[must_use]
     pub fn open(&self) -> OpenTransaction {
         OpenTransaction {

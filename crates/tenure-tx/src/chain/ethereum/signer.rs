@@ -47,7 +47,9 @@ impl EthereumCall {
     }
 }
 
-/// The base fee as last seen. Cheap to clone; all clones see the same.
+/// The base fee as last seen. Cheap to clone; all clones see the same. Take it from
+/// [`EthereumChain::fees`](super::EthereumChain::fees): a default one stays at zero, and its bids
+/// cover the tip only.
 #[derive(Debug, Clone, Default)]
 pub struct Fees(Arc<Mutex<u128>>);
 
@@ -61,7 +63,10 @@ impl Fees {
     }
 }
 
-/// A local key. It is never printed.
+/// A local key that signs EIP-1559 transactions. It is never printed.
+///
+/// A first attempt bids twice the base fee plus the tip; a replacement bids at least an eighth more
+/// than the attempt it replaces.
 #[derive(Clone)]
 pub struct EthereumSigner {
     key: PrivateKeySigner,
@@ -94,7 +99,7 @@ impl EthereumSigner {
     /// A key from a file that holds its hex digits.
     ///
     /// # Errors
-    /// [`SignError::Key`].
+    /// [`SignError::Key`] if the file cannot be read or holds no key.
     pub fn from_file(path: &Path, chain_id: u64, fees: Fees) -> Result<Self, SignError> {
         let text = std::fs::read_to_string(path)
             .map_err(|error| SignError::Key(format!("{}: {error}", path.display())))?;
@@ -104,7 +109,7 @@ impl EthereumSigner {
     /// A key from an environment variable that holds its hex digits.
     ///
     /// # Errors
-    /// [`SignError::Key`].
+    /// [`SignError::Key`] if the variable is not set or holds no key.
     pub fn from_env(name: &str, chain_id: u64, fees: Fees) -> Result<Self, SignError> {
         let text = std::env::var(name)
             .map_err(|_| SignError::Key(format!("the environment variable {name} is not set")))?;
