@@ -36,12 +36,13 @@ use tenure_core::Tick;
 pub struct CommitConfig {
     /// Time between a leader's heartbeats (250 ms). At most a third of the lease.
     pub heartbeat: Duration,
-    /// How long a leader may act on a majority's echo (1 s), counted from when the heartbeat was sent.
+    /// How long a leader may act on a majority's echo (1 s; 100 ms to 60 s), counted from when the heartbeat was sent.
     pub lease: Duration,
-    /// What followers add to the lease before they let another lead (200 ms): it must cover the
+    /// What followers add to the lease before they let another lead (200 ms; at least a tenth of the
+    /// lease): it must cover the
     /// difference of clock *rates* over one lease.
     pub margin: Duration,
-    /// The spread of election timeouts beyond the promise (600 ms). The hinted voter takes the first sixth.
+    /// The spread of election timeouts beyond the promise (600 ms; at least 60 ms). The hinted voter takes the first sixth.
     pub spread: Duration,
     /// Bytes of entries in one message (1 MiB).
     pub batch: usize,
@@ -140,12 +141,13 @@ impl Members {
 
 /// A change of the members, one at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum MemberChange {
-    /// Let this node receive the log.
+    /// Let this node receive the log without a vote.
     Learn(PeerId),
-    /// Let it vote.
+    /// Let this node vote.
     Promote(PeerId),
-    /// Let it go.
+    /// Remove this node: it neither votes nor receives the log, until an operator adds it again.
     Remove(PeerId),
 }
 
@@ -159,7 +161,7 @@ pub enum CommitError {
     /// A change of members is under way, or the leader is too new.
     #[error("another change of the members is not committed yet; try again in a moment")]
     Busy,
-    /// It would leave no voter, or it is so already.
+    /// It would leave no voter, or the members are so already.
     #[error("the change makes no sense for the present members; look at the status")]
     Pointless,
     /// There is a log already.

@@ -20,7 +20,7 @@ pub struct ConfigError {
     pub field: &'static str,
     /// What it must be.
     pub bound: Cow<'static, str>,
-    /// Why.
+    /// What would go wrong otherwise.
     pub reason: &'static str,
 }
 
@@ -40,7 +40,7 @@ impl ConfigError {
 pub enum Start {
     /// It founds a cluster: once, on one node.
     Bootstrap,
-    /// It joins a cluster through these addresses.
+    /// It joins a cluster through these addresses, each `HOST:PORT`.
     Join(Vec<String>),
     /// It has been part of a cluster before; without state it refuses to start.
     Resume,
@@ -51,19 +51,19 @@ pub enum Start {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct HostConfig {
-    /// Where its identity and its store are.
+    /// Where its identity and its store are; made at the first start. One process at a time.
     pub folder: PathBuf,
-    /// Where it listens.
+    /// Where it listens; port 0 takes a free one, see [`Host::address`](crate::Host::address).
     pub listen: SocketAddr,
-    /// Where others reach it (default: where it listens).
+    /// Where others reach it, as `HOST:PORT` (default: where it listens). Needed if that is `0.0.0.0`.
     pub advertise: Option<String>,
     /// How it comes to a cluster.
     pub start: Start,
-    /// The namespaces it carries (default: `main`).
+    /// The namespaces it carries (default: `main`); at least one, of 1 to 64 bytes each.
     pub namespaces: Vec<String>,
-    /// Which nodes and clients may connect.
+    /// Which nodes and clients may connect (default: every program that reaches the port).
     pub admission: Admission,
-    /// Mutual TLS.
+    /// Mutual TLS (default: none; frames are signed, and can be read on the way).
     pub tls: Option<TlsFiles>,
     /// How much one connection may send.
     pub flood: Flood,
@@ -91,7 +91,7 @@ impl HostConfig {
     /// Checks the values, each by itself and against its neighbours.
     ///
     /// # Errors
-    /// The first one that cannot be.
+    /// The first value that cannot be.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.engine.validate()?;
         if self.namespaces.is_empty() {

@@ -49,13 +49,13 @@ impl fmt::Debug for Hash {
 pub struct TxId(pub [u8; 16]);
 
 impl TxId {
-    /// A name that no other caller has chosen.
+    /// A random name, which no other caller will choose.
     #[must_use]
     pub fn random() -> Self {
         Self(rand::random())
     }
 
-    /// Reads 32 hexadecimal digits, with or without hyphens.
+    /// Reads 32 hexadecimal digits, with or without hyphens; `None` if it is something else.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let digits: String = text.chars().filter(|c| *c != '-').collect();

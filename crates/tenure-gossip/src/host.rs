@@ -36,13 +36,13 @@ const QUEUE: usize = 4_096;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostError {
-    /// A value that cannot be.
+    /// A setting out of its bounds.
     #[error("configuration: {0}")]
     Config(#[from] ConfigError),
-    /// The files of mutual TLS.
+    /// The files of mutual TLS cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// Neither founded nor joined.
+    /// [`Start::Resume`] on a node that neither founded nor joined a cluster.
     #[error(
         "this node has no state: start it with --bootstrap (once, on one node) or with --join ADDRESS; it never founds a cluster by itself"
     )]
@@ -57,13 +57,13 @@ pub enum HostError {
         "{0}: this key was used with another store, which may remember a vote that this one does not; restore that store, or remove the whole folder and join as a new node"
     )]
     Forgotten(PathBuf),
-    /// The store.
+    /// The store failed; the node stops rather than promise what it cannot keep.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The store can be read, but what is in it cannot be continued.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// A file or the port.
+    /// A file or the port cannot be used.
     #[error("{what}: {why}")]
     Io {
         /// What was tried.
@@ -90,7 +90,8 @@ pub struct Host<M: StateMachine> {
 }
 
 impl<M: StateMachine> Host<M> {
-    /// Starts a node. Must be called within a tokio runtime.
+    /// Starts a node: reads its folder, binds its port, and starts its thread. Must be called within a
+    /// tokio runtime. It does not wait until the node has joined or leads: see [`Host::status`].
     ///
     /// # Errors
     /// See [`HostError`]; nothing runs then.
@@ -148,7 +149,7 @@ impl<M: StateMachine> Host<M> {
         &self.address
     }
 
-    /// The gate of a namespace. It opens only while this node is the committed leader, that leader's
+    /// The gate of a namespace; `None` if it is not carried. It opens only while this node is the committed leader, that leader's
     /// first entry is committed, and a majority of voters has promised to elect no other: the same
     /// guarantee as on PostgreSQL, *exclusive*. The gossip hint alone never opens it. Its epoch is the
     /// consensus term.
@@ -157,8 +158,11 @@ impl<M: StateMachine> Host<M> {
         self.gates.get(namespace).cloned()
     }
 
-    /// Submits a goal and waits for its record. Cancel-safe in this sense: the goal may be decided
+    /// Submits a goal of up to 256 KiB and waits for its record, on any node. Without a majority of the
+    /// voters it waits for ever: give it a timeout. Cancel-safe in this sense: the goal may be decided
     /// although no caller waits; submit it again under the same `tx` to learn how.
+    ///
+    /// A goal that the state machine rejects has a record too: look at [`Record::outcome`].
     ///
     /// # Errors
     /// [`HostError::Refused`] if it was not taken, [`HostError::Stopped`].
@@ -174,7 +178,7 @@ impl<M: StateMachine> Host<M> {
             .map_err(HostError::Refused)
     }
 
-    /// How the node stands.
+    /// The node's cluster, leader and history, as far as it knows.
     ///
     /// # Errors
     /// [`HostError::Stopped`].
@@ -204,7 +208,8 @@ impl<M: StateMachine> Host<M> {
         Ok(self.ask(|done| FromHost::Subscribe(name, done)).await??)
     }
 
-    /// Records `from..=upto`, as many as fit into one answer.
+    /// Records `from..=upto`, as many as fit into 1 MiB, one at least. Records before the latest snapshot
+    /// may be gone.
     ///
     /// # Errors
     /// [`HostError::Refused`] if the namespace is not carried, [`HostError::Stopped`].
@@ -218,10 +223,11 @@ impl<M: StateMachine> Host<M> {
         Ok(self.ask(|done| FromHost::History(name, from, upto, done)).await??)
     }
 
-    /// Adds or removes a voter, if this node leads.
+    /// Adds or removes a voter or a learner, if this node leads. Returns when the change is proposed;
+    /// [`Host::status`] shows it once it is committed.
     ///
     /// # Errors
-    /// [`HostError::Refused`], [`HostError::Stopped`].
+    /// [`HostError::Refused`] with a [`CommitError`](crate::CommitError), [`HostError::Stopped`].
     pub async fn change_members(
         &self,
         namespace: &str,
@@ -241,7 +247,8 @@ impl<M: StateMachine> Host<M> {
         Ok(self.ask(|done| FromHost::StepDown(name, done)).await??)
     }
 
-    /// Stops: shuts the gates, hands leadership on, says goodbye.
+    /// Stops: shuts the gates, hands leadership on, says goodbye. It waits 5 s
+    /// for that at most, then for its thread to end.
     ///
     /// # Errors
     /// What the driver died of, if it did.
@@ -251,10 +258,11 @@ impl<M: StateMachine> Host<M> {
         self.wait_for_driver().await
     }
 
-    /// Waits until the driver stops by itself: the store failed.
+    /// Waits until the node stops by itself: the store failed. Watch it beside your own work, and end
+    /// the program when it returns.
     ///
     /// # Errors
-    /// What it died of.
+    /// What the node died of.
     pub async fn failed(&mut self) -> Result<(), HostError> {
         self.driver.closed().await;
         self.wait_for_driver().await

@@ -27,9 +27,11 @@ const PAGE: usize = 1 << 20;
 /// Goals within one `all`.
 const MAX_ALL: usize = 1_024;
 
-/// What a caller wants of the store.
+/// What a caller wants of the store, submitted as JSON. A key has 1 to [`MAX_KEY`] bytes; a goal that
+/// breaks a rule is committed as rejected.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
+#[non_exhaustive]
 #[allow(missing_docs, reason = "the names say it")]
 pub enum KvGoal {
     /// Set a value.
@@ -51,7 +53,7 @@ pub enum KvGoal {
         expect: Option<Value>,
         value: Value,
     },
-    /// All of them in order, or none.
+    /// All of them in order, or none; at most 1,024, without another `all` among them.
     All(Vec<KvGoal>),
 }
 
@@ -70,6 +72,7 @@ impl KvGoal {
 /// What can be asked of the store, as JSON.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
+#[non_exhaustive]
 pub enum KvQuestion {
     /// The value of a key: an array with the value in it, or null if there is none.
     Get(String),
@@ -81,7 +84,7 @@ pub enum KvQuestion {
 /// One change: a key and its new value, or none.
 type Change = (String, Option<Value>);
 
-/// The store.
+/// A key-value store of JSON values: the state machine that comes with the crate.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Kv(RedBlackTreeMapSync<String, Value>);
 

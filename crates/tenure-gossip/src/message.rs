@@ -14,7 +14,7 @@ pub const MAX_GOAL: usize = 256 << 10;
 pub const MAX_DIFF: usize = 1 << 20;
 /// Longest reason of a rejection in characters; more is cut off.
 pub const MAX_REASON: usize = 1 << 10;
-/// Records and bytes in one `ontology_history`.
+/// Records in one `ontology_history`.
 pub const MAX_HISTORY_RECORDS: usize = 256;
 /// Bytes of records in one `ontology_history`, beyond the first record.
 pub const MAX_HISTORY_BYTES: usize = 1 << 20;

@@ -4,7 +4,7 @@
 
 /// Counter: how often this node's gossip named another leader.
 pub const LEADER_CHANGES: &str = "tenure_gossip_leader_changes_total";
-/// Gauge: for how many seconds the present one has been named.
+/// Gauge: for how many seconds gossip has named the present leader.
 pub const LEADER_TENURE: &str = "tenure_gossip_leader_tenure_seconds";
 /// Counter: goals that went unanswered for the goal timeout.
 pub const GOAL_TIMEOUTS: &str = "tenure_gossip_goal_result_timeouts_total";

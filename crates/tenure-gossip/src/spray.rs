@@ -40,12 +40,12 @@ pub struct SprayConfig {
     pub period: Duration,
     /// How long an exchange may stay unanswered (default 1 s); must be below the period.
     pub patience: Duration,
-    /// Distinct neighbours below which remembered peers are taken into the view (default 3): a
+    /// Distinct neighbours below which remembered peers are taken into the view (default 3; at least 1): a
     /// group of five has a logarithm of 1.6, too little to survive one lost peer.
     pub floor: usize,
-    /// Peers remembered beyond the view (default 256).
+    /// Peers remembered beyond the view (default 256; at least `floor`).
     pub memory: usize,
-    /// Every how many exchanges a remembered stranger is chosen as the partner (default 4).
+    /// Every how many exchanges a remembered stranger is chosen as the partner (default 4; at least 1).
     pub probe_every: u32,
 }
 

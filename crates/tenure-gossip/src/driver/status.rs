@@ -9,7 +9,7 @@ use crate::commit::Commit as _;
 use crate::identity::PeerId;
 use crate::machine::StateMachine;
 
-/// How a node stands.
+/// How a node stands. Nodes are named by their whole key in hexadecimal.
 #[derive(Debug, Clone, Serialize)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the names say it")]

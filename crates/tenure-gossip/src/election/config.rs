@@ -7,6 +7,7 @@ use crate::config::ConfigError;
 
 /// What to do when the sampled votes name as many leaders as there are votes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum TieBreak {
     /// The highest (term, reign, hash of the name) among the sampled and the current leader: every node
     /// orders candidates the same way, so the order spreads like a rumour, and a node that has led for
@@ -21,7 +22,7 @@ pub enum TieBreak {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ElectionConfig {
-    /// Estimated diameter of the network (8). Too low forgets living leaders, too high remembers dead ones longer.
+    /// Estimated diameter of the network (8; at least 1). Too low forgets living leaders, too high remembers dead ones longer.
     pub diameter: u32,
     /// Δc, tolerance for what the clocks disagree on (50 ms).
     pub delta_c: Duration,
@@ -31,7 +32,7 @@ pub struct ElectionConfig {
     pub delta_d: Duration,
     /// Δr, a whole round (300 ms); at least Δe + Δd. A second or more: calmer, and slower to agree.
     pub delta_r: Duration,
-    /// How ties are broken.
+    /// How ties are broken (by rank).
     pub tie: TieBreak,
     /// An established leader that is still seen is kept at least this long (3 s; none: off).
     pub sticky: Option<Duration>,
@@ -62,7 +63,7 @@ impl ElectionConfig {
         Self { tie: TieBreak::Random, sticky: None, hysteresis: 0, ..Self::default() }
     }
 
-    /// `Δc + M·Δr`: how long a beacon counts.
+    /// `Δc + 2·diameter·Δr`: how long a beacon counts.
     #[must_use]
     pub fn validity(&self) -> Duration {
         self.delta_c + self.delta_r * (2 * self.diameter)

@@ -12,21 +12,21 @@ use crate::spray::SprayConfig;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct EngineConfig {
-    /// The election.
+    /// The election by gossip.
     pub election: ElectionConfig,
-    /// The view.
+    /// The partial view of the group.
     pub spray: SprayConfig,
-    /// Consensus.
+    /// The times of consensus, the lease among them.
     pub commit: CommitConfig,
     /// How long a goal may go unanswered before history is asked for (10 s; 5 to 15).
     pub goal_timeout: Duration,
-    /// How often an unanswered goal is sent again (1 s). It commits once, however often it arrives.
+    /// How often an unanswered goal is sent again (1 s; at most `goal_timeout`). It commits once, however often it arrives.
     pub goal_retry: Duration,
     /// Goals waiting on this node at most (1,024); more are refused at once.
     pub max_pending: usize,
     /// Goals in flight on the leader at most (512); more wait at their origin.
     pub max_in_flight: usize,
-    /// Records between two snapshots (8,192). Fewer: shorter logs, more writing.
+    /// Records between two snapshots (8,192; at least 16). Fewer: shorter logs, more writing.
     pub snapshot_every: u64,
     /// Up to how many nodes become voters by themselves (7). Beyond, nodes follow by history.
     pub max_voters: usize,

@@ -15,7 +15,7 @@ pub enum SubmitError {
     /// The goal is too large.
     #[error("the goal has more than {} bytes; split it", MAX_GOAL)]
     TooLarge,
-    /// The node has stopped.
+    /// The node met a contradiction in its history and applies nothing any more.
     #[error("this node has halted after a contradiction; see its log and give it a fresh store")]
     Halted,
 }
@@ -24,10 +24,10 @@ pub enum SubmitError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// Entries are missing.
+    /// Entries of the consensus log are missing.
     #[error("the consensus log on disk has a hole; give this node a fresh folder and join again")]
     Hole,
-    /// The state machine does not take it back.
+    /// The state machine does not take its snapshot back.
     #[error(
         "the snapshot on disk cannot be restored ({0}); give this node a fresh folder and join again"
     )]

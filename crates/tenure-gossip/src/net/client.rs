@@ -15,18 +15,18 @@ use crate::identity::Ed25519Keys;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// The connection or the greeting.
+    /// The connection or the greeting failed.
     #[error(transparent)]
     Session(#[from] SessionError),
     /// No node listens there.
     #[error("no node answers at {address} ({why}); is a node running there?")]
     Unreachable {
-        /// Where.
+        /// The address that was called.
         address: String,
-        /// Why.
+        /// What the system said.
         why: std::io::Error,
     },
-    /// The files of mutual TLS.
+    /// The files of mutual TLS cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
     /// The node says no, and why.
@@ -46,7 +46,9 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to the node at `address`.
+    /// Connects to the node at `address` (`HOST:PORT`); TCP and TLS take 5 s each at most. The node's
+    /// identity is not known beforehand: only the cluster's secret, or TLS, proves that it is one of
+    /// the cluster's.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -79,7 +81,8 @@ impl Client {
     }
 
     /// Asks one question and waits for the answer, `patience` at most. Not cancel-safe: drop the
-    /// client if you give up.
+    /// client if you give up, or the next answer is that of this question. [`Ask::Watch`] has no answer
+    /// before the next record.
     ///
     /// # Errors
     /// See [`ClientError`].

@@ -40,14 +40,15 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> Stream for T {}
 /// Which nodes and clients may connect.
 #[derive(Debug, Clone, Default)]
 pub struct Admission {
-    /// The cluster's secret; all zero if it has none: every program that reaches the port is admitted.
+    /// The cluster's secret, the same on every node and client. All zero (the default) is none: every
+    /// program that reaches the port is admitted.
     pub secret: [u8; 32],
-    /// If given, only these are admitted.
+    /// If given, only these nodes and clients are admitted (default: all that know the secret).
     pub allow: Option<BTreeSet<PeerId>>,
 }
 
 impl Admission {
-    /// Whether every program that reaches the port may join.
+    /// Whether every program that reaches the port is admitted: neither a secret nor a list is set.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.secret == [0; 32] && self.allow.is_none()
@@ -58,7 +59,7 @@ impl Admission {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SessionError {
-    /// The connection.
+    /// The connection failed.
     #[error("connection: {0}")]
     Io(std::io::Error),
     /// The other side was too slow.

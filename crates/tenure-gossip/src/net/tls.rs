@@ -15,7 +15,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 pub struct TlsFiles {
     /// This node's certificate, and the certificates between it and the authority.
     pub cert: PathBuf,
-    /// Its key.
+    /// The key of that certificate.
     pub key: PathBuf,
     /// The authority that signs the certificates of all nodes.
     pub ca: PathBuf,
@@ -28,9 +28,9 @@ pub enum TlsError {
     /// One of them cannot be read as PEM.
     #[error("TLS: {}: {source}; it must be a PEM file that this program may read", path.display())]
     File {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// What is wrong with it.
         source: pem::Error,
     },
     /// The authority's certificate is none that can sign others.

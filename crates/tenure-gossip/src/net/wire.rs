@@ -109,19 +109,20 @@ pub enum Ask {
     Submit { namespace: String, tx: TxId, goal: Vec<u8> },
     /// How the node stands; answered by [`Answer::Status`].
     Status,
-    /// Records of the history.
+    /// Records of the history, both ends included; answered by [`Answer::Records`].
     History { namespace: String, from: u64, upto: u64 },
-    /// Every record from now on, as it is applied.
+    /// Every record from now on, as it is applied; each is an [`Answer::Record`], read with
+    /// [`Client::next`](crate::Client::next).
     Watch { namespace: String },
-    /// A question to the state as this node has it.
+    /// A question to the state as this node has it; answered by [`Answer::State`].
     Read {
         namespace: String,
         /// As the state machine reads it.
         question: Vec<u8>,
     },
-    /// Change the members; only the leader can.
+    /// Change the members; only the leader can. Answered by [`Answer::Done`] when it is proposed.
     Members { namespace: String, change: MemberChange },
-    /// Give leadership up; only the leader can.
+    /// Give leadership up; only the leader can. Answered by [`Answer::Done`] when it is given up.
     StepDown { namespace: String },
 }
 
@@ -133,18 +134,18 @@ pub enum Answer {
     Record(Record),
     /// Records of the history; fewer than asked for if they do not fit.
     Records(Vec<Record>),
-    /// A status, as JSON.
+    /// A [`Status`](crate::Status), as JSON.
     Status(String),
     /// What the state says.
     State {
         /// The last record in the state.
         index: u64,
-        /// As the state machine reads it.
+        /// As the state machine writes it.
         bytes: Vec<u8>,
     },
     /// It is done.
     Done,
-    /// It cannot be done, and why.
+    /// It cannot be done, and why. A [`Client`](crate::Client) returns it as an error.
     Refused(String),
 }
 
