@@ -36,13 +36,14 @@ use tenure_core::Tick;
 pub struct CommitConfig {
     /// Time between a leader's heartbeats (250 ms). At most a third of the lease.
     pub heartbeat: Duration,
-    /// How long a leader may act on a majority's echo (1 s; 100 ms to 60 s), counted from when the heartbeat was sent.
+    /// How long a leader may act on a majority's echo (1 s; 100 ms to 60 s), counted from
+    /// when the heartbeat was sent.
     pub lease: Duration,
     /// What followers add to the lease before they let another lead (200 ms; at least a tenth of the
-    /// lease): it must cover the
-    /// difference of clock *rates* over one lease.
+    /// lease): it must cover the difference of clock *rates* over one lease.
     pub margin: Duration,
-    /// The spread of election timeouts beyond the promise (600 ms; at least 60 ms). The hinted voter takes the first sixth.
+    /// The spread of election timeouts beyond the promise (600 ms; at least 60 ms). The hinted
+    /// voter takes the first sixth.
     pub spread: Duration,
     /// Bytes of entries in one message (1 MiB).
     pub batch: usize,
