@@ -38,12 +38,33 @@ impl Anvil {
         Anvil { child, url: format!("http://127.0.0.1:{port}"), arguments, port }
     }
 
-    /// Ends the node in good order and starts it again on the same port: the pool is lost.
+    /// Ends the node in good order and starts it again on the same port: the pool is lost, and no
+    /// block is.
+    ///
+    /// # Panics
+    /// If the node that comes back has used nonces that none of its blocks holds.
     pub async fn restart(&mut self) {
+        self.stop_mining().await;
         self.child.signal(Signal::TERM);
         self.child.wait(Duration::from_secs(20)).await.expect("it ends");
         let (child, _) = launch(&self.arguments, self.port).await;
         self.child = child;
+        // The nonce first: a block mined between the two looks only adds to the second.
+        let used = self.nonce().await;
+        let mined = self.mined().await.len();
+        assert!(mined as u64 >= used, "anvil came back with {used} nonces used, {mined} in blocks");
+    }
+
+    /// Empties the pool and waits until no block is being made. Anvil writes down its blocks first
+    /// and its accounts afterwards: a block made in between would be in the accounts only, and its
+    /// transactions nowhere.
+    async fn stop_mining(&self) {
+        self.call("evm_setIntervalMining", json!([0])).await;
+        // A block that was due before has begun by then.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        self.call("anvil_dropAllTransactions", json!([])).await;
+        // Blocks are made one at a time, so this one, without the pool, waits for the last.
+        self.call("evm_mine", json!([])).await;
     }
 
     /// Calls a method and gives its result.
@@ -93,7 +114,8 @@ impl Anvil {
         for block in 0..=latest {
             let block = format!("{block:#x}");
             let block = self.call("eth_getBlockByNumber", json!([block, true])).await;
-            all.extend(block["transactions"].as_array().cloned().unwrap_or_default());
+            let transactions = block["transactions"].as_array();
+            all.extend(transactions.expect("a block up to the latest").iter().cloned());
         }
         all.retain(|tx| tx["from"] == ADDRESS);
         all
