@@ -579,7 +579,7 @@ fn a_doubt_while_draining_shuts_the_gate_first() {
 
 #[test]
 fn a_step_down_stays_out_of_the_race_for_the_cool_down() {
-    // The specification's step_down() resumes at once, and wins again before anybody has heard.
+    // A member that resumed at once would win again before any other member has heard.
     let mut role = Role::put(options(), Releasing);
     role.give(Input::Released);
     role.now = role.now + 4 * SEC;

@@ -335,7 +335,7 @@ async fn a_dead_database_does_not_hold_up_the_exit() {
 }
 
 #[tokio::test]
-async fn the_command_line_of_the_specification_works_as_it_is() {
+async fn the_command_line_of_pgleaderlock_works_as_it_is() {
     let database = database().await;
     let mut command = tokio::process::Command::new(crate::kit::program());
     command.env_clear().env("PG_DSN", database.dsn());

@@ -258,12 +258,12 @@ fn watch_follows_and_metrics_are_served() {
     assert!(line.unwrap().contains("increment"));
     assert!(watch.wait().unwrap().success());
 
-    eventually("the metrics of the specification are there", 10, || {
+    eventually("the metrics are there", 10, || {
         let mut stream = std::net::TcpStream::connect(&at).unwrap();
         stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
         let mut text = String::new();
         stream.read_to_string(&mut text).unwrap();
-        let of_the_specification = [
+        let expected = [
             "leader_changes_total",
             "leader_tenure_seconds",
             "goal_result_timeouts_total",
@@ -271,7 +271,7 @@ fn watch_follows_and_metrics_are_served() {
             "pending_transactions",
             "acting",
         ];
-        of_the_specification
+        expected
             .iter()
             .all(|name| text.contains(&format!("tenure_gossip_{name}{{namespace=\"main\"}}")))
     });

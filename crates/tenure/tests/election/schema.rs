@@ -59,7 +59,7 @@ async fn a_missing_or_newer_schema_is_refused_with_the_remedy() {
 }
 
 #[tokio::test]
-async fn the_views_carry_the_shapes_of_the_specifications() {
+async fn the_compatibility_views_carry_the_shapes_of_other_systems() {
     let database = database().await;
     let (member, _) = leader(&database, "scheduler").await;
     let client = database.client().await.unwrap();

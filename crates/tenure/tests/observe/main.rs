@@ -190,6 +190,6 @@ fn the_page_names_every_metric() {
         "forge_leader_tenure_seconds",
         "forge_leader_failovers_total",
     ] {
-        assert!(page.contains(&format!("`{name}`")), "{name} of the specifications");
+        assert!(page.contains(&format!("`{name}`")), "{name} of another system");
     }
 }
