@@ -19,7 +19,7 @@ use tenure_connect::line::Heard;
 use tenure_core::clock::{Clock, Tick};
 use tenure_core::engine::{Engine, Output};
 use tenure_core::key::{LockKey, RoleName};
-use tenure_core::lifecycle::{Input, LockState};
+use tenure_core::lifecycle::{Input, LockState, Notice};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::sleep;
 use tokio_util::task::AbortOnDropHandle;
@@ -380,7 +380,11 @@ impl<D: Database> Driver<D> {
             match output {
                 Output::Notice(role, notice) => {
                     let epoch = self.engine.state(&role).and_then(|(_, epoch)| epoch);
-                    self.roles.notice(&role, &self.profile.identity, epoch, notice, now);
+                    // The driver has logged its own trouble, once for all roles.
+                    let trouble = self.connecting.trouble.as_ref();
+                    let logged = matches!(&notice, Notice::Error(error) if trouble == Some(error));
+                    let member = &self.profile.identity;
+                    self.roles.notice(&role, member, epoch, notice, logged, now);
                 }
                 Output::Gate(role, epoch) => self.roles.gate(&role, epoch, now),
                 Output::Renewed => self.roles.renewed(),

@@ -108,13 +108,15 @@ pub(crate) fn round_trip(op: &Op, took: Duration, succeeded: bool) {
     }
 }
 
-/// Counts and logs what a lifecycle says, with role, member, epoch, key and reason.
+/// Counts and logs what a lifecycle says, with role, member, epoch, key and reason. An error that
+/// is `logged` already is no second warning.
 pub(crate) fn notice(
     role: &RoleName,
     member: &str,
     key: LockKey,
     epoch: Option<Epoch>,
     notice: &Notice,
+    logged: bool,
 ) {
     let now = epoch.map_or(0, Epoch::get);
     match notice {
@@ -137,6 +139,10 @@ pub(crate) fn notice(
         }
         Notice::AcquireFailed { why } => {
             tracing::debug!(%role, member, %key, epoch = now, reason = %why, "acquire_failed");
+        }
+        Notice::Error(error) if logged => {
+            counter!("tenure_errors_total", "role" => label(role)).increment(1);
+            tracing::debug!(%role, member, %key, epoch = now, reason = %error, "error");
         }
         Notice::Error(error) => {
             counter!("tenure_errors_total", "role" => label(role)).increment(1);

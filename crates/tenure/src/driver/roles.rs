@@ -82,10 +82,11 @@ impl Roles {
         member: &str,
         epoch: Option<Epoch>,
         notice: Notice,
+        logged: bool,
         now: Tick,
     ) {
         let Some(Role { publisher, .. }) = self.0.get(name) else { return };
-        metrics::notice(name, member, publisher.key, epoch, &notice);
+        metrics::notice(name, member, publisher.key, epoch, &notice, logged);
         if matches!(notice, Notice::Stopped) {
             publisher.set_leading(None);
         }
