@@ -26,7 +26,7 @@ test: lint unit faults loom newer-server test-chain deny   ## Everything CI runs
 	@echo "all tests passed"
 
 test-all: test      ## Also what is slow: long storms of both simulations, two thousand transactions under fire
-	TENURE_SIM_SEEDS=5000 $(CARGO) test $(FEATURES) --release --lib -- sim
+	TENURE_SIM_SEEDS=5000 $(CARGO) test -p tenure-sim --release --lib
 	TENURE_TX_RUN=2000 $(CARGO) test $(FEATURES) --release --test tx -- group --test-threads=1
 
 setup:
