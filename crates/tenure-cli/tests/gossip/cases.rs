@@ -258,11 +258,21 @@ fn watch_follows_and_metrics_are_served() {
     assert!(line.unwrap().contains("increment"));
     assert!(watch.wait().unwrap().success());
 
-    eventually("the metrics are there", 10, || {
+    let get = |path: &str| {
         let mut stream = std::net::TcpStream::connect(&at).unwrap();
-        stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+        stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).unwrap();
         let mut text = String::new();
         stream.read_to_string(&mut text).unwrap();
+        text
+    };
+    let answer = get("/health");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+    assert!(head.starts_with("HTTP/1.0 200 "), "{answer}");
+    let health: serde_json::Value = serde_json::from_str(body).expect("JSON");
+    assert_eq!(health["namespaces"][0]["leader"], json!(node.id), "{health}");
+
+    eventually("the metrics are there", 10, || {
+        let text = get("/metrics");
         let expected = [
             "leader_changes_total",
             "leader_tenure_seconds",

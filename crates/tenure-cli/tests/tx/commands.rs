@@ -359,12 +359,11 @@ async fn a_node_whose_database_goes_away_says_so_loudly_and_when_it_is_back() {
 }
 
 /// What a scraper gets, head and body.
-async fn scrape(address: &str) -> String {
+async fn get(address: &str, path: &str) -> String {
     let got = async {
         let mut stream = TcpStream::connect(address).await?;
-        stream
-            .write_all(b"GET /metrics HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")
-            .await?;
+        let head = format!("GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n");
+        stream.write_all(head.as_bytes()).await?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await?;
         std::io::Result::Ok(answer)
@@ -386,12 +385,17 @@ async fn a_node_serves_the_metrics_the_guide_names() {
     let metrics = line["metrics"].as_str().expect("an address");
     assert!(metrics.starts_with("127.0.0.1:"), "a port alone is this machine's own: {metrics}");
     // Before anything happened: zero, not absent.
-    let first = scrape(metrics).await;
+    let first = get(metrics, "/metrics").await;
     let (head, body) = first.split_once("\r\n\r\n").expect("a head");
     assert!(head.starts_with("HTTP/1.1 200 ") && head.contains("text/plain; version=0.0.4"));
     let length = format!("content-length: {}\r\n", body.len());
     assert!(head.to_lowercase().contains(&length), "{head}");
     assert!(body.contains("\ntenure_tx_accepted_total 0\n"), "{body}");
+    let answer = get(metrics, "/health").await;
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+    assert!(head.starts_with("HTTP/1.1 200 "), "{answer}");
+    let health: Value = serde_json::from_str(body).expect("JSON");
+    assert_eq!(health["stale"], json!(false), "{health}");
     let call = json!({"to": format!("0x{:040x}", 7), "value": "0x5", "gas": 21_000}).to_string();
     let node = line["address"].as_str().expect("an address");
     let sent = run(&["send", "--node", node, "--call", &call]).await;
@@ -401,7 +405,7 @@ async fn a_node_serves_the_metrics_the_guide_names() {
     let names = || guide.split('`').filter(|w| w.starts_with("tenure_tx_") && !w.contains(' '));
     let complete = async {
         loop {
-            let page = scrape(metrics).await;
+            let page = get(metrics, "/metrics").await;
             let there = |name: &str| match name.split_once('{') {
                 Some((name, label)) => {
                     page.contains(&format!("\n{name}{{{}=", &label[..label.len() - 1]))
