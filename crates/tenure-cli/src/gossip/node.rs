@@ -121,9 +121,10 @@ impl NodeArgs {
 impl From<HostError> for Failure {
     fn from(error: HostError) -> Self {
         match &error {
-            HostError::Config(_) | HostError::NoState | HostError::NotFounder(_) => {
-                Failure::usage(error.to_string())
-            }
+            HostError::Config(_)
+            | HostError::Tls(_)
+            | HostError::NoState
+            | HostError::NotFounder(_) => Failure::usage(error.to_string()),
             // `HostError` may grow; whatever it says, the node does not run.
             _ => Failure::failed(chain(&error)),
         }
