@@ -44,7 +44,7 @@ lint:               ## Formatting and clippy, warnings are errors
 	$(CARGO) clippy -p tenure-core --no-default-features -- -D warnings
 
 unit: setup         ## Unit, property, integration and documentation tests, each on real servers
-	$(CARGO) test $(FEATURES) --lib --bins --examples $(UNIT:%=--test %)
+	$(CARGO) test $(FEATURES) --no-fail-fast --lib --bins --examples $(UNIT:%=--test %)
 	$(CARGO) test $(FEATURES) --doc
 
 faults: setup       ## Separate processes, real faults; one at a time, because time is what they test
@@ -58,7 +58,7 @@ newer-server: setup ## The heart of the suite on PostgreSQL 18
 	TENURE_TEST_PG=18 $(CARGO) test $(FEATURES) --test election
 
 test-chain: setup setup-chain   ## Transactions: a real anvil, a scripted Substrate node, three nodes under fire
-	$(CARGO) test $(FEATURES) $(CHAIN:%=--test %)
+	$(CARGO) test $(FEATURES) --no-fail-fast $(CHAIN:%=--test %)
 
 deny:               ## Licences and advisories, where cargo-deny is installed
 	@if command -v cargo-deny >/dev/null; then cargo deny check; \
