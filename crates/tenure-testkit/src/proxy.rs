@@ -222,7 +222,7 @@ async fn serve(
         if link.borrow_and_update().refuse {
             listener = None;
         } else if listener.is_none() {
-            // The port is reserved; whoever waits for it is told if it does not open.
+            // The port is reserved; a test that waits for it is told if it does not open.
             listener = listen(port.number()).ok();
         }
         tell.send_replace(listener.is_some());

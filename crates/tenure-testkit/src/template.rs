@@ -23,7 +23,7 @@ pub(crate) fn fill(home: &Home, server: &Server, own_identity: bool) -> Result<(
             .open(home.root().join(format!("{name}.lock")))?;
         lock.lock()?;
         if !template.join("PG_VERSION").exists() {
-            // Made under another name: whoever is killed half way leaves no half template.
+            // Made under another name: a test that is killed half way leaves no half template.
             let making = home.folder("template")?;
             let draft = Server::new(
                 server.binaries().clone(),

@@ -303,7 +303,12 @@ impl<D: Database> Driver<D> {
             }
             Err(error) => {
                 let text = error.to_string();
-                tracing::warn!(member = %self.profile.identity, "no seat: {text}");
+                // An outage is one warning for each reason, however many tries it takes.
+                if self.connecting.trouble.as_deref() == Some(text.as_str()) {
+                    tracing::debug!(member = %self.profile.identity, "still no seat: {text}");
+                } else {
+                    tracing::warn!(member = %self.profile.identity, "no seat: {text}");
+                }
                 metrics::connected(false);
                 self.engine.unreachable(&text, now);
                 self.connecting.failed(text, now);

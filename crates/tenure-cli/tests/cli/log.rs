@@ -39,6 +39,24 @@ async fn a_database_that_goes_away_is_logged_without_a_switch_and_the_childs_out
 }
 
 #[tokio::test]
+async fn an_outage_is_one_warning_however_many_tries_it_takes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("stderr");
+    let mut command = tokio::process::Command::new(crate::kit::program());
+    command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
+    command.env("TENURE_LOG", "tenure::driver=debug");
+    command.args(["run", "--role", "r", "--dsn", "postgresql://x@127.0.0.1:1/x", "--", "true"]);
+    command.stderr(File::create(&path).expect("a file"));
+    let mut child = Child::spawn(command).expect("it runs");
+    until("three more tries", async || text(&path).matches("still no seat").count() >= 3).await;
+    child.signal(Signal::TERM);
+    child.wait(SOON).await.expect("it ends");
+    let log = text(&path);
+    let warnings = log.lines().filter(|line| line.contains("WARN")).count();
+    assert_eq!(warnings, 1, "{log}");
+}
+
+#[tokio::test]
 async fn where_standard_error_is_for_objects_the_log_is_objects() {
     let cluster = Cluster::start().await.expect("a server");
     let folder = tempfile::tempdir().expect("a folder");

@@ -1,4 +1,4 @@
-//! Who leads, who follows, and how a role changes hands while nobody dies.
+//! Which member leads, which members follow, and how a role changes hands while no member dies.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
