@@ -29,6 +29,12 @@ pub(crate) enum Exit {
     /// It was decided, or refused on its merits: a repetition will not help.
     #[cfg_attr(not(any(feature = "tx", feature = "gossip")), allow(dead_code))]
     Rejected,
+    /// A transaction has ended, and what was asked for was not executed.
+    #[cfg_attr(not(feature = "tx"), allow(dead_code))]
+    NotExecuted,
+    /// It may have been done: the same again, under the same id, tells.
+    #[cfg_attr(not(feature = "tx"), allow(dead_code))]
+    Uncertain,
     /// The child's own.
     Child(u8),
 }
@@ -45,6 +51,8 @@ Exit codes:
   6  no leader answers
   7  not found: no such role, member, transaction, key or namespace
   8  rejected on its merits: the same again will not do
+  9  not executed: the transaction reverted, or ended as a no-op, refused or expired
+  10 outcome unknown: ask again under the same id
   A child's own code is passed on (128+n for signal n, 126 not executable, 127 not found).";
 
 impl Exit {
@@ -59,6 +67,8 @@ impl Exit {
             Exit::NoLeader => 6,
             Exit::NotFound => 7,
             Exit::Rejected => 8,
+            Exit::NotExecuted => 9,
+            Exit::Uncertain => 10,
             Exit::Child(code) => code,
         }
     }

@@ -3,6 +3,8 @@
 //! `node` runs one node of the group and answers on a local port; `send` and `drop` ask a node;
 //! `list`, `show`, `watch` and `gaps` read the table and need no node at all.
 
+mod ask;
+mod callers;
 mod node;
 mod report;
 mod wire;
@@ -25,7 +27,7 @@ pub(crate) enum TxCommand {
     /// Run one node of the group
     Node(Box<node::NodeArgs>),
     /// Send a transaction through whichever node leads
-    Send(wire::SendArgs),
+    Send(ask::SendArgs),
     /// List the account's transactions
     List(report::ListArgs),
     /// Show one transaction
@@ -35,18 +37,18 @@ pub(crate) enum TxCommand {
     /// List nonces that nothing uses although higher ones are in use
     Gaps(report::GapsArgs),
     /// Put a no-op in place of an open transaction, or into a gap
-    Drop(wire::DropArgs),
+    Drop(ask::DropArgs),
 }
 
 pub(crate) async fn run(command: TxCommand) -> Result<Exit, Failure> {
     match command {
         TxCommand::Node(args) => node::run(*args).await,
-        TxCommand::Send(args) => wire::send(args).await,
+        TxCommand::Send(args) => ask::send(args).await,
         TxCommand::List(args) => report::list(args).await,
         TxCommand::Show(args) => report::show(args).await,
         TxCommand::Watch(args) => report::watch(args).await,
         TxCommand::Gaps(args) => report::gaps(args).await,
-        TxCommand::Drop(args) => wire::drop_nonce(args).await,
+        TxCommand::Drop(args) => ask::drop_nonce(args).await,
     }
 }
 

@@ -40,10 +40,17 @@ use pending::{Pending, Reply};
 #[derive(Debug)]
 pub(crate) enum Command {
     Send { request: SendRequest, reply: Reply },
-    Cancel { nonce: u64, reply: oneshot::Sender<Result<(), SendError>> },
+    Cancel { which: Which, reply: oneshot::Sender<Result<u64, SendError>> },
     Drain { reply: oneshot::Sender<DrainOutcome> },
     Open { reply: oneshot::Sender<usize> },
     Recovered { reply: oneshot::Sender<Option<Duration>> },
+}
+
+/// A transaction, by one of its two names.
+#[derive(Debug)]
+pub(crate) enum Which {
+    Nonce(u64),
+    Request(String),
 }
 
 /// What other tasks bring back.
@@ -256,16 +263,7 @@ impl Driver {
     fn commanded(&mut self, command: Command) {
         match command {
             Command::Send { request, reply } => self.send(request, reply),
-            Command::Cancel { nonce, reply } => {
-                let answer = match self.engine.cancel(nonce) {
-                    Ok(effects) => {
-                        self.carry_out(effects);
-                        Ok(())
-                    }
-                    Err(error) => Err(SendError::from(error)),
-                };
-                let _ = reply.send(answer);
-            }
+            Command::Cancel { which, reply } => drop(reply.send(self.cancel(which))),
             Command::Drain { reply } => {
                 self.refuse_new = true;
                 self.draining = Some(reply);
@@ -277,6 +275,21 @@ impl Driver {
                 Phase::Leading { took } => drop(reply.send(Some(took))),
             },
         }
+    }
+
+    fn cancel(&mut self, which: Which) -> Result<u64, SendError> {
+        let nonce = match which {
+            Which::Nonce(nonce) => nonce,
+            Which::Request(id) => {
+                if !matches!(self.phase, Phase::Leading { .. }) {
+                    return Err(SendError::NotLeader);
+                }
+                self.engine.nonce_of(&id).ok_or(SendError::NotOpen(id))?
+            }
+        };
+        let effects = self.engine.cancel(nonce)?;
+        self.carry_out(effects);
+        Ok(nonce)
     }
 
     fn check_drained(&mut self) {

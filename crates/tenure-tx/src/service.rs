@@ -17,7 +17,7 @@ use tokio::time::timeout;
 
 use crate::account::Signer;
 use crate::chain::Chain;
-use crate::driver::{Command, Driver};
+use crate::driver::{Command, Driver, Which};
 use crate::election::{Election, NodeRole};
 use crate::engine::NonceError;
 use crate::events::{FollowerSync, keep_ready};
@@ -203,14 +203,16 @@ impl TransactionService {
     /// [`SendError`]; each variant says whether anything was done.
     pub async fn send(&self, request: SendRequest) -> Result<TransactionHandle, SendError> {
         self.require_leader()?;
-        let named = request.request_id.clone();
+        // Before it is queued: an answer without the id would leave no safe retry.
+        let (request, request_id) = request.named();
+        SendRequest::check_id(&request_id)?;
         let (reply, answer) = oneshot::channel();
         let command = Command::Send { request, reply };
         self.commands.send(command).map_err(|_| SendError::Stopped)?;
         match timeout(self.accept_within, answer).await {
             Ok(answer) => answer.map_err(|_| SendError::Stopped)?,
             Err(_) => Err(SendError::Uncertain {
-                request_id: named.unwrap_or_else(|| "without an id".to_owned()),
+                request_id,
                 reason: format!(
                     "no answer within {:?}: the database, the chain's node or the signer is slow \
                      or away",
@@ -238,9 +240,22 @@ impl TransactionService {
     /// [`SendError::NotLeader`], [`SendError::Stopped`], or [`SendError::Nonce`] if nothing open is at
     /// `nonce`. Nothing was done.
     pub async fn cancel(&self, nonce: u64) -> Result<(), SendError> {
+        self.cancel_which(Which::Nonce(nonce)).await.map(drop)
+    }
+
+    /// The same for the request with this id; returns its nonce.
+    ///
+    /// # Errors
+    /// As [`TransactionService::cancel`], and [`SendError::NotOpen`] if no request with this id is
+    /// open. Nothing was done.
+    pub async fn cancel_request(&self, id: &str) -> Result<u64, SendError> {
+        self.cancel_which(Which::Request(id.to_owned())).await
+    }
+
+    async fn cancel_which(&self, which: Which) -> Result<u64, SendError> {
         self.require_leader()?;
         let (reply, answer) = oneshot::channel();
-        let command = Command::Cancel { nonce, reply };
+        let command = Command::Cancel { which, reply };
         self.commands.send(command).map_err(|_| SendError::Stopped)?;
         match answer.await.map_err(|_| SendError::Stopped)? {
             // Elected, but what is open is still being read: as good as not leading yet.

@@ -281,7 +281,7 @@ async fn what_a_caller_signed_is_outbid_by_what_replaces_it() {
     let unsigned =
         Unsigned { nonce: 0, tip: 50_000_000_000, call: Some(&call), head: &head, replaces: None };
     let payload = Payload::Signed(ours.sign(unsigned).await.expect("signs").raw);
-    let request = SendRequest { payload, request_id: None, tip: None };
+    let request = SendRequest::new(payload);
     let mut handle = node.service.send(request).await.expect("accepted");
     until(&mut handle, is(State::Ready)).await;
     let first = handle.state().hash;
@@ -305,9 +305,7 @@ async fn bad_input_is_refused_with_its_reason_and_nothing_is_sent() {
     let node = Node::follower("a", &db.dsn(), &anvil, options).await;
     node.election.lead(E1);
     node.service.recovered().await.expect("leads");
-    let send = async |payload| {
-        node.service.send(SendRequest { payload, request_id: None, tip: None }).await
-    };
+    let send = async |payload| node.service.send(SendRequest::new(payload)).await;
     let error = send(Payload::Call("not json".into())).await.expect_err("malformed");
     assert!(matches!(error, SendError::Sign(_)), "{error:?}");
     let error = send(Payload::Call(vec![b' '; 1_001].into())).await.expect_err("oversized");

@@ -21,9 +21,7 @@ use tenure_testkit::substrate::{ScriptedNode, signer_script};
 use tenure_tx::account::{AccountId, SignError, Signed, Signer, Unsigned};
 use tenure_tx::chain::substrate::{SubstrateChain, extrinsic_hash};
 use tenure_tx::chain::{Chain as _, Located, Outcome};
-use tenure_tx::service::{
-    Mode, Payload, SendError, SendRequest, ServiceOptions, TransactionService,
-};
+use tenure_tx::service::{Mode, SendError, SendRequest, ServiceOptions, TransactionService};
 use tenure_tx::status::{Hash, State, TransactionStatus};
 use tokio::time::timeout;
 
@@ -372,12 +370,7 @@ async fn a_refused_extrinsic_ends_and_frees_its_nonce() {
     let next =
         service.send(SendRequest::call(Bytes::from_static(b"good"))).await.expect("accepted");
     assert_eq!(next.nonce, 0, "the nonce is free again");
-    let signed = SendRequest {
-        payload: Payload::Signed(Bytes::from_static(&[4, 1])),
-        request_id: None,
-        tip: None,
-    };
-    let refused = service.send(signed).await;
+    let refused = service.send(SendRequest::signed(Bytes::from_static(&[4, 1]))).await;
     assert!(matches!(refused, Err(SendError::Chain(_))), "{refused:?}");
 }
 

@@ -19,7 +19,7 @@ use tenure_tx::metrics;
 use tenure_tx::service::{Mode, ServiceError, ServiceOptions, TransactionService};
 use tokio::net::TcpListener;
 
-use super::{TableArgs, wire};
+use super::{TableArgs, callers};
 use crate::args::{Taking, period, secret};
 use crate::exit::{self, Exit, Failure};
 use crate::listener::{self, Health, Listener};
@@ -92,6 +92,17 @@ pub(crate) enum Kind {
     Ethereum,
     /// WebSocket JSON-RPC; a program signs
     Substrate,
+}
+
+impl Kind {
+    /// The largest call. Ethereum's nodes take transactions of up to 128 KiB, and a call is text:
+    /// two digits for each byte of its data.
+    fn max_bytes(self) -> usize {
+        match self {
+            Kind::Ethereum => 260 << 10,
+            Kind::Substrate => 4 << 20,
+        }
+    }
 }
 
 /// Chain and signer, as the arguments name them.
@@ -187,7 +198,9 @@ pub(super) async fn run(args: NodeArgs) -> Result<Exit, Failure> {
         Kind::Ethereum => 1_000_000_000,
         Kind::Substrate => 0,
     };
+    let max_bytes = args.chain.max_bytes();
     let options = ServiceOptions {
+        max_bytes,
         engine: EngineConfig {
             stuck_after: args.stuck_after,
             gap_after: args.gap_after,
@@ -217,7 +230,7 @@ pub(super) async fn run(args: NodeArgs) -> Result<Exit, Failure> {
         listener.serve(move || health(Arc::clone(&service)));
     }
     out!("{listening}");
-    let serving = tokio::spawn(wire::serve(socket, Arc::clone(&service)));
+    let serving = tokio::spawn(callers::serve(socket, Arc::clone(&service), max_bytes));
     let mut changes = service.leader_changes();
     let mut elected = true;
     loop {

@@ -9,40 +9,9 @@ use tenure_testkit::substrate::{self, ScriptedNode};
 use tenure_testkit::{Child, Cluster, Signal, Stop, shared_cluster};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
-use tokio::process::Command;
 use tokio::time::timeout;
 
-fn program() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tenure"));
-    command.arg("tx").env("RELAYER_KEY", KEY).env("TENURE_LOG", "error");
-    for name in ["SH_PENDING_DB_URL", "TENURE_DSN", "TENURE_TX_NODES", "TENURE_TX_ACCOUNT"] {
-        command.env_remove(name);
-    }
-    command
-}
-
-async fn node(arguments: &[&str], anvil: &Anvil) -> (Child, String) {
-    let mut command = program();
-    command.args(["node", "--rpc", &anvil.url, "--key-env", "RELAYER_KEY", "--poll", "100ms"]);
-    command.args(arguments);
-    let mut child = Child::spawn(command).expect("starts");
-    let listening = |line: &str| line.contains("listening");
-    let line = child.wait_line(listening, Duration::from_secs(30)).await.expect("listens");
-    let line: Value = serde_json::from_str(&line).expect("JSON");
-    assert_eq!(line["account"], ADDRESS);
-    (child, line["address"].as_str().expect("an address").to_owned())
-}
-
-async fn run(arguments: &[&str]) -> Output {
-    let output = program().args(arguments).output();
-    timeout(Duration::from_secs(60), output).await.expect("ends").expect("runs")
-}
-
-fn json_of(output: &Output) -> Vec<Value> {
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{text} {}", String::from_utf8_lossy(&output.stderr));
-    text.lines().map(|line| serde_json::from_str(line).expect("JSON lines")).collect()
-}
+use crate::kit::{json_of, node, program, run};
 
 #[tokio::test]
 async fn a_transaction_can_be_sent_listed_shown_dropped_and_watched_to_its_end() {

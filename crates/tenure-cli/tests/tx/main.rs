@@ -1,5 +1,7 @@
 //! `tenure tx` from outside: every command, and three nodes under fire.
 #![cfg(feature = "tx")]
 
+mod callers;
 mod commands;
 mod group;
+mod kit;

@@ -79,8 +79,7 @@ impl Driver {
             return;
         }
         let named = request.request_id.clone();
-        // No other request can have a generated id, so there is nothing to look up.
-        let may_be_stored = named.is_some() && self.reader.is_some();
+        let may_be_stored = !request.fresh && self.reader.is_some();
         let id = named.unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
         if let Some(pending) = self.pending.get_mut(&id) {
             return pending.join(&id, &request.payload, reply);

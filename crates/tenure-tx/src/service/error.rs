@@ -49,8 +49,13 @@ pub enum SendError {
     #[error("{size} bytes are more than the limit of {limit}; split the call or raise max_bytes")]
     TooLarge { size: usize, limit: usize },
     /// A request id that cannot be one. Nothing was done.
-    #[error("a request id has 1 to 200 characters")]
+    #[error(
+        "a request id has 1 to 200 characters, none of them a control character; choose another"
+    )]
     BadRequestId,
+    /// No open transaction has this request id. Nothing was done.
+    #[error("no open transaction has the request id {0}; it has ended, or was not accepted")]
+    NotOpen(String),
     /// Not signed. Nothing was done.
     #[error(transparent)]
     Sign(#[from] SignError),
@@ -94,6 +99,7 @@ impl SendError {
             Self::Nonce(_) | Self::Clash(_) => "nonce",
             Self::TooLarge { .. } => "too_large",
             Self::BadRequestId => "bad_request_id",
+            Self::NotOpen(_) => "not_found",
             Self::RequestIdReused(_) => "request_id_reused",
             Self::Sign(_) => "not_signed",
             Self::Chain(_) => "malformed",

@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use tokio::sync::watch;
 
+use super::error::SendError;
 use crate::status::{Hash, TransactionStatus};
 
 /// What to send.
@@ -16,29 +17,76 @@ pub enum Payload {
     Signed(Bytes),
 }
 
-/// A caller's request.
+/// A caller's request. Made by [`SendRequest::call`] or [`SendRequest::signed`].
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 #[allow(missing_docs, reason = "the names say it")]
 pub struct SendRequest {
     pub payload: Payload,
     /// The caller's name for it, unique in the account: a retry with the same id never sends
-    /// twice. 1 to 200 characters; generated if absent.
+    /// twice. 1 to 200 characters, none of them a control character; generated if absent.
     pub request_id: Option<String>,
     /// The tip of the first attempt; [`ServiceOptions::tip`](crate::ServiceOptions::tip) if absent.
     pub tip: Option<u128>,
+    /// No other request can have this id, so there is nothing to look up.
+    pub(crate) fresh: bool,
 }
 
+/// The longest request id, in characters.
+const MAX_ID: usize = 200;
+
 impl SendRequest {
-    /// A call under a generated id.
+    /// A request under an id that is generated.
+    #[must_use]
+    pub fn new(payload: Payload) -> Self {
+        SendRequest { payload, request_id: None, tip: None, fresh: false }
+    }
+
+    /// A call that the service signs.
     #[must_use]
     pub fn call(call: impl Into<Bytes>) -> Self {
-        SendRequest { payload: Payload::Call(call.into()), request_id: None, tip: None }
+        Self::new(Payload::Call(call.into()))
+    }
+
+    /// Bytes that the caller signed.
+    #[must_use]
+    pub fn signed(raw: impl Into<Bytes>) -> Self {
+        Self::new(Payload::Signed(raw.into()))
     }
 
     /// The same request under the caller's id.
     #[must_use]
     pub fn with_id(self, id: impl Into<String>) -> Self {
-        SendRequest { request_id: Some(id.into()), ..self }
+        SendRequest { request_id: Some(id.into()), fresh: false, ..self }
+    }
+
+    /// The same request with another tip of its first attempt.
+    #[must_use]
+    pub fn with_tip(self, tip: u128) -> Self {
+        SendRequest { tip: Some(tip), ..self }
+    }
+
+    /// The request with its id, generated now if it has none: a caller that knows the id before it
+    /// asks can ask again, whatever becomes of the answer.
+    #[must_use]
+    pub fn named(self) -> (Self, String) {
+        match self.request_id.clone() {
+            Some(id) => (self, id),
+            None => {
+                let id = uuid::Uuid::new_v4().to_string();
+                (SendRequest { request_id: Some(id.clone()), fresh: true, ..self }, id)
+            }
+        }
+    }
+
+    /// Whether an id can be one: a database holds no NUL, and a log shows no other control
+    /// character as what it is.
+    pub(crate) fn check_id(id: &str) -> Result<(), SendError> {
+        let long = id.is_empty() || id.chars().count() > MAX_ID;
+        if long || id.chars().any(char::is_control) {
+            return Err(SendError::BadRequestId);
+        }
+        Ok(())
     }
 }
 
@@ -81,5 +129,30 @@ impl TransactionHandle {
     pub async fn ended(&mut self) -> Option<HandleState> {
         let state = self.state.wait_for(|s| s.ended).await.ok()?;
         Some(state.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_is_text_that_every_place_can_hold_and_show() {
+        for good in ["0", "invoice-7", "счёт 7", "naïve 🙂", &"x".repeat(200)] {
+            assert!(SendRequest::check_id(good).is_ok(), "{good}");
+        }
+        for bad in ["", "a\0b", "a\nb", "\u{1b}[2J", &"x".repeat(201)] {
+            assert!(matches!(SendRequest::check_id(bad), Err(SendError::BadRequestId)), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_request_without_an_id_is_named_once() {
+        let (request, id) = SendRequest::call("pay").named();
+        assert!(request.fresh && SendRequest::check_id(&id).is_ok());
+        let (again, same) = request.named();
+        assert_eq!((id, true), (same, again.fresh), "the same request, still new");
+        let (named, id) = SendRequest::call("pay").with_id("7").named();
+        assert_eq!((named.fresh, id.as_str()), (false, "7"), "it may be a retry");
     }
 }

@@ -1,0 +1,231 @@
+//! `send` and `drop`: a caller's side of the conversation with the nodes.
+
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::Value;
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, sleep, timeout};
+
+use tenure_tx::status::State;
+
+use super::wire::{Accepted, Question, Reply};
+use crate::args::period;
+use crate::exit::{Exit, Failure};
+use crate::output::out;
+
+/// Where the nodes are.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct NodesArgs {
+    /// The nodes, as HOST:PORT; all are asked in turn until one leads
+    #[arg(long = "node", env = "TENURE_TX_NODES", value_delimiter = ',', required = true)]
+    #[arg(value_name = "HOST:PORT", value_parser = node_address)]
+    pub(crate) nodes: Vec<String>,
+    /// How long to look for a leader
+    #[arg(long, default_value = "30s", value_parser = period)]
+    pub(crate) within: Duration,
+}
+
+/// A name or an address, with a port; a name is looked up when it is asked.
+fn node_address(text: &str) -> Result<String, String> {
+    let port = text.rsplit_once(':').filter(|(host, _)| {
+        // An address of version 6 stands in brackets, or its last part would be the port.
+        !host.is_empty() && (host.starts_with('[') == host.contains(':'))
+    });
+    match port.map(|(_, port)| port.parse::<u16>()) {
+        Some(Ok(_)) => Ok(text.to_owned()),
+        Some(Err(_)) | None => {
+            Err("write a host and a port, as relayer1:7001, 10.0.0.7:7001 or [::1]:7001".to_owned())
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SendArgs {
+    /// The nodes.
+    #[command(flatten)]
+    pub(crate) nodes: NodesArgs,
+    /// The call: on Ethereum {"to":"0x…","value":"0x1","data":"0x","gas":21000}, on Substrate the
+    /// SCALE-encoded call in hex
+    #[arg(long, conflicts_with = "signed", required_unless_present = "signed")]
+    pub(crate) call: Option<String>,
+    /// Signed bytes, in hex, instead of a call
+    #[arg(long)]
+    pub(crate) signed: Option<String>,
+    /// Your name for it: a retry with the same id never sends twice. Generated if absent
+    #[arg(long)]
+    pub(crate) request_id: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DropArgs {
+    /// The nodes.
+    #[command(flatten)]
+    pub(crate) nodes: NodesArgs,
+    /// The nonce to fill with a no-op
+    #[arg(required_unless_present = "request_id")]
+    pub(crate) nonce: Option<u64>,
+    /// The request to give up, by its id
+    #[arg(long, conflicts_with = "nonce")]
+    pub(crate) request_id: Option<String>,
+}
+
+pub(super) async fn send(args: SendArgs) -> Result<Exit, Failure> {
+    // Chosen here, so that asking the next node after a silence is the same request.
+    let id = args.request_id.unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
+    let call = match args.call {
+        Some(text) if text.starts_with("0x") => Some(Value::String(text)),
+        Some(text) => Some(serde_json::from_str(&text).map_err(|_| {
+            Failure::usage(
+                "--call is neither JSON nor hex; on Ethereum give \
+                 {\"to\":\"0x…\",\"value\":\"0x1\",\"gas\":21000}",
+            )
+        })?),
+        None => None,
+    };
+    let question = Question::Send { call, signed: args.signed, request_id: Some(id.clone()) };
+    match ask(&args.nodes, &question).await {
+        Reply::Ok(value) if args.json => out!("{value}"),
+        Reply::Ok(value) => {
+            let Accepted { nonce, hash, request_id, state, ended, standalone } =
+                serde_json::from_value(value).map_err(unreadable)?;
+            let was = if ended { format!("ended as {state}") } else { "accepted".to_owned() };
+            let alone = if standalone { ", by a standalone node" } else { "" };
+            out!("{was}{alone}: nonce {nonce}, {hash} (request {request_id})");
+            if ended && state != State::Finalized {
+                return Ok(Exit::NotExecuted);
+            }
+        }
+        Reply::Error { code, message, .. } => {
+            let Failure { exit, .. } = failed(&code, &message);
+            // Whatever became of it, the id makes the next try safe.
+            let again = match exit {
+                Exit::NoLeader | Exit::Uncertain | Exit::Failed => {
+                    format!("; ask again with --request-id {id}")
+                }
+                _ => format!(" (request {id})"),
+            };
+            return Err(failed(&code, &format!("{message}{again}")));
+        }
+    }
+    Ok(Exit::Clean)
+}
+
+pub(super) async fn drop_nonce(args: DropArgs) -> Result<Exit, Failure> {
+    let question = Question::Cancel { nonce: args.nonce, request_id: args.request_id };
+    match ask(&args.nodes, &question).await {
+        Reply::Ok(nonce) => out!("a no-op takes the place of nonce {nonce}"),
+        Reply::Error { code, message, .. } => return Err(failed(&code, &message)),
+    }
+    Ok(Exit::Clean)
+}
+
+fn unreadable(error: serde_json::Error) -> Failure {
+    Failure::failed(format!(
+        "the node's answer cannot be read: {error}; use one version everywhere"
+    ))
+}
+
+/// A node's refusal, or that none answers.
+fn failed(code: &str, message: &str) -> Failure {
+    match code {
+        "not_leader" | "draining" | "stopped" | "busy" => {
+            Failure::new(Exit::NoLeader, format!("no node leads: {message}"))
+        }
+        "unreachable" => Failure::new(Exit::NoLeader, message),
+        "uncertain" | "silent" => Failure::new(Exit::Uncertain, message),
+        "store" => Failure::failed(message),
+        "not_found" => Failure::new(Exit::NotFound, message),
+        // All others are about the request itself.
+        _ => Failure::new(Exit::Rejected, message),
+    }
+}
+
+/// How long one node may take: a frozen one is not waited for, the next is asked.
+const ONE_NODE: Duration = Duration::from_secs(5);
+
+/// The longest answer that is read: what answers at a mistyped address may have no end.
+const LONGEST_ANSWER: u64 = 64 << 20;
+
+/// Asks all nodes in turn until one answers for good. Only what a leader may answer differently
+/// later is asked again; the request id makes that safe.
+async fn ask(nodes: &NodesArgs, question: &Question) -> Reply {
+    let until = Instant::now() + nodes.within;
+    let mut line = serde_json::to_string(question).expect("a question has text for keys");
+    line.push('\n');
+    let all = nodes.nodes.join(", ");
+    let message = format!("no node answers at {all}; check that the nodes run there");
+    let mut last = Reply::error("unreachable", message);
+    // Once a node may have taken the request, no later refusal of another one is the whole truth.
+    let mut silent = None;
+    loop {
+        for address in &nodes.nodes {
+            match timeout(ONE_NODE, ask_one(address, &line)).await {
+                Ok(Ok(Reply::Error { code, message, request_id }))
+                    if ["not_leader", "draining", "stopped", "busy", "uncertain", "store"]
+                        .contains(&code.as_str()) =>
+                {
+                    last = Reply::Error { code, message, request_id };
+                }
+                Ok(Ok(reply)) => return reply,
+                Ok(Err(Unanswered::NotAsked)) => {}
+                Ok(Err(Unanswered::Silent)) => {
+                    silent = Some(format!("{address} took the question and went away"));
+                }
+                Err(_) => {
+                    silent = Some(format!(
+                        "{address} took the question and gave no answer within {ONE_NODE:?}; read \
+                         its log, it may be waiting for the chain or the database"
+                    ));
+                }
+            }
+        }
+        if Instant::now() >= until {
+            return match silent {
+                Some(message) => {
+                    Reply::error("silent", format!("the outcome is unknown: {message}"))
+                }
+                None => last,
+            };
+        }
+        sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// A node gave no answer.
+enum Unanswered {
+    /// It was not there.
+    NotAsked,
+    /// It may have read the question.
+    Silent,
+}
+
+async fn ask_one(address: &str, line: &str) -> Result<Reply, Unanswered> {
+    let stream = TcpStream::connect(address).await.map_err(|_| Unanswered::NotAsked)?;
+    let mut stream = BufReader::new(stream);
+    stream.write_all(line.as_bytes()).await.map_err(|_| Unanswered::Silent)?;
+    let mut answer = String::new();
+    let read = stream.take(LONGEST_ANSWER).read_line(&mut answer).await;
+    read.map_err(|_| Unanswered::Silent)?;
+    serde_json::from_str(&answer).map_err(|_| Unanswered::Silent)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_is_named_by_host_and_port() {
+        for good in ["localhost:7001", "10.0.0.7:7001", "[::1]:7001", "relayer-1.internal:1"] {
+            assert_eq!(node_address(good).as_deref(), Ok(good));
+        }
+        for bad in ["", "7001", "localhost", ":7001", "::1", "localhost:", "localhost:70010", "a:b"]
+        {
+            assert!(node_address(bad).is_err(), "{bad}");
+        }
+    }
+}

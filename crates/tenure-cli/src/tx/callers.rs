@@ -1,0 +1,320 @@
+//! A node's side of its callers' connections.
+//!
+//! It has no login, so what one caller may take is bounded: connections, the length of a line, the
+//! bytes of all unfinished lines together, and time. A node that is short of memory or of file
+//! descriptors could neither read the table nor hold its role.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde_json::{Value, json};
+use tenure_tx::election::NodeRole;
+use tenure_tx::service::{HandleState, Payload, SendError, SendRequest, TransactionService};
+use tenure_tx::status::unhex;
+use tokio::io::{AsyncBufRead, AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+
+use super::wire::{Accepted, Question, Reply};
+
+/// Connections at once. One more takes the place of the one that has been silent for longest.
+const CONNECTIONS: usize = 256;
+/// How long a connection may stay without a question.
+const IDLE: Duration = Duration::from_secs(60);
+/// How long a line may take from its first byte to its last.
+const LINE: Duration = Duration::from_secs(10);
+/// How long a caller may take to read its answer.
+const ANSWER: Duration = Duration::from_secs(10);
+/// Bytes of all lines together that are longer than [`SHORT`].
+const BYTES: usize = 32 << 20;
+/// A line up to this length needs no share of [`BYTES`].
+const SHORT: usize = 8 << 10;
+/// What a line may have beside the call itself.
+const FRAME: usize = 4 << 10;
+
+/// What all callers share.
+struct Room {
+    connections: Arc<Semaphore>,
+    bytes: Arc<Semaphore>,
+    /// The longest line.
+    longest: usize,
+    silent: Mutex<Silent>,
+}
+
+/// The connections that wait for a line, the longest-waiting first; dropping an entry ends one.
+#[derive(Default)]
+struct Silent {
+    next: u64,
+    waiting: BTreeMap<u64, oneshot::Sender<()>>,
+}
+
+impl Room {
+    fn new(max_bytes: usize) -> Self {
+        // Hex is twice as long as its bytes.
+        let longest = (2 * max_bytes + FRAME).min(BYTES);
+        Room {
+            connections: Arc::new(Semaphore::new(CONNECTIONS)),
+            bytes: Arc::new(Semaphore::new(BYTES)),
+            longest,
+            silent: Mutex::default(),
+        }
+    }
+
+    fn silent(&self) -> std::sync::MutexGuard<'_, Silent> {
+        self.silent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A place for one more connection, if need be that of one that says nothing. `None`: all are
+    /// being answered.
+    async fn place(&self) -> Option<OwnedSemaphorePermit> {
+        if let Ok(place) = Arc::clone(&self.connections).try_acquire_owned() {
+            return Some(place);
+        }
+        self.silent().waiting.pop_first()?;
+        let place = Arc::clone(&self.connections).acquire_owned();
+        timeout(Duration::from_secs(1), place).await.ok()?.ok()
+    }
+}
+
+/// Serves callers until the listener's task is dropped.
+pub(super) async fn serve(
+    listener: TcpListener,
+    service: Arc<TransactionService>,
+    max_bytes: usize,
+) {
+    let room = Arc::new(Room::new(max_bytes));
+    loop {
+        let Ok((stream, _)) = listener.accept().await else {
+            // Out of descriptors, most likely: a pause lets some be closed.
+            sleep(Duration::from_millis(100)).await;
+            continue;
+        };
+        let Some(place) = room.place().await else {
+            // Closed without an answer: writing one would be work for a caller beyond the bound.
+            tracing::warn!(connections = CONNECTIONS, "too many callers at once; one was refused");
+            continue;
+        };
+        let (service, room) = (Arc::clone(&service), Arc::clone(&room));
+        tokio::spawn(async move {
+            if let Err(error) = converse(stream, &service, &room).await {
+                tracing::debug!(%error, "a caller's connection ended");
+            }
+            drop(place);
+        });
+    }
+}
+
+async fn converse(stream: TcpStream, service: &TransactionService, room: &Room) -> io::Result<()> {
+    let (read, mut write) = stream.into_split();
+    let mut reader = BufReader::with_capacity(SHORT, read);
+    loop {
+        let (ticket, evicted) = oneshot::channel();
+        let number = {
+            let mut silent = room.silent();
+            silent.next += 1;
+            let number = silent.next;
+            silent.waiting.insert(number, ticket);
+            number
+        };
+        // What was read of a line is lost with the connection in either other branch.
+        let line = tokio::select! {
+            line = next_line(&mut reader, room) => line,
+            _ = evicted => return Ok(()),
+        };
+        room.silent().waiting.remove(&number);
+        let (reply, go_on) = match line? {
+            Next::Line(line) => {
+                let reply = match serde_json::from_slice(&line.bytes) {
+                    Ok(question) => answer(question, service).await,
+                    Err(error) => malformed(&format!(
+                        "not a question ({error}); send one JSON object per line, with an \"op\""
+                    )),
+                };
+                (reply, true)
+            }
+            Next::End => return Ok(()),
+            Next::TooLong => {
+                let message = format!(
+                    "a line has at most {} bytes on this node; send less at once",
+                    room.longest
+                );
+                (Reply::error("too_large", message), false)
+            }
+            Next::Busy => {
+                let message = "too many long requests are on their way; ask again in a moment";
+                (Reply::error("busy", message), false)
+            }
+        };
+        let mut text = serde_json::to_string(&reply)?;
+        text.push('\n');
+        timeout(ANSWER, write.write_all(text.as_bytes())).await??;
+        if !go_on {
+            return Ok(());
+        }
+    }
+}
+
+/// What a caller's connection brings next.
+enum Next {
+    Line(Line),
+    /// It ended, or was silent for too long.
+    End,
+    TooLong,
+    /// Other callers' long lines leave no room for this one.
+    Busy,
+}
+
+/// A line with its share of the bytes that all callers have together.
+struct Line {
+    bytes: Vec<u8>,
+    _share: Vec<OwnedSemaphorePermit>,
+}
+
+/// Reads a line within its bounds. Not cancel-safe: what was read of it is lost.
+async fn next_line<R: AsyncBufRead + Unpin>(reader: &mut R, room: &Room) -> io::Result<Next> {
+    let (mut bytes, mut share) = (Vec::new(), Vec::new());
+    let mut reserved = SHORT;
+    let mut until = Instant::now() + IDLE;
+    loop {
+        let Ok(chunk) = timeout_at(until, reader.fill_buf()).await else { return Ok(Next::End) };
+        let chunk = chunk?;
+        if chunk.is_empty() {
+            return Ok(Next::End);
+        }
+        if bytes.is_empty() {
+            until = Instant::now() + LINE;
+        }
+        let end = chunk.iter().position(|byte| *byte == b'\n');
+        let taken = end.map_or(chunk.len(), |at| at + 1);
+        let length = bytes.len() + taken;
+        if length > room.longest {
+            return Ok(Next::TooLong);
+        }
+        if length > reserved {
+            // Twice as much each time, as the vector grows.
+            let more = reserved.max(length - reserved);
+            let permits = u32::try_from(more).unwrap_or(u32::MAX);
+            match Arc::clone(&room.bytes).try_acquire_many_owned(permits) {
+                Ok(permit) => share.push(permit),
+                Err(_) => return Ok(Next::Busy),
+            }
+            reserved += more;
+        }
+        bytes.extend_from_slice(&chunk[..taken]);
+        reader.consume(taken);
+        if end.is_some() {
+            return Ok(Next::Line(Line { bytes, _share: share }));
+        }
+    }
+}
+
+async fn answer(question: Question, service: &TransactionService) -> Reply {
+    let standalone = service.role() == NodeRole::Standalone;
+    match question {
+        Question::Send { call, signed, request_id } => {
+            let payload = match (call, signed.as_deref().map(unhex)) {
+                (Some(call), None) => match encoded(&call) {
+                    Some(bytes) => Payload::Call(bytes),
+                    None => return malformed("a call in text is hex, of an even number of digits"),
+                },
+                (None, Some(Some(raw))) => Payload::Signed(raw.into()),
+                (None, None) | (Some(_), Some(_)) | (None, Some(None)) => {
+                    return malformed("give either a call or signed bytes in hex");
+                }
+            };
+            let mut request = SendRequest::new(payload);
+            request.request_id = request_id;
+            // Named before it is queued, so that every answer carries the id.
+            let (request, id) = request.named();
+            match service.send(request).await {
+                Ok(handle) => {
+                    let HandleState { hash, status, ended, .. } = handle.state();
+                    let (nonce, state) = (handle.nonce, status.state());
+                    Reply::ok(&Accepted { nonce, hash, request_id: id, state, ended, standalone })
+                }
+                Err(error) => refused(&error, Some(id)),
+            }
+        }
+        Question::Cancel { nonce, request_id } => {
+            let answer = match (nonce, &request_id) {
+                (Some(nonce), None) => service.cancel(nonce).await.map(|()| nonce),
+                (None, Some(id)) => service.cancel_request(id).await,
+                (None, None) | (Some(_), Some(_)) => {
+                    return malformed("give either a nonce or a request_id");
+                }
+            };
+            match answer {
+                Ok(nonce) => Reply::ok(&nonce),
+                Err(error) => refused(&error, request_id),
+            }
+        }
+        Question::Status => Reply::ok(&json!({
+            "role": service.role(),
+            "standalone": standalone,
+            "epoch": service.epoch().map(|epoch| epoch.get()),
+            "open": service.open().await,
+            "stale": service.is_stale(),
+        })),
+    }
+}
+
+/// A call as the signer reads it: hex text stands for its bytes (SCALE), anything else for itself.
+fn encoded(call: &Value) -> Option<Bytes> {
+    match call {
+        Value::String(text) => unhex(text).map(Bytes::from),
+        other => Some(Bytes::from(other.to_string())),
+    }
+}
+
+fn malformed(message: &str) -> Reply {
+    Reply::error("malformed", message)
+}
+
+fn refused(error: &SendError, request_id: Option<String>) -> Reply {
+    Reply::Error { code: error.code().to_owned(), message: error.to_string(), request_id }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn room() -> Room {
+        Room::new(128 << 10)
+    }
+
+    async fn read(text: &[u8], room: &Room) -> Next {
+        next_line(&mut BufReader::with_capacity(SHORT, text), room).await.expect("no error")
+    }
+
+    #[tokio::test]
+    async fn a_line_is_read_up_to_its_end() {
+        let room = room();
+        let long = [vec![b'x'; 100 << 10], vec![b'\n', b'y']].concat();
+        let Next::Line(line) = read(&long, &room).await else { panic!("a line") };
+        assert_eq!(line.bytes.len(), (100 << 10) + 1);
+        assert!(room.bytes.available_permits() < BYTES, "it has its share");
+        drop(line);
+        assert_eq!(room.bytes.available_permits(), BYTES, "and gives it back");
+    }
+
+    #[tokio::test]
+    async fn a_line_without_an_end_is_no_line_and_an_endless_one_is_refused() {
+        let room = room();
+        assert!(matches!(read(b"{\"op\":", &room).await, Next::End));
+        assert!(matches!(read(&vec![b'x'; 1 << 20], &room).await, Next::TooLong));
+        assert_eq!(room.bytes.available_permits(), BYTES);
+    }
+
+    #[tokio::test]
+    async fn long_lines_share_a_bounded_number_of_bytes_and_short_ones_need_none() {
+        let room = room();
+        let all = Arc::clone(&room.bytes).try_acquire_many_owned(BYTES as u32).expect("free");
+        assert!(matches!(read(&[b'x'; 20 << 10], &room).await, Next::Busy));
+        assert!(matches!(read(b"{\"op\":\"status\"}\n", &room).await, Next::Line(_)));
+        drop(all);
+    }
+}

@@ -1,0 +1,42 @@
+//! The program under test, started as a user starts it.
+
+use std::process::Output;
+use std::time::Duration;
+
+use serde_json::Value;
+use tenure_testkit::Child;
+use tenure_testkit::anvil::{ADDRESS, Anvil, KEY};
+use tokio::process::Command;
+use tokio::time::timeout;
+
+pub(crate) fn program() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tenure"));
+    command.arg("tx").env("RELAYER_KEY", KEY).env("TENURE_LOG", "error");
+    for name in ["SH_PENDING_DB_URL", "TENURE_DSN", "TENURE_TX_NODES", "TENURE_TX_ACCOUNT"] {
+        command.env_remove(name);
+    }
+    command
+}
+
+pub(crate) async fn node(arguments: &[&str], anvil: &Anvil) -> (Child, String) {
+    let mut command = program();
+    command.args(["node", "--rpc", &anvil.url, "--key-env", "RELAYER_KEY", "--poll", "100ms"]);
+    command.args(arguments);
+    let mut child = Child::spawn(command).expect("starts");
+    let listening = |line: &str| line.contains("listening");
+    let line = child.wait_line(listening, Duration::from_secs(30)).await.expect("listens");
+    let line: Value = serde_json::from_str(&line).expect("JSON");
+    assert_eq!(line["account"], ADDRESS);
+    (child, line["address"].as_str().expect("an address").to_owned())
+}
+
+pub(crate) async fn run(arguments: &[&str]) -> Output {
+    let output = program().args(arguments).output();
+    timeout(Duration::from_secs(60), output).await.expect("ends").expect("runs")
+}
+
+pub(crate) fn json_of(output: &Output) -> Vec<Value> {
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text} {}", String::from_utf8_lossy(&output.stderr));
+    text.lines().map(|line| serde_json::from_str(line).expect("JSON lines")).collect()
+}
