@@ -64,10 +64,10 @@ pub(crate) struct Access {
     #[arg(long, requires_all = ["tls_key", "tls_ca"])]
     tls_cert: Option<PathBuf>,
     /// Its key (PEM)
-    #[arg(long)]
+    #[arg(long, requires_all = ["tls_cert", "tls_ca"])]
     tls_key: Option<PathBuf>,
     /// The authority of all certificates (PEM)
-    #[arg(long)]
+    #[arg(long, requires_all = ["tls_cert", "tls_key"])]
     tls_ca: Option<PathBuf>,
 }
 

@@ -3,13 +3,14 @@
 use std::borrow::Cow;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::engine::EngineConfig;
-use crate::net::is_address;
 use crate::net::link::Flood;
 use crate::net::session::Admission;
 use crate::net::tls::TlsFiles;
 use crate::net::wire::MAX_NAMESPACE;
+use crate::net::{is_address, is_unspecified};
 
 /// A value that cannot be. Nothing was started.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -55,7 +56,8 @@ pub struct HostConfig {
     pub folder: PathBuf,
     /// Where it listens; port 0 takes a free one, see [`Host::address`](crate::Host::address).
     pub listen: SocketAddr,
-    /// Where others reach it, as `HOST:PORT` (default: where it listens). Needed if that is `0.0.0.0`.
+    /// Where others reach it, as `HOST:PORT` (default: where it listens). Needed if that is every address
+    /// of the machine (`0.0.0.0`, `[::]`), which no other node can call.
     pub advertise: Option<String>,
     /// How it comes to a cluster.
     pub start: Start,
@@ -67,6 +69,9 @@ pub struct HostConfig {
     pub tls: Option<TlsFiles>,
     /// How much one connection may send.
     pub flood: Flood,
+    /// How long [`Host::submit`](crate::Host::submit) waits for a record (30 s; at least 1 s). Longer than a
+    /// failover, or a goal is given up that would have been decided.
+    pub submit_timeout: Duration,
     /// The protocol's times and bounds, the same for every namespace.
     pub engine: EngineConfig,
 }
@@ -84,6 +89,7 @@ impl HostConfig {
             admission: Admission::default(),
             tls: None,
             flood: Flood::default(),
+            submit_timeout: Duration::from_secs(30),
             engine: EngineConfig::default(),
         }
     }
@@ -112,8 +118,22 @@ impl HostConfig {
         if let Some(advertised) = &self.advertise {
             address("advertise", advertised)?;
         }
+        // Advertised by every node, such an address would lead each of them to itself.
+        let unspecified = match &self.advertise {
+            Some(advertised) => is_unspecified(advertised),
+            None => self.listen.ip().is_unspecified(),
+        };
+        if unspecified {
+            let bound =
+                format!("an address that other nodes reach, because {} is none", self.listen);
+            return Err(ConfigError::new("advertise", bound, "nodes call each other there"));
+        }
         if self.flood.per_second == 0 || self.flood.burst == 0 {
             return Err(ConfigError::new("flood", "at least 1", "no peer could ever speak"));
+        }
+        if self.submit_timeout < Duration::from_secs(1) {
+            let reason = "an election takes longer";
+            return Err(ConfigError::new("submit_timeout", "at least 1s", reason));
         }
         Ok(())
     }
@@ -136,8 +156,6 @@ fn address(field: &'static str, text: &str) -> Result<(), ConfigError> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     fn refused(change: impl FnOnce(&mut HostConfig)) -> &'static str {
@@ -153,8 +171,13 @@ mod tests {
         assert_eq!(refused(|c| c.namespaces.clear()), "namespaces");
         assert_eq!(refused(|c| c.namespaces = vec!["n".repeat(65)]), "namespaces");
         assert_eq!(refused(|c| c.advertise = Some("nowhere".into())), "advertise");
+        assert_eq!(refused(|c| c.advertise = Some("0.0.0.0:7400".into())), "advertise");
+        assert_eq!(refused(|c| c.advertise = Some("[::]:7400".into())), "advertise");
+        assert_eq!(refused(|c| c.advertise = Some("node-1:0".into())), "advertise");
+        assert_eq!(refused(|c| c.listen = SocketAddr::from(([0; 4], 7_400))), "advertise");
         assert_eq!(refused(|c| c.start = Start::Join(vec![":1".into()])), "join");
         assert_eq!(refused(|c| c.flood.burst = 0), "flood");
+        assert_eq!(refused(|c| c.submit_timeout = Duration::ZERO), "submit_timeout");
         assert_eq!(refused(|c| c.engine.max_voters = 0), "max_voters");
         assert_eq!(refused(|c| c.engine.max_pending = 0), "max_pending");
         assert_eq!(refused(|c| c.engine.max_in_flight = 0), "max_in_flight");

@@ -16,6 +16,7 @@
 mod config;
 mod error;
 mod goals;
+mod guard;
 mod output;
 mod sync;
 
@@ -28,6 +29,7 @@ use rand::rngs::SmallRng;
 pub use self::config::EngineConfig;
 pub use self::error::{OpenError, SubmitError};
 use self::goals::Pending;
+use self::guard::Asked;
 #[doc(hidden)]
 pub use self::output::Command;
 pub use self::output::{Event, Output, Reset, Snapshot, Write};
@@ -96,6 +98,7 @@ pub struct Engine<M: StateMachine, C: Commit = Raft> {
     /// The oldest record in the store.
     oldest: u64,
     fetch: Option<Fetch>,
+    asked: Asked,
     next_tick: Tick,
     next_sync: Tick,
     halted: Option<String>,
@@ -181,6 +184,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
             held: None,
             oldest,
             fetch: None,
+            asked: Asked::default(),
             next_tick: now + TICK,
             next_sync: now + TICK,
             halted: None,
@@ -328,7 +332,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
 
     /// A message from `from`, whose identity the link has proven.
     pub fn handle_message(&mut self, now: Tick, from: PeerId, message: Message) {
-        if from == self.me || !message.within_limits() {
+        if from == self.me || !message.within_limits() || !self.counts(now, from, &message) {
             return;
         }
         match message {
@@ -375,7 +379,9 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
 
     /// The next thing to be done.
     pub fn poll_output(&mut self) -> Option<Output> {
-        self.out.pop_front()
+        let output = self.out.pop_front()?;
+        self.asked.note(&output);
+        Some(output)
     }
 
     /// When [`Engine::handle_timeout`] wants to be called.

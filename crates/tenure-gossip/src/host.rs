@@ -71,6 +71,19 @@ pub enum HostError {
         /// Why it failed.
         why: io::Error,
     },
+    /// Its folder, or a file in it, can be read by other users.
+    #[error("{}: other users of this machine may use it (mode {mode:o}); give it to its owner alone: chmod {right:o} {}", path.display(), path.display())]
+    Exposed {
+        /// The folder or file.
+        path: PathBuf,
+        /// Its mode.
+        mode: u32,
+        /// What it must be.
+        right: u32,
+    },
+    /// No record within [`HostConfig::submit_timeout`].
+    #[error("transaction {0} may or may not be decided; submit it again under the same id")]
+    Undecided(TxId),
     /// The node has stopped.
     #[error("the node has stopped; see its log")]
     Stopped,
@@ -85,6 +98,7 @@ pub struct Host<M: StateMachine> {
     address: String,
     driver: mpsc::Sender<FromHost<M>>,
     gates: BTreeMap<String, LeaderGate>,
+    submit_timeout: Duration,
     listener: AbortOnDropHandle<()>,
     thread: Option<std::thread::JoinHandle<Result<(), StoreError>>>,
 }
@@ -98,10 +112,21 @@ impl<M: StateMachine> Host<M> {
     pub async fn start(config: HostConfig) -> Result<Self, HostError> {
         config.validate()?;
         let tls = config.tls.as_ref().map(Tls::load).transpose()?;
-        let Folder { store, keys } = Folder::open(&config.folder)?;
         let (listener, address) = bind(&config).await?;
-        let standing = Standing::load(&store, &config.start)?;
-        let (engines, gates) = open_engines::<M>(&config, &store, &keys, &standing)?;
+        let folder = Folder::open(&config.folder, config.start == Start::Resume)?;
+        let opened = Standing::load(&folder.store, &config.start).and_then(|standing| {
+            let opened = open_engines::<M>(&config, &folder.store, &folder.keys, &standing)?;
+            Ok((standing, opened))
+        });
+        // A node that was refused leaves nothing behind that a later start would take for a state.
+        let (standing, (engines, gates)) = match opened {
+            Ok(opened) => opened,
+            Err(error) => {
+                folder.discard_if_new();
+                return Err(error);
+            }
+        };
+        let Folder { store, keys, .. } = folder;
 
         let (to_driver, from_links) = mpsc::channel(QUEUE);
         let (driver, from_host) = mpsc::channel(QUEUE);
@@ -131,7 +156,15 @@ impl<M: StateMachine> Host<M> {
             .spawn(move || Driver::new(parts).run())
             .map_err(|why| HostError::Io { what: "thread".to_owned(), why })?;
         let listener = AbortOnDropHandle::new(listen(listener, shared));
-        let host = Self { id: keys.id(), address, driver, gates, listener, thread: Some(thread) };
+        let host = Self {
+            id: keys.id(),
+            address,
+            driver,
+            gates,
+            submit_timeout: config.submit_timeout,
+            listener,
+            thread: Some(thread),
+        };
         // The first answer comes after the first write.
         host.status().await?;
         Ok(host)
@@ -158,14 +191,15 @@ impl<M: StateMachine> Host<M> {
         self.gates.get(namespace).cloned()
     }
 
-    /// Submits a goal of up to 256 KiB and waits for its record, on any node. Without a majority of the
-    /// voters it waits for ever: give it a timeout. Cancel-safe in this sense: the goal may be decided
-    /// although no caller waits; submit it again under the same `tx` to learn how.
+    /// Submits a goal of up to 256 KiB and waits for its record, on any node, for
+    /// [`HostConfig::submit_timeout`] at most. Cancel-safe in this sense: the goal may be decided although
+    /// no caller waits; submit it again under the same `tx` to learn how.
     ///
     /// A goal that the state machine rejects has a record too: look at [`Record::outcome`].
     ///
     /// # Errors
-    /// [`HostError::Refused`] if it was not taken, [`HostError::Stopped`].
+    /// [`HostError::Refused`] if it was not taken, [`HostError::Undecided`] if it is not known whether it is
+    /// decided, [`HostError::Stopped`].
     pub async fn submit(
         &self,
         namespace: &str,
@@ -173,9 +207,9 @@ impl<M: StateMachine> Host<M> {
         goal: Vec<u8>,
     ) -> Result<Record, HostError> {
         let namespace = namespace.to_owned();
-        self.ask(|done| FromHost::Submit { namespace, tx, goal, done })
-            .await?
-            .map_err(HostError::Refused)
+        let asked = self.ask(|done| FromHost::Submit { namespace, tx, goal, done });
+        let decided = tokio::time::timeout(self.submit_timeout, asked).await;
+        decided.map_err(|_| HostError::Undecided(tx))??.map_err(HostError::Refused)
     }
 
     /// The node's cluster, leader and history, as far as it knows.

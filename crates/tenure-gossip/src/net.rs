@@ -10,6 +10,8 @@
 //! A peer that sends anything wrong (garbage, too much, too fast, a bad signature, a message twice)
 //! loses its connection, and nothing else happens.
 
+use std::net::IpAddr;
+
 pub(crate) mod client;
 pub(crate) mod link;
 pub(crate) mod outbox;
@@ -21,5 +23,11 @@ pub(crate) mod wire;
 #[doc(hidden)]
 pub fn is_address(text: &str) -> bool {
     text.rsplit_once(':')
-        .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
+        .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok_and(|p| p > 0))
+}
+
+/// Whether the host of `address` is every address of a machine: it can be listened on, not called.
+pub(crate) fn is_unspecified(address: &str) -> bool {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok_and(|ip| ip.is_unspecified())
 }

@@ -124,6 +124,7 @@ impl From<HostError> for Failure {
             HostError::Config(_)
             | HostError::Tls(_)
             | HostError::NoState
+            | HostError::Exposed { .. }
             | HostError::NotFounder(_) => Failure::usage(error.to_string()),
             // `HostError` may grow; whatever it says, the node does not run.
             _ => Failure::failed(chain(&error)),

@@ -43,6 +43,15 @@ fn wrong_words_to_a_node_are_answered_with_a_remedy() {
         assert!(text.to_lowercase().contains(&says.to_lowercase()), "{args:?} says {text:?}");
         assert!(text.lines().count() == 1, "{args:?} says more than a line: {text:?}");
     }
+    // An incomplete set of TLS files is never read as "without TLS".
+    for part in ["--tls-cert", "--tls-key", "--tls-ca"] {
+        let (code, text) = node(&["--bootstrap", part, "file"]);
+        assert_eq!(code, Some(2), "{part}: {text}");
+        assert!(text.contains("--tls-"), "{part} says {text:?}");
+    }
+    let (code, text) = run(&["node", "--listen", "0.0.0.0:0", "--data", data, "--bootstrap"]);
+    assert!(code == Some(2) && text.contains("advertise: an address"), "{text}");
+    assert!(!std::path::Path::new(data).exists(), "a node that is refused leaves nothing behind");
     // And so are clap's own.
     assert_eq!(node(&["--bootstrap", "--join", "127.0.0.1:1"]).0, Some(2));
     assert_eq!(node(&["--lease", "soon"]).0, Some(2));

@@ -6,6 +6,7 @@ use crate::commit::MemberChange;
 use crate::history::{Record, TxId};
 use crate::identity::{Keys, PeerId, Signature};
 use crate::message::Message;
+use crate::net::{is_address, is_unspecified};
 
 /// Largest frame in bytes, once both sides have proven their identity.
 pub(crate) const MAX_FRAME: usize = 4 << 20;
@@ -69,6 +70,8 @@ impl Contact {
     /// Whether the node that it names has signed it.
     pub(crate) fn is_genuine(&self, keys: &dyn Keys) -> bool {
         self.address.len() <= 256
+            && is_address(&self.address)
+            && !is_unspecified(&self.address)
             && keys.verify(
                 &self.id,
                 &Self::text(&self.id, &self.address, self.stamp),

@@ -1,6 +1,7 @@
 //! Nodes within one process: the gate, TLS, and what bad peers cost.
 
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::time::Duration;
 
@@ -127,6 +128,61 @@ async fn garbage_and_oversized_frames_cost_the_peer_its_connection_only() {
     }
     let record = a.submit("main", TxId([1; 16]), put(1)).await.unwrap();
     assert_eq!(record.index, 1);
+}
+
+fn mode(path: &Path) -> u32 {
+    std::fs::metadata(path).unwrap().permissions().mode() & 0o777
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_folder_and_its_files_are_their_owners_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("made").join("here");
+    start(&folder, Start::Bootstrap, |_| ()).await.stop().await.unwrap();
+    assert_eq!(mode(&folder), 0o700);
+    for file in ["identity", "node.redb"] {
+        assert_eq!(mode(&folder.join(file)), 0o600, "{file}");
+    }
+    // A folder, a key or a store that others may have read is refused, and the remedy is named.
+    for (path, open) in [(folder.clone(), 0o755), (folder.join("identity"), 0o640)] {
+        let right = mode(&path);
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(open)).unwrap();
+        let refused = Host::<Kv>::start(HostConfig::new(&folder, any(), Start::Resume)).await;
+        let said = refused.err().expect("refused").to_string();
+        assert!(said.contains(&format!("chmod {right:o} {}", path.display())), "{said}");
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(right)).unwrap();
+    }
+    start(&folder, Start::Resume, |_| ()).await.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_is_refused_leaves_no_folder_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("a");
+    let refused = Host::<Kv>::start(HostConfig::new(&folder, any(), Start::Resume)).await;
+    assert!(matches!(refused.err(), Some(HostError::NoState)));
+    assert!(!folder.exists());
+    let taken = tokio::net::TcpListener::bind(any()).await.unwrap();
+    let config = HostConfig::new(&folder, taken.local_addr().unwrap(), Start::Bootstrap);
+    assert!(matches!(Host::<Kv>::start(config).await.err(), Some(HostError::Io { .. })));
+    assert!(!folder.exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_submit_without_a_majority_ends_and_says_that_it_is_undecided() {
+    let dir = tempfile::tempdir().unwrap();
+    let quick = |c: &mut HostConfig| c.submit_timeout = Duration::from_secs(1);
+    let a = start(&dir.path().join("a"), Start::Bootstrap, quick).await;
+    let b = start(&dir.path().join("b"), Start::Join(vec![a.address().to_owned()]), |_| ()).await;
+    eventually("both vote", || async {
+        let s = a.status().await.unwrap();
+        s.namespaces[0].voters.len() == 2 && s.namespaces[0].learners.is_empty()
+    })
+    .await;
+    b.stop().await.unwrap();
+    let submitted = timeout(SOON, a.submit("main", TxId([1; 16]), put(1))).await;
+    let undecided = submitted.expect("it ends by itself");
+    assert!(matches!(undecided, Err(HostError::Undecided(TxId(tx))) if tx == [1; 16]));
 }
 
 async fn client(host: &Host<Kv>) -> Client {

@@ -1,0 +1,169 @@
+//! Which messages count. A link proves only that the sender is a node of the cluster; here it is decided
+//! whether that node may say such a thing to this namespace, and whether it was asked.
+//!
+//! | message | counts if |
+//! |---|---|
+//! | answer of consensus | its sender is a member; for a vote, a voter |
+//! | request of consensus | its term can follow from the term known here |
+//! | `transaction_processed` | this node does not get the log: a member learns what is committed from consensus alone |
+//! | `ontology_history` | this node asked its sender (for history, or to decide a goal) |
+//! | offer of a snapshot | its sender leads, is a member, or was asked for history |
+//!
+//! A request of consensus may come from a node that is unknown here: a voter that was away for a change of
+//! the members does not know the new leader, and must follow it.
+
+use std::collections::BTreeMap;
+
+use super::{Engine, Output};
+use crate::commit::{Commit, CommitStatus, ConsensusMessage};
+use crate::identity::PeerId;
+use crate::machine::StateMachine;
+use crate::message::Message;
+use tenure_core::Tick;
+
+/// How far a term may be ahead of the one known here: an election a second for 136 years. A single message
+/// must not use up the numbers.
+const MAX_TERMS_AHEAD: u64 = 1 << 32;
+/// Unanswered questions that are remembered for each peer.
+const MAX_ASKED: u8 = 32;
+
+/// The questions that may still be answered, by the peer that was asked.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Asked(BTreeMap<PeerId, u8>);
+
+impl Asked {
+    /// Notes what leaves this node.
+    pub(super) fn note(&mut self, output: &Output) {
+        if let Output::Send(to, Message::HistoryRequest { .. } | Message::Goal { .. }) = output {
+            let open = self.0.entry(*to).or_default();
+            *open = open.saturating_add(1).min(MAX_ASKED);
+        }
+    }
+
+    fn has(&self, peer: &PeerId) -> bool {
+        self.0.contains_key(peer)
+    }
+
+    /// Whether `peer` owes an answer; one less from now on.
+    fn take(&mut self, peer: &PeerId) -> bool {
+        let Some(open) = self.0.get_mut(peer) else { return false };
+        *open -= 1;
+        if *open == 0 {
+            self.0.remove(peer);
+        }
+        true
+    }
+}
+
+impl<M: StateMachine, C: Commit> Engine<M, C> {
+    /// Whether `message` of `from` may change anything here.
+    pub(super) fn counts(&mut self, now: Tick, from: PeerId, message: &Message) -> bool {
+        let status = || self.commit.status(now);
+        match message {
+            Message::Consensus(message) => consensus_counts(&status(), &from, message),
+            Message::Processed(_) => !self.attached(&status()),
+            Message::History { .. } => self.asked.take(&from),
+            Message::SnapshotOffer { .. } => {
+                let status = status();
+                status.members.voters.is_empty()
+                    || status.members.contains(&from)
+                    || status.leader == Some(from)
+                    || self.asked.has(&from)
+            }
+            // Their handlers ask for the rest: a vote is signed, a piece belongs to a fetch.
+            Message::Spray(_)
+            | Message::Vote(_)
+            | Message::Goal { .. }
+            | Message::HistoryRequest { .. }
+            | Message::SnapshotRequest { .. }
+            | Message::SnapshotPiece { .. }
+            | Message::Enlist => true,
+        }
+    }
+}
+
+fn consensus_counts(status: &CommitStatus, from: &PeerId, message: &ConsensusMessage) -> bool {
+    let members = &status.members;
+    let (term, may) = match message {
+        ConsensusMessage::Appended { term, .. } => (*term, members.contains(from)),
+        ConsensusMessage::PreVoted { term, .. } | ConsensusMessage::Voted { term, .. } => {
+            (*term, members.is_voter(from))
+        }
+        ConsensusMessage::Append { term, .. }
+        | ConsensusMessage::PreVote { term, .. }
+        | ConsensusMessage::RequestVote { term, .. }
+        | ConsensusMessage::Release { term, .. } => (*term, true),
+    };
+    may && term <= status.term.saturating_add(MAX_TERMS_AHEAD)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::engine::{EngineConfig, Found};
+    use crate::history::{Chain, TxId};
+    use crate::identity::{Ed25519Keys, Keys as _};
+    use crate::kv::{Kv, KvGoal};
+
+    const START: Tick = Tick::ZERO;
+
+    /// A node that founded its namespace with `others`.
+    fn founder(others: &[PeerId]) -> Engine<Kv> {
+        let keys = Ed25519Keys::generate();
+        let voters: BTreeSet<_> = others.iter().copied().chain([keys.id()]).collect();
+        let config = EngineConfig::default();
+        let found = Found { incarnation: 1, ..Found::default() };
+        let mut engine = Engine::open(Box::new(keys), "main", config, found, START, 1).unwrap();
+        engine.bootstrap(START, &voters).unwrap();
+        engine
+    }
+
+    fn peer(n: u8) -> PeerId {
+        PeerId([n; 32])
+    }
+
+    fn record() -> crate::history::Record {
+        let goal = KvGoal::Put { key: "forged".into(), value: 1.into() }.to_bytes();
+        Chain::<Kv>::default().execute(1, peer(9), TxId([1; 16]), goal)
+    }
+
+    #[test]
+    fn no_answer_uses_up_the_terms_and_none_of_a_stranger_counts() {
+        let voter = peer(1);
+        let mut engine = founder(&[voter, peer(2)]);
+        let before = engine.commit().status(START).term;
+        for (from, term) in [(voter, 1 << 60), (voter, before + 1 + (1 << 32)), (peer(7), 50)] {
+            for message in [
+                ConsensusMessage::PreVoted { term, granted: false },
+                ConsensusMessage::Voted { term, granted: false },
+            ] {
+                engine.handle_message(START, from, Message::Consensus(message));
+            }
+            assert_eq!(engine.commit().status(START).term, before, "{from} {term}");
+        }
+        let honest = ConsensusMessage::PreVoted { term: before + 9, granted: false };
+        engine.handle_message(START, voter, Message::Consensus(honest));
+        assert_eq!(engine.commit().status(START).term, before + 9, "a voter is believed");
+    }
+
+    #[test]
+    fn a_member_takes_no_record_but_from_consensus_and_no_history_that_it_did_not_ask_for() {
+        let mut engine = founder(&[]);
+        let now = START + Duration::from_secs(3);
+        engine.handle_timeout(now);
+        assert!(engine.acting(now).is_some(), "alone, it leads");
+        engine.handle_message(now, peer(7), Message::Processed(record()));
+        assert_eq!(engine.chain().index(), 0);
+        let history = || Message::History { records: vec![record()], last: 1 };
+        engine.handle_message(now, peer(7), history());
+        assert_eq!(engine.chain().index(), 0);
+        let ask = Message::HistoryRequest { from: 1, upto: 1 };
+        engine.asked.note(&Output::Send(peer(7), ask));
+        engine.handle_message(now, peer(7), history());
+        assert_eq!(engine.chain().index(), 1, "an answer that was asked for counts");
+        assert!(!engine.asked.has(&peer(7)), "once");
+    }
+}
