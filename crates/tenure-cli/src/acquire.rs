@@ -2,28 +2,38 @@
 
 use std::time::Duration;
 
-use tenure::Notice;
-use tokio::time::{Instant, sleep_until};
+use tenure::{LockState, Notice};
+use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::args::{Acquire, Hooks, Output};
+use crate::args::{Acquire, Hooks, Output, Standing};
 use crate::candidacy::Candidacy;
 use crate::exit::{Exit, Failure};
 use crate::output::{err, out};
-use crate::setting::{EMBEDDED, Setting};
+use crate::setting::{EMBEDDED, NOT_ENABLED, Setting};
 use crate::signals::Signals;
-use crate::supervisor::Ended;
+use crate::supervisor::{Course, Ended};
+use crate::table::span;
+
+/// How often the database's health is looked at: nothing may ever come of an attempt.
+const LOOK: Duration = Duration::from_millis(100);
+/// A claim that takes longer waits for a lease to end; that is worth a line.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 pub(crate) async fn acquire(args: Acquire) -> Result<Exit, Failure> {
     let mut signals = Signals::listen()?;
-    let setting = Setting::new(&args.database, &args.role, &args.taking, false)?;
-    let role = setting.only_role(&args.role)?;
+    let Acquire { database, role, taking, .. } = &args;
+    let setting = Setting::new(database, role, taking, &Standing::default(), false)?;
+    let role = setting.only_role(role)?;
+    if !setting.config.is_enabled() {
+        return Err(Failure::usage(NOT_ENABLED));
+    }
     if setting.embedded {
         err!("{EMBEDDED}");
     }
     let hooks = Hooks::default();
     let mut candidacy = tokio::select! {
         candidacy = Candidacy::join(&setting, &role, &hooks, Output::Quiet, true) => candidacy?,
-        () = signals.next() => return Ok(Exit::Failed),
+        number = signals.number() => return Ok(Exit::Signal(number)),
     };
     let exit = attempt(&mut candidacy, &args, &mut signals).await;
     candidacy.leave().await;
@@ -35,76 +45,123 @@ async fn attempt(
     args: &Acquire,
     signals: &mut Signals,
 ) -> Result<Exit, Failure> {
+    let wait = args.wait.or(candidacy.config().acquire_timeout());
     tokio::select! {
-        won = win(candidacy, args.wait) => won?,
-        () = signals.next() => return Ok(Exit::Failed),
+        won = win(candidacy, wait.unwrap_or_default()) => won?,
+        number = signals.number() => return Ok(Exit::Signal(number)),
     }
     if args.command.is_empty() {
-        let epoch = candidacy.lock.gate().epoch();
-        out!("acquired {} epoch {}", candidacy.lock.role(), epoch.map_or(0, |epoch| epoch.get()));
+        let role = candidacy.lock.role();
+        let epoch = candidacy.lock.gate().epoch().and_then(|epoch| candidacy.fencing(epoch));
+        let under = epoch.map(|epoch| format!(" epoch {epoch}")).unwrap_or_default();
+        out!("acquired {role}{under}");
         return Ok(Exit::Clean);
     }
     match candidacy.child(&args.command, signals).await? {
-        Some((_, true)) => Ok(Exit::Clean),
-        Some((Ended::Exited(code) | Ended::NotStarted(code), false)) => Ok(Exit::Child(code)),
-        Some((Ended::Stopped, false)) | None => Err(Failure::new(
+        Some(Course { ended: Ended::Exited(code) | Ended::NotStarted(code), .. }) => {
+            Ok(Exit::Child(code))
+        }
+        // A script takes 0 for "it was done": an interrupted command never says that.
+        Some(Course { ended: Ended::Stopped { answer }, signal: Some(number) }) => {
+            Ok(match answer {
+                Some(code @ 1..) => Exit::Child(code),
+                Some(0) | None => Exit::Signal(number),
+            })
+        }
+        Some(Course { ended: Ended::Stopped { .. }, signal: None }) | None => Err(Failure::new(
             Exit::Lost,
             "leadership was lost while the command ran, and it was ended; run it again",
         )),
     }
 }
 
-/// Returns once the gate is open; fails when the first attempt failed or `wait` is over.
-async fn win(candidacy: &mut Candidacy, wait: Option<Duration>) -> Result<(), Failure> {
-    let until = Instant::now() + wait.unwrap_or(Duration::from_secs(365 * 86_400));
+/// Returns once the gate is open. `wait` bounds the wait for another leader: at least one attempt is
+/// answered, and a lock that was won is kept although what is left of the last leader's lease must
+/// be waited out first.
+async fn win(candidacy: &mut Candidacy, wait: Duration) -> Result<(), Failure> {
+    let until = Instant::now() + wait;
     let mut changes = candidacy.lock.changes();
-    let mut why = "the database was not asked yet".to_owned();
+    let mut refused: Option<String> = None;
+    let mut claiming = Claiming::default();
     loop {
         if candidacy.lock.is_leader() {
             return Ok(());
         }
-        let failed = tokio::select! {
-            _ = changes.changed() => false,
-            event = candidacy.told.recv() => match event.map(|event| event.notice) {
-                Ok(Notice::AcquireFailed { why: reason }) => {
-                    why = reason.to_string();
-                    true
+        let state = candidacy.lock.state();
+        claiming.look(state, candidacy);
+        if Instant::now() >= until {
+            if let Some(why) = candidacy.trouble().await?.filter(|why| !why.is_empty()) {
+                let message = format!("{why}; nothing was acquired");
+                return Err(Failure::new(Exit::Unreachable, message));
+            }
+            if let Some(why) = refused.as_ref().filter(|_| state != LockState::Acquiring) {
+                return Err(not_won(candidacy, why, wait));
+            }
+        }
+        // All branches are cancel-safe; the last one only wakes us.
+        tokio::select! {
+            _ = changes.changed() => {}
+            event = candidacy.notices.recv() => match event.map(|event| event.notice) {
+                Ok(Notice::AcquireFailed { why }) => refused = Some(why.to_string()),
+                Ok(Notice::Lost { reason, .. }) => refused = Some(reason.to_string()),
+                Ok(Notice::Stopped) => {
+                    let why = refused.unwrap_or_else(|| "the role was stopped".to_owned());
+                    return Err(not_won(candidacy, &why, wait));
                 }
-                Ok(Notice::Lost { reason, .. }) => {
-                    why = reason.to_string();
-                    true
-                }
-                Ok(Notice::Stopped) => true,
-                Ok(Notice::Error(_)) => candidacy.trouble().await?.is_some(),
                 Ok(
-                    Notice::StateChange { .. }
+                    Notice::Error(_)
+                    | Notice::StateChange { .. }
                     | Notice::Acquired { .. }
                     | Notice::Released { .. }
                     | Notice::Late { .. }
                     | Notice::Well { .. }
                     | Notice::Recovered { .. },
-                ) => false,
+                ) => {}
                 // Missed events: the repair is to look again.
-                Err(_) => false,
+                Err(_) => {}
             },
-            // Nothing may ever come: look at the database's health now and then.
-            () = tokio::time::sleep(Duration::from_millis(100)) => {
-                wait.is_none() && candidacy.trouble().await?.is_some_and(|why| !why.is_empty())
-            }
-            () = sleep_until(until) => true,
-        };
-        if failed && (wait.is_none() || Instant::now() >= until) {
-            return match candidacy.trouble().await? {
-                Some(why) if !why.is_empty() => {
-                    Err(Failure::new(Exit::Unreachable, format!("{why}; nothing was acquired")))
-                }
-                Some(_) | None => {
-                    let role = candidacy.lock.role();
-                    Err(Failure::failed(format!(
-                        "role {role} was not acquired: {why}; --wait waits for it"
-                    )))
-                }
-            };
+            () = sleep(LOOK) => {}
+            () = sleep_until(until), if Instant::now() < until => {}
+        }
+    }
+}
+
+fn not_won(candidacy: &Candidacy, why: &str, wait: Duration) -> Failure {
+    let role = candidacy.lock.role();
+    Failure::failed(if wait.is_zero() {
+        format!("role {role} was not acquired: {why}; --wait 30s waits for it")
+    } else {
+        format!("role {role} was not acquired within {}: {why}; wait longer", span(wait))
+    })
+}
+
+/// A claim under way, to say once why it takes so long.
+#[derive(Debug, Default)]
+struct Claiming {
+    since: Option<Instant>,
+    said: bool,
+}
+
+impl Claiming {
+    fn look(&mut self, state: LockState, candidacy: &Candidacy) {
+        if state != LockState::Acquiring {
+            self.since = None;
+            return;
+        }
+        let since = *self.since.get_or_insert_with(Instant::now);
+        if self.said || since.elapsed() < PATIENCE {
+            return;
+        }
+        self.said = true;
+        let role = candidacy.lock.role();
+        let lease = candidacy.config().lease();
+        let rest = span(lease.lease() + lease.margin());
+        if candidacy.config().is_lock_only() {
+            err!("{role}: without tables every start waits out a lease, up to {rest}");
+        } else {
+            err!(
+                "{role}: its last leader did not release it; waiting up to {rest} for its lease to end"
+            );
         }
     }
 }

@@ -31,16 +31,17 @@ overlaps it by its --grace: every effect must carry the epoch.
 
 CMD's exit ends the tenure and its code is tenure's; --restart starts it again instead. SIGTERM and
 SIGINT drain, release and exit 0; a second one kills the child at once. Events go to standard
-output, or to standard error when there is a CMD.";
+output, or to standard error when there is a CMD. CMD has no terminal of its own: what asks for a
+password on /dev/tty needs `script -qec CMD /dev/null`.";
+
+const ACQUIRE_NOTES: &str = "\
+Exit 0 means that the role was won and, with CMD, that CMD ended by itself with 0. A signal that comes
+before that ends CMD; then the code is the one CMD answered with, or 128+n for signal n, never 0.";
 
 /// One acting leader among many processes, on PostgreSQL
 #[derive(Debug, Parser)]
 #[command(name = "tenure", version, after_help = format!("{TABLE}\n\n{NOTES}"), max_term_width = 100)]
-#[command(
-    disable_help_subcommand = true,
-    subcommand_required = true,
-    arg_required_else_help = true
-)]
+#[command(subcommand_required = true, arg_required_else_help = true)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -98,9 +99,16 @@ impl Command {
     /// How this command's log is written: `run` keeps standard error for objects if asked to.
     pub(crate) fn log(&self) -> Form {
         match self {
-            Command::Run(run) if run.output == Output::Json => Form::Json,
+            Command::Run(run) if run.form() == Output::Json => Form::Json,
             _ => Form::Text,
         }
+    }
+}
+
+impl Run {
+    /// How events are written.
+    pub(crate) fn form(&self) -> Output {
+        if self.quiet { Output::Quiet } else { self.output }
     }
 }
 
@@ -113,6 +121,24 @@ pub(crate) struct Database {
     /// Configuration file (TOML) [default: $TENURE_CONFIG]
     #[arg(help_heading = "Database", long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
+}
+
+/// How a candidate behaves; the file has the same under `[[role]]`.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct Standing {
+    /// How long a step-down waits for CMD's end, or for acts in flight [default: 10s, or twice the
+    /// grace]
+    #[arg(help_heading = "Election", long, value_name = "TIME", value_parser = period)]
+    pub(crate) drain_limit: Option<Duration>,
+    /// How long to stay out of the race after a step-down [default: the lease]
+    #[arg(help_heading = "Election", long, value_name = "TIME", value_parser = period)]
+    pub(crate) cool_down: Option<Duration>,
+    /// Ask a healthy leader of lower priority to step down
+    #[arg(help_heading = "Election", long)]
+    pub(crate) preempt: bool,
+    /// Watch and never lead
+    #[arg(help_heading = "Election", long, conflicts_with_all = ["preempt", "command"])]
+    pub(crate) observer: bool,
 }
 
 /// Which role: by name, by key, or both.
@@ -177,6 +203,8 @@ pub(crate) struct Run {
     pub(crate) database: Database,
     #[command(flatten)]
     pub(crate) taking: Taking,
+    #[command(flatten)]
+    pub(crate) standing: Standing,
     /// Stop after the first term instead of campaigning again (a lost one: exit 4)
     #[arg(long)]
     pub(crate) no_auto_reacquire: bool,
@@ -186,13 +214,16 @@ pub(crate) struct Run {
     /// How events are written
     #[arg(long, value_enum, default_value_t, value_name = "FORM")]
     pub(crate) output: Output,
+    /// Write no events; errors are still said
+    #[arg(short, long, conflicts_with = "output")]
+    pub(crate) quiet: bool,
     /// Serve /metrics and /health here: an address, or a port of this machine alone
     #[arg(long, value_name = "ADDR", value_parser = listener::address)]
     pub(crate) metrics: Option<SocketAddr>,
     #[command(flatten)]
     pub(crate) hooks: Hooks,
-    /// The program to run while leading
-    #[arg(last = true, value_name = "CMD")]
+    /// The program to run while leading; `--` before it is optional
+    #[arg(trailing_var_arg = true, value_name = "CMD")]
     pub(crate) command: Vec<OsString>,
 }
 
@@ -208,21 +239,28 @@ pub(crate) struct Hooks {
     /// Run when a term ended as asked for
     #[arg(help_heading = "Hooks", long, value_name = "CMD")]
     pub(crate) on_released: Option<String>,
-    /// An application check: failing --health-failures times it steps down
+    /// Asked while CMD runs: failing --health-failures times in a row, the leader steps down
     #[arg(help_heading = "Hooks", long, value_name = "CMD")]
     pub(crate) health: Option<String>,
+    /// Asked while the member waits: one that is not ready lets a ready one lead
+    #[arg(help_heading = "Hooks", long, value_name = "CMD")]
+    pub(crate) ready: Option<String>,
+    /// How long after CMD's start it is first asked for its health
+    #[arg(help_heading = "Hooks", long, value_name = "TIME", value_parser = period, default_value = "5s")]
+    pub(crate) health_start: Duration,
     /// Pause between checks
     #[arg(help_heading = "Hooks", long, value_name = "TIME", value_parser = some_time, default_value = "5s")]
     pub(crate) health_every: Duration,
     /// A check that takes longer has failed
     #[arg(help_heading = "Hooks", long, value_name = "TIME", value_parser = some_time, default_value = "5s")]
     pub(crate) health_timeout: Duration,
-    /// How many checks in a row must fail
+    /// How many health checks in a row must fail
     #[arg(help_heading = "Hooks", long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) health_failures: u32,
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = ACQUIRE_NOTES)]
 pub(crate) struct Acquire {
     #[command(flatten)]
     pub(crate) role: RoleArgs,
@@ -230,11 +268,12 @@ pub(crate) struct Acquire {
     pub(crate) database: Database,
     #[command(flatten)]
     pub(crate) taking: Taking,
-    /// How long to wait for the role [default: one attempt]
+    /// How long to wait for another leader to let go [default: acquire_timeout, else one attempt].
+    /// What is left of a crashed leader's lease is waited out beyond it
     #[arg(long, value_name = "TIME", value_parser = period)]
     pub(crate) wait: Option<Duration>,
     /// The program to run once under the lock; its code is tenure's
-    #[arg(last = true, value_name = "CMD")]
+    #[arg(trailing_var_arg = true, value_name = "CMD")]
     pub(crate) command: Vec<OsString>,
 }
 
@@ -250,6 +289,9 @@ pub(crate) struct Status {
     /// Again every second until interrupted
     #[arg(long)]
     pub(crate) watch: bool,
+    /// Whole names, times to the millisecond and more columns, however wide
+    #[arg(long)]
+    pub(crate) wide: bool,
 }
 
 #[derive(Debug, Args)]
@@ -389,8 +431,7 @@ pub(crate) enum Output {
     Text,
     /// One object per line
     Json,
-    /// Nothing at all
-    #[value(skip)]
+    /// Nothing but errors
     Quiet,
 }
 

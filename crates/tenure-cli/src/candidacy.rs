@@ -4,13 +4,16 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tenure::config::Config;
-use tenure::{Event, LeaderLock, LockState, Member, Notice, RoleName, TakeoverPolicy, TenureError};
-use tokio::sync::broadcast;
+use tenure::{
+    Epoch, Event, LeaderLock, LockState, Member, Notice, RoleName, TakeoverPolicy, TenureError,
+    Tick,
+};
 use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::{broadcast, watch};
 use tokio::time::{sleep, timeout};
 
 use crate::args::{Hooks, Output};
-use crate::events::{Events, Writer};
+use crate::events::{Events, Subject, Writer};
 use crate::exit::{Exit, Failure};
 use crate::hooks::{self, HookRunner};
 use crate::output::err;
@@ -27,9 +30,12 @@ pub(crate) struct Candidacy {
     pub(crate) events: Events,
     writer: Writer,
     /// From before the start on, so that not even the first attempt is missed.
-    pub(crate) told: broadcast::Receiver<Event>,
-    teller: tokio::task::JoinHandle<()>,
+    pub(crate) notices: broadcast::Receiver<Event>,
+    /// Ends with the role; it says when that was.
+    relay: tokio::task::JoinHandle<Option<Tick>>,
     lost: bool,
+    /// Whether the child runs, or the process leads without one.
+    serving: watch::Sender<bool>,
 }
 
 impl Candidacy {
@@ -46,13 +52,29 @@ impl Candidacy {
         let configured = setting.config.roles().iter().find(|config| config.name() == role);
         let policy = configured.map_or_else(TakeoverPolicy::default, |role| role.policy());
         let identity = member.identity().as_str().to_owned();
-        let (events, writer) =
-            Events::start(role.as_str(), &identity, setting.embedded, output, to_stderr);
-        let told = lock.events();
-        let runner = HookRunner::start(hooks, &events, role.as_str(), &identity);
-        let teller = tokio::spawn(tell(lock.events(), events.clone(), runner));
+        let subject = Subject {
+            role: role.as_str().to_owned(),
+            member: identity.clone(),
+            embedded: setting.embedded,
+            lock_only: setting.config.is_lock_only(),
+        };
+        let epochs = !subject.lock_only;
+        let (events, writer) = Events::start(subject, output, to_stderr);
+        let notices = lock.events();
+        let runner = HookRunner::start(hooks, &events, role.as_str(), &identity, epochs);
+        let relay = tokio::spawn(relay(lock.events(), events.clone(), runner));
+        if hooks.ready.is_some() {
+            // Until the check has passed once: a ready member must not lose the race to this one.
+            lock.set_ready(false)?;
+        }
         lock.start().await?;
-        Ok(Candidacy { member, lock, policy, events, writer, told, teller, lost: false })
+        let (serving, _) = watch::channel(false);
+        Ok(Candidacy { member, lock, policy, events, writer, notices, relay, lost: false, serving })
+    }
+
+    /// The fencing token of a term; none without tables, where there are no epochs.
+    pub(crate) fn fencing(&self, epoch: Epoch) -> Option<Epoch> {
+        (!self.config().is_lock_only()).then_some(epoch)
     }
 
     pub(crate) fn identity(&self) -> &str {
@@ -69,6 +91,15 @@ impl Candidacy {
         Arc::downgrade(&self.member)
     }
 
+    /// Whether the application serves, for the checks of its health.
+    pub(crate) fn serving(&self) -> watch::Receiver<bool> {
+        self.serving.subscribe()
+    }
+
+    pub(crate) fn serves(&self, serves: bool) {
+        self.serving.send_replace(serves);
+    }
+
     pub(crate) fn config(&self) -> &Config {
         self.member.config()
     }
@@ -77,7 +108,7 @@ impl Candidacy {
     /// learned is kept.
     pub(crate) async fn stopped(&mut self) -> Exit {
         loop {
-            match self.told.recv().await {
+            match self.notices.recv().await {
                 Ok(event) => match event.notice {
                     Notice::Lost { .. } => self.lost = true,
                     Notice::Acquired { .. } | Notice::Released { .. } => self.lost = false,
@@ -100,12 +131,14 @@ impl Candidacy {
     /// Releases, says goodbye, and writes the last lines. A release that did not go through costs the
     /// others a lease, and us no other exit code.
     pub(crate) async fn leave(self) {
-        let Candidacy { member, lock, events, writer, teller, .. } = self;
+        let Candidacy { member, lock, events, writer, relay, .. } = self;
         let within = member.config().lease().lease() * 2 + Duration::from_secs(15);
         let left = alone(member).await.shutdown(Some(within)).await;
         drop(lock);
-        // It ends with the role's last word and the last hook.
-        let _ = timeout(hooks::HOOK_LIMIT + FLUSH, teller).await;
+        // It ends with the role and the last hook. The child is gone too: nothing comes after this.
+        if let Ok(Ok(Some(at))) = timeout(hooks::HOOK_LIMIT + FLUSH, relay).await {
+            events.notice(&Notice::Stopped, None, at);
+        }
         drop(events);
         writer.finish(FLUSH);
         if let Err(error) = left {
@@ -125,26 +158,30 @@ async fn alone(mut member: Arc<Member>) -> Member {
     }
 }
 
-/// Tells everything the lifecycle says, until its last word.
-async fn tell(mut told: broadcast::Receiver<Event>, events: Events, runner: HookRunner) {
+/// Passes on everything the lifecycle says until the role has stopped, and returns when that was: the
+/// child may still be ending then, and `stopped` is the last event of all.
+async fn relay(
+    mut notices: broadcast::Receiver<Event>,
+    events: Events,
+    runner: HookRunner,
+) -> Option<Tick> {
     let mut epoch = None;
-    loop {
-        match told.recv().await {
+    let stopped = loop {
+        match notices.recv().await {
+            Ok(Event { notice: Notice::Stopped, at, .. }) => break Some(at),
             Ok(event) => {
                 if let Notice::Acquired { epoch: new } = &event.notice {
                     epoch = Some(*new);
                 }
                 events.notice(&event.notice, epoch, event.at);
                 runner.notice(&event.notice);
-                if matches!(event.notice, Notice::Stopped) {
-                    break;
-                }
             }
             Err(RecvError::Lagged(missed)) => {
-                events.tell("error", epoch, format!("{missed} events were missed"));
+                events.report("error", epoch, format!("{missed} events were missed"));
             }
-            Err(RecvError::Closed) => break,
+            Err(RecvError::Closed) => break None,
         }
-    }
+    };
     runner.finish().await;
+    stopped
 }

@@ -1,8 +1,9 @@
 //! What `run` tells of its role: one event per line, as text or as JSON.
 //!
-//! The JSON form is contract: every object has all of `event`, `role`, `member`, `epoch`, `from`,
-//! `to`, `reason` and `mono_ns` (null where there is nothing to say), and `embedded` if the election
-//! is held on the private server of this machine. Readers must ignore what they do not know.
+//! The JSON form is contract: every object has all of `event`, `time`, `role`, `member`, `epoch`,
+//! `from`, `to`, `reason`, `pid`, `code` and `mono_ns` (null where there is nothing to say), and
+//! `embedded` if the election is held on the private server of this machine. Readers must ignore what
+//! they do not know. `time` is the wall clock's, for people; order and distance are `mono_ns`.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,32 +11,48 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 use tenure::{BootClock, Clock, Epoch, Notice, Tick};
 
 use crate::args::Output;
+use crate::output::err;
 
 /// A line on its way out.
 #[derive(Debug, Clone, Serialize)]
 struct Line {
     event: &'static str,
+    time: String,
     role: String,
     member: String,
     epoch: Option<i64>,
     from: Option<&'static str>,
     to: Option<&'static str>,
     reason: Option<String>,
+    /// The child's.
+    pid: Option<i32>,
+    /// The child's exit code, 128 + n for signal n.
+    code: Option<u8>,
     mono_ns: u64,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     embedded: bool,
 }
 
+/// What all events of a process have in common.
+#[derive(Debug, Clone)]
+pub(crate) struct Subject {
+    pub(crate) role: String,
+    pub(crate) member: String,
+    /// The election is held on the private server of this machine.
+    pub(crate) embedded: bool,
+    /// There are no tables, hence no epochs: what the engine counts instead is no fencing token.
+    pub(crate) lock_only: bool,
+}
+
 /// Where events go; cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Events {
-    role: String,
-    member: String,
-    embedded: bool,
+    subject: Subject,
     quiet: bool,
     lines: mpsc::Sender<Line>,
 }
@@ -49,13 +66,7 @@ pub(crate) struct Writer {
 
 impl Events {
     /// `to_stderr` when standard output belongs to a child.
-    pub(crate) fn start(
-        role: &str,
-        member: &str,
-        embedded: bool,
-        output: Output,
-        to_stderr: bool,
-    ) -> (Self, Writer) {
+    pub(crate) fn start(subject: Subject, output: Output, to_stderr: bool) -> (Self, Writer) {
         let (lines, inbox) = mpsc::channel::<Line>();
         let thread = std::thread::spawn(move || {
             let mut waiting = None;
@@ -74,14 +85,7 @@ impl Events {
                 };
             }
         });
-        let (role, member) = (role.to_owned(), member.to_owned());
-        let quiet = output == Output::Quiet;
-        (Events { role, member, embedded, quiet, lines }, Writer { thread })
-    }
-
-    /// Whether events are not written at all.
-    pub(crate) fn is_quiet(&self) -> bool {
-        self.quiet
+        (Events { subject, quiet: output == Output::Quiet, lines }, Writer { thread })
     }
 
     /// What the lifecycle says.
@@ -114,8 +118,8 @@ impl Events {
         self.send(line);
     }
 
-    /// What became of the child, a hook or a health check.
-    pub(crate) fn tell(
+    /// What became of a hook, a check or the program itself.
+    pub(crate) fn report(
         &self,
         event: &'static str,
         epoch: Option<Epoch>,
@@ -126,21 +130,48 @@ impl Events {
         self.send(line);
     }
 
+    /// An error that is said even where events are not written.
+    pub(crate) fn trouble(&self, epoch: Option<Epoch>, reason: String) {
+        if self.quiet {
+            err!("{reason}");
+        }
+        self.report("error", epoch, reason);
+    }
+
+    pub(crate) fn child_started(&self, epoch: Epoch, pid: i32) {
+        let mut line = self.line("child_started", Some(epoch), BootClock.now());
+        line.pid = Some(pid);
+        self.send(line);
+    }
+
+    pub(crate) fn child_gone(&self, epoch: Epoch, pid: Option<i32>, code: u8, reason: &str) {
+        let mut line = self.line("child_gone", Some(epoch), BootClock.now());
+        (line.pid, line.code) = (pid, Some(code));
+        line.reason = Some(reason.to_owned());
+        self.send(line);
+    }
+
     fn line(&self, event: &'static str, epoch: Option<Epoch>, at: Tick) -> Line {
         Line {
             event,
-            role: self.role.clone(),
-            member: self.member.clone(),
+            time: wall(at),
+            role: self.subject.role.clone(),
+            member: self.subject.member.clone(),
             epoch: epoch.map(Epoch::get),
             from: None,
             to: None,
             reason: None,
+            pid: None,
+            code: None,
             mono_ns: monotonic(at),
-            embedded: self.embedded,
+            embedded: self.subject.embedded,
         }
     }
 
-    fn send(&self, line: Line) {
+    fn send(&self, mut line: Line) {
+        if self.subject.lock_only {
+            line.epoch = None;
+        }
         let _ = self.lines.send(line);
     }
 }
@@ -168,12 +199,18 @@ impl Line {
     }
 
     fn text(&self) -> String {
-        let mut text = format!("tenure: {:<14} {}", self.event, self.role);
+        let mut text = format!("tenure: {} {:<14} {}", self.time, self.event, self.role);
         if let (Some(from), Some(to)) = (self.from, self.to) {
             text.push_str(&format!("  {from} -> {to}"));
         }
         if let Some(epoch) = self.epoch {
             text.push_str(&format!("  epoch {epoch}"));
+        }
+        if let Some(pid) = self.pid {
+            text.push_str(&format!("  pid {pid}"));
+        }
+        if let Some(code) = self.code {
+            text.push_str(&format!("  code {code}"));
         }
         if let Some(reason) = &self.reason {
             text.push_str(&format!("  ({reason})"));
@@ -190,6 +227,15 @@ impl Writer {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
+}
+
+/// The same moment on the wall clock, in UTC to the millisecond.
+fn wall(at: Tick) -> String {
+    let ago = BootClock.now().saturating_since(at);
+    let now = Timestamp::now();
+    // A wall clock near the end of its range is set wrong: then the present will do.
+    let at = SignedDuration::try_from(ago).ok().and_then(|ago| now.checked_sub(ago).ok());
+    at.unwrap_or(now).strftime("%Y-%m-%dT%H:%M:%S%.3fZ").to_string()
 }
 
 /// The same moment on `CLOCK_MONOTONIC`, which other programs' clocks can be compared with.
@@ -220,25 +266,47 @@ mod tests {
     fn a_json_event_has_every_field_of_the_contract() {
         let (lines, inbox) = mpsc::channel();
         let (role, member) = ("r".to_owned(), "m".to_owned());
-        let events = Events { role, member, embedded: false, quiet: false, lines };
+        let subject = Subject { role, member, embedded: false, lock_only: false };
+        let mut events = Events { subject, quiet: false, lines };
         events.notice(&Notice::Acquired { epoch: Epoch(7) }, None, BootClock.now());
         let value = serde_json::to_value(inbox.recv().expect("a line")).expect("JSON");
         let mut keys: Vec<&str> = value.as_object().expect("object").keys().map(|k| &**k).collect();
         keys.sort_unstable();
-        assert_eq!(keys, ["epoch", "event", "from", "member", "mono_ns", "reason", "role", "to"]);
+        let contract = [
+            "code", "epoch", "event", "from", "member", "mono_ns", "pid", "reason", "role", "time",
+            "to",
+        ];
+        assert_eq!(keys, contract);
         assert_eq!((&value["event"], &value["epoch"]), (&"acquired".into(), &7.into()));
+        let time = value["time"].as_str().expect("text");
+        assert!(time.ends_with('Z') && time.parse::<Timestamp>().is_ok(), "{time}");
+        events.subject.lock_only = true;
+        events.notice(&Notice::Acquired { epoch: Epoch(7) }, None, BootClock.now());
+        assert_eq!(inbox.recv().expect("a line").epoch, None, "no tables, no epochs");
     }
 
     #[test]
-    fn who_waits_is_told_once_why_and_again_when_that_changes() {
+    fn an_event_of_the_past_has_the_time_of_the_past() {
+        let now = BootClock.now();
+        let past = Tick::from_nanos(now.as_nanos() - 1_000_000_000);
+        let at = |tick| wall(tick).parse::<Timestamp>().expect("a time");
+        let apart = at(now).duration_since(at(past));
+        assert!((apart - SignedDuration::from_secs(1)).abs() < SignedDuration::from_millis(500));
+    }
+
+    #[test]
+    fn a_member_that_waits_says_once_why_and_again_when_that_changes() {
         let line = |event, from, to, reason: Option<&str>| Line {
             event,
+            time: String::new(),
             role: "r".to_owned(),
             member: "m".to_owned(),
             epoch: None,
             from,
             to,
             reason: reason.map(str::to_owned),
+            pid: None,
+            code: None,
             mono_ns: 0,
             embedded: false,
         };

@@ -37,6 +37,8 @@ pub(crate) enum Exit {
     Uncertain,
     /// The child's own.
     Child(u8),
+    /// A signal of this number ended it before it was done.
+    Signal(u8),
 }
 
 /// The table of `--help`; a test compares it with docs/cli.md.
@@ -70,6 +72,7 @@ impl Exit {
             Exit::NotExecuted => 9,
             Exit::Uncertain => 10,
             Exit::Child(code) => code,
+            Exit::Signal(number) => 128 + number,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What else `run` runs: hooks on events, and the application's health check.
+//! What else `run` runs: hooks on events.
 //!
 //! Hooks are short words to the outside, run one after another in the order of events. They are not
 //! guarded: what must not outlive the lease belongs into CMD.
@@ -7,13 +7,14 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process_group};
-use tenure::{Epoch, LeaderLock, Notice};
+use tenure::{Epoch, Notice};
 use tokio::process::Command;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use crate::args::Hooks;
 use crate::events::Events;
+use crate::table::span;
 
 /// A hook that takes longer is killed.
 pub(crate) const HOOK_LIMIT: Duration = Duration::from_secs(10);
@@ -27,14 +28,21 @@ pub(crate) struct HookRunner {
 }
 
 impl HookRunner {
-    pub(crate) fn start(hooks: &Hooks, events: &Events, role: &str, member: &str) -> Self {
+    /// Without `epochs` no hook is told one.
+    pub(crate) fn start(
+        hooks: &Hooks,
+        events: &Events,
+        role: &str,
+        member: &str,
+        epochs: bool,
+    ) -> Self {
         let (queue, mut inbox) = mpsc::unbounded_channel::<(String, &'static str, Epoch)>();
         let (events, role, member) = (events.clone(), role.to_owned(), member.to_owned());
         let task = tokio::spawn(async move {
             while let Some((command, event, epoch)) = inbox.recv().await {
-                let env = variables(&role, &member, Some(epoch));
+                let env = variables(&role, &member, Some(epoch).filter(|_| epochs));
                 if let Err(why) = shell(&command, &env, event, HOOK_LIMIT).await {
-                    events.tell("error", Some(epoch), format!("the hook of `{event}` {why}"));
+                    events.report("error", Some(epoch), format!("the hook of `{event}` {why}"));
                 }
             }
         });
@@ -70,44 +78,6 @@ impl HookRunner {
     }
 }
 
-/// Asks the application again and again. While it is ill this member is not ready to lead, and a
-/// leader steps down.
-pub(crate) async fn watch_health(hooks: Hooks, lock: LeaderLock, events: Events, member: String) {
-    let Some(command) = hooks.health else { return std::future::pending().await };
-    let mut failures = 0;
-    loop {
-        let epoch = lock.gate().epoch();
-        let env = variables(lock.role().as_str(), &member, epoch);
-        match shell(&command, &env, "health", hooks.health_timeout).await {
-            Ok(()) => {
-                if failures >= hooks.health_failures {
-                    let _ = lock.set_ready(true);
-                    events.tell("healthy", epoch, "the health check passes again");
-                }
-                failures = 0;
-            }
-            Err(why) => {
-                failures += 1;
-                let limit = hooks.health_failures;
-                events.tell(
-                    "unhealthy",
-                    epoch,
-                    format!("the health check {why} ({failures} of {limit})"),
-                );
-                if failures == limit {
-                    let _ = lock.set_ready(false);
-                }
-                // Also later: it may have won since, as the only candidate.
-                if failures >= limit && lock.is_leader() {
-                    events.tell("error", epoch, "stepping down: the health check keeps failing");
-                    let _ = lock.step_down(None).await;
-                }
-            }
-        }
-        tokio::time::sleep(hooks.health_every).await;
-    }
-}
-
 /// What every program we start is told.
 pub(crate) fn variables(
     role: &str,
@@ -122,8 +92,8 @@ pub(crate) fn variables(
 }
 
 /// Runs a shell command to its end; its output goes to standard error, so that it never mixes with
-/// events or with a child's output.
-async fn shell(
+/// events or with a child's output. Dropped, it kills what it runs.
+pub(crate) async fn shell(
     command: &str,
     env: &[(&'static str, String)],
     event: &str,
@@ -152,7 +122,7 @@ async fn shell(
         Err(_) => {
             drop(hanging);
             let _ = child.wait().await;
-            Err(format!("took longer than {within:?}"))
+            Err(format!("took longer than {}", span(within)))
         }
     }
 }

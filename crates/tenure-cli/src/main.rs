@@ -30,6 +30,7 @@ mod events;
 mod exit;
 #[cfg(feature = "gossip")]
 mod gossip;
+mod health;
 mod hooks;
 mod listener;
 mod log;

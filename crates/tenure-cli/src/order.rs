@@ -1,8 +1,8 @@
 //! What an operator orders: step-down, pause, resume, and release by force.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use tenure::operate::{Lowered, Operator};
+use tenure::operate::{Lowered, Operator, RoleState};
 use tenure::{Identity, RoleName};
 
 use crate::args::{Order, Release, StepDown};
@@ -10,6 +10,7 @@ use crate::exit::{Exit, Failure};
 use crate::output::out;
 use crate::setting::Setting;
 use crate::status::unknown;
+use crate::table::span;
 
 async fn connect(order: &Order) -> Result<(Operator, RoleName), Failure> {
     let role = order.role.required()?;
@@ -23,6 +24,7 @@ pub(crate) async fn step_down(args: StepDown) -> Result<Exit, Failure> {
         Some(part) => Some(member_called(&operator, &role, part).await?),
         None => None,
     };
+    reachable(&operator, &role).await?;
     let begun = Instant::now();
     let ordered = operator.step_down(&role, to.as_ref()).await?;
     let before = name(ordered.holder.as_ref());
@@ -46,6 +48,27 @@ pub(crate) async fn step_down(args: StepDown) -> Result<Exit, Failure> {
             args.timeout
         ))),
     }
+}
+
+/// A leader that is gone or silent hears no order, and needs none.
+async fn reachable(operator: &Operator, role: &RoleName) -> Result<(), Failure> {
+    let roles = operator.status(Some(role)).await?;
+    let Some(status) = roles.first() else { return Ok(()) };
+    let holder = name(status.holder.as_ref());
+    let longest = span(status.lease + status.lease / 10 + Duration::from_millis(250));
+    let why = match status.state {
+        RoleState::Gone => format!(
+            "{holder}, the last leader of {role}, is gone; no order is needed: a member that waits \
+             leads within {longest} of its end"
+        ),
+        RoleState::Silent => format!(
+            "{holder} has been silent for longer than its lease and leads {role} no more; no order \
+             is needed: the server ends its session, at once with `tenure release --role {role} \
+             --force`"
+        ),
+        _ => return Ok(()),
+    };
+    Err(Failure::new(Exit::NoLeader, format!("{why}; `tenure status` shows which members wait")))
 }
 
 fn name(member: Option<&Identity>) -> String {

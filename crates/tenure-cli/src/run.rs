@@ -16,23 +16,28 @@ use std::sync::Weak;
 use std::time::Duration;
 
 use serde_json::json;
-use tenure::Member;
+use tenure::{ExponentialBackoff, LeaderLock, LockState, Member, TenureError};
 use tenure_guardian::Strays;
 use tokio::time::{Instant, sleep};
 
 use crate::args::{Output, Run};
 use crate::candidacy::Candidacy;
 use crate::exit::{Exit, Failure};
-use crate::hooks;
+use crate::health::Checks;
 use crate::listener::{Health, Listener};
 use crate::output::err;
-use crate::setting::{EMBEDDED, Setting};
+use crate::setting::{EMBEDDED, NOT_ENABLED, Setting};
 use crate::signals::Signals;
-use crate::supervisor::Ended;
+use crate::supervisor::{Course, Ended};
+use crate::table::span;
 
 /// A child that ran this long is no longer one that fails at once.
 const STEADY: Duration = Duration::from_secs(10);
-const RESTART_PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
+/// The pauses before a child is started again.
+const RESTART: ExponentialBackoff =
+    ExponentialBackoff::new(Duration::from_millis(200), Duration::from_secs(10));
+/// Longer than any process runs.
+const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 
 pub(crate) async fn run(args: Run) -> Result<Exit, Failure> {
     let mut signals = Signals::listen()?;
@@ -40,33 +45,34 @@ pub(crate) async fn run(args: Run) -> Result<Exit, Failure> {
         Some(address) => Some(Listener::bind(address).await?),
         None => None,
     };
-    let setting = Setting::new(&args.database, &args.role, &args.taking, !args.no_auto_reacquire)?;
+    let Run { database, taking, standing, hooks, .. } = &args;
+    let setting = Setting::new(database, &args.role, taking, standing, !args.no_auto_reacquire)?;
     let role = setting.only_role(&args.role)?;
     let with_child = !args.command.is_empty();
+    let output = args.form();
     // Standard error is for objects only when both of these are so.
-    if setting.embedded && !(with_child && args.output == Output::Json) {
+    let objects = with_child && output == Output::Json;
+    if setting.embedded && !objects {
         err!("{EMBEDDED}");
     }
     let mut candidacy = tokio::select! {
-        candidacy = Candidacy::join(&setting, &role, &args.hooks, args.output, with_child) => candidacy?,
+        candidacy = Candidacy::join(&setting, &role, hooks, output, with_child) => candidacy?,
         // Nothing is held yet.
         () = signals.next() => return Ok(Exit::Clean),
     };
-    if setting.embedded && with_child && args.output == Output::Json {
-        candidacy.events.tell("warning", None, EMBEDDED);
+    if setting.embedded && objects {
+        candidacy.events.report("warning", None, EMBEDDED);
+    }
+    if !setting.config.is_enabled() {
+        candidacy.events.report("warning", None, NOT_ENABLED);
     }
     if let Some(listener) = listener {
-        candidacy.events.tell("metrics", None, format!("http://{}/metrics", listener.address()));
+        let address = listener.address();
+        candidacy.events.report("metrics", None, format!("http://{address}/metrics"));
         let member = candidacy.member();
         listener.serve(move || health(member.clone()));
     }
-    let health = hooks::watch_health(
-        args.hooks.clone(),
-        candidacy.lock.clone(),
-        candidacy.events.clone(),
-        candidacy.identity().to_owned(),
-    );
-    let health = tokio::spawn(health);
+    let health = tokio::spawn(Checks::of(&candidacy, hooks).watch(candidacy.serving()));
     let strays = tokio::spawn(reap_strays());
     let exit = serve(&mut candidacy, &args.command, args.restart, &mut signals).await;
     strays.abort();
@@ -83,32 +89,75 @@ async fn serve(
     restart: bool,
     signals: &mut Signals,
 ) -> Result<Exit, Failure> {
-    let mut pause = RESTART_PAUSE.0;
+    let mut restarts = 0;
     let lock = candidacy.lock.clone();
+    let patience = candidacy.config().acquire_timeout();
     loop {
-        let ended = candidacy.stopped();
+        // All branches are cancel-safe.
         tokio::select! {
             () = signals.next() => return Ok(Exit::Clean),
-            exit = ended => return Ok(exit),
-            // Cancel-safe. A member that was shut down never leads again: the role's end follows.
-            Ok(_) = lock.wait_for_leadership(None), if !command.is_empty() => {}
+            exit = candidacy.stopped() => return Ok(exit),
+            won = won(&lock, patience) => won?,
+        }
+        if command.is_empty() {
+            candidacy.serves(true);
+            let mut changes = lock.changes();
+            let ended = tokio::select! {
+                () = signals.next() => Some(Exit::Clean),
+                exit = candidacy.stopped() => Some(exit),
+                _ = changes.wait_for(|change| !change.is_leader) => None,
+            };
+            candidacy.serves(false);
+            match ended {
+                Some(exit) => return Ok(exit),
+                None => continue,
+            }
         }
         let began = Instant::now();
-        let Some((ended, signalled)) = candidacy.child(command, signals).await? else { continue };
+        let Some(Course { ended, signal }) = candidacy.child(command, signals).await? else {
+            continue;
+        };
         match ended {
-            _ if signalled => return Ok(Exit::Clean),
+            _ if signal.is_some() => return Ok(Exit::Clean),
             Ended::Exited(_) if restart => {
-                if began.elapsed() >= STEADY {
-                    pause = RESTART_PAUSE.0;
-                }
+                restarts = if began.elapsed() >= STEADY { 1 } else { restarts + 1 };
                 tokio::select! {
                     () = signals.next() => return Ok(Exit::Clean),
-                    () = sleep(pause) => {}
+                    () = sleep(RESTART.pause(restarts, 0.5)) => {}
                 }
-                pause = (pause * 2).min(RESTART_PAUSE.1);
             }
             Ended::Exited(code) | Ended::NotStarted(code) => return Ok(Exit::Child(code)),
-            Ended::Stopped => {}
+            Ended::Stopped { .. } => {}
+        }
+    }
+}
+
+/// Returns once this process leads. Fails when another member still leads after the configured
+/// patience; what is left of a crashed leader's lease is waited out beyond it. Cancel-safe.
+async fn won(lock: &LeaderLock, patience: Option<Duration>) -> Result<(), Failure> {
+    let Some(patience) = patience else {
+        return match lock.wait_for_leadership(Some(FOR_EVER)).await {
+            Ok(_) => Ok(()),
+            // A member that was shut down never leads again: the role's end follows.
+            Err(_) => std::future::pending().await,
+        };
+    };
+    let until = Instant::now() + patience;
+    loop {
+        let look = Instant::now() + Duration::from_millis(50);
+        let within = until.max(look).saturating_duration_since(Instant::now());
+        match lock.wait_for_leadership(Some(within)).await {
+            Ok(_) => return Ok(()),
+            Err(TenureError::Timeout { .. }) => {}
+            Err(_) => std::future::pending().await,
+        }
+        if lock.state() == LockState::Follower {
+            return Err(Failure::failed(format!(
+                "role {} was not acquired within {} (acquire_timeout); raise it, or leave it out to \
+                 wait without end",
+                lock.role(),
+                span(patience)
+            )));
         }
     }
 }

@@ -1,19 +1,24 @@
 //! The command line as meant: a validated configuration, one role, one database.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tenure::config::{Config, ConfigBuilder, RoleSpec};
+use tenure::config::{Config, ConfigBuilder, ConfigError, RoleSpec};
 use tenure::connect::dsn::ProcessEnv;
 use tenure::{ExponentialBackoff, LockKey, RoleName};
 use tenure_embedded::Embedded;
 
-use crate::args::{Database, RoleArgs, Taking};
+use crate::args::{Database, RoleArgs, Standing, Taking};
 use crate::exit::Failure;
 
 /// A forgotten DSN must not look like a safe set-up.
 pub(crate) const EMBEDDED: &str = "NO DATABASE CONFIGURED: using the private PostgreSQL of this \
     machine, so there is one leader per MACHINE, not per cluster; set TENURE_DSN for more";
+
+/// A member that may not lead must not look like one that waits for its turn.
+pub(crate) const NOT_ENABLED: &str = "this member follows and never leads: a bare LEADER_LOCK_KEY \
+    leads only once MSP_LEADER_ENABLED or TENURE_ENABLED is true; set it, or give --role or --key";
 
 /// What a command works with.
 #[derive(Debug)]
@@ -30,28 +35,37 @@ impl Setting {
         database: &Database,
         role: &RoleArgs,
         taking: &Taking,
+        standing: &Standing,
         auto_reacquire: bool,
     ) -> Result<Self, Failure> {
         // The file or the environment may name the role, and the command line speak about it.
-        let configured = builder(database, None, taking)?.build()?;
-        let only = match configured.roles() {
-            [only] => Some(only.name().as_str()),
-            _ => None,
+        let build = |builder: ConfigBuilder| builder.build().map_err(|why| worded(&why, taking));
+        let configured = build(builder(database, None, taking)?)?;
+        let named = role.name()?;
+        if let Some(name) = &named {
+            listed(database, name)?;
+        }
+        let spec = role.spec(&configured, taking, standing, auto_reacquire);
+        let builder = || {
+            let builder = builder(database, spec.clone(), taking)?;
+            // A role that only the environment asks for, by a bare key, is followed until the
+            // environment also says that it may be led.
+            let follows = named.is_none() && !configured.is_enabled();
+            Ok::<_, Failure>(if follows { builder.enabled(false) } else { builder })
         };
-        let grace = configured.lease().kill_grace();
-        let role = role.spec(only, taking, auto_reacquire, grace);
-        let config = builder(database, role.clone(), taking)?.build()?;
+        let config = build(builder()?)?;
         if config.dsn().is_some() {
             return Ok(Setting { config, embedded: false });
         }
         let dsn = Embedded::start_or_attach(None)?.dsn()?;
-        let config = builder(database, role, taking)?.dsn(dsn).build()?;
+        let config = build(builder()?.dsn(dsn))?;
         Ok(Setting { config, embedded: true })
     }
 
     /// For a command that only asks or orders.
     pub(crate) fn of(database: &Database) -> Result<Self, Failure> {
-        Setting::new(database, &RoleArgs::default(), &Taking::default(), true)
+        let (role, taking) = (RoleArgs::default(), Taking::default());
+        Setting::new(database, &role, &taking, &Standing::default(), true)
     }
 
     /// The one role that was meant: the one of the command line, else the only one configured.
@@ -79,19 +93,24 @@ impl RoleArgs {
         self.key.or(self.key1.zip(self.key2).map(|(key1, key2)| LockKey::Pair(key1, key2)))
     }
 
-    /// As asked for, if anything was; `only` is the name of the one role configured elsewhere.
+    /// As asked for, if anything was; `configured` is what was said elsewhere.
     fn spec(
         &self,
-        only: Option<&str>,
+        configured: &Config,
         taking: &Taking,
+        standing: &Standing,
         auto_reacquire: bool,
-        grace: Duration,
     ) -> Option<RoleSpec> {
+        let roles = configured.roles();
+        let only = match roles {
+            [only] => Some(only),
+            _ => None,
+        };
         let mut spec = match (self.role.as_deref(), self.lock_key()) {
             (Some(name), Some(key)) => RoleSpec::named(name).key(key),
             (Some(name), None) => RoleSpec::named(name),
             (None, Some(key)) => RoleSpec::keyed(key),
-            (None, None) => RoleSpec::named(only?),
+            (None, None) => RoleSpec::named(only?.name().as_str()),
         };
         if let Some(policy) = taking.policy {
             spec = spec.policy(policy);
@@ -102,9 +121,26 @@ impl RoleArgs {
         if !auto_reacquire {
             spec = spec.auto_reacquire(false);
         }
-        // A drain must not be cut off before the child had its grace.
-        if grace > Duration::from_secs(5) {
-            spec = spec.drain_limit((grace * 2).min(Duration::from_secs(3600)));
+        if standing.preempt {
+            spec = spec.preempt(true);
+        }
+        if standing.observer {
+            spec = spec.candidate(false);
+        }
+        if let Some(cool_down) = standing.cool_down {
+            spec = spec.cool_down(cool_down);
+        }
+        // Unless it was said here, a drain must not be cut off before the child had its grace.
+        let grace = configured.lease().kill_grace();
+        let written = match self.role.as_deref() {
+            Some(name) => roles.iter().find(|role| role.name().as_str() == name),
+            None => only,
+        };
+        let limit = written.map_or(Duration::ZERO, |role| role.drain_limit());
+        if let Some(limit) = standing.drain_limit {
+            spec = spec.drain_limit(limit);
+        } else if grace > Duration::from_secs(5) {
+            spec = spec.drain_limit((grace * 2).max(limit).min(Duration::from_secs(3600)));
         }
         Some(spec)
     }
@@ -126,6 +162,59 @@ impl RoleArgs {
     }
 }
 
+/// A file that lists roles lists all of them: another name is most likely a slip, and would make a
+/// role that no other member knows.
+fn listed(database: &Database, name: &RoleName) -> Result<(), Failure> {
+    let Some(file) = file(database) else { return Ok(()) };
+    let written = Config::builder().file(&file)?.build()?;
+    let names: Vec<&str> = written.roles().iter().map(|role| role.name().as_str()).collect();
+    if names.is_empty() || names.contains(&name.as_str()) {
+        return Ok(());
+    }
+    Err(Failure::usage(format!(
+        "{} does not list role {name}, only {}; add it there, or correct the name",
+        file.display(),
+        names.join(", ")
+    )))
+}
+
+/// A refused configuration in the words of the command line, where that was what asked for it.
+fn worded(error: &ConfigError, taking: &Taking) -> Failure {
+    let mut text = error.to_string();
+    let options = [
+        (taking.grace.is_some(), "kill_grace", "--grace"),
+        (taking.reconnect_grace.is_some(), "reconnect_grace", "--reconnect-grace"),
+        (taking.heartbeat.is_some(), "heartbeat", "--heartbeat"),
+        (taking.lease.is_some(), "lease", "--lease"),
+        (taking.instance.is_some(), "the scope", "--instance"),
+    ];
+    let timings = matches!(error, ConfigError::Lease(_) | ConfigError::Identity(_));
+    for (_, field, option) in options.into_iter().filter(|(given, ..)| timings && *given) {
+        text = text.replace("[member]: ", "");
+        text = replace_word(&text, field, option);
+    }
+    Failure::usage(text)
+}
+
+/// Replaces a whole word: `lease`, not a part of `released`.
+fn replace_word(text: &str, word: &str, by: &str) -> String {
+    let is_part = |c: char| c.is_alphanumeric() || c == '_' || c == '-';
+    let mut out = String::new();
+    let mut rest = text;
+    while let Some(at) = rest.find(word) {
+        let (before, after) = (&rest[..at], &rest[at + word.len()..]);
+        let whole = !before.ends_with(is_part) && !after.starts_with(is_part);
+        out.push_str(before);
+        out.push_str(if whole { by } else { word });
+        rest = after;
+    }
+    out + rest
+}
+
+fn file(database: &Database) -> Option<PathBuf> {
+    database.config.clone().or_else(|| std::env::var_os("TENURE_CONFIG").map(Into::into))
+}
+
 /// What command line, environment and file say together; the private server is not started.
 #[cfg(feature = "tx")]
 pub(crate) fn configured(database: &Database) -> Result<Config, Failure> {
@@ -138,9 +227,7 @@ pub(crate) fn builder(
     taking: &Taking,
 ) -> Result<ConfigBuilder, Failure> {
     let mut builder = Config::builder().env(ProcessEnv);
-    let file =
-        database.config.clone().or_else(|| std::env::var_os("TENURE_CONFIG").map(Into::into));
-    if let Some(file) = file {
+    if let Some(file) = file(database) {
         builder = builder.file(file)?;
     }
     if let Some(dsn) = &database.dsn {
@@ -194,7 +281,8 @@ mod tests {
         std::fs::write(file.path(), text).expect("written");
         let database = Database { config: Some(file.path().to_owned()), ..Database::default() };
         let role = RoleArgs { role: Some("r".to_owned()), ..RoleArgs::default() };
-        let setting = Setting::new(&database, &role, &Taking::default(), true).expect("valid");
+        let (taking, standing) = (Taking::default(), Standing::default());
+        let setting = Setting::new(&database, &role, &taking, &standing, true).expect("valid");
         let grace = setting.config.lease().kill_grace();
         assert!(grace > Duration::from_secs(10), "{grace:?}");
         assert!(setting.config.roles()[0].drain_limit() > grace);

@@ -22,11 +22,17 @@ impl Signals {
 
     /// Cancel-safe, as each of its parts is.
     pub(crate) async fn next(&mut self) {
-        tokio::select! {
-            _ = self.term.recv() => {}
-            _ = self.int.recv() => {}
-            Some(_) = async { self.hup.as_mut()?.recv().await } => {}
-        }
+        self.number().await;
+    }
+
+    /// As [`Signals::next`]; says which signal it was, by its number. Cancel-safe.
+    pub(crate) async fn number(&mut self) -> u8 {
+        let kind = tokio::select! {
+            _ = self.term.recv() => SignalKind::terminate(),
+            _ = self.int.recv() => SignalKind::interrupt(),
+            Some(_) = async { self.hup.as_mut()?.recv().await } => SignalKind::hangup(),
+        };
+        u8::try_from(kind.as_raw_value()).expect("these three are below 16")
     }
 }
 

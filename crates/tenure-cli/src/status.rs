@@ -1,16 +1,22 @@
 //! `tenure status` and `tenure history`: what the database knows.
 
+use std::io::IsTerminal;
 use std::time::Duration;
 
-use tenure::operate::{LockHolder, Operator, RoleStatus, Waiting};
+use comfy_table::{Cell, Table};
+use jiff::Timestamp;
+use tenure::operate::{LockHolder, Operator, RoleState, RoleStatus};
 use tenure::{RoleName, TenureError};
 
 use crate::args::{History, Status};
 use crate::exit::{Exit, Failure};
-use crate::output::{self, out, print_json};
+use crate::output::{self, err, out, print_json};
 use crate::setting::Setting;
 use crate::signals::Signals;
-use crate::table::{ago, moment, print, table};
+use crate::table::{Hue, Names, ago, colour, moment, print, second, span, table, table_of};
+
+/// The pause between two looks of `--watch`.
+const AGAIN: Duration = Duration::from_secs(1);
 
 pub(crate) async fn status(args: Status) -> Result<Exit, Failure> {
     args.role.name()?;
@@ -22,20 +28,49 @@ pub(crate) async fn status(args: Status) -> Result<Exit, Failure> {
         return exit;
     }
     let mut signals = Signals::listen()?;
+    let clears = !args.json && std::io::stdout().is_terminal();
+    let mut session = Some(operator);
     loop {
-        if !args.json {
-            // Home and clear, as `watch` does.
-            out!("\x1b[H\x1b[2J");
-        }
-        show(&operator, &args).await?;
-        if output::is_closed() {
-            return Ok(Exit::Clean);
+        // A restart of the database is what a person watches for: it does not end the watch.
+        let looked = async {
+            let operator = match session.take() {
+                Some(operator) => operator,
+                None => Operator::connect(&setting.config).await?,
+            };
+            let shown = watch(&operator, &args, clears).await;
+            if shown.is_ok() {
+                session = Some(operator);
+            }
+            shown
+        };
+        let looked = tokio::select! {
+            looked = looked => looked,
+            () = signals.next() => return Ok(Exit::Clean),
+        };
+        match looked {
+            Err(failure) if failure.exit == Exit::Unreachable => {
+                err!("{failure} ({})", moment(Some(Timestamp::now())));
+            }
+            Err(failure) => return Err(failure),
+            Ok(()) if output::is_closed() => return Ok(Exit::Clean),
+            Ok(()) => {}
         }
         tokio::select! {
             () = signals.next() => return Ok(Exit::Clean),
-            () = tokio::time::sleep(Duration::from_secs(1)) => {}
+            () = tokio::time::sleep(AGAIN) => {}
         }
     }
+}
+
+/// One look of many. The screen is cleared only when there is something to show in its place.
+async fn watch(operator: &Operator, args: &Status, clears: bool) -> Result<(), Failure> {
+    let name = args.role.name()?;
+    operator.status(name.as_ref()).await?;
+    if clears {
+        // Home and clear, as `watch` does.
+        out!("\x1b[H\x1b[2J");
+    }
+    show(operator, args).await.map(drop)
 }
 
 async fn show(operator: &Operator, args: &Status) -> Result<Exit, Failure> {
@@ -62,21 +97,7 @@ async fn show(operator: &Operator, args: &Status) -> Result<Exit, Failure> {
     } else if roles.is_empty() && name.is_none() {
         out!("no role is known here yet; `tenure run --role NAME` makes one");
     } else if !roles.is_empty() {
-        print(&table(
-            &["role", "epoch", "leader", "heartbeat", "since", "policy", "waiting", "state"],
-            roles.iter().map(|role| {
-                vec![
-                    role.role.to_string(),
-                    role.epoch.to_string(),
-                    role.holder.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string),
-                    role.heartbeat_age.map_or_else(|| "-".to_owned(), ago),
-                    moment(role.since),
-                    role.policy.to_string(),
-                    waiting(&role.waiting),
-                    state(role),
-                ]
-            }),
-        ));
+        print(&overview(&roles, args.wide));
         for (role, holder) in strangers(&roles) {
             out!(
                 "note: the lock of {role} is held by a program that is not Tenure: {} (pid {})",
@@ -100,13 +121,56 @@ pub(crate) fn unknown(role: &RoleName) -> Failure {
     TenureError::NoSuchRole(role.clone()).into()
 }
 
+/// What a person asks first: which member leads, since when, and which ones wait.
+fn overview(roles: &[RoleStatus], wide: bool) -> Table {
+    let members = roles.iter().flat_map(|role| {
+        role.holder.iter().chain(role.waiting.iter().map(|waiting| &waiting.member))
+    });
+    let names = Names::of(members, wide);
+    let mut header = vec!["role", "epoch", "leader", "state", "since", "beat", "waiting"];
+    if wide {
+        header.extend(["policy", "lease", "key"]);
+    }
+    let rows = roles.iter().map(|role| {
+        let mut row = vec![
+            Cell::new(role.role.as_str()),
+            Cell::new(role.epoch),
+            Cell::new(role.holder.as_ref().map_or("-", |holder| names.short(holder))),
+            colour(Cell::new(state(role)), verdict(role)),
+            Cell::new(if wide { moment(role.since) } else { second(role.since) }),
+            Cell::new(role.heartbeat_age.map_or_else(|| "-".to_owned(), ago)),
+            Cell::new(waiting(role, &names)),
+        ];
+        if wide {
+            row.push(Cell::new(role.policy));
+            row.push(Cell::new(span(role.lease)));
+            row.push(Cell::new(role.key));
+        }
+        row
+    });
+    table_of(&header, rows, wide)
+}
+
+/// Good while a role is led, bad while a dead or silent member is in the way of the next leader.
+fn verdict(role: &RoleStatus) -> Hue {
+    match role.state {
+        RoleState::Led if !role.paused => Hue::Good,
+        RoleState::Gone | RoleState::Silent => Hue::Bad,
+        _ => Hue::Care,
+    }
+}
+
 fn state(role: &RoleStatus) -> String {
-    let state = match (&role.holder, role.acting) {
-        (None, _) => "vacant",
-        (Some(_), true) => "led",
-        (Some(_), false) => "waiting out the last lease",
-    };
-    let mut state = state.to_owned();
+    let mut state = match role.state {
+        RoleState::Vacant => "vacant",
+        RoleState::TakingOver => "taking over",
+        RoleState::Led => "led",
+        RoleState::Silent => "silent",
+        RoleState::Gone => "leader gone",
+        // `RoleState` may grow.
+        _ => "unknown",
+    }
+    .to_owned();
     if role.paused {
         state.push_str(", paused");
     }
@@ -116,11 +180,11 @@ fn state(role: &RoleStatus) -> String {
     state
 }
 
-fn waiting(members: &[Waiting]) -> String {
-    if members.is_empty() {
+fn waiting(role: &RoleStatus, names: &Names) -> String {
+    if role.waiting.is_empty() {
         return "-".to_owned();
     }
-    let told = members.iter().map(|member| {
+    let lines = role.waiting.iter().map(|member| {
         let mut notes = Vec::new();
         if member.observer {
             notes.push("observer".to_owned());
@@ -130,10 +194,14 @@ fn waiting(members: &[Waiting]) -> String {
         if member.priority != 0 {
             notes.push(format!("priority {}", member.priority));
         }
-        notes.extend(member.heartbeat_age.map(ago));
-        format!("{} ({})", member.member, notes.join(", "))
+        // The age of a heartbeat matters only if it is too old.
+        if let Some(age) = member.heartbeat_age.filter(|age| *age > role.lease) {
+            notes.push(format!("silent {}", ago(age)));
+        }
+        let name = names.short(&member.member);
+        if notes.is_empty() { name.to_owned() } else { format!("{name} ({})", notes.join(", ")) }
     });
-    told.collect::<Vec<_>>().join("\n")
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 fn strangers(roles: &[RoleStatus]) -> impl Iterator<Item = (&str, &LockHolder)> {

@@ -14,97 +14,125 @@ use tokio::time::sleep;
 use crate::candidacy::Candidacy;
 use crate::exit::Failure;
 use crate::hooks;
-use crate::output::err;
 use crate::signals::Signals;
 
 /// What a guardian may take beyond the grace before it counts as frozen; the lease may say so sooner.
 const OVERDUE: Duration = Duration::from_secs(1);
-/// How long to sleep at most and at least: a timer does not count suspend, a deadline does.
+/// How long to sleep at least and at most: a timer does not count suspend, a deadline does.
 const LOOK: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 
 /// How a child came to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ended {
     /// By itself, with this code.
     Exited(u8),
     /// It could not be started.
     NotStarted(u8),
-    /// Because leadership ended, or because we were told to end.
-    Stopped,
+    /// Because leadership ended, or because a signal told us to end.
+    Stopped {
+        /// The code with which it answered; none if a signal killed it.
+        answer: Option<u8>,
+    },
+}
+
+/// A child's end, and the signal that told us to end while it ran.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Course {
+    pub(crate) ended: Ended,
+    pub(crate) signal: Option<u8>,
 }
 
 impl Candidacy {
-    /// Runs a child to its end under the lock; none if leadership had gone before it began. Also
-    /// says whether a signal asked us to end.
+    /// Runs a child to its end under the lock; none if leadership had gone before it began.
     pub(crate) async fn child(
         &mut self,
         command: &[OsString],
         signals: &mut Signals,
-    ) -> Result<Option<(Ended, bool)>, Failure> {
+    ) -> Result<Option<Course>, Failure> {
+        let course = self.supervise(command, signals).await;
+        self.serves(false);
+        course
+    }
+
+    async fn supervise(
+        &mut self,
+        command: &[OsString],
+        signals: &mut Signals,
+    ) -> Result<Option<Course>, Failure> {
         let gate = self.lock.gate();
         let Ok(token) = gate.require_leader() else { return Ok(None) };
         // In flight as long as a process of the child lives: the release is clean or it is not.
         let Ok(act) = gate.begin_act(Duration::ZERO) else { return Ok(None) };
         let epoch = token.epoch;
         let lease = *self.config().lease();
-        let env = hooks::variables(self.lock.role().as_str(), self.identity(), Some(epoch));
+        let env = hooks::variables(self.lock.role().as_str(), self.identity(), self.fencing(epoch));
         let mut child = Guarded::start(command, &env, Times::of(&lease), token.deadline())?;
         let (mut changes, mut deadlines) = (self.lock.changes(), self.lock.deadline());
-        let mut signalled = false;
+        let mut signal = None;
         // The end of the grace, once the child was told to stop.
         let mut stopping = None;
         let mut fed = token.deadline();
+        let mut process = None;
         let ended = loop {
             tokio::select! {
                 news = child.next() => match news {
                     News::Started { pid } => {
-                        self.events.tell("child_started", Some(epoch), format!("pid {pid}"));
+                        process = Some(pid);
+                        self.serves(true);
+                        self.events.child_started(epoch, pid);
                     }
                     News::NotStarted { errno } => {
                         break self.not_started(command, epoch, errno);
                     }
                     News::Gone { status, by } => {
-                        break self.gone(epoch, status, by);
+                        break self.gone(epoch, process, status, by);
                     }
                     News::GuardianDied { all_ended } => {
                         self.guardian_died(epoch, all_ended, act).await;
-                        return Ok(Some((Ended::Stopped, signalled)));
+                        return Ok(Some(Course { ended: Ended::Stopped { answer: None }, signal }));
                     }
                 },
-                () = signals.next() => {
-                    if signalled {
+                number = signals.number() => {
+                    if signal.is_some() {
                         child.stop(Duration::ZERO);
                     }
                     stop(&child, &mut stopping, lease.kill_grace());
-                    signalled = true;
+                    signal = signal.or(Some(number));
                 }
                 // These only wake us: what counts is what the gate says now.
                 Ok(()) = deadlines.changed() => {}
                 Ok(()) = changes.changed() => {}
-                // A gate shuts by itself at its deadline, and a guardian may be overdue then.
-                () = sleep(until(stopping.map_or(fed, |end| fed.min(end)))) => {}
+                // A gate shuts by itself at its deadline, and a guardian may be overdue then. While
+                // the gate drains nothing else tells of a later deadline.
+                () = sleep(match stopping {
+                    None => until(fed),
+                    Some(end) => until(fed.min(end)).min(lease.heartbeat() / 4).max(LOOK.0),
+                }) => {}
+            }
+            // The act's, not the token's: a child that ends while the gate drains has its grace as
+            // long as heartbeats succeed.
+            if let Some(later) = act.deadline().filter(|later| *later > fed) {
+                fed = later;
+                child.extend(fed);
             }
             match gate.require_leader() {
-                Ok(token) if token.epoch == epoch => {
-                    if token.deadline() > fed {
-                        fed = token.deadline();
-                        child.extend(fed);
-                    }
-                }
+                Ok(token) if token.epoch == epoch => {}
                 Ok(_) => stop(&child, &mut stopping, lease.kill_grace()),
                 Err(refused) if self.ends_child(refused.reason) => {
                     stop(&child, &mut stopping, lease.kill_grace());
                 }
                 Err(_) => {}
             }
-            // A frozen guardian must not let the child outlive the lease, nor hold up our end.
-            let end = stopping.map_or(fed, |end| fed.min(end));
-            if child.is_overdue(BootClock.now(), end) {
+            // A frozen guardian must not let the child outlive the lease, nor hold up our end. Only
+            // before the lease's end is time kept back for the killing: the whole grace is the child's.
+            let now = BootClock.now();
+            if child.is_overdue(now, fed) || stopping.is_some_and(|end| now >= end) {
                 child.dismiss();
             }
         };
         drop(act);
         child.reap().await;
-        Ok(Some((ended, signalled)))
+        Ok(Some(Course { ended, signal }))
     }
 
     /// Whether a gate that says no ends the child now, or leaves it to the deadline: a session that
@@ -126,23 +154,22 @@ impl Candidacy {
         let why = std::io::Error::from_raw_os_error(errno);
         let program = command.first().map(|name| name.to_string_lossy()).unwrap_or_default();
         let told = format!("`{program}` cannot be run: {why}; check its name and permissions");
-        if self.events.is_quiet() {
-            err!("{told}");
-        }
-        self.events.tell("error", Some(epoch), told);
+        self.events.trouble(Some(epoch), told);
         let missing = why.kind() == std::io::ErrorKind::NotFound;
         Ended::NotStarted(if missing { 127 } else { 126 })
     }
 
-    fn gone(&self, epoch: Epoch, status: ExitStatus, by: EndedBy) -> Ended {
+    fn gone(&self, epoch: Epoch, pid: Option<i32>, status: ExitStatus, by: EndedBy) -> Ended {
         let code = tenure_guardian::exit_code(status);
+        let answer = status.code().and_then(|code| u8::try_from(code).ok());
+        let stopped = Ended::Stopped { answer };
         let (reason, ended) = match by {
             EndedBy::Exited => ("it exited by itself", Ended::Exited(code)),
-            EndedBy::Stopped => ("it was stopped", Ended::Stopped),
-            EndedBy::LeaseEnded => ("the lease was about to end", Ended::Stopped),
-            EndedBy::Orphaned => ("the guardian lost touch", Ended::Stopped),
+            EndedBy::Stopped => ("it was stopped", stopped),
+            EndedBy::LeaseEnded => ("the lease was about to end", stopped),
+            EndedBy::Orphaned => ("the guardian lost touch", stopped),
         };
-        self.events.tell("child_gone", Some(epoch), format!("{reason}, code {code}"));
+        self.events.child_gone(epoch, pid, code, reason);
         ended
     }
 
@@ -150,7 +177,7 @@ impl Candidacy {
     /// were all reached.
     async fn guardian_died(&self, epoch: Epoch, all_ended: bool, act: Act) {
         let left = if all_ended { "its processes were killed" } else { "some processes are left" };
-        self.events.tell("error", Some(epoch), format!("the guardian was killed; {left}"));
+        self.events.trouble(Some(epoch), format!("the guardian was killed; {left}"));
         if all_ended {
             drop(act);
         } else {

@@ -345,6 +345,14 @@ impl Act {
         Err(Uncertain { epoch: self.epoch, reason })
     }
 
+    /// When the lease that covers the act ends unless another heartbeat succeeds; none once
+    /// [`Act::check`] says no. Unlike a token's, it also moves while the gate drains.
+    pub fn deadline(&self) -> Option<Tick> {
+        let seen = self.gate.0.read();
+        let covers = seen.phase != SHUT && seen.epoch == self.epoch && seen.now < seen.deadline;
+        covers.then_some(seen.deadline)
+    }
+
     /// Ends the act with a last [`Act::check`].
     ///
     /// # Errors

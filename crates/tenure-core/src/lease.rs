@@ -280,9 +280,19 @@ impl LeaseSpec {
             .saturating_add(statement_deadline)
             .saturating_add(kill_grace);
         if needed > lease {
-            return Err(LeaseError::DoesNotFit { lease, needed });
+            return Err(LeaseError::DoesNotFit { lease, needed: typeable(needed) });
         }
         Ok(checked)
+    }
+}
+
+/// To the next whole millisecond: a bound that a person can type.
+fn typeable(time: Duration) -> Duration {
+    let over = time.subsec_nanos() % 1_000_000;
+    if over == 0 {
+        time
+    } else {
+        time.saturating_add(Duration::from_nanos(u64::from(1_000_000 - over)))
     }
 }
 
@@ -338,6 +348,7 @@ impl Lease {
         let needed = self.longest_interval() * 2 + self.statement_deadline;
         if self.lease < needed {
             let lease = self.lease;
+            let needed = typeable(needed);
             warnings.push(LeaseWarning::OneMissedBeatShutsTheGate { lease, needed });
         }
         let takeover = self.lease + self.margin;

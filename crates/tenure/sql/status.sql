@@ -1,5 +1,6 @@
 -- Every role's leader and candidates, and whether the lock itself agrees. Reads only; {role} is a literal
--- or null for all roles. The age of a heartbeat is the database's own, for people.
+-- or null for all roles. The age of a heartbeat is the database's own, for people. A holder is acting only
+-- if its own session holds the lock and it has beaten within its lease: a row alone proves nothing.
 select coalesce(jsonb_agg(s order by s->>'role'), '[]') from (
     select jsonb_build_object(
         'role', r.name,
@@ -9,8 +10,10 @@ select coalesce(jsonb_agg(s order by s->>'role'), '[]') from (
         'lease_ms', r.lease_ms,
         'epoch', r.epoch,
         'holder', r.holder,
-        'acting', r.holder is not null and r.debtor is not distinct from r.holder,
-        'since', r.since,
+        'state', h.state,
+        'acting', h.state = 'led',
+        'since', case when h.state in ('led', 'silent') then
+            (select t.acting_at from tenure.term t where t.role = r.name and t.epoch = r.epoch) end,
         'released_at', r.released_at,
         'last_holder', r.last_holder,
         'paused', r.paused,
@@ -37,5 +40,18 @@ select coalesce(jsonb_agg(s order by s->>'role'), '[]') from (
               and l.objid = (r.key & 4294967295)::oid
               and l.objsubid = case when r.pair then 2 else 1 end)) as s
     from tenure.role r left join tenure.member m on m.identity = r.holder
+    cross join lateral (
+        select case
+            when r.holder is null then 'vacant'
+            when m.identity is null or m.left_at is not null or not exists (
+                select from pg_locks l
+                where l.locktype = 'advisory' and l.granted and l.pid = m.backend_pid
+                  and l.database = (select oid from pg_database where datname = current_database())
+                  and l.classid = ((r.key >> 32) & 4294967295)::oid
+                  and l.objid = (r.key & 4294967295)::oid
+                  and l.objsubid = case when r.pair then 2 else 1 end) then 'gone'
+            when clock_timestamp() - m.seen_at > m.lease_ms * interval '1 ms' then 'silent'
+            when r.debtor is distinct from r.holder then 'taking_over'
+            else 'led' end as state) h
     where {role}::text is null or r.name = {role}
 ) q

@@ -40,9 +40,11 @@ pub struct RoleStatus {
     pub epoch: Epoch,
     /// The member that holds it.
     pub holder: Option<Identity>,
-    /// Whether the holder's gate may be open; false while it waits out another member's lease.
+    /// How it stands.
+    pub state: RoleState,
+    /// Whether the holder's gate may be open: [`RoleState::Led`].
     pub acting: bool,
-    /// Since when it is held, by the database's clock, as all times here.
+    /// Since when its holder leads, by the database's clock, as all times here.
     pub since: Option<Timestamp>,
     /// When it was last released.
     pub released_at: Option<Timestamp>,
@@ -60,6 +62,23 @@ pub struct RoleStatus {
     /// The sessions that hold its lock, Tenure's or not.
     #[serde(default)]
     pub lock_held_by: Option<Vec<LockHolder>>,
+}
+
+/// How a role stands, as far as the database can see.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum RoleState {
+    /// No member holds it.
+    Vacant,
+    /// Its holder has the lock and waits until the last leader's gate must be shut.
+    TakingOver,
+    /// Its holder has the lock and has beaten within its lease.
+    Led,
+    /// Its holder has the lock and has not beaten within its lease: its gate is shut.
+    Silent,
+    /// Its holder never released it, and its session is gone: it leads no more.
+    Gone,
 }
 
 /// A member that waits for a role.

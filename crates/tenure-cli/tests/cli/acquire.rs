@@ -1,7 +1,16 @@
 //! `tenure acquire`: once, or not at all.
 
-use crate::kit::{code, database, ends, event, member, refuses, stdout};
-use tenure_testkit::Signal;
+use tenure_testkit::{Child, Signal};
+
+use crate::kit::{SOON, code, database, ends, event, member, program, refuses, stderr, stdout};
+
+/// `tenure acquire`, to be signalled.
+fn acquires(args: &[&str]) -> Child {
+    let mut command = tokio::process::Command::new(program());
+    command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
+    command.arg("acquire").args(args);
+    Child::spawn(command).expect("it runs")
+}
 
 #[tokio::test]
 async fn a_free_role_is_won_and_let_go_again() {
@@ -49,4 +58,73 @@ async fn the_command_runs_once_under_the_lock() {
     let script = "echo $TENURE_EPOCH; exit 4";
     let output = ends(&["acquire", "--role", "r", "--dsn", &dsn, "--", "sh", "-c", script]).await;
     assert_eq!((code(&output), stdout(&output).as_str()), (4, "1\n"));
+}
+
+#[tokio::test]
+async fn an_interrupted_command_never_looks_done() {
+    let database = database().await;
+    let dsn = database.dsn();
+    for (answer, signal, expected) in [
+        ("", Signal::TERM, 128 + 15),
+        ("", Signal::INT, 128 + 2),
+        ("trap 'exit 9' TERM;", Signal::TERM, 9),
+        ("trap 'exit 0' TERM;", Signal::TERM, 128 + 15),
+    ] {
+        let script = format!("{answer} echo up; while :; do sleep 0.02; done");
+        let mut one = acquires(&["--role", "r", "--dsn", &dsn, "--", "sh", "-c", &script]);
+        one.wait_line(|line| line == "up", SOON).await.expect("the child is up");
+        one.signal(signal);
+        let code = one.wait(SOON).await.expect("it ends").code();
+        assert_eq!(code, Some(expected), "{answer:?}");
+    }
+    // Also while it waits for its turn.
+    let mut leader = member(&["--role", "r", "--dsn", &dsn]);
+    event(&mut leader, "acquired").await;
+    let mut two = acquires(&["--role", "r", "--dsn", &dsn, "--wait", "1h", "true"]);
+    crate::kit::waiting(&database, "r", 1).await;
+    two.signal(Signal::INT);
+    assert_eq!(two.wait(SOON).await.expect("it ends").code(), Some(130));
+}
+
+#[tokio::test]
+async fn no_time_to_wait_is_enough_for_a_role_that_is_free() {
+    let database = database().await;
+    let dsn = database.dsn();
+    for wait in ["0", "1ms"] {
+        let args = ["acquire", "--role", "r", "--wait", wait, "--dsn", &dsn, "sh", "-c", "exit 6"];
+        let output = ends(&args).await;
+        assert_eq!(code(&output), 6, "{}", stderr(&output));
+    }
+}
+
+#[tokio::test]
+async fn the_rest_of_a_crashed_leaders_lease_is_waited_out_beyond_the_wait() {
+    let database = database().await;
+    let dsn = database.dsn();
+    let mut one = member(&["--role", "r", "--dsn", &dsn]);
+    event(&mut one, "acquired").await;
+    one.signal(Signal::KILL);
+    one.wait(SOON).await.expect("it is dead");
+    let args = ["acquire", "--role", "r", "--wait", "100ms", "--dsn", &dsn];
+    let output = ends(&args).await;
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    assert_eq!(stdout(&output), "acquired r epoch 2\n");
+    let said = stderr(&output);
+    assert!(said.contains("its last leader did not release it; waiting up to"), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+}
+
+#[tokio::test]
+async fn the_configured_patience_is_that_of_a_command_line_without_one() {
+    let database = database().await;
+    let dsn = database.dsn();
+    let mut one = member(&["--role", "r", "--dsn", &dsn]);
+    event(&mut one, "acquired").await;
+    let begun = std::time::Instant::now();
+    let output = tokio::task::spawn_blocking(move || {
+        let mut acquire = crate::kit::tenure(&["acquire", "--role", "r", "--dsn", &dsn]);
+        acquire.env("TENURE_ACQUIRE_TIMEOUT", "700ms").output().expect("it runs")
+    });
+    refuses(&output.await.expect("joined"), 1, "not acquired within 700ms: another session");
+    assert!(begun.elapsed().as_millis() >= 700);
 }

@@ -33,7 +33,8 @@ async fn names_that_cannot_be_are_refused_with_the_bound() {
     refuses(&ends(&["status", "--dsn", dsn, "--role", ""]).await, 2, "empty");
     refuses(&ends(&["key", "a\nb"]).await, 2, "control character");
     let long = "i".repeat(300);
-    refuses(&ends(&["run", "--dsn", dsn, "--role", "r", "--instance", &long]).await, 2, "[member]");
+    let output = ends(&["run", "--dsn", dsn, "--role", "r", "--instance", &long]).await;
+    refuses(&output, 2, "shorten --instance");
 }
 
 #[tokio::test]
@@ -41,7 +42,7 @@ async fn timings_that_do_not_fit_name_the_field() {
     let dsn = "postgresql://nobody@127.0.0.1:1/none";
     let output =
         ends(&["run", "--dsn", dsn, "--role", "r", "--lease", "1s", "--grace", "2s"]).await;
-    refuses(&output, 2, "kill_grace");
+    refuses(&output, 2, "statement_deadline + --grace is");
     let output = ends(&["run", "--dsn", dsn, "--role", "r", "--retry-base", "0"]).await;
     refuses(&output, 2, "--retry-base");
 }
@@ -55,6 +56,22 @@ async fn a_bad_file_is_named_with_its_line() {
     let output = ends(&["run", "--config", path, "--role", "r"]).await;
     refuses(&output, 2, "line 2");
     refuses(&ends(&["run", "--config", "/nowhere", "--role", "r"]).await, 2, "/nowhere");
+}
+
+#[tokio::test]
+async fn a_role_that_the_file_does_not_list_is_a_slip() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("tenure.toml");
+    let text = "[database]\ndsn = 'postgresql://nobody@127.0.0.1:1/none'\n\
+                [[role]]\nname = 'billing'\n[[role]]\nname = 'reaper'\n";
+    std::fs::write(&path, text).expect("written");
+    let path = path.to_str().expect("text");
+    for command in ["run", "acquire"] {
+        let output = ends(&[command, "--config", path, "--role", "biling"]).await;
+        refuses(&output, 2, "does not list role biling, only billing, reaper");
+    }
+    // One that is listed is asked for, at a database that is not there.
+    assert_eq!(code(&ends(&["acquire", "--config", path, "--role", "reaper"]).await), 5);
 }
 
 #[tokio::test]

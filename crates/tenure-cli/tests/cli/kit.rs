@@ -1,10 +1,11 @@
 //! The program, a database of its own for each test, and members that are read line by line.
 
-use std::process::Output;
+use std::process::{Output, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
-use tenure_testkit::{Child, Database, shared_cluster};
+use tenure_testkit::{Child, Database, Signal, shared_cluster};
+use tokio::io::AsyncReadExt;
 
 /// For what takes milliseconds; a busy machine may be late.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
@@ -104,4 +105,37 @@ pub(crate) async fn waiting(database: &Database, role: &str, count: i64) {
         client.query_one(sql, &[&role]).await.is_ok_and(|row| row.get::<_, i64>(0) == count)
     })
     .await;
+}
+
+/// The program to its end, with standard output and standard error apart.
+pub(crate) async fn finish(mut command: tokio::process::Command) -> (i32, String, String) {
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .expect("it runs");
+    let (mut out, mut err) = (String::new(), String::new());
+    let mut stdout = child.stdout.take().expect("piped");
+    let mut stderr = child.stderr.take().expect("piped");
+    let (a, b) = tokio::join!(stdout.read_to_string(&mut out), stderr.read_to_string(&mut err));
+    a.and(b).expect("text");
+    let status = tokio::time::timeout(SOON, child.wait()).await.expect("in time").expect("status");
+    (status.code().expect("a code"), out, err)
+}
+
+pub(crate) async fn terminate(child: &mut Child) -> i32 {
+    child.signal(Signal::TERM);
+    child.wait(SOON).await.expect("it ends").code().expect("a code")
+}
+
+/// Ends the sessions of leaders; how many there were.
+pub(crate) async fn end_seats(client: &tokio_postgres::Client) -> i64 {
+    let sql = "select count(pg_terminate_backend(m.backend_pid)) from tenure.member m \
+               join tenure.role r on r.holder = m.identity where m.left_at is null \
+               and exists (select from tenure.term t where t.role = r.name and t.epoch = r.epoch \
+                           and t.acting_at is not null and t.ended_at is null) \
+               and exists (select from pg_stat_activity a where a.pid = m.backend_pid)";
+    client.query_one(sql, &[]).await.map_or(0, |row| row.get(0))
 }

@@ -2,11 +2,13 @@
 //! the lease.
 
 mod acquire;
+mod contract;
 mod demo;
 mod embedded;
 #[cfg(feature = "gossip")]
 mod gossip;
 mod guard;
+mod health;
 mod help;
 mod input;
 mod kit;

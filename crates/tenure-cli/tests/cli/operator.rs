@@ -25,8 +25,14 @@ async fn status_shows_leader_epoch_heartbeat_and_who_waits() {
     let _two = member(&["--role", "r", "--dsn", &dsn, "--instance", "two", "--priority", "5"]);
     waiting(&database, "r", 1).await;
     let table = stdout(&ends(&["status", "--dsn", &dsn]).await);
-    for word in ["ROLE", "EPOCH", "HEARTBEAT", "tenure-one-", "tenure-two-", "priority 5", "led"] {
+    for word in ["ROLE", "EPOCH", "BEAT", "one-", "two-", "priority 5", "led", "Z "] {
         assert!(table.contains(word), "{word} is missing in:\n{table}");
+    }
+    assert!(table.lines().all(|line| line.chars().count() <= 80), "{table}");
+    assert!(!table.contains('\x1b'), "a pipe gets no control codes: {table}");
+    let wide = stdout(&ends(&["status", "--wide", "--dsn", &dsn]).await);
+    for word in ["tenure-one-", "tenure-two-", "POLICY", "exclusive"] {
+        assert!(wide.contains(word), "{word} is missing in:\n{wide}");
     }
     let value = json(&["status", "--json", "--role", "r", "--dsn", &dsn]).await;
     assert_eq!((&value[0]["epoch"], &value[0]["acting"]), (&1.into(), &true.into()));
@@ -58,8 +64,72 @@ async fn status_can_watch_until_interrupted() {
     for _ in 0..2 {
         watch.wait_line(|line| line.contains("no role is known"), SOON).await.expect("a look");
     }
+    assert!(!watch.lines().concat().contains('\x1b'), "a pipe gets no control codes");
     watch.signal(Signal::INT);
     assert_eq!(watch.wait(SOON).await.expect("it ends").code(), Some(0));
+}
+
+#[tokio::test]
+async fn a_watch_survives_a_restart_of_the_database() {
+    let cluster = tenure_testkit::Cluster::start().await.expect("a cluster");
+    assert_eq!(code(&ends(&["migrate", "--dsn", &cluster.dsn()]).await), 0);
+    let mut command = tokio::process::Command::new(crate::kit::program());
+    command.env_clear().args(["status", "--watch", "--dsn", &cluster.dsn()]);
+    let mut watch = tenure_testkit::Child::spawn(command).expect("it runs");
+    let look = |line: &str| line.contains("no role is known");
+    watch.wait_line(look, SOON).await.expect("a look");
+    cluster.stop(tenure_testkit::Stop::Fast).await.expect("stopped");
+    cluster.start_again().await.expect("started");
+    // What came before the restart is read already, but for a look or two.
+    for _ in 0..4 {
+        watch.wait_line(look, SOON).await.expect("a look after the restart");
+    }
+    watch.signal(Signal::INT);
+    assert_eq!(watch.wait(SOON).await.expect("it ends").code(), Some(0));
+}
+
+#[tokio::test]
+async fn a_dead_leader_is_not_shown_as_leading_and_is_not_asked_to_step_down() {
+    let database = database().await;
+    let dsn = database.dsn();
+    let mut one = member(&["--role", "r", "--dsn", &dsn]);
+    event(&mut one, "acquired").await;
+    let led = json(&["status", "--json", "--role", "r", "--dsn", &dsn]).await;
+    assert_eq!((&led[0]["state"], &led[0]["acting"]), (&"led".into(), &true.into()), "{led}");
+    assert!(led[0]["since"].is_string(), "{led}");
+    one.signal(Signal::KILL);
+    one.wait(SOON).await.expect("it is dead");
+    let status = ["status", "--json", "--role", "r", "--dsn", &dsn];
+    until("the end of its session", async || json(&status).await[0]["state"] == "gone").await;
+    let gone = json(&status).await;
+    assert_eq!((&gone[0]["acting"], &gone[0]["since"]), (&false.into(), &Value::Null), "{gone}");
+    let table = stdout(&ends(&["status", "--dsn", &dsn]).await);
+    assert!(table.contains("leader gone") && !table.contains(" led "), "{table}");
+    let begun = std::time::Instant::now();
+    let output = ends(&["step-down", "--role", "r", "--dsn", &dsn]).await;
+    refuses(&output, 6, "is gone; no order is needed");
+    assert!(begun.elapsed().as_secs() < 10, "{:?}", begun.elapsed());
+    // The next leader is told of as one.
+    assert_eq!(code(&ends(&["acquire", "--role", "r", "--dsn", &dsn]).await), 0);
+    let vacant = json(&status).await;
+    assert_eq!((&vacant[0]["state"], &vacant[0]["since"]), (&"vacant".into(), &Value::Null));
+}
+
+#[tokio::test]
+async fn a_frozen_leader_is_silent_once_its_lease_is_over() {
+    let database = database().await;
+    let dsn = database.dsn();
+    let mut one = member(&["--role", "r", "--dsn", &dsn]);
+    event(&mut one, "acquired").await;
+    one.signal(Signal::STOP);
+    let status = ["status", "--json", "--role", "r", "--dsn", &dsn];
+    // First its gate must be shut, then the server ends its session.
+    until("its silence", async || json(&status).await[0]["acting"] == false).await;
+    let state = json(&status).await[0]["state"].clone();
+    assert!(state == "silent" || state == "gone", "{state}");
+    let output = ends(&["step-down", "--role", "r", "--dsn", &dsn]).await;
+    refuses(&output, 6, "no order is needed");
+    one.signal(Signal::KILL);
 }
 
 #[tokio::test]

@@ -1,35 +1,11 @@
 //! `tenure run`: events, exit codes, children, hooks.
 
-use std::process::Stdio;
-
 use serde_json::Value;
 use tenure_testkit::{Child, Signal};
-use tokio::io::AsyncReadExt;
 
-use crate::kit::{LEASE, SOON, command, database, event, member, until, waiting};
-
-/// The program to its end, with standard output and standard error apart.
-async fn finish(mut command: tokio::process::Command) -> (i32, String, String) {
-    let mut child = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()
-        .expect("it runs");
-    let (mut out, mut err) = (String::new(), String::new());
-    let mut stdout = child.stdout.take().expect("piped");
-    let mut stderr = child.stderr.take().expect("piped");
-    let (a, b) = tokio::join!(stdout.read_to_string(&mut out), stderr.read_to_string(&mut err));
-    a.and(b).expect("text");
-    let status = tokio::time::timeout(SOON, child.wait()).await.expect("in time").expect("status");
-    (status.code().expect("a code"), out, err)
-}
-
-async fn terminate(child: &mut Child) -> i32 {
-    child.signal(Signal::TERM);
-    child.wait(SOON).await.expect("it ends").code().expect("a code")
-}
+use crate::kit::{
+    LEASE, SOON, command, database, end_seats, event, finish, member, terminate, until, waiting,
+};
 
 #[tokio::test]
 async fn events_are_objects_with_the_fields_of_the_contract() {
@@ -149,16 +125,6 @@ async fn a_loss_that_is_final_is_four() {
     }
 }
 
-/// Ends the sessions of leaders; how many there were.
-async fn end_seats(client: &tokio_postgres::Client) -> i64 {
-    let sql = "select count(pg_terminate_backend(m.backend_pid)) from tenure.member m \
-               join tenure.role r on r.holder = m.identity where m.left_at is null \
-               and exists (select from tenure.term t where t.role = r.name and t.epoch = r.epoch \
-                           and t.acting_at is not null and t.ended_at is null) \
-               and exists (select from pg_stat_activity a where a.pid = m.backend_pid)";
-    client.query_one(sql, &[]).await.map_or(0, |row| row.get(0))
-}
-
 #[tokio::test]
 async fn the_childs_code_is_kept_although_another_leads_next() {
     let database = database().await;
@@ -218,6 +184,8 @@ async fn an_ill_application_steps_down() {
         &dsn,
         "--health",
         &check,
+        "--health-start",
+        "0",
         "--health-every",
         "50ms",
         "--health-failures",
@@ -283,9 +251,10 @@ async fn lock_only_needs_no_tables() {
         "--",
         "sh",
         "-c",
-        "echo up; sleep 600",
+        "echo up ${TENURE_EPOCH-none}; sleep 600",
     ]);
-    one.wait_line(|line| line == "up", SOON).await.expect("up");
+    // No tables, no epochs: a made-up one would pass for a fencing token.
+    one.wait_line(|line| line == "up none", SOON).await.expect("up");
     let client = database.client().await.expect("a session");
     let row = client.query_one("select to_regnamespace('tenure') is null", &[]).await.expect("row");
     assert!(row.get::<_, bool>(0));
@@ -383,7 +352,8 @@ async fn a_health_check_that_hangs_takes_what_it_runs_along() {
     let health = format!("sleep 600 & echo $! > {}; wait", file.display());
     let dsn = database.dsn();
     let limits = ["--health-timeout", "300ms", "--health-every", "1h", "--health", &health];
-    let mut one = member(&[&["--role", "r", "--dsn", &dsn][..], &limits].concat());
+    let start = ["--role", "r", "--dsn", &dsn, "--health-start", "0"];
+    let mut one = member(&[&start[..], &limits].concat());
     event(&mut one, "unhealthy").await;
     let pid = std::fs::read_to_string(&file).expect("it ran");
     until("its end", async || !runs(pid.trim())).await;
