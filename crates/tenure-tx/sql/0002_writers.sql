@@ -69,12 +69,12 @@ begin
         return query
         update tenure_tx.pending_transactions t set
             hash = n.hash, raw = null, tip = k.tip, noop = k.noop,
-            state = 'finalized', block_hash = n.block, status_metadata = '{}',
+            state = 'finalized', block_hash = n.block, status_metadata = n.metadata::jsonb,
             epoch = p_epoch, updated_at = clock_timestamp(),
             ended_at = case when n.ended then clock_timestamp() end,
             change = nextval('tenure_tx.change')
-            from unnest(p_nonces, p_hashes, p_states, p_blocks, p_ended)
-                 as n (nonce, hash, state, block, ended)
+            from unnest(p_nonces, p_hashes, p_states, p_blocks, p_metadata, p_ended)
+                 as n (nonce, hash, state, block, metadata, ended)
                  cross join lateral (
                      select r.ctid as place, (a ->> 'tip')::numeric as tip,
                             coalesce((a ->> 'noop')::boolean, false) as noop

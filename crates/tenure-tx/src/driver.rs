@@ -27,7 +27,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use crate::account::{SignError, Signed, Signer};
 use crate::chain::{Chain, Head, Located, Outcome};
 use crate::election::Election;
-use crate::engine::{Engine, Input};
+use crate::engine::{Engine, Input, Order};
 use crate::metrics;
 use crate::service::{DrainOutcome, SendError, SendRequest, ServiceOptions};
 use crate::status::{Hash, TransactionStatus};
@@ -57,7 +57,7 @@ pub(crate) enum Which {
 enum Answer {
     Recovered { snapshot: Snapshot, head: Head },
     Found { id: String, row: Result<Option<Box<StoredTransaction>>, SendError> },
-    Signed { nonce: u64, tip: u128, noop: bool, signed: Result<Signed, SignError> },
+    Signed { nonce: u64, tip: u128, noop: Option<Order>, signed: Result<Signed, SignError> },
     Submitted { nonce: u64, hash: Hash, outcome: Outcome },
     Status { nonce: u64, hash: Hash, status: TransactionStatus },
     WatchClosed { nonce: u64, hash: Hash },

@@ -44,10 +44,10 @@ use std::collections::{BTreeMap, HashMap};
 use tenure_core::clock::Tick;
 
 use crate::chain::{Head, Located, Outcome};
-use crate::status::{Hash, State, TransactionStatus};
+use crate::status::{Hash, Note, State, TransactionStatus};
 pub use config::EngineConfig;
 use entry::{Entry, Phase};
-pub use message::{Attempt, Effect, Input, OpenTransaction, Request};
+pub use message::{Attempt, Effect, Input, OpenTransaction, Order, Request};
 pub use nonces::NonceError;
 
 /// The state machine. Call order: [`Input::Recovered`] begins the leadership, [`Input::Demoted`]
@@ -144,7 +144,7 @@ impl Engine {
         let mut effects = Vec::new();
         if let Some(entry) = leading.entries.get_mut(&nonce) {
             // A build under way still carries the request: when it is stored, a no-op follows it.
-            entry.noop = true;
+            entry.noop = Some(Order::Drop);
             entry.rebuild(nonce, entry.bumped(&self.config), &mut effects);
         } else if leading.is_gap(nonce) {
             leading.fill(nonce, &mut effects);
@@ -200,11 +200,12 @@ impl Engine {
         let Some(leading) = self.leading.as_mut() else {
             return;
         };
-        if leading.remove(nonce) {
+        if let Some(entry) = leading.remove(nonce) {
             if status.state() != State::Invalid {
                 leading.consumed = leading.consumed.max(nonce + 1);
             }
-            out.push(Effect::Record { nonce, hash, status, ended: true });
+            let note = Note { end: Some(entry.end(hash, &status)), ..Note::default() };
+            out.push(Effect::Record { nonce, hash, status, note });
         }
     }
 
@@ -231,14 +232,14 @@ impl Engine {
     /// Gives a new request its nonce: the one it was signed for, else the first gap, else the next
     /// above all that is known.
     fn requested(&mut self, request: Request, out: &mut Vec<Effect>) {
-        let Request { id, nonce, tip, resignable } = request;
-        match self.give_nonce(&id, nonce) {
+        let tip = request.tip;
+        match self.give_nonce(&request.id, request.nonce) {
             Ok((leading, nonce)) => {
                 leading.gaps.remove(&nonce);
-                leading.insert(nonce, Entry::requested(id, tip, resignable));
-                out.push(Effect::Build { nonce, attempt: 1, tip, noop: false });
+                leading.insert(nonce, Entry::requested(request));
+                out.push(Effect::Build { nonce, attempt: 1, tip, noop: None });
             }
-            Err(error) => out.push(Effect::Refuse { request: id, error }),
+            Err(error) => out.push(Effect::Refuse { request: request.id, error }),
         }
     }
 
@@ -333,14 +334,14 @@ impl Engine {
         let Some(hash) = entry.current() else { return };
         entry.refusals += 1;
         let status = TransactionStatus::Invalid(Some(reason));
-        if entry.noop || (entry.resignable && entry.refusals < config.max_refusals) {
+        if entry.noop.is_some() || (entry.resignable && entry.refusals < config.max_refusals) {
             entry.record(nonce, hash, status, now, out);
             entry.stale = true;
             entry.wait(now, &config);
         } else if entry.may_live {
             // Some node may still hold an earlier form: only a no-op settles the nonce.
             entry.record(nonce, hash, status, now, out);
-            entry.noop = true;
+            entry.noop = Some(Order::Drop);
             entry.rebuild(nonce, entry.bumped(&config), out);
         } else {
             self.end(nonce, hash, status, out);
@@ -396,7 +397,7 @@ impl Engine {
                 entry.refusals += 1;
                 entry.stale = true;
                 if entry.refusals >= config.max_refusals.saturating_mul(2) {
-                    entry.noop = true;
+                    entry.noop = Some(Order::Drop);
                 }
                 if !busy {
                     entry.wait(now, &config);

@@ -97,12 +97,12 @@ mod writer;
 pub use account::{AccountId, SignError, Signed, Signer, Unsigned};
 pub use chain::{Chain, ChainError};
 pub use election::{Election, NodeRole};
-pub use engine::{Attempt, EngineConfig, NonceError};
+pub use engine::{Attempt, EngineConfig, NonceError, Order};
 pub use events::{EventBus, FollowerSync, Readiness};
 pub use feed::{FeedItem, FeedOptions, feed};
 pub use service::{
-    DrainOutcome, HandleState, InvalidOption, Mode, Payload, SendError, SendRequest,
+    DrainOutcome, Dropped, HandleState, InvalidOption, Mode, Payload, SendError, SendRequest,
     ServiceBuilder, ServiceError, ServiceOptions, TransactionHandle, TransactionService,
 };
-pub use status::{Hash, State, TransactionStatus};
+pub use status::{End, EndKind, Hash, Note, State, TransactionStatus};
 pub use store::{Store, StoreError, StoreOptions, StoredTransaction};

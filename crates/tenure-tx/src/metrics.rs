@@ -8,7 +8,7 @@ pub const ACCEPTED: &str = "tenure_tx_accepted_total";
 pub const REFUSED_NOT_LEADER: &str = "tenure_tx_refused_not_leader_total";
 /// Counter: submissions to the chain's node, by `outcome`.
 pub const SUBMISSIONS: &str = "tenure_tx_submissions_total";
-/// Counter: transactions whose duty ended, by `state`.
+/// Counter: transactions whose duty ended, by `end`.
 pub const ENDED: &str = "tenure_tx_ended_total";
 /// Counter: attempts that replaced an earlier one.
 pub const REPLACEMENTS: &str = "tenure_tx_replacements_total";

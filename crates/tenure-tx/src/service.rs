@@ -25,7 +25,7 @@ use crate::metrics;
 use crate::store::{Store, StoreError, StoredTransaction};
 pub use error::{SendError, ServiceError};
 pub use options::{InvalidOption, ServiceOptions};
-pub use request::{HandleState, Payload, SendRequest, TransactionHandle};
+pub use request::{Dropped, HandleState, Payload, SendRequest, TransactionHandle};
 
 /// Whether a node is one of several.
 #[derive(Debug)]

@@ -201,6 +201,109 @@ impl TransactionStatus {
     }
 }
 
+/// How a request ended.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Hash,
+    Serialize,
+    Deserialize,
+    Display,
+    EnumString,
+    IntoStaticStr,
+    VariantArray,
+)]
+#[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
+pub enum EndKind {
+    /// Its own content is in a final block, and nothing says that it failed there.
+    Executed,
+    /// Its own content is in a final block, and failed there: the fee is paid, nothing else happened.
+    Reverted,
+    /// A no-op is in a final block in its place, by an order to drop it. It did not execute and never will.
+    Replaced,
+    /// No node took it. It did not execute and never will; its nonce is free.
+    Refused,
+    /// Its deadline passed first. It did not execute and never will.
+    Expired,
+    /// A transaction of another program used its nonce. It did not execute and never will.
+    Usurped,
+}
+
+/// How a request ended, for good, as its caller is told.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct End {
+    /// Which of the ends.
+    pub kind: EndKind,
+    /// Why, in words; of a reverted one what the chain gave as its reason.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// The transaction that used the nonce, if one did and it is known: a form of the request, the
+    /// no-op, or another program's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hash: Option<Hash>,
+    /// The block that holds it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub block: Option<Hash>,
+    /// That block's number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub block_number: Option<u64>,
+    /// What the account paid for it, in the chain's smallest unit; without what the call itself moved.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "amount_text")]
+    pub fee: Option<u128>,
+}
+
+impl End {
+    /// An end of which nothing more is known.
+    #[must_use]
+    pub const fn new(kind: EndKind) -> Self {
+        End { kind, reason: None, hash: None, block: None, block_number: None, fee: None }
+    }
+
+    /// The same end with its reason.
+    #[must_use]
+    pub fn because(self, reason: impl Into<String>) -> Self {
+        End { reason: Some(reason.into()), ..self }
+    }
+}
+
+/// What is known beside a status.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Note {
+    /// The last answer of the chain's node that was not a yes, in its own words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub answer: Option<String>,
+    /// The form that the status is about, if it is an older one than the current.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub form: Option<Hash>,
+    /// How it ended; `None` while it is open.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub end: Option<End>,
+}
+
+/// JSON numbers lose amounts above 2^53: they travel as text.
+mod amount_text {
+    use serde::{Deserialize as _, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(fee: &Option<u128>, to: S) -> Result<S::Ok, S::Error> {
+        match fee {
+            Some(fee) => to.collect_str(fee),
+            None => to.serialize_none(),
+        }
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Option<u128>, D::Error> {
+        let text = Option::<String>::deserialize(from)?;
+        text.map(|text| text.parse().map_err(serde::de::Error::custom)).transpose()
+    }
+}
+
 /// The column `status_metadata`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StatusMetadata {
@@ -213,6 +316,9 @@ pub struct StatusMetadata {
     /// Of `invalid`: why.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// Of any status.
+    #[serde(flatten)]
+    pub note: Note,
 }
 
 #[cfg(test)]
@@ -244,6 +350,22 @@ mod tests {
             );
             assert_eq!(back, status);
         }
+    }
+
+    #[test]
+    fn an_end_survives_the_table_with_all_its_parts() {
+        let end = End {
+            hash: Some(Hash([1; 32])),
+            block: Some(Hash([2; 32])),
+            block_number: Some(7),
+            fee: Some(u128::MAX),
+            ..End::new(EndKind::Reverted).because("out of gas")
+        };
+        let note = Note { answer: Some("busy".into()), form: Some(Hash([3; 32])), end: Some(end) };
+        let metadata = StatusMetadata { note, ..StatusMetadata::default() };
+        let text = serde_json::to_string(&metadata).expect("plain data");
+        assert_eq!(serde_json::from_str::<StatusMetadata>(&text).expect("just written"), metadata);
+        assert_eq!(serde_json::to_string(&StatusMetadata::default()).expect("plain data"), "{}");
     }
 
     #[test]

@@ -265,26 +265,27 @@ pub(crate) async fn run(
 mod tests {
     use super::*;
     use crate::engine::Attempt;
-    use crate::status::{Hash, TransactionStatus};
+    use crate::status::{Hash, Note, TransactionStatus};
 
     fn job(write: Write) -> Job {
         Job { generation: 1, epoch: Epoch(1), write }
     }
 
     fn new(nonce: u64) -> Write {
-        let attempt = Attempt { hash: Hash([1; 32]), tip: 0, noop: false, valid_until: None };
+        let attempt = Attempt { hash: Hash([1; 32]), ..Attempt::default() };
         let row = NewTransaction {
             nonce,
             attempt,
             call: None,
             raw: bytes::Bytes::new(),
             request_id: "r".into(),
+            deadline: None,
         };
         Write::New { row, block: 0 }
     }
 
     fn status(nonce: u64, status: TransactionStatus) -> Write {
-        Write::Status(StatusChange { nonce, hash: Hash([1; 32]), status, ended: false })
+        Write::Status(StatusChange { nonce, hash: Hash([1; 32]), status, note: Note::default() })
     }
 
     #[test]

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use tenure_core::clock::Tick;
 use tenure_tx::chain::{Block, Head, Located, Outcome};
 use tenure_tx::engine::{
-    Attempt, Effect, Engine, EngineConfig, Input, NonceError, OpenTransaction, Request,
+    Attempt, Effect, Engine, EngineConfig, Input, NonceError, OpenTransaction, Order, Request,
 };
 use tenure_tx::status::{Hash, State, TransactionStatus};
 
@@ -159,10 +159,10 @@ impl World {
         for effect in effects {
             match effect {
                 // The table is written in order and at once; losing it is `Resync` and `Crash`.
-                Effect::Record { nonce, hash, status, ended } => {
-                    self.record(nonce, hash, status, ended);
+                Effect::Record { nonce, hash, status, note } => {
+                    self.record(nonce, hash, status, note.end.is_some());
                 }
-                Effect::Build { nonce, attempt: 1, noop: false, .. } => {
+                Effect::Build { nonce, attempt: 1, noop: None, .. } => {
                     let id = self.engine.request_at(nonce).expect("a first attempt has a request");
                     let request = id.parse().expect("one of ours");
                     let before = self.wanted.insert(nonce, request);
@@ -203,6 +203,7 @@ impl World {
             attempts: row.attempts.clone(),
             status: row.status.clone(),
             resignable: true,
+            deadline: None,
         };
         let rows = self.rows.iter().filter(|(_, row)| !row.ended).map(open).collect();
         let used = |(nonce, row): (&u64, &Row)| {
@@ -212,7 +213,7 @@ impl World {
         self.feed(Input::Recovered { rows, consumed, head: self.head() });
     }
 
-    fn build(&mut self, nonce: u64, attempt: u32, tip: u128, noop: bool, fate: Fate) {
+    fn build(&mut self, nonce: u64, attempt: u32, tip: u128, noop: Option<Order>, fate: Fate) {
         // The store replaces only an open row: an older attempt may have won meanwhile.
         if attempt > 1 && self.rows[&nonce].ended {
             return self.feed(Input::BuildFailed { nonce });
@@ -223,7 +224,7 @@ impl World {
             .copied()
             .or_else(|| self.rows.get(&nonce).filter(|row| !row.ended).and_then(|r| r.request));
         let content = match request {
-            Some(request) if !noop => Content::Request(request),
+            Some(request) if noop.is_none() => Content::Request(request),
             Some(_) | None => Content::NoOp,
         };
         if matches!(fate, Fate::NotDone | Fate::Refused) {
@@ -233,7 +234,13 @@ impl World {
         self.serial += 1;
         let mut bytes = [0xee; 32];
         bytes[..4].copy_from_slice(&self.serial.to_be_bytes());
-        let attempt = Attempt { hash: Hash(bytes), tip, noop, valid_until: None };
+        let attempt = Attempt {
+            hash: Hash(bytes),
+            tip,
+            noop: noop.is_some(),
+            order: noop,
+            valid_until: None,
+        };
         let lived = false;
         self.signed.insert(attempt.hash, Transaction { nonce, content, tip, lived });
         // Only a row that ended as never taken may be overwritten by another request.
@@ -383,7 +390,13 @@ impl World {
 
     fn send(&mut self, request: u32) {
         let id = request.to_string();
-        self.feed(Input::Requested(Request { id, nonce: None, tip: 10, resignable: true }));
+        self.feed(Input::Requested(Request {
+            id,
+            nonce: None,
+            tip: 10,
+            resignable: true,
+            deadline: None,
+        }));
     }
 
     fn act(&mut self, action: Action) {

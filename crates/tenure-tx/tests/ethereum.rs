@@ -40,7 +40,7 @@ async fn a_transaction_is_mined_finalised_and_recorded() {
     until(&mut handle, is(State::InBlock)).await;
     anvil.mine(3).await;
     until(&mut handle, is(State::Finalized)).await;
-    assert!(handle.state().ended);
+    assert!(handle.state().ended());
     // The same request again is the same transaction.
     let id = handle.request_id.clone();
     let again = SendRequest::call(pay(1, 1)).with_id(id);

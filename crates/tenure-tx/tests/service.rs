@@ -394,7 +394,7 @@ async fn the_metrics_are_those_the_guide_names_and_a_life_emits_them_all() {
     anvil.pooled(1).await;
     service.cancel(0).await.expect("open");
     let ended = async {
-        while !handle.state().ended {
+        while !handle.state().ended() {
             anvil.mine(1).await;
             let _ = timeout(Duration::from_millis(100), handle.changed()).await;
         }

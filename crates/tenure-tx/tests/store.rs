@@ -11,11 +11,12 @@ use tenure_core::epoch::Epoch;
 use tenure_testkit::{Cluster, Proxy, shared_cluster};
 use tenure_tx::engine::Attempt;
 use tenure_tx::feed::{FeedItem, FeedOptions, feed};
-use tenure_tx::status::{State, TransactionStatus};
+use tenure_tx::status::{End, EndKind, Note, State, TransactionStatus};
 use tenure_tx::store::{NewTransaction, Replacement, StatusChange, Store, StoreError};
 
 fn change(nonce: u64, tag: u8, status: TransactionStatus, ended: bool) -> StatusChange {
-    StatusChange { nonce, hash: hash(tag), status, ended }
+    let note = Note { end: ended.then(|| End::new(EndKind::Executed)), ..Note::default() };
+    StatusChange { nonce, hash: hash(tag), status, note }
 }
 
 async fn state(store: &Store, nonce: u64) -> TransactionStatus {

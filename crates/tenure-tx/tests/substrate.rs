@@ -190,7 +190,7 @@ async fn an_extrinsic_goes_through_a_reorganisation_to_finality() {
     arrived.status(json!({"inBlock": second})).status(json!({"finalized": second}));
     until(&mut handle, is(State::Finalized)).await;
     assert_eq!(handle.state().status.block(), Some(second));
-    assert!(handle.state().ended);
+    assert!(handle.state().ended());
 }
 
 const PAUSE: Duration = Duration::from_secs(2);
@@ -340,7 +340,7 @@ async fn a_foreign_extrinsic_that_takes_the_nonce_usurps_ours() {
     let arrived = node.arrival().await;
     arrived.pool().status(json!("ready")).status(json!({"usurped": Hash([7; 32])}));
     until(&mut handle, is(State::Usurped)).await;
-    assert!(!handle.state().ended, "a pool's word is not the chain's");
+    assert!(!handle.state().ended(), "a pool's word is not the chain's");
     node.mine(&[&[8, 9, 9]]);
     node.finalize();
     let ended = timeout(Duration::from_secs(20), handle.ended()).await.expect("ends");

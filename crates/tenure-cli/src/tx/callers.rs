@@ -12,7 +12,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use serde_json::{Value, json};
 use tenure_tx::election::NodeRole;
-use tenure_tx::service::{HandleState, Payload, SendError, SendRequest, TransactionService};
+use tenure_tx::service::{Payload, SendError, SendRequest, TransactionService};
 use tenure_tx::status::unhex;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
@@ -232,8 +232,9 @@ async fn answer(question: Question, service: &TransactionService) -> Reply {
             let (request, id) = request.named();
             match service.send(request).await {
                 Ok(handle) => {
-                    let HandleState { hash, status, ended, .. } = handle.state();
-                    let (nonce, state) = (handle.nonce, status.state());
+                    let known = handle.state();
+                    let (hash, ended) = (known.hash, known.ended());
+                    let (nonce, state) = (handle.nonce, known.status.state());
                     Reply::ok(&Accepted { nonce, hash, request_id: id, state, ended, standalone })
                 }
                 Err(error) => refused(&error, Some(id)),

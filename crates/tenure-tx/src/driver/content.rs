@@ -1,11 +1,12 @@
 //! What a nonce carries, as far as the engine does not look at it.
 
 use bytes::Bytes;
+use tenure_core::clock::Tick;
 use tokio::sync::watch;
 
 use crate::engine::Attempt;
 use crate::service::{HandleState, TransactionHandle};
-use crate::status::{Hash, TransactionStatus};
+use crate::status::{Hash, Note, TransactionStatus};
 use crate::store::StoredTransaction;
 
 pub(super) struct Content {
@@ -16,6 +17,8 @@ pub(super) struct Content {
     pub(super) raw: Bytes,
     /// The best block when it was built.
     pub(super) block: u64,
+    /// When the request is given up.
+    pub(super) deadline: Option<Tick>,
     pub(super) handle: watch::Sender<HandleState>,
     /// The attempt being stored, with its bytes: what is not stored is never sent.
     pub(super) storing: Option<(Attempt, Bytes)>,
@@ -25,14 +28,23 @@ impl Content {
     /// Before its first attempt.
     pub(super) fn new(request_id: String, call: Option<Bytes>, block: u64) -> Self {
         let status = TransactionStatus::Future;
-        let state = HandleState { hash: Hash::default(), status, ended: false };
+        let state = HandleState { hash: Hash::default(), status, note: Note::default() };
         let handle = watch::Sender::new(state);
-        Content { request_id, call, raw: Bytes::new(), block, handle, storing: None }
+        Content {
+            request_id,
+            call,
+            raw: Bytes::new(),
+            block,
+            deadline: None,
+            handle,
+            storing: None,
+        }
     }
 
     /// Of an open row. The handles of its callers go on if it was known before.
-    pub(super) fn of(row: StoredTransaction, known: Option<Content>) -> Self {
-        let state = HandleState { hash: row.hash, status: row.status, ended: false };
+    pub(super) fn of(row: StoredTransaction, known: Option<Content>, now: Tick) -> Self {
+        let deadline = row.deadline.map(|left| now + left);
+        let state = HandleState { hash: row.hash, status: row.status, note: row.note };
         let handle = match known {
             Some(known) => {
                 known.handle.send_replace(state);
@@ -45,6 +57,7 @@ impl Content {
             call: row.call,
             raw: row.raw.unwrap_or_default(),
             block: row.built_at_block,
+            deadline,
             handle,
             storing: None,
         }
@@ -58,7 +71,7 @@ impl Content {
 
 /// A handle of a row that ended, or that is not open on this node.
 pub(super) fn handle_of(row: &StoredTransaction) -> TransactionHandle {
-    let state = HandleState { hash: row.hash, status: row.status.clone(), ended: row.ended };
+    let state = HandleState { hash: row.hash, status: row.status.clone(), note: row.note.clone() };
     let (_, state) = watch::channel(state);
     TransactionHandle { nonce: row.nonce, request_id: row.request_id.clone(), state }
 }

@@ -10,10 +10,10 @@ use super::pending::Stage;
 use super::{Answer, Driver};
 use crate::account::{SignError, Signed, Unsigned};
 use crate::chain::{Outcome, Submission};
-use crate::engine::{Attempt, Effect, Input};
+use crate::engine::{Attempt, Effect, Input, Order};
 use crate::metrics;
 use crate::service::{HandleState, Payload, SendError};
-use crate::status::{Hash, TransactionStatus};
+use crate::status::{Hash, Note, TransactionStatus};
 use crate::store::{NewTransaction, Replacement, StatusChange};
 use crate::writer::{BatchResult, Job, Write, Written};
 
@@ -36,8 +36,8 @@ impl Driver {
                 Effect::Free { nonce } => drop(self.contents.remove(&nonce)),
                 Effect::Submit { nonce, hash } => self.submit(nonce, hash),
                 Effect::Locate { nonce, hashes } => self.locate(nonce, hashes),
-                Effect::Record { nonce, hash, status, ended } => {
-                    self.record(nonce, hash, status, ended);
+                Effect::Record { nonce, hash, status, note } => {
+                    self.record(nonce, hash, status, note);
                 }
             }
         }
@@ -45,27 +45,33 @@ impl Driver {
 
     /// The first attempt of a nonce: for a pending request, or to fill a gap.
     fn prepare(&mut self, nonce: u64) {
-        let (id, call) = match self.engine.request_at(nonce) {
-            Some(id) => match self.pending.get(id).map(|pending| &pending.request.payload) {
-                Some(Payload::Call(call)) => (id.to_owned(), Some(call.clone())),
-                Some(Payload::Signed(_)) | None => (id.to_owned(), None),
-            },
+        let block = self.head.best.number;
+        let content = match self.engine.request_at(nonce) {
+            Some(id) => {
+                let pending = self.pending.get(id);
+                let call = match pending.map(|pending| &pending.request.payload) {
+                    Some(Payload::Call(call)) => Some(call.clone()),
+                    Some(Payload::Signed(_)) | None => None,
+                };
+                let deadline = pending.and_then(|pending| pending.deadline);
+                Content { deadline, ..Content::new(id.to_owned(), call, block) }
+            }
             None => {
                 tracing::warn!(nonce, "filling a gap with a no-op");
-                (format!("gap:{nonce}:{}", uuid::Uuid::new_v4()), None)
+                Content::new(format!("gap:{nonce}:{}", uuid::Uuid::new_v4()), None, block)
             }
         };
-        self.contents.insert(nonce, Content::new(id, call, self.head.best.number));
+        self.contents.insert(nonce, content);
     }
 
     /// Signs, unless the caller did.
-    fn build(&mut self, nonce: u64, tip: u128, noop: bool) {
+    fn build(&mut self, nonce: u64, tip: u128, noop: Option<Order>) {
         let Some(content) = self.contents.get(&nonce) else { return };
         let pending = self.pending.get_mut(&content.request_id);
         if let Some(signed) = pending.and_then(|pending| pending.signed.take()) {
             return self.signed(nonce, tip, noop, Ok(signed));
         }
-        let call = content.call.clone().filter(|_| !noop);
+        let call = content.call.clone().filter(|_| noop.is_none());
         let replaces = Some(content.raw.clone()).filter(|raw| !raw.is_empty());
         let (signer, head, within) = (Arc::clone(&self.signer), self.head, self.options.sign);
         self.spawn(async move |answers, generation| {
@@ -88,7 +94,7 @@ impl Driver {
         &mut self,
         nonce: u64,
         tip: u128,
-        noop: bool,
+        noop: Option<Order>,
         signed: Result<Signed, SignError>,
     ) {
         let Some(content) = self.contents.get_mut(&nonce) else { return };
@@ -99,7 +105,13 @@ impl Driver {
                 return self.not_stored(nonce, SendError::Sign(error));
             }
         };
-        let attempt = Attempt { hash: signed.hash, tip, noop, valid_until: signed.valid_until };
+        let attempt = Attempt {
+            hash: signed.hash,
+            tip,
+            noop: noop.is_some(),
+            valid_until: signed.valid_until,
+            order: noop,
+        };
         let mut attempts = self.engine.attempts(nonce).to_vec();
         content.storing = Some((attempt.clone(), signed.raw.clone()));
         if let Some(pending) = self.pending.get_mut(&content.request_id) {
@@ -112,6 +124,7 @@ impl Driver {
                 call: content.call.clone(),
                 raw: signed.raw,
                 request_id: content.request_id.clone(),
+                deadline: content.deadline.map(|at| at.saturating_since(self.clock.now())),
             };
             Write::New { row, block: content.block }
         } else {
@@ -261,16 +274,16 @@ impl Driver {
         });
     }
 
-    fn record(&mut self, nonce: u64, hash: Hash, status: TransactionStatus, ended: bool) {
+    fn record(&mut self, nonce: u64, hash: Hash, status: TransactionStatus, note: Note) {
         if let Some(content) = self.contents.get(&nonce) {
-            let state = HandleState { hash, status: status.clone(), ended };
+            let state = HandleState { hash, status: status.clone(), note: note.clone() };
             content.handle.send_replace(state);
         }
-        if ended {
-            metrics::count_by(metrics::ENDED, "state", status.state().as_str());
+        if let Some(end) = &note.end {
+            metrics::count_by(metrics::ENDED, "end", end.kind.into());
             self.contents.remove(&nonce);
         }
-        self.write(Write::Status(StatusChange { nonce, hash, status, ended }));
+        self.write(Write::Status(StatusChange { nonce, hash, status, note }));
     }
 }
 

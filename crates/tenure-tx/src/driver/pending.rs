@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use tenure_core::clock::Tick;
 use tokio::sync::oneshot;
 
 use super::content::handle_of;
@@ -41,6 +42,8 @@ pub(super) struct Pending {
     pub(super) clashes: u8,
     /// Nonces are given in the order of arrival.
     arrival: u64,
+    /// When it is given up.
+    pub(super) deadline: Option<Tick>,
 }
 
 impl Pending {
@@ -85,6 +88,7 @@ impl Driver {
             return pending.join(&id, &request.payload, reply);
         }
         self.arrivals += 1;
+        let deadline = request.deadline.map(|within| self.now() + within);
         let pending = Pending {
             request,
             replies: vec![reply],
@@ -93,6 +97,7 @@ impl Driver {
             signed: None,
             clashes: 0,
             arrival: self.arrivals,
+            deadline,
         };
         self.pending.insert(id.clone(), pending);
         if let Phase::Leading { .. } = self.phase {
@@ -220,11 +225,12 @@ impl Driver {
         match asked {
             Ok((nonce, tip, signed)) => {
                 let resignable = signed.is_none();
+                let deadline = pending.deadline;
                 if let Some(pending) = self.pending.get_mut(id) {
                     (pending.stage, pending.signed) = (Stage::Signing, signed);
                 }
                 let id = id.to_owned();
-                self.feed(Input::Requested(Request { id, nonce, tip, resignable }));
+                self.feed(Input::Requested(Request { id, nonce, tip, resignable, deadline }));
             }
             Err(error) => self.refuse(id, error),
         }
@@ -265,6 +271,7 @@ mod tests {
             signed,
             clashes: 0,
             arrival: 0,
+            deadline: None,
         };
         pending.lose("invoice-7".to_owned(), "the gate is shut");
         answer.try_recv().expect("answered").expect_err("this node leads no more")

@@ -9,7 +9,7 @@ use super::content::Content;
 use super::{Answer, Driver, Phase};
 use crate::chain::Head;
 use crate::engine::Input;
-use crate::store::{CLEANUP_ROWS, Snapshot, StoredTransaction};
+use crate::store::{CLEANUP_ROWS, Snapshot};
 
 /// The longest pause before what is open is read again: a leader that waits sends nothing.
 const RECOVER_MAX: Duration = Duration::from_secs(5);
@@ -105,11 +105,12 @@ impl Driver {
         let Phase::Recovering { since, known } = &mut self.phase else { return };
         let (since, mut known) = (*since, std::mem::take(known));
         self.head = head;
-        let rows = snapshot.open.iter().map(StoredTransaction::open).collect();
+        let now = self.now();
+        let rows = snapshot.open.iter().map(|row| row.open(now)).collect();
         for row in snapshot.open {
             let nonce = row.nonce;
             let known = known.remove(&nonce).filter(|c| c.request_id == row.request_id);
-            self.contents.insert(nonce, Content::of(row, known));
+            self.contents.insert(nonce, Content::of(row, known, now));
         }
         let input = Input::Recovered { rows, consumed: snapshot.consumed, head };
         let effects = self.engine.handle(self.now(), input);

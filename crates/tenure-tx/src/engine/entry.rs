@@ -2,9 +2,9 @@
 
 use tenure_core::clock::Tick;
 
-use super::{Attempt, Effect, EngineConfig, OpenTransaction};
+use super::{Attempt, Effect, EngineConfig, OpenTransaction, Order, Request};
 use crate::chain::Head;
-use crate::status::{Hash, State, TransactionStatus};
+use crate::status::{End, EndKind, Hash, Note, State, TransactionStatus};
 
 /// What an entry waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,10 +29,13 @@ pub(super) struct Entry {
     pub(super) attempts: Vec<Attempt>,
     pub(super) status: TransactionStatus,
     pub(super) phase: Phase,
-    /// A no-op takes the request's place.
-    pub(super) noop: bool,
+    /// A no-op takes the request's place, by this order.
+    pub(super) noop: Option<Order>,
     /// Its content can be signed anew.
     pub(super) resignable: bool,
+    /// When the request is given up.
+    #[expect(dead_code, reason = "nothing looks at it yet")]
+    pub(super) deadline: Option<Tick>,
     /// Some node may hold some form of it. Once true, true for good.
     pub(super) may_live: bool,
     /// The current bytes were refused: sign anew before sending again.
@@ -51,8 +54,9 @@ pub(super) struct Entry {
 
 impl Entry {
     /// Of a caller's request.
-    pub(super) fn requested(id: String, tip: u128, resignable: bool) -> Self {
-        Entry { request: Some(id), tip, resignable, noop: false, ..Self::filler() }
+    pub(super) fn requested(request: Request) -> Self {
+        let Request { id, tip, resignable, deadline, nonce: _ } = request;
+        Entry { request: Some(id), tip, resignable, deadline, noop: None, ..Self::filler() }
     }
 
     /// A no-op at a nonce that nothing uses.
@@ -62,7 +66,8 @@ impl Entry {
             attempts: Vec::new(),
             status: TransactionStatus::Future,
             phase: Phase::Building,
-            noop: true,
+            noop: Some(Order::Gap),
+            deadline: None,
             resignable: true,
             may_live: false,
             stale: false,
@@ -80,7 +85,8 @@ impl Entry {
         let last = row.attempts.last();
         Entry {
             request: Some(row.request),
-            noop: last.is_some_and(|a| a.noop),
+            noop: last.filter(|a| a.noop).map(|a| a.order.unwrap_or(Order::Drop)),
+            deadline: row.deadline,
             tip: last.map_or(0, |a| a.tip),
             replacements: u32::try_from(row.attempts.len().saturating_sub(1)).unwrap_or(u32::MAX),
             attempts: row.attempts,
@@ -104,6 +110,51 @@ impl Entry {
         self.attempts.iter().any(|a| a.hash == hash)
     }
 
+    /// How it ended, given the status that ends it and the form this is about.
+    pub(super) fn end(&self, hash: Hash, status: &TransactionStatus) -> End {
+        let form = self.attempts.iter().find(|a| a.hash == hash);
+        let end = match status {
+            TransactionStatus::Finalized(_) => match form.filter(|a| a.noop).map(|a| a.order) {
+                None => End::new(EndKind::Executed),
+                Some(Some(Order::Deadline)) => {
+                    End::new(EndKind::Expired).because("its deadline passed")
+                }
+                Some(Some(Order::Gap)) => {
+                    End::new(EndKind::Replaced).because("nothing used the nonce")
+                }
+                Some(Some(Order::Drop) | None) => {
+                    End::new(EndKind::Replaced).because("dropped by order")
+                }
+            },
+            TransactionStatus::Invalid(reason) => {
+                let end = End::new(EndKind::Refused);
+                End { reason: reason.clone(), ..end }
+            }
+            // Only these three end a duty; what another transaction did is all that is left.
+            TransactionStatus::Future
+            | TransactionStatus::Ready
+            | TransactionStatus::Broadcast(_)
+            | TransactionStatus::InBlock(_)
+            | TransactionStatus::Retracted(_)
+            | TransactionStatus::FinalityTimeout(_)
+            | TransactionStatus::Dropped
+            | TransactionStatus::Usurped(_) => End::new(EndKind::Usurped),
+        };
+        let hash = match status {
+            TransactionStatus::Usurped(by) => *by,
+            TransactionStatus::Finalized(_) => Some(hash),
+            TransactionStatus::Future
+            | TransactionStatus::Ready
+            | TransactionStatus::Broadcast(_)
+            | TransactionStatus::InBlock(_)
+            | TransactionStatus::Retracted(_)
+            | TransactionStatus::FinalityTimeout(_)
+            | TransactionStatus::Dropped
+            | TransactionStatus::Invalid(_) => None,
+        };
+        End { hash, block: status.block(), ..end }
+    }
+
     pub(super) fn built(&mut self, nonce: u64, attempt: Attempt, now: Tick, out: &mut Vec<Effect>) {
         if self.phase != Phase::Building {
             return;
@@ -116,7 +167,7 @@ impl Entry {
         self.status = TransactionStatus::Future;
         self.since = now;
         self.stale = false;
-        if self.noop && !is_noop {
+        if self.noop.is_some() && !is_noop {
             // Cancelled while it was being stored: it never left, and must not.
             let tip = self.tip;
             self.phase = Phase::Waiting { until: now };
@@ -165,7 +216,7 @@ impl Entry {
         out: &mut Vec<Effect>,
     ) -> bool {
         let tip = self.bumped(config);
-        let allowed = (self.resignable || self.noop)
+        let allowed = (self.resignable || self.noop.is_some())
             && self.replacements < config.max_replacements
             && tip > self.tip;
         if allowed {
@@ -177,7 +228,7 @@ impl Entry {
 
     /// Signs the same content with fresh mortality, same tip.
     pub(super) fn refresh(&mut self, nonce: u64, out: &mut Vec<Effect>) -> bool {
-        let allowed = self.resignable || self.noop;
+        let allowed = self.resignable || self.noop.is_some();
         if allowed {
             self.rebuild(nonce, self.tip, out);
         }
@@ -206,14 +257,14 @@ impl Entry {
         }
         self.since = now;
         self.status = status.clone();
-        out.push(Effect::Record { nonce, hash, status, ended: false });
+        out.push(Effect::Record { nonce, hash, status, note: Note::default() });
     }
 
     /// Decides what a waiting entry needs: a location if its nonce is used, else a submission.
     pub(super) fn examine(&mut self, nonce: u64, head: &Head, out: &mut Vec<Effect>) {
         if nonce < head.best_nonce || self.status.state() == State::InBlock {
             self.locate(nonce, out);
-        } else if self.stale && (self.resignable || self.noop) {
+        } else if self.stale && (self.resignable || self.noop.is_some()) {
             self.rebuild(nonce, self.tip, out);
         } else {
             self.submit(nonce, out);

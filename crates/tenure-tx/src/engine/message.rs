@@ -1,8 +1,10 @@
 //! What goes into the engine and what comes out.
 
+use tenure_core::clock::Tick;
+
 use super::NonceError;
 use crate::chain::{Head, Located, Outcome};
-use crate::status::{Hash, TransactionStatus};
+use crate::status::{Hash, Note, TransactionStatus};
 
 /// What happens to the engine.
 #[derive(Debug, Clone)]
@@ -49,8 +51,8 @@ pub enum Effect {
         /// Which attempt it will be, from 1.
         attempt: u32,
         tip: u128,
-        /// A no-op instead of the request.
-        noop: bool,
+        /// A no-op instead of the request, and what permits it.
+        noop: Option<Order>,
     },
     /// Tell the caller that the request got no nonce. Nothing changed.
     Refuse { request: String, error: NonceError },
@@ -60,13 +62,13 @@ pub enum Effect {
     Submit { nonce: u64, hash: Hash },
     /// Find out which attempt, if any, is in a block; answer with `Located`.
     Locate { nonce: u64, hashes: Vec<Hash> },
-    /// Store a status. With `ended` the duty is over and the entry is gone.
+    /// Store a status. With an end in its note the duty is over and the entry is gone.
     Record {
         nonce: u64,
         /// Which attempt; the current one, or the older one that won.
         hash: Hash,
         status: TransactionStatus,
-        ended: bool,
+        note: Note,
     },
 }
 
@@ -81,10 +83,24 @@ pub struct Request {
     pub tip: u128,
     /// Whether its content can be signed anew.
     pub resignable: bool,
+    /// When it is to be given up, if it is not in a block by then.
+    pub deadline: Option<Tick>,
+}
+
+/// What permits a no-op in a request's place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Order {
+    /// Nothing used the nonce.
+    Gap,
+    /// An operator or the caller dropped the request.
+    Drop,
+    /// The request's deadline has passed.
+    Deadline,
 }
 
 /// One signed form of a nonce's content.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[allow(missing_docs, reason = "the names say it")]
 pub struct Attempt {
     pub hash: Hash,
@@ -96,6 +112,9 @@ pub struct Attempt {
     /// The last block it is valid in, if it is mortal.
     #[serde(default)]
     pub valid_until: Option<u64>,
+    /// Of a no-op: what permitted it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub order: Option<Order>,
 }
 
 /// JSON numbers lose tips above 2^53: they travel as text.
@@ -123,4 +142,6 @@ pub struct OpenTransaction {
     pub status: TransactionStatus,
     /// Whether the call is stored, so that it can be signed anew.
     pub resignable: bool,
+    /// When it is to be given up, if it is not in a block by then.
+    pub deadline: Option<Tick>,
 }

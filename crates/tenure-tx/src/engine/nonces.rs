@@ -5,7 +5,7 @@ use std::time::Duration;
 use tenure_core::clock::Tick;
 
 use super::entry::Entry;
-use super::{Effect, Leading};
+use super::{Effect, Leading, Order};
 
 /// How many gaps are looked at in one go: a row with an absurd nonce must not make us count to it.
 const GAPS_AT_ONCE: usize = 64;
@@ -53,13 +53,13 @@ impl Leading {
         self.entries.insert(nonce, entry);
     }
 
-    /// Forgets a nonce and its request; says whether there was one.
-    pub(super) fn remove(&mut self, nonce: u64) -> bool {
-        let Some(entry) = self.entries.remove(&nonce) else { return false };
-        if let Some(request) = entry.request {
-            self.requests.remove(&request);
+    /// Forgets a nonce and its request; returns what was there.
+    pub(super) fn remove(&mut self, nonce: u64) -> Option<Entry> {
+        let entry = self.entries.remove(&nonce)?;
+        if let Some(request) = &entry.request {
+            self.requests.remove(request);
         }
-        true
+        Some(entry)
     }
 
     /// The lowest nonce a new transaction could have: below it the chain or a pool has one.
@@ -138,6 +138,6 @@ impl Leading {
     pub(super) fn fill(&mut self, nonce: u64, out: &mut Vec<Effect>) {
         self.gaps.remove(&nonce);
         self.insert(nonce, Entry::filler());
-        out.push(Effect::Build { nonce, attempt: 1, tip: 0, noop: true });
+        out.push(Effect::Build { nonce, attempt: 1, tip: 0, noop: Some(Order::Gap) });
     }
 }

@@ -10,7 +10,7 @@ fn hash(tag: u8) -> Hash {
 }
 
 fn attempt(tag: u8, tip: u128) -> Attempt {
-    Attempt { hash: hash(tag), tip, noop: false, valid_until: None }
+    Attempt { hash: hash(tag), tip, ..Attempt::default() }
 }
 
 fn head(best: u64, finalized: u64, pool: u64) -> Head {
@@ -28,9 +28,10 @@ fn request(
 ) -> Result<u64, NonceError> {
     static SERIAL: AtomicU32 = AtomicU32::new(0);
     let id = SERIAL.fetch_add(1, Ordering::Relaxed).to_string();
-    let asked = Input::Requested(Request { id: id.clone(), nonce, tip, resignable });
+    let asked =
+        Input::Requested(Request { id: id.clone(), nonce, tip, resignable, deadline: None });
     match &engine.handle(T0, asked)[..] {
-        [Effect::Build { nonce, attempt: 1, tip: first, noop: false }] => {
+        [Effect::Build { nonce, attempt: 1, tip: first, noop: None }] => {
             assert_eq!((*first, engine.nonce_of(&id)), (tip, Some(*nonce)));
             assert_eq!(engine.request_at(*nonce), Some(&*id));
             Ok(*nonce)
@@ -68,6 +69,16 @@ fn report(engine: &mut Engine, tag: u8, status: TransactionStatus) -> Vec<Effect
     engine.handle(T0, Input::Status { nonce: 0, hash: hash(tag), status })
 }
 
+fn noted_as(status: TransactionStatus) -> Effect {
+    Effect::Record { nonce: 0, hash: hash(1), status, note: Note::default() }
+}
+
+fn assert_ended(effects: &[Effect], wanted: &TransactionStatus) {
+    let [Effect::Record { nonce: 0, status, note, .. }] = effects else { panic!("{effects:?}") };
+    assert_eq!(status, wanted);
+    assert!(note.end.is_some(), "{effects:?}");
+}
+
 fn later(engine: &mut Engine, seconds: u64) -> Vec<Effect> {
     engine.handle(T0 + Duration::from_secs(seconds), Input::TimePassed)
 }
@@ -94,6 +105,7 @@ fn nonces_start_above_chain_pool_and_table() {
         attempts: vec![attempt(1, 0)],
         status: TransactionStatus::Ready,
         resignable: true,
+        deadline: None,
     }];
     let mut engine = Engine::new(EngineConfig::default());
     // A node that lags behind must not hand out a nonce the table knows to be used.
@@ -121,9 +133,16 @@ fn an_open_request_never_gets_a_second_nonce() {
         attempts: vec![attempt(1, 0)],
         status: TransactionStatus::Ready,
         resignable: true,
+        deadline: None,
     };
     let (mut engine, _) = leading(vec![row], head(3, 3, 3));
-    let again = Request { id: "invoice-7".to_owned(), nonce: None, tip: 9, resignable: true };
+    let again = Request {
+        id: "invoice-7".to_owned(),
+        nonce: None,
+        tip: 9,
+        resignable: true,
+        deadline: None,
+    };
     let effects = engine.handle(T0, Input::Requested(again));
     let error = NonceError::Given(3);
     assert_eq!(effects, [Effect::Refuse { request: "invoice-7".to_owned(), error }]);
@@ -139,7 +158,7 @@ fn an_old_gap_is_filled_with_a_no_op() {
     assert_eq!(engine.gaps(8), [0]);
     assert!(later(&mut engine, 0).is_empty());
     let filled = later(&mut engine, 31);
-    assert_eq!(filled, [Effect::Build { nonce: 0, attempt: 1, tip: 0, noop: true }]);
+    assert_eq!(filled, [Effect::Build { nonce: 0, attempt: 1, tip: 0, noop: Some(Order::Gap) }]);
     assert!(engine.gaps(8).is_empty());
 }
 
@@ -151,6 +170,7 @@ fn an_absurd_nonce_in_the_table_is_survived() {
         attempts: vec![attempt(1, 0)],
         status: TransactionStatus::Ready,
         resignable: true,
+        deadline: None,
     }];
     let (mut engine, _) = leading(rows, head(0, 0, 0));
     assert!(later(&mut engine, 1).len() < 100);
@@ -186,7 +206,7 @@ fn a_dropped_transaction_is_sent_again_with_the_same_bytes() {
     let mut engine = watching();
     let noted = report(&mut engine, 1, TransactionStatus::Dropped);
     let status = TransactionStatus::Dropped;
-    assert_eq!(noted, [Effect::Record { nonce: 0, hash: hash(1), status, ended: false }]);
+    assert_eq!(noted, [noted_as(status)]);
     assert_eq!(later(&mut engine, 1), [Effect::Submit { nonce: 0, hash: hash(1) }]);
 }
 
@@ -199,11 +219,11 @@ fn a_retracted_transaction_may_be_mined_again() {
         TransactionStatus::InBlock(hash(51)),
     ] {
         let noted = report(&mut engine, 1, status.clone());
-        assert_eq!(noted, [Effect::Record { nonce: 0, hash: hash(1), status, ended: false }]);
+        assert_eq!(noted, [noted_as(status)]);
     }
     let status = TransactionStatus::Finalized(hash(51));
     let ended = report(&mut engine, 1, status.clone());
-    assert_eq!(ended, [Effect::Record { nonce: 0, hash: hash(1), status, ended: true }]);
+    assert_ended(&ended, &status);
     assert_eq!(engine.open(), 0);
     // The node's head lags: the nonce is used all the same.
     assert_eq!(request(&mut engine, None, 0, true), Ok(1));
@@ -220,7 +240,7 @@ fn only_the_lowest_unmined_nonce_is_replaced_and_only_so_often() {
     for round in 0..EngineConfig::default().max_replacements {
         now += 61;
         let effects = later(&mut engine, now);
-        let [Effect::Build { nonce: 0, tip: bumped, noop: false, .. }] = effects[..] else {
+        let [Effect::Build { nonce: 0, tip: bumped, noop: None, .. }] = effects[..] else {
             panic!("expected one replacement of nonce 0, got {effects:?}");
         };
         assert!(bumped >= tip + tip / 10, "a pool wants at least a tenth more");
@@ -246,7 +266,7 @@ fn a_status_of_an_older_attempt_is_ignored_unless_it_finalised() {
     assert!(report(&mut engine, 9, TransactionStatus::Finalized(hash(50))).is_empty(), "foreign");
     let status = TransactionStatus::Finalized(hash(50));
     let ended = report(&mut engine, 1, status.clone());
-    assert_eq!(ended, [Effect::Record { nonce: 0, hash: hash(1), status, ended: true }]);
+    assert_ended(&ended, &status);
 }
 
 #[test]
@@ -262,7 +282,7 @@ fn usurped_is_believed_only_after_the_chain_said_it_three_times() {
         later(&mut engine, second * 60 + 40);
     }
     let status = TransactionStatus::Usurped(None);
-    assert_eq!(ended, [Effect::Record { nonce: 0, hash: hash(1), status, ended: true }]);
+    assert_ended(&ended, &status);
 }
 
 #[test]
@@ -276,12 +296,12 @@ fn a_refused_transaction_ends_and_frees_its_nonce_only_if_no_node_ever_took_it()
         effects = answer(&mut engine, tag, refuse());
         if tag < 3 {
             let rebuilt = later(&mut engine, 60);
-            assert!(matches!(rebuilt[..], [Effect::Build { noop: false, .. }]), "{rebuilt:?}");
+            assert!(matches!(rebuilt[..], [Effect::Build { noop: None, .. }]), "{rebuilt:?}");
             let attempt = attempt(tag + 1, 0);
             effects = engine.handle(T0, Input::Built { nonce: 0, attempt });
         }
     }
-    assert!(matches!(effects[..], [Effect::Record { ended: true, .. }]), "{effects:?}");
+    assert_ended(&effects, &TransactionStatus::Invalid(Some("no funds".to_owned())));
     assert_eq!(request(&mut engine, None, 0, true), Ok(0));
 
     // Signed by the caller, and once perhaps taken: a no-op must settle the nonce.
@@ -292,10 +312,7 @@ fn a_refused_transaction_ends_and_frees_its_nonce_only_if_no_node_ever_took_it()
     later(&mut engine, 60);
     let effects = answer(&mut engine, 1, refuse());
     assert!(
-        matches!(
-            effects[..],
-            [Effect::Record { ended: false, .. }, Effect::Build { noop: true, .. }]
-        ),
+        matches!(effects[..], [Effect::Record { .. }, Effect::Build { noop: Some(_), .. }]),
         "{effects:?}"
     );
 }
@@ -312,7 +329,7 @@ fn an_expired_transaction_is_signed_anew_under_its_nonce() {
     assert!(engine.handle(T0, Input::Head(now)).is_empty(), "still valid in block 64");
     now.finalized.number = 65;
     let effects = engine.handle(T0, Input::Head(now));
-    assert_eq!(effects, [Effect::Build { nonce: 0, attempt: 2, tip: 7, noop: false }]);
+    assert_eq!(effects, [Effect::Build { nonce: 0, attempt: 2, tip: 7, noop: None }]);
 }
 
 #[test]
@@ -325,7 +342,7 @@ fn a_finality_timeout_is_pursued_to_finality() {
     let located = Located::InBlock { hash: hash(1), block: hash(50), finalized: true };
     let effects = engine.handle(T0, Input::Located { nonce: 0, located });
     let status = TransactionStatus::Finalized(hash(50));
-    assert_eq!(effects, [Effect::Record { nonce: 0, hash: hash(1), status, ended: true }]);
+    assert_ended(&effects, &status);
 }
 
 #[test]
@@ -334,7 +351,7 @@ fn a_cancelled_request_that_was_not_sent_yet_never_leaves() {
     request(&mut engine, None, 0, true).expect("leads");
     assert_eq!(engine.cancel(0), Ok(vec![]));
     let effects = engine.handle(T0, Input::Built { nonce: 0, attempt: attempt(1, 0) });
-    assert!(matches!(effects[..], [Effect::Build { noop: true, .. }]), "{effects:?}");
+    assert!(matches!(effects[..], [Effect::Build { noop: Some(Order::Drop), .. }]), "{effects:?}");
     assert_eq!(engine.cancel(7), Err(NonceError::NotOpen(7)));
 }
 
@@ -346,6 +363,7 @@ fn a_new_leader_resubmits_open_rows_and_asks_about_used_nonces() {
         attempts: vec![attempt(tag, 0)],
         status: TransactionStatus::Future,
         resignable: true,
+        deadline: None,
     };
     let (_, effects) = leading(vec![row(4, 1), row(5, 2)], head(5, 4, 5));
     assert_eq!(

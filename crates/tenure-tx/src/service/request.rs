@@ -1,10 +1,12 @@
 //! What a caller asks for, and what it holds afterwards.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use tokio::sync::watch;
 
 use super::error::SendError;
-use crate::status::{Hash, TransactionStatus};
+use crate::status::{End, Hash, Note, TransactionStatus};
 
 /// What to send.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,6 +30,9 @@ pub struct SendRequest {
     pub request_id: Option<String>,
     /// The tip of the first attempt; [`ServiceOptions::tip`](crate::ServiceOptions::tip) if absent.
     pub tip: Option<u128>,
+    /// How long after its acceptance it is given up, if it is in no block by then; never if absent. A
+    /// no-op takes its nonce then, unless no node can have it.
+    pub deadline: Option<Duration>,
     /// No other request can have this id, so there is nothing to look up.
     pub(crate) fresh: bool,
 }
@@ -39,7 +44,7 @@ impl SendRequest {
     /// A request under an id that is generated.
     #[must_use]
     pub fn new(payload: Payload) -> Self {
-        SendRequest { payload, request_id: None, tip: None, fresh: false }
+        SendRequest { payload, request_id: None, tip: None, deadline: None, fresh: false }
     }
 
     /// A call that the service signs.
@@ -58,6 +63,12 @@ impl SendRequest {
     #[must_use]
     pub fn with_id(self, id: impl Into<String>) -> Self {
         SendRequest { request_id: Some(id.into()), fresh: false, ..self }
+    }
+
+    /// The same request, to be given up after this long.
+    #[must_use]
+    pub fn with_deadline(self, deadline: Duration) -> Self {
+        SendRequest { deadline: Some(deadline), ..self }
     }
 
     /// The same request with another tip of its first attempt.
@@ -98,8 +109,29 @@ pub struct HandleState {
     /// The current attempt, or the one that won.
     pub hash: Hash,
     pub status: TransactionStatus,
+    /// How it ended, and what the node last said.
+    pub note: Note,
+}
+
+impl HandleState {
     /// Whether the duty is over.
-    pub ended: bool,
+    #[must_use]
+    pub fn ended(&self) -> bool {
+        self.note.end.is_some()
+    }
+}
+
+/// What became of an order to drop a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum Dropped {
+    /// A no-op is stored and on its way. If the request itself is mined first, it wins; its end tells.
+    Ordered { hash: Hash },
+    /// The request is in a block: it is not dropped.
+    Mined { hash: Hash, block: Hash },
+    /// It ended before the order could take effect.
+    Ended(End),
 }
 
 /// A transaction this node accepted. Accepted means stored: the next leader finishes it.
@@ -127,7 +159,7 @@ impl TransactionHandle {
 
     /// Waits for the end. Cancel-safe. `None`: this node leads no more.
     pub async fn ended(&mut self) -> Option<HandleState> {
-        let state = self.state.wait_for(|s| s.ended).await.ok()?;
+        let state = self.state.wait_for(HandleState::ended).await.ok()?;
         Some(state.clone())
     }
 }

@@ -1,13 +1,16 @@
 //! Rows as they are read and as they are to be.
 
+use std::time::Duration;
+
 use bytes::Bytes;
+use tenure_core::clock::Tick;
 use tenure_core::epoch::Epoch;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use super::StoreError;
 use crate::engine::{Attempt, OpenTransaction};
-use crate::status::{Hash, State, StatusMetadata, TransactionStatus};
+use crate::status::{Hash, Note, State, StatusMetadata, TransactionStatus};
 
 /// A row of the table.
 #[derive(Debug, Clone, PartialEq)]
@@ -40,6 +43,10 @@ pub struct StoredTransaction {
     pub updated_at: String,
     /// Whether the duty is over.
     pub ended: bool,
+    /// How it ended, and what the node last said.
+    pub note: Note,
+    /// How much of its deadline was left when it was read; `None` if it has none.
+    pub deadline: Option<Duration>,
     /// Grows with every change of any row of the account, in commit order.
     pub change: i64,
 }
@@ -48,13 +55,14 @@ impl StoredTransaction {
     /// What the engine needs of an open row.
     #[doc(hidden)]
     #[must_use]
-    pub fn open(&self) -> OpenTransaction {
+    pub fn open(&self, now: Tick) -> OpenTransaction {
         OpenTransaction {
             request: self.request_id.clone(),
             nonce: self.nonce,
             attempts: self.attempts.clone(),
             status: self.status.clone(),
             resignable: self.call.is_some(),
+            deadline: self.deadline.map(|left| now + left),
         }
     }
 }
@@ -71,6 +79,8 @@ pub struct NewTransaction {
     pub raw: Bytes,
     /// The caller's name for it.
     pub request_id: String,
+    /// How long from now it is given up; never if absent.
+    pub deadline: Option<Duration>,
 }
 
 /// A further attempt of an open row.
@@ -92,8 +102,8 @@ pub struct StatusChange {
     /// The attempt it is about.
     pub hash: Hash,
     pub status: TransactionStatus,
-    /// Whether the duty is over.
-    pub ended: bool,
+    /// With an end, the duty is over.
+    pub note: Note,
 }
 
 /// What a new leader reads.
@@ -161,7 +171,9 @@ pub(super) struct StatusColumns<'a> {
 impl<'a> StatusColumns<'a> {
     pub(super) fn of(changes: &'a [StatusChange]) -> Result<Self, StoreError> {
         let metadata = |change: &StatusChange| {
-            let metadata = serde_json::to_string(&change.status.metadata());
+            let note = change.note.clone();
+            let metadata = StatusMetadata { note, ..change.status.metadata() };
+            let metadata = serde_json::to_string(&metadata);
             let text = metadata.unwrap_or_else(|_| "{}".into());
             // A node's reason may hold what jsonb does not.
             text.replace("\\u0000", "\\ufffd")
@@ -172,7 +184,7 @@ impl<'a> StatusColumns<'a> {
             states: changes.iter().map(|c| c.status.state().as_str()).collect(),
             blocks: changes.iter().map(|c| c.status.block().map(|b| b.0.to_vec())).collect(),
             metadata: changes.iter().map(metadata).collect(),
-            ended: changes.iter().map(|c| c.ended).collect(),
+            ended: changes.iter().map(|c| c.note.end.is_some()).collect(),
         })
     }
 
@@ -211,6 +223,7 @@ pub(super) fn read_row(row: &Row) -> Result<StoredTransaction, StoreError> {
         hash: hash(row.get(1))?,
         call: row.get::<_, Option<Vec<u8>>>(2).map(Bytes::from),
         raw: row.get::<_, Option<Vec<u8>>>(3).map(Bytes::from),
+        note: metadata.note.clone(),
         status: TransactionStatus::from_parts(state, block, metadata),
         attempts,
         noop: row.get(8),
@@ -221,6 +234,7 @@ pub(super) fn read_row(row: &Row) -> Result<StoredTransaction, StoreError> {
         created_at: row.get(13),
         updated_at: row.get(14),
         ended: row.get(15),
+        deadline: None,
         change: row.get(16),
     })
 }

@@ -89,7 +89,7 @@ pub(crate) fn hash(tag: u8) -> Hash {
 }
 
 pub(crate) fn attempt(tag: u8) -> Attempt {
-    Attempt { hash: hash(tag), tip: 5, noop: false, valid_until: None }
+    Attempt { hash: hash(tag), tip: 5, ..Attempt::default() }
 }
 
 pub(crate) fn row(nonce: u64, tag: u8, request: &str) -> NewTransaction {
@@ -99,6 +99,7 @@ pub(crate) fn row(nonce: u64, tag: u8, request: &str) -> NewTransaction {
         call: Some(Bytes::from_static(b"call")),
         raw: Bytes::from(vec![tag; 8]),
         request_id: request.to_owned(),
+        deadline: None,
     }
 }
 

@@ -260,10 +260,11 @@ async fn recovery(
             .iter()
             .map(|&nonce| NewTransaction {
                 nonce,
-                attempt: Attempt { hash: hash_of(nonce), tip: 0, noop: false, valid_until: None },
+                attempt: Attempt { hash: hash_of(nonce), ..Attempt::default() },
                 call: Some(Bytes::from_static(&[7; 120])),
                 raw: Bytes::from_static(&[7; 120]),
                 request_id: format!("recover-{nonce}"),
+                deadline: None,
             })
             .collect();
         store.accept(Epoch(1), 0, &rows).await?;
