@@ -204,7 +204,7 @@ impl Engine {
             if status.state() != State::Invalid {
                 leading.consumed = leading.consumed.max(nonce + 1);
             }
-            let note = Note { end: Some(entry.end(hash, &status)), ..Note::default() };
+            let note = Note { end: Some(Box::new(entry.end(hash, &status))), ..Note::default() };
             out.push(Effect::Record { nonce, hash, status, note });
         }
     }

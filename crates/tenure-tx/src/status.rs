@@ -282,7 +282,7 @@ pub struct Note {
     pub form: Option<Hash>,
     /// How it ended; `None` while it is open.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub end: Option<End>,
+    pub end: Option<Box<End>>,
 }
 
 /// JSON numbers lose amounts above 2^53: they travel as text.
@@ -361,7 +361,11 @@ mod tests {
             fee: Some(u128::MAX),
             ..End::new(EndKind::Reverted).because("out of gas")
         };
-        let note = Note { answer: Some("busy".into()), form: Some(Hash([3; 32])), end: Some(end) };
+        let note = Note {
+            answer: Some("busy".into()),
+            form: Some(Hash([3; 32])),
+            end: Some(Box::new(end)),
+        };
         let metadata = StatusMetadata { note, ..StatusMetadata::default() };
         let text = serde_json::to_string(&metadata).expect("plain data");
         assert_eq!(serde_json::from_str::<StatusMetadata>(&text).expect("just written"), metadata);

@@ -15,7 +15,8 @@ use tenure_tx::status::{End, EndKind, Note, State, TransactionStatus};
 use tenure_tx::store::{NewTransaction, Replacement, StatusChange, Store, StoreError};
 
 fn change(nonce: u64, tag: u8, status: TransactionStatus, ended: bool) -> StatusChange {
-    let note = Note { end: ended.then(|| End::new(EndKind::Executed)), ..Note::default() };
+    let note =
+        Note { end: ended.then(|| Box::new(End::new(EndKind::Executed))), ..Note::default() };
     StatusChange { nonce, hash: hash(tag), status, note }
 }
 
