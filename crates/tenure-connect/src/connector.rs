@@ -14,22 +14,27 @@
 //! It guarantees that a session it returns was verified as [`crate::tls`] says. It does not
 //! retry, does not pool, and does not look whether the server can hold an election (preflight does).
 
+use std::fmt;
 use std::future::{Future, poll_fn};
+use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::pin::pin;
+use std::path::Path;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
 use rand::seq::SliceRandom;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::time::{Instant, timeout_at};
+use tokio_postgres::SimpleQueryMessage;
 use tokio_postgres::config::{self as driver, SslNegotiation};
 use tokio_postgres::tls::MakeTlsConnect;
-use tokio_postgres::{SimpleQueryMessage, Socket};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use crate::ConnectError;
 use crate::dsn::{ChannelBinding, Dsn, Host, SslMode, TargetSessionAttrs};
+use crate::socket::Socket;
 use crate::tls::{Tls, TlsError, TlsOptions, Verify};
 
 /// The driver's half of a session: nothing happens unless its owner polls it.
@@ -55,12 +60,22 @@ impl std::fmt::Debug for Session {
     }
 }
 
+/// Gives the connection string anew before every session, where its password is short-lived.
+pub trait Renewal: Send + Sync + fmt::Debug {
+    /// The connection string for the session that is about to be opened, or why there is none.
+    ///
+    /// It counts against the session's deadline. The error must not carry a secret.
+    fn renew(&self) -> Pin<Box<dyn Future<Output = Result<Dsn, String>> + Send + '_>>;
+}
+
 /// Opens sessions to one database. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Connector {
     dsn: Dsn,
     tls: Arc<Tls>,
+    tls_options: TlsOptions,
     tcp_user_timeout: Option<Duration>,
+    renewal: Option<Arc<dyn Renewal>>,
 }
 
 impl Connector {
@@ -70,14 +85,21 @@ impl Connector {
     /// Any [`TlsError`]: a certificate file that cannot be used is reported now rather than at
     /// the first connection.
     pub fn new(dsn: &Dsn, tls: TlsOptions) -> Result<Self, TlsError> {
-        let tls = Tls::new(dsn, &tls);
+        let tls_options = tls;
+        let tls = Tls::new(dsn, &tls_options);
         if tls.is_insecure() {
             tracing::warn!(
                 database = %dsn,
                 "SH_DB_TLS_INSECURE is set: the database's certificate is not verified"
             );
         }
-        let connector = Self { dsn: dsn.clone(), tls: Arc::new(tls), tcp_user_timeout: None };
+        let connector = Self {
+            dsn: dsn.clone(),
+            tls: Arc::new(tls),
+            tls_options,
+            tcp_user_timeout: None,
+            renewal: None,
+        };
         for host in dsn.hosts().iter().filter(|host| !host.is_unix()) {
             // A name's address is not known yet; whatever it is, the files are the same.
             let address = host.address.or_else(|| host.name.parse().ok());
@@ -100,7 +122,14 @@ impl Connector {
         self
     }
 
-    /// The connection string that was resolved.
+    /// Asks for the connection string anew before every session.
+    #[must_use]
+    pub fn with_renewal(mut self, renewal: Option<Arc<dyn Renewal>>) -> Self {
+        self.renewal = renewal;
+        self
+    }
+
+    /// The connection string that was resolved; a [`Renewal`] may since have given another one.
     #[must_use]
     pub fn dsn(&self) -> &Dsn {
         &self.dsn
@@ -120,6 +149,37 @@ impl Connector {
         deadline: Duration,
     ) -> Result<Session, ConnectError> {
         let until = Instant::now() + deadline;
+        match &self.renewal {
+            None => self.connect_until(application_name, until).await,
+            Some(renewal) => {
+                let renewed = self.renewed(&**renewal, deadline, until).await?;
+                renewed.connect_until(application_name, until).await
+            }
+        }
+    }
+
+    /// This connector with a new connection string.
+    async fn renewed(
+        &self,
+        renewal: &dyn Renewal,
+        deadline: Duration,
+        until: Instant,
+    ) -> Result<Self, ConnectError> {
+        let dsn = match timeout_at(until, renewal.renew()).await {
+            Ok(dsn) => dsn.map_err(ConnectError::Renewal)?,
+            Err(_) => {
+                return Err(ConnectError::Renewal(format!("no answer within {deadline:?}")));
+            }
+        };
+        let renewed = Self::new(&dsn, self.tls_options.clone())?;
+        Ok(Self { tcp_user_timeout: self.tcp_user_timeout, ..renewed })
+    }
+
+    async fn connect_until(
+        &self,
+        application_name: &str,
+        until: Instant,
+    ) -> Result<Session, ConnectError> {
         let passes: &[_] = match self.dsn.target {
             TargetSessionAttrs::PreferStandby => {
                 &[TargetSessionAttrs::Standby, TargetSessionAttrs::Any]
@@ -304,11 +364,14 @@ impl Connector {
             driver::SslMode::Disable => Verify::Nothing,
             _ => plan.verify,
         };
-        let tls = MakeRustlsConnect::new(self.tls.client_config(verify)?);
+        let mut tls = MakeRustlsConnect::new(self.tls.client_config(verify)?);
         let driver_error =
             |error| ConnectError::from_driver(error, host, &self.dsn.user, plan.mode.as_str());
-        let config = self.driver_config(host, address, application_name, plan.tls);
-        let (client, connection) = config.connect(tls).await.map_err(driver_error)?;
+        let config = self.driver_config(host, application_name, plan.tls);
+        let unreachable = |source| ConnectError::Unreachable { host: host.to_string(), source };
+        let socket = self.socket(host, address).await.map_err(unreachable)?;
+        let Ok(tls) = MakeTlsConnect::<Socket>::make_tls_connect(&mut tls, &host.name);
+        let (client, connection) = config.connect_raw(socket, tls).await.map_err(driver_error)?;
         let mut session = Session { client, connection, host: host.clone() };
         if wanted != TargetSessionAttrs::Any
             && !is_wanted(&mut session, wanted).await.map_err(driver_error)?
@@ -318,18 +381,53 @@ impl Connector {
         Ok(session)
     }
 
+    /// A socket that is connected, and that the kernel gives up in time.
+    async fn socket(&self, host: &Host, address: Option<IpAddr>) -> io::Result<Socket> {
+        let Some(address) = address else {
+            let path = Path::new(&host.name).join(format!(".s.PGSQL.{}", host.port));
+            return Socket::unix(&path).await;
+        };
+        let socket = Socket::tcp(SocketAddr::new(address, host.port)).await?;
+        if let Some(stream) = socket.as_tcp() {
+            let stream = SockRef::from(stream);
+            let limits = self.limits();
+            #[cfg(any(target_os = "linux", target_os = "android"))]
+            stream.set_tcp_user_timeout(limits.user_timeout)?;
+            if let Some(probes) = limits.probes {
+                stream.set_tcp_keepalive(&probes)?;
+            }
+        }
+        Ok(socket)
+    }
+
+    fn limits(&self) -> Limits {
+        let dsn = &self.dsn;
+        let user_timeout = dsn.tcp_user_timeout.or(self.tcp_user_timeout);
+        // Probes start while the peer can still be declared dead in time; the kernel counts in
+        // whole seconds.
+        let probe = user_timeout.map(|timeout| (timeout / 3).max(Duration::from_secs(1)));
+        let mut probes = TcpKeepalive::new();
+        // Two hours, libpq's and the system's own, where nothing is said.
+        let idle = dsn.keepalives_idle.or(probe).unwrap_or(Duration::from_secs(7200));
+        probes = probes.with_time(idle);
+        if let Some(interval) = dsn.keepalives_interval.or(probe) {
+            probes = probes.with_interval(interval);
+        }
+        if let Some(count) = dsn.keepalives_count.or(probe.map(|_| 3)) {
+            probes = probes.with_retries(count);
+        }
+        Limits { user_timeout, probes: dsn.keepalives.then_some(probes) }
+    }
+
     fn driver_config(
         &self,
         host: &Host,
-        address: Option<IpAddr>,
         application_name: &str,
         tls: driver::SslMode,
     ) -> tokio_postgres::Config {
         let dsn = &self.dsn;
         let mut config = tokio_postgres::Config::new();
         config
-            .host(&host.name)
-            .port(host.port)
             .user(&dsn.user)
             .dbname(&dsn.database)
             .ssl_mode(tls)
@@ -341,11 +439,7 @@ impl Connector {
                 ChannelBinding::Disable => driver::ChannelBinding::Disable,
                 ChannelBinding::Prefer => driver::ChannelBinding::Prefer,
                 ChannelBinding::Require => driver::ChannelBinding::Require,
-            })
-            .keepalives(dsn.keepalives);
-        if let Some(address) = address {
-            config.hostaddr(address);
-        }
+            });
         if dsn.ssl_direct && tls == driver::SslMode::Require {
             config.ssl_negotiation(SslNegotiation::Direct);
         }
@@ -355,24 +449,14 @@ impl Connector {
         if let Some(options) = &dsn.options {
             config.options(options);
         }
-        let user_timeout = dsn.tcp_user_timeout.or(self.tcp_user_timeout);
-        if let Some(timeout) = user_timeout {
-            config.tcp_user_timeout(timeout);
-        }
-        // Probes start while the peer can still be declared dead in time; the kernel counts in
-        // whole seconds.
-        let probe = user_timeout.map(|timeout| (timeout / 3).max(Duration::from_secs(1)));
-        if let Some(idle) = dsn.keepalives_idle.or(probe) {
-            config.keepalives_idle(idle);
-        }
-        if let Some(interval) = dsn.keepalives_interval.or(probe) {
-            config.keepalives_interval(interval);
-        }
-        if let Some(count) = dsn.keepalives_count.or(probe.map(|_| 3)) {
-            config.keepalives_retries(count);
-        }
         config
     }
+}
+
+/// When the kernel gives a connection up.
+struct Limits {
+    user_timeout: Option<Duration>,
+    probes: Option<TcpKeepalive>,
 }
 
 /// One way to speak to an address.
@@ -450,26 +534,69 @@ mod tests {
     use super::*;
     use crate::dsn::NoEnv;
 
-    fn config(dsn: &str, timeout: Option<Duration>) -> tokio_postgres::Config {
+    fn limits(dsn: &str, timeout: Option<Duration>) -> Limits {
         let dsn = Dsn::parse_with(dsn, &NoEnv).expect("a good DSN");
         let mut connector = Connector::new(&dsn, TlsOptions::new()).expect("no files are named");
         connector.tcp_user_timeout = timeout;
-        connector.driver_config(&dsn.hosts()[0], None, "seat", driver::SslMode::Disable)
+        connector.limits()
     }
 
-    #[test]
-    fn the_kernel_is_told_to_give_up_in_time_unless_the_dsn_says_when() {
-        let ours = config("host=127.0.0.1", Some(Duration::from_secs(6)));
-        assert_eq!(ours.get_tcp_user_timeout(), Some(&Duration::from_secs(6)));
-        assert_eq!(ours.get_keepalives_idle(), Duration::from_secs(2));
-        assert_eq!(ours.get_keepalives_interval(), Some(Duration::from_secs(2)));
-        assert_eq!(ours.get_keepalives_retries(), Some(3));
+    /// What the kernel says of a socket with these limits.
+    async fn told(dsn: &str, timeout: Option<Duration>) -> (Duration, Duration, u32) {
+        let server = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("loopback");
+        let at = server.local_addr().expect("it is bound");
+        let dsn = Dsn::parse_with(&format!("{dsn} port={}", at.port()), &NoEnv).expect("good");
+        let mut connector = Connector::new(&dsn, TlsOptions::new()).expect("no files are named");
+        connector.tcp_user_timeout = timeout;
+        let socket = connector.socket(&dsn.hosts()[0], Some(at.ip())).await.expect("it listens");
+        let socket = SockRef::from(socket.as_tcp().expect("it is TCP"));
+        (
+            socket.tcp_user_timeout().expect("Linux tells").unwrap_or_default(),
+            socket.tcp_keepalive_time().expect("the kernel tells"),
+            socket.tcp_keepalive_retries().expect("the kernel tells"),
+        )
+    }
+
+    /// Gives a port on which nothing listens, or fails.
+    #[derive(Debug)]
+    struct Tokens(std::sync::atomic::AtomicUsize);
+
+    impl Renewal for Tokens {
+        fn renew(&self) -> Pin<Box<dyn Future<Output = Result<Dsn, String>> + Send + '_>> {
+            let turn = self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            Box::pin(async move {
+                match turn {
+                    0 => Ok(Dsn::parse_with("host=127.0.0.1 port=1", &NoEnv).expect("good")),
+                    1 => Err("the vault is sealed".to_owned()),
+                    _ => std::future::pending().await,
+                }
+            })
+        }
+    }
+
+    #[tokio::test]
+    async fn the_connection_string_is_renewed_before_every_session_and_within_its_deadline() {
+        let dsn = Dsn::parse_with("host=127.0.0.1 port=2", &NoEnv).expect("a good DSN");
+        let connector = Connector::new(&dsn, TlsOptions::new()).expect("no files are named");
+        let connector = connector.with_renewal(Some(Arc::new(Tokens(0.into()))));
+        let mut told = Vec::new();
+        for _ in 0..3 {
+            let error = connector.connect("test", Duration::from_millis(50)).await;
+            told.push(error.expect_err("nothing listens").to_string());
+        }
+        assert!(told[0].contains("127.0.0.1:1"), "{told:?}");
+        assert!(told[1].contains("the vault is sealed"), "{told:?}");
+        assert!(told[2].contains("no answer within 50ms"), "{told:?}");
+    }
+
+    #[tokio::test]
+    async fn the_kernel_is_told_to_give_up_in_time_unless_the_dsn_says_when() {
+        let ours = told("host=127.0.0.1", Some(Duration::from_secs(6))).await;
+        assert_eq!(ours, (Duration::from_secs(6), Duration::from_secs(2), 3));
 
         let text = "host=127.0.0.1 tcp_user_timeout=1500 keepalives_idle=7 keepalives_count=9";
-        let theirs = config(text, Some(Duration::from_secs(6)));
-        assert_eq!(theirs.get_tcp_user_timeout(), Some(&Duration::from_millis(1500)));
-        assert_eq!(theirs.get_keepalives_idle(), Duration::from_secs(7));
-        assert_eq!(theirs.get_keepalives_retries(), Some(9));
-        assert!(!config("host=127.0.0.1 keepalives=0", None).get_keepalives());
+        let theirs = told(text, Some(Duration::from_secs(6))).await;
+        assert_eq!(theirs, (Duration::from_millis(1500), Duration::from_secs(7), 9));
+        assert!(limits("host=127.0.0.1 keepalives=0", None).probes.is_none());
     }
 }

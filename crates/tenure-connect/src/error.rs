@@ -133,6 +133,9 @@ pub enum ConnectError {
         /// What was asked for.
         wanted: TargetSessionAttrs,
     },
+    /// The program gave no connection string for the session.
+    #[error("there is no connection string for this session: {0}; check what renews it")]
+    Renewal(String),
     /// Several servers were tried.
     #[error("none of the servers took the session: {}", list(.0))]
     Several(Vec<ConnectError>),
@@ -176,9 +179,10 @@ impl ConnectError {
     /// The table of what each error means, with the server's code where it sent one.
     fn class(&self) -> (Class, Option<&SqlState>) {
         match self {
-            Self::Deadline { .. } | Self::Unreachable { .. } | Self::Broken { .. } => {
-                (Class::Unreachable, None)
-            }
+            Self::Deadline { .. }
+            | Self::Unreachable { .. }
+            | Self::Broken { .. }
+            | Self::Renewal(_) => (Class::Unreachable, None),
             Self::Auth { source, .. } => (Class::Auth, source.code()),
             Self::NoPassword { .. } => (Class::Auth, None),
             Self::ChannelBinding { .. }

@@ -54,10 +54,11 @@ pub mod dsn;
 mod error;
 pub mod line;
 pub mod migrate;
+pub mod socket;
 pub mod sql;
 pub mod tls;
 
-pub use connector::{Connection, Connector, Session};
+pub use connector::{Connection, Connector, Renewal, Session};
 pub use dsn::{Dsn, DsnError, Secret};
 pub use error::ConnectError;
 pub use tls::{TlsError, TlsOptions};

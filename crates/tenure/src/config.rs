@@ -35,8 +35,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tenure_connect::TlsOptions;
 use tenure_connect::dsn::{Dsn, Env, NoEnv, ProcessEnv, Secret};
+use tenure_connect::{Renewal, TlsOptions};
 use tenure_core::identity::Identity;
 use tenure_core::lease::{Lease, LeaseSpec};
 use tenure_core::retry::RetryStrategy;
@@ -68,6 +68,7 @@ pub struct Config {
     lock_only: bool,
     roles: Vec<RoleConfig>,
     retry: Arc<dyn RetryStrategy>,
+    renewal: Option<Arc<dyn Renewal>>,
 }
 
 impl Config {
@@ -78,6 +79,7 @@ impl Config {
             env: Box::new(NoEnv),
             own: Written::default(),
             retry: None,
+            renewal: None,
         }
     }
 
@@ -194,6 +196,13 @@ impl Config {
         self.retry.clone()
     }
 
+    /// What gives the connection string anew before every session. Default: none, for a password
+    /// that stays the same.
+    #[must_use]
+    pub fn renewal(&self) -> Option<Arc<dyn Renewal>> {
+        self.renewal.clone()
+    }
+
     /// What is allowed but unwise, in sentences for a log.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
@@ -208,6 +217,7 @@ pub struct ConfigBuilder {
     env: Box<dyn Env + Send + Sync>,
     own: Written,
     retry: Option<Arc<dyn RetryStrategy>>,
+    renewal: Option<Arc<dyn Renewal>>,
 }
 
 impl std::fmt::Debug for ConfigBuilder {
@@ -305,12 +315,18 @@ impl ConfigBuilder {
         self
     }
 
+    /// See [`Config::renewal`].
+    pub fn renewal(mut self, renewal: Arc<dyn Renewal>) -> Self {
+        self.renewal = Some(renewal);
+        self
+    }
+
     /// Puts the sources together and checks the whole.
     ///
     /// # Errors
     /// Any [`ConfigError`], naming the field, the bound and the reason.
     pub fn build(self) -> Result<Config, ConfigError> {
-        let Self { file: mut written, env, mut own, retry } = self;
+        let Self { file: mut written, env, mut own, retry, renewal } = self;
         let env: &dyn Env = &*env;
         written.overlay(environment::read(env)?);
         let asked_for = role_of_environment(&mut written.role, &mut own.role, env)?;
@@ -396,6 +412,7 @@ impl ConfigBuilder {
                 Some(retry) => retry,
                 None => retry::validate(&written.retry)?,
             },
+            renewal,
         })
     }
 }

@@ -90,7 +90,8 @@ impl Member {
         let dsn = config.dsn().ok_or(TenureError::NoDatabase)?;
         let lease = *config.lease();
         let connector = Connector::new(dsn, config.tls().clone())?
-            .with_tcp_user_timeout(lease.idle_session_timeout());
+            .with_tcp_user_timeout(lease.idle_session_timeout())
+            .with_renewal(config.renewal());
         let identity = config.identity()?;
         for warning in config.warnings() {
             tracing::warn!(member = %identity, "{warning}");
