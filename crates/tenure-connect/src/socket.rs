@@ -5,7 +5,7 @@
 //! it has waited out the silence. So a program that may fork lists them here, in the child, and
 //! closes them there. Closing a copy sends nothing: the connection is still the parent's.
 //!
-//! [`open`], [`pause`] and [`resume`] take no lock and allocate nothing, so that handlers of
+//! [`open`], [`pause`], [`resume`] and [`forget`] take no lock and allocate nothing, so that handlers of
 //! `pthread_atfork` may call them.
 
 use std::io;
@@ -13,7 +13,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::path::Path;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -34,11 +34,12 @@ static OPEN: [Slot; SLOTS] =
     [const { Slot { descriptor: AtomicI32::new(FREE), inode: AtomicU64::new(0) } }; SLOTS];
 /// How many sockets exist that are not listed yet.
 static OPENING: AtomicUsize = AtomicUsize::new(0);
-static PAUSED: AtomicBool = AtomicBool::new(false);
+/// How many forks are under way.
+static PAUSED: AtomicUsize = AtomicUsize::new(0);
 
 /// The descriptors of all sessions' sockets, each with its inode.
 ///
-/// A descriptor whose inode is another one now was closed and is somebody else's: leave it alone.
+/// A descriptor whose inode is another one now was closed and belongs to another part of the program: leave it alone.
 pub fn open() -> impl Iterator<Item = (RawFd, u64)> {
     OPEN.iter().filter_map(|slot| {
         let descriptor = slot.descriptor.load(Ordering::Acquire);
@@ -48,16 +49,26 @@ pub fn open() -> impl Iterator<Item = (RawFd, u64)> {
 
 /// Waits until every socket is listed, and lets no new one be made until [`resume`]. Before a fork.
 pub fn pause() {
-    PAUSED.store(true, Ordering::SeqCst);
+    PAUSED.fetch_add(1, Ordering::SeqCst);
     // Between the two there are two system calls and no await.
     while OPENING.load(Ordering::SeqCst) > 0 {
         std::thread::yield_now();
     }
 }
 
-/// Ends [`pause`]. After a fork, in the parent and in the child.
+/// Ends [`pause`]. After a fork, in the parent.
 pub fn resume() {
-    PAUSED.store(false, Ordering::SeqCst);
+    PAUSED.fetch_sub(1, Ordering::SeqCst);
+}
+
+/// Empties the list and ends [`pause`]. After a fork, in the child, which must never drop a session of
+/// its parent: the place in the list may be taken by a session of its own.
+pub fn forget() {
+    for slot in &OPEN {
+        slot.descriptor.store(FREE, Ordering::Release);
+    }
+    OPENING.store(0, Ordering::SeqCst);
+    PAUSED.store(0, Ordering::SeqCst);
 }
 
 /// A place in the list; dropping it takes the socket off.
@@ -69,7 +80,7 @@ impl Listed {
     fn make<S: AsFd>(make: impl FnOnce() -> io::Result<S>) -> io::Result<(S, Listed)> {
         loop {
             OPENING.fetch_add(1, Ordering::SeqCst);
-            if !PAUSED.load(Ordering::SeqCst) {
+            if PAUSED.load(Ordering::SeqCst) == 0 {
                 break;
             }
             OPENING.fetch_sub(1, Ordering::SeqCst);
