@@ -14,7 +14,8 @@ ifdef CI
 export CARGO_INCREMENTAL := 0
 endif
 
-.PHONY: help demo test test-all setup setup-chain lint unit faults loom newer-server test-chain deny
+.PHONY: help demo test test-all setup setup-chain setup-python lint unit faults loom newer-server test-chain deny \
+	python python-all wheel bench-python
 
 help:               ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 16
@@ -22,12 +23,13 @@ help:               ## What can be made
 demo: setup         ## Watch three members survive kills, freezes, partitions and a database restart
 	$(CARGO) run -p tenure-cli --no-default-features -- demo
 
-test: lint unit faults loom newer-server test-chain deny   ## Everything CI runs
+test: lint unit faults loom newer-server test-chain python deny   ## Everything CI runs
 	@echo "all tests passed"
 
 test-all: test      ## Also what is slow: long storms of both simulations, two thousand transactions under fire
 	TENURE_SIM_SEEDS=5000 $(CARGO) test -p tenure-sim --release --lib
 	TENURE_TX_RUN=2000 $(CARGO) test $(FEATURES) --release --test tx -- group --test-threads=1
+	$(MAKE) python-all
 
 setup:
 	@scripts/setup.sh core
@@ -35,9 +37,12 @@ setup:
 setup-chain:
 	@scripts/setup.sh chain
 
+setup-python:
+	@scripts/setup.sh python
+
 lint:               ## Formatting and clippy, warnings are errors
 	@for path in crates/*/tests/*; do name=$$(basename $$path .rs); \
-		[[ " $(UNIT) $(CHAIN) $(ELSEWHERE) proptest-regressions snapshots " == *" $$name "* ]] \
+		[[ $$path == crates/tenure-py/* || " $(UNIT) $(CHAIN) $(ELSEWHERE) proptest-regressions snapshots " == *" $$name "* ]] \
 		|| { echo "$$path is in no list of the Makefile: add it"; exit 1; }; done
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy $(FEATURES) --all-targets -- -D warnings
@@ -59,6 +64,25 @@ newer-server: setup ## The heart of the suite on PostgreSQL 18
 
 test-chain: setup setup-chain   ## Transactions: a real anvil, a scripted Substrate node, three nodes under fire
 	$(CARGO) test $(FEATURES) --no-fail-fast $(CHAIN:%=--test %)
+
+python: setup setup-python   ## The Python package on a real server, in a virtual environment of its own
+	$(CARGO) fmt --manifest-path crates/tenure-py/Cargo.toml --check
+	scripts/python.sh build
+	scripts/python.sh run pytest -m "not slow"
+
+python-all: setup setup-python   ## Also gunicorn, Celery, and what mypy and pyright say
+	scripts/python.sh all
+	PROFILE=release scripts/python.sh build
+	scripts/python.sh run mypy
+	scripts/python.sh run pyright
+	scripts/python.sh run pytest
+
+wheel: setup-python ## A wheel of the Python package, for this platform and every CPython from 3.9 on
+	scripts/python.sh wheel
+
+bench-python: setup setup-python   ## Gate checks and takeovers from Python
+	PROFILE=release scripts/python.sh build
+	scripts/python.sh run python tests/bench.py
 
 deny:               ## Licences and advisories, where cargo-deny is installed
 	@if command -v cargo-deny >/dev/null; then cargo deny check; \

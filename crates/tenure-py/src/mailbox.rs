@@ -1,0 +1,187 @@
+//! What the runtime's threads tell Python, without running any.
+//!
+//! A letter goes into a queue, and a byte into a pipe. An event loop watches the pipe's other end; a
+//! thread waits for it. Neither the writer nor the reader ever waits for the other.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyTuple};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::pipe::{PipeFlags, pipe_with};
+use tenure::{Leader, Notice, TenureError};
+
+use crate::error;
+use crate::fork::Own;
+
+/// How many events may wait for a loop that does not read. Answers are not counted: each has an asker.
+const BACKLOG: usize = 4096;
+/// A waiting thread looks this often whether a signal came.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// One message.
+pub(crate) enum Letter {
+    /// An operation is over.
+    Done { op: u64, outcome: Result<Answer, (&'static str, String)> },
+    /// The lifecycle of a role did something.
+    Told { role: usize, notice: Notice },
+    /// Events of a role that could not be told.
+    Missed { role: usize, count: u64 },
+    /// A session is about to be opened and needs a connection string.
+    Renew { id: u64 },
+}
+
+/// What an operation has for an answer.
+pub(crate) enum Answer {
+    Nothing,
+    Leader(Option<Leader>),
+}
+
+impl Letter {
+    pub(crate) fn done(op: u64, outcome: Result<Answer, TenureError>) -> Self {
+        let outcome = outcome.map_err(|error| (error::class(&error), error.to_string()));
+        Letter::Done { op, outcome }
+    }
+}
+
+/// The writers' side.
+pub(crate) struct Post {
+    queue: Mutex<VecDeque<Letter>>,
+    ear: OwnedFd,
+    bell: OwnedFd,
+}
+
+impl Post {
+    fn queue(&self) -> MutexGuard<'_, VecDeque<Letter>> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a letter. Never waits.
+    pub(crate) fn send(&self, letter: Letter) {
+        let mut queue = self.queue();
+        if let Letter::Told { role, .. } = &letter
+            && queue.len() >= BACKLOG
+        {
+            // The state can always be read; what is missing here is the story.
+            match queue.back_mut() {
+                Some(Letter::Missed { role: same, count }) if same == role => *count += 1,
+                _ => queue.push_back(Letter::Missed { role: *role, count: 1 }),
+            }
+            return;
+        }
+        let first = queue.is_empty();
+        queue.push_back(letter);
+        drop(queue);
+        if first {
+            // A full pipe is readable already.
+            let _ = rustix::io::write(&self.bell, &[1]);
+        }
+    }
+
+    fn take(&self) -> VecDeque<Letter> {
+        let mut bytes = [0; 64];
+        while matches!(rustix::io::read(&self.ear, &mut bytes), Ok(64)) {}
+        std::mem::take(&mut *self.queue())
+    }
+}
+
+/// The readers' side of a mailbox, in Python.
+#[pyclass(frozen, module = "tenure._tenure")]
+pub(crate) struct Mailbox(Own<Arc<Post>>);
+
+impl Mailbox {
+    pub(crate) fn post(&self, py: Python<'_>) -> PyResult<Arc<Post>> {
+        self.0.get().cloned().ok_or_else(|| error::forked(py))
+    }
+}
+
+#[pymethods]
+impl Mailbox {
+    #[new]
+    fn new() -> PyResult<Self> {
+        let (ear, bell) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)
+            .map_err(|error| std::io::Error::from_raw_os_error(error.raw_os_error()))?;
+        Ok(Mailbox(Own::new(Arc::new(Post { queue: Mutex::default(), ear, bell }))))
+    }
+
+    /// The descriptor that is readable while there are letters.
+    fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
+        Ok(self.post(py)?.ear.as_raw_fd())
+    }
+
+    /// All letters, in order; never waits. In a child of the process that made it: none.
+    fn take<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let list = PyList::empty(py);
+        if let Some(post) = self.0.get() {
+            for letter in post.take() {
+                list.append(written(py, letter)?)?;
+            }
+        }
+        Ok(list)
+    }
+
+    /// Waits for a letter, for a thread; says whether there is one.
+    fn wait(&self, py: Python<'_>, timeout_s: f64) -> PyResult<bool> {
+        let post = self.post(py)?;
+        let limit = Duration::try_from_secs_f64(timeout_s)
+            .map_err(|_| error::value("timeout_s must be a number of seconds, 0 or more"))?;
+        let until = Instant::now() + limit;
+        loop {
+            let left = until.saturating_duration_since(Instant::now()).min(LOOK);
+            let rang = py.detach(|| {
+                let mut watched = [PollFd::new(&post.ear, PollFlags::IN)];
+                let timeout = Timespec::try_from(left).unwrap_or_default();
+                poll(&mut watched, Some(&timeout)).is_ok_and(|ready| ready > 0)
+            });
+            py.check_signals()?;
+            if rang || Instant::now() >= until {
+                return Ok(rang);
+            }
+        }
+    }
+}
+
+/// A letter as Python reads it: a tuple whose first element says what it is.
+fn written(py: Python<'_>, letter: Letter) -> PyResult<Bound<'_, PyTuple>> {
+    match letter {
+        Letter::Done { op, outcome: Ok(Answer::Nothing) } => {
+            ("done", op, py.None(), py.None()).into_pyobject(py)
+        }
+        Letter::Done { op, outcome: Ok(Answer::Leader(leader)) } => {
+            let leader = leader.map(|leader| {
+                (leader.identity.as_str().to_owned(), leader.epoch.get(), leader.acting)
+            });
+            ("done", op, leader, py.None()).into_pyobject(py)
+        }
+        Letter::Done { op, outcome: Err((class, text)) } => {
+            ("done", op, py.None(), (class, text)).into_pyobject(py)
+        }
+        Letter::Renew { id } => ("renew", id).into_pyobject(py),
+        Letter::Missed { role, count } => ("told", role, "missed", count).into_pyobject(py),
+        Letter::Told { role, notice } => told(py, role, notice),
+    }
+}
+
+fn told(py: Python<'_>, role: usize, notice: Notice) -> PyResult<Bound<'_, PyTuple>> {
+    match notice {
+        Notice::StateChange { from, to } => {
+            ("told", role, "state_change", from.as_str(), to.as_str()).into_pyobject(py)
+        }
+        Notice::Acquired { epoch } => ("told", role, "acquired", epoch.get()).into_pyobject(py),
+        Notice::Released { epoch } => ("told", role, "released", epoch.get()).into_pyobject(py),
+        Notice::Lost { epoch, reason } => {
+            ("told", role, "lost", epoch.get(), reason.to_string()).into_pyobject(py)
+        }
+        Notice::AcquireFailed { why } => {
+            ("told", role, "acquire_failed", why.to_string()).into_pyobject(py)
+        }
+        Notice::Error(text) => ("told", role, "error", text).into_pyobject(py),
+        Notice::Stopped => ("told", role, "stopped").into_pyobject(py),
+        Notice::Late { epoch } => ("told", role, "late", epoch.get()).into_pyobject(py),
+        Notice::Well { epoch } => ("told", role, "well", epoch.get()).into_pyobject(py),
+        Notice::Recovered { epoch } => ("told", role, "recovered", epoch.get()).into_pyobject(py),
+    }
+}

@@ -1,0 +1,134 @@
+"""A program written against pgleaderlock runs by changing the import."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any, List, Optional
+
+import psycopg
+import pytest
+
+from tenure.pgleaderlock import (
+    ConnectionError,
+    DecorrelatedJitter,
+    ExponentialBackoff,
+    FixedInterval,
+    LeaderLock,
+    LockError,
+    LockState,
+    PgLeaderLockError,
+    RetryContext,
+    ShutdownError,
+)
+from tenure.pgleaderlock.errors import PgLeaderLockError as Same
+from tenure.pgleaderlock.lock import LeaderLock as SameLock
+from tenure.pgleaderlock.models import LockState as SameState
+from tenure.pgleaderlock.retry import RetryStrategy
+
+
+def test_names_and_signature() -> None:
+    assert Same is PgLeaderLockError and SameLock is LeaderLock and SameState is LockState
+    for error in (ConnectionError, LockError, ShutdownError):
+        assert issubclass(error, PgLeaderLockError)
+    assert str(inspect.signature(LeaderLock.__init__)).replace("'", "").replace('"', "") == (
+        "(self, dsn: str, key1: int, key2: int, *, retry_strategy: Optional[RetryStrategy] = None,"
+        " health_interval_s: float = 5.0, reconnect_grace_s: Optional[float] = None,"
+        " auto_reacquire: bool = True, shutdown_event: Optional[asyncio.Event] = None,"
+        " connect_fn: Optional[Callable[[], Awaitable[AsyncConnection[Any]]]] = None) -> None"
+    )
+    assert {state.value for state in LockState} == {
+        "stopped", "follower", "acquiring", "leader", "reconnecting", "releasing",
+    }
+
+
+def test_strategies() -> None:
+    def after(attempt: int, error: Optional[Exception] = None) -> RetryContext:
+        return RetryContext(attempt=attempt, elapsed_s=0.0, last_error=error)
+
+    backoff = ExponentialBackoff()
+    assert [backoff.next_delay_s(after(n)) for n in (1, 2, 3, 6, 100000)] == [1, 2, 4, 30, 30]
+    assert FixedInterval().next_delay_s(after(7)) == 5
+    jitter = DecorrelatedJitter(base_s=1, max_s=10)
+    delays = [jitter.next_delay_s(after(n)) for n in range(1, 200)]
+    assert all(delay is not None and 1 <= delay <= 10 for delay in delays) and len(set(delays)) > 5
+    assert all(isinstance(strategy, RetryStrategy) for strategy in (backoff, jitter, FixedInterval()))
+    with pytest.raises(Exception):
+        after(1).attempt = 2  # type: ignore[misc]
+
+
+async def test_the_example_of_its_manual(dsn: str, caplog: Any) -> None:
+    caplog.set_level(logging.INFO, logger="pgleaderlock")
+    told: List[str] = []
+    lock = LeaderLock(dsn=dsn, key1=1, key2=100)
+
+    @lock.on_acquired
+    def handle_acquired() -> None:
+        told.append("I am the leader now")
+
+    @lock.on_lost
+    def handle_lost() -> None:
+        told.append("Leadership lost, stopping work")
+
+    async with lock:
+        assert await lock.wait_for_leadership()
+        assert lock.is_leader and lock.state == LockState.LEADER
+        lines = [record.getMessage() for record in caplog.records if record.name == "pgleaderlock"]
+        assert "pgleaderlock | state_change from=follower to=acquiring key1=1 key2=100" in lines
+        assert any("pgleaderlock | lock_acquired key1=1 key2=100 attempt=1" in line for line in lines)
+    assert told == ["I am the leader now"] and lock.state == LockState.STOPPED
+
+
+async def test_both_kinds_of_program_exclude_each_other(dsn: str) -> None:
+    """An old instance holds the lock by hand while a new one is deployed."""
+    old = await psycopg.AsyncConnection.connect(dsn, autocommit=True)
+    await old.execute("select pg_try_advisory_lock(7, 8)")
+    failed = asyncio.Event()
+    lock = LeaderLock(dsn, 7, 8, retry_strategy=FixedInterval(0.2), health_interval_s=0.5)
+    lock.on_acquire_failed(failed.set)
+    async with lock:
+        await asyncio.wait_for(failed.wait(), 10)
+        assert not lock.is_leader
+        await old.close()
+        assert await lock.wait_for_leadership(20)
+
+
+def command(*words: str, **options: Any) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "tenure.pgleaderlock.cli", *words],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options,
+    )
+
+
+def test_the_command(dsn: str) -> None:
+    pytest.importorskip("click")
+    pytest.importorskip("loguru")
+    environment = dict(os.environ, PG_DSN=dsn)
+    keys = ("--key1", "-1", "--key2", "5")
+    run = command("run", *keys, "--health-interval", "0.5", env=environment)
+    said = []
+    assert run.stdout is not None
+    for line in run.stdout:
+        said.append(line)
+        if "on_acquired" in line:
+            break
+    status = command("status", *keys, env=environment)
+    assert "holds the lock" in status.communicate(timeout=30)[0]
+    attempt = command("acquire", *keys, "--timeout", "0.5", env=environment)
+    assert attempt.wait(30) == 1
+    run.send_signal(signal.SIGTERM)
+    rest = run.communicate(timeout=30)[0]
+    assert run.returncode == 0, said + [rest]
+    assert "state_change from=" in "".join(said) + rest and "on_released" in rest
+    status = command("status", *keys, env=environment)
+    assert "free" in status.communicate(timeout=30)[0]
+    attempt = command("acquire", *keys, env=environment)
+    assert attempt.wait(30) == 0
+    bad = command("acquire", *keys, "--dsn", "nonsense=1", env=environment)
+    assert bad.wait(30) == 2
