@@ -78,7 +78,12 @@ struct Shared {
     drained: AtomicWaker,
     clock: Arc<dyn Clock>,
     holder: Identity,
+    /// Told of every refused act, for a counter.
+    refused: Option<OnRefusal>,
 }
+
+/// Called with every refusal, by the task that asked. It must return at once.
+pub type OnRefusal = Box<dyn Fn() + Send + Sync>;
 
 /// One consistent reading.
 struct Reading {
@@ -102,6 +107,14 @@ impl Shared {
                 return Reading { phase: turn & PHASE, epoch, deadline, now };
             }
         }
+    }
+
+    /// On the way of a no alone: a yes pays nothing for it.
+    fn count(&self, refusal: NotLeader) -> NotLeader {
+        if let Some(refused) = &self.refused {
+            refused();
+        }
+        refusal
     }
 
     /// Counts an act out, and wakes the task that waits for the last act.
@@ -215,6 +228,16 @@ pub struct LeaderGate(Arc<Shared>);
 impl LeaderGate {
     /// A gate that is shut, and its only keeper.
     pub fn pair(clock: Arc<dyn Clock>, identity: Identity) -> (GateKeeper, LeaderGate) {
+        Self::counting(clock, identity, None)
+    }
+
+    /// As [`LeaderGate::pair`]; `refused` is called whenever an act is refused, that is by
+    /// [`LeaderGate::require_leader`], [`LeaderGate::ensure_epoch`] and [`LeaderGate::begin_act`].
+    pub fn counting(
+        clock: Arc<dyn Clock>,
+        identity: Identity,
+        refused: Option<OnRefusal>,
+    ) -> (GateKeeper, LeaderGate) {
         let gate = LeaderGate(Arc::new(Shared {
             turn: AtomicU64::new(SHUT),
             epoch: AtomicI64::new(0),
@@ -223,6 +246,7 @@ impl LeaderGate {
             drained: AtomicWaker::new(),
             clock,
             holder: identity,
+            refused,
         }));
         (GateKeeper(gate.clone()), gate)
     }
@@ -250,8 +274,16 @@ impl LeaderGate {
     /// A token to build an act with. Check it with [`LeaderGate::ensure_epoch`] just before the act.
     ///
     /// # Errors
-    /// [`NotLeader`] if this process does not lead.
+    /// [`NotLeader`] if this process does not lead; it counts as a refused act.
     pub fn require_leader(&self) -> Result<LeaderToken, NotLeader> {
+        self.peek().map_err(|refusal| self.0.count(refusal))
+    }
+
+    /// As [`LeaderGate::require_leader`], for a caller that only looks: no act is refused.
+    ///
+    /// # Errors
+    /// [`NotLeader`] if this process does not lead.
+    pub fn peek(&self) -> Result<LeaderToken, NotLeader> {
         let yes = self.0.read().admit()?;
         Ok(LeaderToken {
             epoch: yes.epoch,
@@ -265,11 +297,13 @@ impl LeaderGate {
     /// # Errors
     /// [`NotLeader`] if it does not lead, or under another epoch.
     pub fn ensure_epoch(&self, epoch: Epoch) -> Result<(), NotLeader> {
-        let yes = self.0.read().admit()?;
-        if yes.epoch == epoch {
-            Ok(())
-        } else {
-            Err(NotLeader { reason: Refusal::OtherEpoch { current: yes.epoch } })
+        match self.0.read().admit() {
+            Ok(yes) if yes.epoch == epoch => Ok(()),
+            Ok(yes) => {
+                let reason = Refusal::OtherEpoch { current: yes.epoch };
+                Err(self.0.count(NotLeader { reason }))
+            }
+            Err(refusal) => Err(self.0.count(refusal)),
         }
     }
 
@@ -282,11 +316,10 @@ impl LeaderGate {
         self.0.in_flight.fetch_add(1, Ordering::AcqRel);
         let mut act = Act { gate: self.clone(), epoch: Epoch::ZERO };
         fence(Ordering::SeqCst);
-        let yes = self.0.read().admit()?;
+        let yes = self.0.read().admit().map_err(|refusal| self.0.count(refusal))?;
         if yes.now + within > yes.deadline {
-            return Err(NotLeader {
-                reason: Refusal::LeaseTooShort { remaining: yes.remaining() },
-            });
+            let reason = Refusal::LeaseTooShort { remaining: yes.remaining() };
+            return Err(self.0.count(NotLeader { reason }));
         }
         act.epoch = yes.epoch;
         Ok(act)
