@@ -210,7 +210,7 @@ fn every_row_of_the_table_holds() {
             lost(),
             Reconnecting,
             vec![ShutGate, Reclaim { epoch: E }],
-            vec![],
+            vec![gone()],
         ),
         Row(
             "LEADER | session lost | FOLLOWER",
@@ -219,7 +219,7 @@ fn every_row_of_the_table_holds() {
             lost(),
             Follower,
             vec![ShutGate],
-            vec![lost_for(session())],
+            vec![gone(), lost_for(session())],
         ),
         Row(
             "LEADER | session lost | STOPPED without auto_reacquire",
@@ -228,7 +228,7 @@ fn every_row_of_the_table_holds() {
             lost(),
             Stopped,
             vec![ShutGate, Leave],
-            vec![lost_for(session()), Notice::Stopped],
+            vec![gone(), lost_for(session()), Notice::Stopped],
         ),
         // Acts in flight are drained before the unlock.
         Row(

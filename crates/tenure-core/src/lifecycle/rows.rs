@@ -152,6 +152,7 @@ impl Lifecycle {
             }
             Input::SessionLost { error } => {
                 step.push(Effect::ShutGate);
+                step.tell(Notice::Error(error.clone()));
                 self.session_died(epoch, error, step);
             }
             // No grace: another member's term has begun. The lock, if it is still ours, goes back.
