@@ -14,6 +14,9 @@ use crate::protocol::{
     Registered, TermRow,
 };
 
+/// How long a member that beats no more is remembered.
+const REMEMBERED: Duration = Duration::from_secs(3600);
+
 impl Engine {
     /// What became of the round trip that `next_op` handed out.
     pub fn done(&mut self, done: Done, now: Tick) {
@@ -122,6 +125,10 @@ impl Engine {
                     peer.first_seen = now;
                 }
             }
+            // A member that restarts has a new name: those of long ago are forgotten. A debt of one of
+            // them is then waited out as if it were seen for the first time.
+            let peers = &mut self.context.peers;
+            peers.retain(|_, peer| now.saturating_since(peer.first_seen) < REMEMBERED);
             self.look_for_silence(now);
         }
         if let Some(up) = &mut self.context.up
@@ -253,7 +260,9 @@ impl Role {
 
     fn claimed(&mut self, claim: Claim, now: Tick, context: &mut Context) {
         self.seen = self.seen.max(claim.epoch().unwrap_or(Epoch::ZERO));
-        self.holder = claim.holder().map(str::to_owned);
+        // A role that is ours has no other holder, whose silence would matter.
+        let ours = matches!(claim, Claim::Won(_) | Claim::Kept { .. });
+        self.holder = claim.holder().filter(|_| !ours).map(str::to_owned);
         if !matches!(claim, Claim::Blocked { .. }) {
             self.blocked_since = None;
         }

@@ -12,8 +12,8 @@ use crate::lease::{LeaseSpec, TakeoverPolicy};
 use crate::lifecycle::{Input, Lifecycle, LifecycleOptions, LockState};
 use crate::retry::FixedInterval;
 
-use super::{Candidacy, Engine};
-use crate::protocol::{Beaten, Better, Claim, Claimed, Done, Op, Registered, Seated, Won};
+use super::{Candidacy, Engine, Output};
+use crate::protocol::{Beaten, Better, Claim, Claimed, Done, Op, Other, Registered, Seated, Won};
 
 /// One member with one role, `r`, on its seat.
 struct Stage {
@@ -82,6 +82,36 @@ impl Stage {
             | Op::LeaveSeat => {}
         }
         op
+    }
+
+    /// Time passes until the next beat, which shows another member's; claims meanwhile answer as told.
+    fn beat(&mut self, after: Duration, other: &str, beat: i64, claim: &Claim) {
+        self.now = self.now + after;
+        self.engine.timeout(self.now);
+        loop {
+            match self.engine.next_op(self.now).expect("a beat is due") {
+                Op::Beat => break,
+                Op::Inspect(_) => self.engine.done(Done::Inspected(Vec::new()), self.now),
+                Op::Claim { .. } => self.claimed(claim),
+                op @ (Op::Register(_) | Op::MarkActing(_) | Op::Release(_) | Op::LeaveSeat) => {
+                    panic!("{op:?}")
+                }
+            }
+        }
+        let others = Some(vec![Other(other.to_owned(), beat, 0)]);
+        let beaten = Beaten { revoked: 0, others, orders: None };
+        self.engine.done(Done::Beaten(beaten), self.now);
+    }
+
+    /// What was said about the leader's silence since the last look.
+    fn stale(&mut self) -> Vec<bool> {
+        let mut stale = Vec::new();
+        while let Some(output) = self.engine.next_output() {
+            if let Output::Stale(_, silent) = output {
+                stale.push(silent);
+            }
+        }
+        stale
     }
 
     fn claimed(&mut self, claim: &Claim) {
@@ -171,4 +201,38 @@ fn the_late_answer_of_a_reclaim_does_not_cost_the_next_claim() {
         });
         assert!(claims, "after {late:?}");
     }
+}
+
+#[test]
+fn a_new_leader_is_not_stale_because_its_dead_predecessor_was() {
+    let mut stage = Stage::claiming();
+    stage.engine.stale_after = Some(Duration::from_secs(2));
+    let [held, ..] = failures();
+    stage.claimed(&held);
+    stage.beat(Duration::from_secs(1), "other", 7, &held);
+    assert!(stage.stale().is_empty());
+    stage.beat(Duration::from_secs(3), "other", 7, &held);
+    assert_eq!(stage.stale(), [true]);
+    // It is dead, and this member takes over from it.
+    let won = Won { epoch: Epoch(2), holder: Some("other".to_owned()), debt: None };
+    stage.now = stage.now + Duration::from_secs(10);
+    stage.engine.died("other", stage.now);
+    while !matches!(stage.step(), Op::Claim { .. }) {}
+    stage.claimed(&Claim::Won(won));
+    assert!(stage.engine.state(&stage.role).is_some_and(|(state, _)| state == LockState::Leader));
+    stage.beat(Duration::from_secs(1), "other", 7, &held);
+    assert_eq!(stage.stale(), [false], "it leads itself");
+    stage.beat(Duration::from_secs(1), "other", 7, &held);
+    assert!(stage.stale().is_empty());
+}
+
+#[test]
+fn members_that_beat_no_more_are_forgotten() {
+    let mut stage = Stage::claiming();
+    let [held, ..] = failures();
+    stage.claimed(&held);
+    for n in 0..1000 {
+        stage.beat(Duration::from_secs(60), &format!("other {n}"), 1, &held);
+    }
+    assert!(stage.engine.context.peers.len() <= 60, "{}", stage.engine.context.peers.len());
 }
