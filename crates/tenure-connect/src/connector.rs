@@ -10,6 +10,7 @@
 //! | no answer, refused, name unknown, TLS fails, "starting up", wrong kind | the next address, then the next server |
 //! | login refused | the end (as in libpq: a wrong password is wrong everywhere, and retries lock accounts) |
 //! | deadline | the end, naming the server that was waited for |
+//! | a caller could not use the session ([`Connector::pass_over`]) | the next attempt starts at the server after that one |
 //!
 //! It guarantees that a session it returns was verified as [`crate::tls`] says. It does not
 //! retry, does not pool, and does not look whether the server can hold an election (preflight does).
@@ -21,6 +22,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -68,7 +70,7 @@ pub trait Renewal: Send + Sync + fmt::Debug {
     fn renew(&self) -> Pin<Box<dyn Future<Output = Result<Dsn, String>> + Send + '_>>;
 }
 
-/// Opens sessions to one database. Cheap to clone.
+/// Opens sessions to one database. Cheap to clone; clones pass over the same server.
 #[derive(Debug, Clone)]
 pub struct Connector {
     dsn: Dsn,
@@ -76,7 +78,12 @@ pub struct Connector {
     tls_options: TlsOptions,
     tcp_user_timeout: Option<Duration>,
     renewal: Option<Arc<dyn Renewal>>,
+    /// The place in the DSN of the server that is tried last.
+    passed_over: Arc<AtomicUsize>,
 }
+
+/// No server is passed over.
+const NONE: usize = usize::MAX;
 
 impl Connector {
     /// Prepares connections; opens none.
@@ -99,6 +106,7 @@ impl Connector {
             tls_options,
             tcp_user_timeout: None,
             renewal: None,
+            passed_over: Arc::new(AtomicUsize::new(NONE)),
         };
         for host in dsn.hosts().iter().filter(|host| !host.is_unix()) {
             // A name's address is not known yet; whatever it is, the files are the same.
@@ -133,6 +141,35 @@ impl Connector {
     #[must_use]
     pub fn dsn(&self) -> &Dsn {
         &self.dsn
+    }
+
+    /// From now on the attempts of this connector and its clones start at the server after this one,
+    /// and come to it last. For a server that gave a session which could not be used: a deposed
+    /// primary, for example, lets its clients in although none of their commits can finish.
+    pub fn pass_over(&self, host: &Host) {
+        if let Some(place) = self.dsn.hosts().iter().position(|other| other == host) {
+            self.passed_over.store(place, Ordering::Relaxed);
+        }
+    }
+
+    /// The server that is tried last, if one is passed over.
+    #[must_use]
+    pub fn passed_over(&self) -> Option<&Host> {
+        self.dsn.hosts().get(self.passed_over.load(Ordering::Relaxed))
+    }
+
+    /// The servers in the order in which an attempt tries them.
+    fn hosts(&self) -> Vec<&Host> {
+        let mut hosts: Vec<&Host> = self.dsn.hosts().iter().collect();
+        let last = self.passed_over.load(Ordering::Relaxed);
+        if last < hosts.len() {
+            hosts.rotate_left(last + 1);
+        }
+        if self.dsn.load_balance {
+            let others = if last < hosts.len() { hosts.len() - 1 } else { hosts.len() };
+            hosts[..others].shuffle(&mut rand::rng());
+        }
+        hosts
     }
 
     /// Opens a session within `deadline`.
@@ -172,7 +209,11 @@ impl Connector {
             }
         };
         let renewed = Self::new(&dsn, self.tls_options.clone())?;
-        Ok(Self { tcp_user_timeout: self.tcp_user_timeout, ..renewed })
+        Ok(Self {
+            tcp_user_timeout: self.tcp_user_timeout,
+            passed_over: self.passed_over.clone(),
+            ..renewed
+        })
     }
 
     async fn connect_until(
@@ -186,10 +227,7 @@ impl Connector {
             }
             ref target => std::slice::from_ref(target),
         };
-        let mut hosts: Vec<&Host> = self.dsn.hosts().iter().collect();
-        if self.dsn.load_balance {
-            hosts.shuffle(&mut rand::rng());
-        }
+        let hosts = self.hosts();
         let mut turns = passes.len() * hosts.len();
         let mut failures = Vec::new();
         for wanted in passes {
@@ -587,6 +625,28 @@ mod tests {
         assert!(told[0].contains("127.0.0.1:1"), "{told:?}");
         assert!(told[1].contains("the vault is sealed"), "{told:?}");
         assert!(told[2].contains("no answer within 50ms"), "{told:?}");
+    }
+
+    #[test]
+    fn a_server_that_was_passed_over_is_tried_last() {
+        let ports = |text: &str, passed_over: &[usize]| -> Vec<u16> {
+            let dsn = Dsn::parse_with(text, &NoEnv).expect("a good DSN");
+            let connector = Connector::new(&dsn, TlsOptions::new()).expect("no files are named");
+            for place in passed_over {
+                connector.clone().pass_over(&dsn.hosts()[*place]);
+            }
+            connector.hosts().iter().map(|host| host.port).collect()
+        };
+        let three = "host=127.0.0.1,127.0.0.1,127.0.0.1 port=1,2,3";
+        assert_eq!(ports(three, &[]), [1, 2, 3]);
+        assert_eq!(ports(three, &[0]), [2, 3, 1]);
+        assert_eq!(ports(three, &[0, 1]), [3, 1, 2]);
+        assert_eq!(ports(three, &[2]), [1, 2, 3]);
+        assert_eq!(ports("host=127.0.0.1 port=1", &[0]), [1]);
+        for _ in 0..20 {
+            let random = ports(&format!("{three} load_balance_hosts=random"), &[1]);
+            assert_eq!(random[2], 2, "{random:?}");
+        }
     }
 
     #[tokio::test]

@@ -7,12 +7,14 @@ use rustls::CertificateError;
 use tokio_postgres::error::SqlState;
 
 use crate::dsn::{Host, TargetSessionAttrs};
+use crate::remedy::Remedy;
 use crate::tls::TlsError;
 
 /// Why there is no session. Nothing is left behind: every socket of the attempt is closed.
 ///
-/// Ask the classifiers rather than match: [`is_auth`](Self::is_auth) and [`is_tls`](Self::is_tls)
-/// need a change of configuration, [`is_unreachable`](Self::is_unreachable) is worth a retry.
+/// Ask the classifiers rather than match: [`remedy`](Self::remedy) says whether a retry helps,
+/// [`is_auth`](Self::is_auth), [`is_tls`](Self::is_tls) and
+/// [`is_unreachable`](Self::is_unreachable) what stood in the way.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
@@ -114,7 +116,7 @@ pub enum ConnectError {
     #[error(transparent)]
     Tls(#[from] TlsError),
     /// The server answered with an error that is not about the login.
-    #[error("{host} refused the session: {message} (SQLSTATE {}); {}", .sqlstate.code(), remedy(.sqlstate))]
+    #[error("{host} refused the session: {message} (SQLSTATE {}); {}", .sqlstate.code(), advice(.sqlstate))]
     Server {
         /// The server.
         host: String,
@@ -126,7 +128,7 @@ pub enum ConnectError {
         source: tokio_postgres::Error,
     },
     /// The server is not of the wanted kind.
-    #[error("{host} is not what target_session_attrs={} asks for; list every server of the cluster in the DSN", .wanted.as_str())]
+    #[error("{host} is not what target_session_attrs={} asks for; it may become so, or else list every server of the cluster in the DSN", .wanted.as_str())]
     Target {
         /// The server.
         host: String,
@@ -156,6 +158,27 @@ impl ConnectError {
     #[must_use]
     pub fn is_auth(&self) -> bool {
         self.parts().iter().any(|error| error.class().0 == Class::Auth)
+    }
+
+    /// What has to happen before the same attempt can succeed. Of several servers one is enough.
+    #[must_use]
+    pub fn remedy(&self) -> Remedy {
+        match self {
+            Self::Deadline { .. }
+            | Self::Unreachable { .. }
+            | Self::Broken { .. }
+            | Self::Renewal(_)
+            // A standby may be promoted: while a cluster fails over it has no primary.
+            | Self::Target { .. } => Remedy::Time,
+            Self::Server { sqlstate, .. } => Remedy::of_sqlstate(sqlstate.code()),
+            Self::Auth { .. }
+            | Self::ChannelBinding { .. }
+            | Self::NoTls { .. }
+            | Self::Certificate { .. }
+            | Self::Handshake { .. } => Remedy::Operator,
+            Self::NoPassword { .. } | Self::Tls(_) => Remedy::Input,
+            Self::Several(errors) => Remedy::any(errors.iter().map(Self::remedy)),
+        }
     }
 
     /// Whether no server could be spoken to: a retry may help.
@@ -287,7 +310,7 @@ impl ConnectError {
     }
 }
 
-fn remedy(sqlstate: &SqlState) -> &'static str {
+fn advice(sqlstate: &SqlState) -> &'static str {
     match sqlstate.code() {
         "3D000" => "create the database or correct its name",
         "53200" => "raise max_locks_per_transaction or free memory",

@@ -25,12 +25,13 @@
 //!
 //! # What went wrong
 //!
-//! | class | told by | a retry |
+//! [`ConnectError::remedy`] and [`line::LineError::remedy`] say what has to happen first:
+//!
+//! | remedy | for example | a retry |
 //! |---|---|---|
-//! | no server can be reached | [`ConnectError::is_unreachable`] | may help |
-//! | the login is refused | [`ConnectError::is_auth`] | does not help, and may lock the account |
-//! | TLS is in the way | [`ConnectError::is_tls`] | does not help |
-//! | the server refused the session | [`ConnectError::sqlstate`] | depends on the code |
+//! | [`Remedy::Time`] | out of reach, starting up, too many connections, no primary yet | helps, after a pause |
+//! | [`Remedy::Operator`] | a login that is refused, a certificate that expired | does not help, and may lock the account |
+//! | [`Remedy::Input`] | no such database, no password, an unusable certificate file | does not help |
 //!
 //! # Example
 //!
@@ -54,6 +55,7 @@ pub mod dsn;
 mod error;
 pub mod line;
 pub mod migrate;
+mod remedy;
 pub mod socket;
 pub mod sql;
 pub mod tls;
@@ -61,4 +63,5 @@ pub mod tls;
 pub use connector::{Connection, Connector, Renewal, Session};
 pub use dsn::{Dsn, DsnError, Secret};
 pub use error::ConnectError;
+pub use remedy::Remedy;
 pub use tls::{TlsError, TlsOptions};

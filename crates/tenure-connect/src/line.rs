@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_postgres::{AsyncMessage, SimpleQueryMessage};
 
-use crate::{Connection, Session};
+use crate::{Connection, Remedy, Session};
 
 /// Why a line did not answer as it should.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -40,6 +40,17 @@ pub enum LineError {
 }
 
 impl LineError {
+    /// What has to happen before the same statement can succeed, on a new session.
+    pub fn remedy(&self) -> Remedy {
+        match self {
+            LineError::Deadline(_)
+            | LineError::Closed(_)
+            | LineError::Warned(_)
+            | LineError::Unreadable(_) => Remedy::Time,
+            LineError::Refused { sqlstate, .. } => Remedy::of_sqlstate(sqlstate),
+        }
+    }
+
     /// The code of a refusal; `None` for every other error.
     pub fn sqlstate(&self) -> Option<&str> {
         match self {

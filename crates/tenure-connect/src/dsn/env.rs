@@ -9,6 +9,9 @@ use std::collections::HashMap;
 pub trait Env {
     /// The value of `name`; an empty value counts as unset, as it does for libpq.
     fn var(&self, name: &str) -> Option<String>;
+
+    /// Whether `name` is set to nothing but white space, which hints at a secret that is missing.
+    fn is_blank(&self, name: &str) -> bool;
 }
 
 /// The environment of this process.
@@ -18,6 +21,10 @@ pub struct ProcessEnv;
 impl Env for ProcessEnv {
     fn var(&self, name: &str) -> Option<String> {
         std::env::var(name).ok().filter(|value| !value.is_empty())
+    }
+
+    fn is_blank(&self, name: &str) -> bool {
+        std::env::var(name).is_ok_and(|value| value.trim().is_empty())
     }
 }
 
@@ -29,17 +36,29 @@ impl Env for NoEnv {
     fn var(&self, _name: &str) -> Option<String> {
         None
     }
+
+    fn is_blank(&self, _name: &str) -> bool {
+        false
+    }
 }
 
 impl<F: Fn(&str) -> Option<String>> Env for F {
     fn var(&self, name: &str) -> Option<String> {
         self(name).filter(|value| !value.is_empty())
     }
+
+    fn is_blank(&self, name: &str) -> bool {
+        self(name).is_some_and(|value| value.trim().is_empty())
+    }
 }
 
 impl Env for HashMap<String, String> {
     fn var(&self, name: &str) -> Option<String> {
         self.get(name).filter(|value| !value.is_empty()).cloned()
+    }
+
+    fn is_blank(&self, name: &str) -> bool {
+        self.get(name).is_some_and(|value| value.trim().is_empty())
     }
 }
 
