@@ -81,6 +81,17 @@ impl Embedded {
         Ok(this)
     }
 
+    /// The private server in `folder` (see [`Embedded::at`]) if it runs and takes sessions. Starts
+    /// nothing and creates nothing.
+    ///
+    /// # Errors
+    /// See [`Embedded::at`] and [`Embedded::status`].
+    pub fn attach(folder: Option<PathBuf>) -> Result<Option<Self>, EmbeddedError> {
+        let this = Self::at(folder)?;
+        let runs = this.status()?.is_some_and(|instance| instance.accepts());
+        Ok(runs.then_some(this))
+    }
+
     /// The running server, if there is one.
     ///
     /// # Errors
