@@ -61,10 +61,32 @@ async fn a_missing_or_newer_schema_is_refused_with_the_remedy() {
 #[tokio::test]
 async fn the_compatibility_views_carry_the_shapes_of_other_systems() {
     let database = database().await;
-    let (member, _) = leader(&database, "scheduler").await;
+    let (member, lock) = leader(&database, "scheduler").await;
     let client = database.client().await.unwrap();
     let me = member.identity().to_string();
+    let key = lock.key();
+    let columns = |view: &str| {
+        format!(
+            "select string_agg(column_name, ',' order by ordinal_position) \
+             from information_schema.columns where table_schema = 'tenure' and table_name = '{view}'"
+        )
+    };
+    for (view, wanted) in [
+        ("msp_leader_state", "id,scope_key,epoch,holder_identity,last_heartbeat"),
+        ("leader_state", "id,scope,scope_key,epoch,holder_identity,last_heartbeat"),
+        ("leader_heartbeat", "provider_id,instance_id,last_seen"),
+        ("leaders", "role,node_id,acquired_at,lease_until"),
+        ("forge_leaders", "role,node_id,acquired_at,lease_until"),
+    ] {
+        assert_eq!(one(&client, &columns(view)).await, wanted, "{view}");
+    }
     for (sql, wanted) in [
+        ("select id || ' ' || scope_key from tenure.msp_leader_state", format!("1 {key}")),
+        (
+            "select (last_heartbeat > now() - interval '1 min')::text from tenure.msp_leader_state",
+            "true".to_owned(),
+        ),
+        ("select node_id from tenure.forge_leaders", me.clone()),
         ("select epoch || holder_identity from tenure.leader_state", format!("1{me}")),
         ("select node_id from tenure.leaders where role = 'scheduler'", me.clone()),
         ("select (lease_until > acquired_at)::text from tenure.leaders", "true".to_owned()),
