@@ -1,6 +1,8 @@
 //! What is measured.
 
+mod election;
 mod gossip;
+mod idle;
 mod tx;
 
 use std::process::ExitCode;
@@ -9,6 +11,10 @@ use clap::Subcommand;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Bench {
+    /// How long a role is without a leader: crash, step-down, the program; against a bare lock and etcd
+    Election(election::BenchArgs),
+    /// How many transactions idle members cost the database
+    Idle(idle::BenchArgs),
     /// Commit latency and failover of a gossip group, with real processes
     Gossip(gossip::BenchArgs),
     /// Accepted transactions per second against raw inserts, and the takeover of open ones
@@ -17,6 +23,8 @@ pub(crate) enum Bench {
 
 pub(crate) async fn run(bench: Bench) -> anyhow::Result<ExitCode> {
     match bench {
+        Bench::Election(args) => election::run(args).await,
+        Bench::Idle(args) => idle::run(args).await,
         Bench::Gossip(args) => gossip::run(args).await,
         Bench::Tx(args) => tx::run(args).await,
     }

@@ -4,6 +4,8 @@
 //! cargo run --release -p xtask -- sim storm       storms of faults over whole nodes
 //! cargo run --release -p xtask -- sim crowd       how fast a crowd agrees by gossip
 //! cargo run --release -p xtask -- sim plot        the figures and plots of docs/gossip.md
+//! cargo run --release -p xtask -- bench election  how long a role is without a leader
+//! cargo run --release -p xtask -- bench idle      what idle members cost the database
 //! cargo run --release -p xtask -- bench gossip    commit latency and failover, real processes
 //! cargo run --release -p xtask -- bench tx        accepted transactions against raw inserts
 //! ```

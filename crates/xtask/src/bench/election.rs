@@ -1,0 +1,296 @@
+//! `bench election`: how long a role is without a leader, against what it is built on and what others do.
+//!
+//! In one run, one after the other in every round, so that a busy machine is as busy for all of them:
+//!
+//! | figure | from | to |
+//! |---|---|---|
+//! | bare lock | SIGKILL of the process that holds `pg_advisory_lock` | the blocked `pg_advisory_lock` of another session |
+//! | crash | SIGKILL of a leader under `fenced` | the successor's open gate |
+//! | step-down | `hand_over` in the library | the successor's open gate |
+//! | program | SIGTERM of `tenure run` | the successor's event `acquired` |
+//! | etcd | unlock of its lock service | the blocked lock of another client |
+
+mod etcd;
+
+use std::path::{Path, PathBuf};
+use std::process::{ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+use tenure::config::{Config, RoleSpec};
+use tenure::{LeaderLock, Member, TakeoverPolicy};
+use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStdout, Command};
+use tokio_postgres::NoTls;
+
+use crate::say;
+
+/// No key that a program would choose.
+const BARE_KEY: i64 = 0x62_65_6e_63_68;
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What to measure.
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    /// A database for the bench, without TLS
+    #[arg(long)]
+    dsn: String,
+    #[arg(long, default_value_t = 30)]
+    rounds: usize,
+    /// The `tenure` program [default: the one beside this program]
+    #[arg(long)]
+    program: Option<PathBuf>,
+    /// An etcd server program to compare with; without it that figure is left out
+    #[arg(long)]
+    etcd: Option<PathBuf>,
+    /// What this process is, if it is one of the bench's own
+    #[arg(long, hide = true)]
+    part: Option<Part>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    /// Holds the bare lock until it is killed.
+    Holder,
+    /// Leads the role of the crash until it is killed.
+    Leader,
+}
+
+pub(crate) async fn run(args: BenchArgs) -> anyhow::Result<ExitCode> {
+    match args.part {
+        Some(part) => be(part, &args.dsn).await?,
+        None => measure(&args).await?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn be(part: Part, dsn: &str) -> anyhow::Result<()> {
+    let _kept: Box<dyn std::any::Any> = match part {
+        Part::Holder => {
+            let client = connect(dsn).await?;
+            client.execute("select pg_advisory_lock($1)", &[&BARE_KEY]).await?;
+            Box::new(client)
+        }
+        Part::Leader => {
+            let (member, lock) = member(dsn, "bench:crash", TakeoverPolicy::Fenced).await?;
+            lock.wait_for_leadership(Some(PATIENCE)).await?;
+            Box::new(member)
+        }
+    };
+    say("ready")?;
+    std::future::pending::<()>().await;
+    Ok(())
+}
+
+async fn measure(args: &BenchArgs) -> anyhow::Result<()> {
+    let program = match &args.program {
+        Some(program) => program.clone(),
+        None => std::env::current_exe()?.with_file_name("tenure"),
+    };
+    let bare = connect(&args.dsn).await?;
+    let (_heir, heir) = member(&args.dsn, "bench:crash", TakeoverPolicy::Fenced).await?;
+    let (_one, one) = member(&args.dsn, "bench:step-down", TakeoverPolicy::Exclusive).await?;
+    let (_two, two) = member(&args.dsn, "bench:step-down", TakeoverPolicy::Exclusive).await?;
+    one.wait_for_leadership(Some(PATIENCE)).await?;
+    let mut pair = (one, two);
+    let mut programs = (Run::start(&program, &args.dsn)?, Run::start(&program, &args.dsn)?);
+    programs.0.leads().await?;
+    let mut etcd = match &args.etcd {
+        Some(server) => Some(etcd::Etcd::start(server).await?),
+        None => None,
+    };
+    let mut figures = Figures::default();
+    for _ in 0..args.rounds {
+        figures.bare.push(bare_lock(&bare, &args.dsn).await?);
+        figures.crash.push(crash(&heir, &args.dsn).await?);
+
+        let begun = Instant::now();
+        let to = pair.1.identity().clone();
+        let (handed, led) = tokio::join!(
+            pair.0.hand_over(Some(to), None),
+            pair.1.wait_for_leadership(Some(PATIENCE))
+        );
+        handed?;
+        led?;
+        figures.step_down.push(begun.elapsed());
+        pair = (pair.1, pair.0);
+
+        let begun = Instant::now();
+        programs.0.terminate()?;
+        programs.1.leads().await?;
+        figures.program.push(begun.elapsed());
+        programs.0.ended().await?;
+        programs = (programs.1, Run::start(&program, &args.dsn)?);
+        programs.1.follows().await?;
+
+        if let Some(etcd) = &mut etcd {
+            figures.etcd.push(etcd.hand_over().await?);
+        }
+    }
+    figures.tell()
+}
+
+#[derive(Default)]
+struct Figures {
+    bare: Vec<Duration>,
+    crash: Vec<Duration>,
+    step_down: Vec<Duration>,
+    program: Vec<Duration>,
+    etcd: Vec<Duration>,
+}
+
+impl Figures {
+    fn tell(mut self) -> anyhow::Result<()> {
+        let median = |name: &str, values: &mut Vec<Duration>| -> anyhow::Result<f64> {
+            values.sort();
+            let at = |part: f64| {
+                let place = (values.len().saturating_sub(1) as f64 * part).round() as usize;
+                values.get(place).map_or(f64::NAN, |value| value.as_secs_f64() * 1e3)
+            };
+            say(format!(
+                "{name:<12} p50 {:>8.3} ms   p90 {:>8.3} ms   max {:>8.3} ms",
+                at(0.5),
+                at(0.9),
+                at(1.0)
+            ))?;
+            Ok(at(0.5))
+        };
+        let bare = median("bare lock", &mut self.bare)?;
+        let crash = median("crash", &mut self.crash)?;
+        let step_down = median("step-down", &mut self.step_down)?;
+        let program = median("program", &mut self.program)?;
+        let etcd = median("etcd", &mut self.etcd)?;
+        say(format!("crash / bare lock      {:.2}  (wanted: at most 2)", crash / bare))?;
+        say(format!("step-down / etcd       {:.2}  (wanted: at most 0.3)", step_down / etcd))?;
+        say(format!("program / step-down    {:.2}  (wanted: at most 2)", program / step_down))
+    }
+}
+
+async fn connect(dsn: &str) -> anyhow::Result<tokio_postgres::Client> {
+    let (client, connection) = tokio_postgres::connect(dsn, NoTls).await?;
+    tokio::spawn(connection);
+    Ok(client)
+}
+
+async fn member(
+    dsn: &str,
+    role: &str,
+    policy: TakeoverPolicy,
+) -> anyhow::Result<(Member, LeaderLock)> {
+    // A cool-down that is short, so that rounds follow each other, and long enough for a hand-over.
+    let role = RoleSpec::named(role).policy(policy).cool_down(Duration::from_millis(200));
+    let member = Member::start(Config::builder().dsn(dsn).role(role).build()?).await?;
+    let lock = member.locks().remove(0);
+    lock.start().await?;
+    Ok((member, lock))
+}
+
+/// A process of the bench's own that holds or leads, once it says so.
+async fn part(name: &str, dsn: &str) -> anyhow::Result<Child> {
+    let mut child = Command::new(std::env::current_exe()?)
+        .args(["bench", "election", "--part", name, "--dsn", dsn])
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()?;
+    let out = child.stdout.take().context("it is piped")?;
+    let ready = tokio::time::timeout(PATIENCE, BufReader::new(out).lines().next_line()).await??;
+    match ready.as_deref() {
+        Some("ready") => Ok(child),
+        other => bail!("the {name} said {other:?}"),
+    }
+}
+
+async fn bare_lock(waits: &tokio_postgres::Client, dsn: &str) -> anyhow::Result<Duration> {
+    let mut holder = part("holder", dsn).await?;
+    let lock = waits.execute("select pg_advisory_lock($1)", &[&BARE_KEY]);
+    let kill = async {
+        // It waits in the server by then.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let begun = Instant::now();
+        holder.start_kill().map(|()| begun)
+    };
+    let (locked, begun) = tokio::join!(lock, kill);
+    let took = begun?.elapsed();
+    locked?;
+    waits.execute("select pg_advisory_unlock($1)", &[&BARE_KEY]).await?;
+    holder.wait().await?;
+    Ok(took)
+}
+
+async fn crash(heir: &LeaderLock, dsn: &str) -> anyhow::Result<Duration> {
+    let starts = part("leader", dsn);
+    let gives_way = async {
+        // The heir leads from the last round: the new process must be there to take it.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        heir.step_down(None).await
+    };
+    let (leader, stepped) = tokio::join!(starts, gives_way);
+    stepped?;
+    let mut leader = leader?;
+    // Until the heir's sentinel waits for it.
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    let begun = Instant::now();
+    leader.start_kill()?;
+    heir.wait_for_leadership(Some(PATIENCE)).await?;
+    let took = begun.elapsed();
+    leader.wait().await?;
+    Ok(took)
+}
+
+/// `tenure run` without a child.
+struct Run {
+    child: Child,
+    events: Lines<BufReader<ChildStdout>>,
+}
+
+impl Run {
+    fn start(program: &Path, dsn: &str) -> anyhow::Result<Self> {
+        let mut child = Command::new(program)
+            .args(["run", "--role", "bench:program", "--output", "json"])
+            .env("TENURE_DSN", dsn)
+            .env("TENURE_LOG", "error")
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .with_context(|| format!("cannot run {}; give --program", program.display()))?;
+        let events = BufReader::new(child.stdout.take().context("it is piped")?).lines();
+        Ok(Run { child, events })
+    }
+
+    async fn says(&mut self, event: &str) -> anyhow::Result<()> {
+        let wanted = format!("\"event\":\"{event}\"");
+        let seen = async {
+            while let Some(line) = self.events.next_line().await? {
+                if line.contains(&wanted) {
+                    return Ok(());
+                }
+            }
+            bail!("it ended before it said {event}")
+        };
+        tokio::time::timeout(PATIENCE, seen).await?
+    }
+
+    async fn leads(&mut self) -> anyhow::Result<()> {
+        self.says("acquired").await
+    }
+
+    /// Its claim has failed: it waits for the leader.
+    async fn follows(&mut self) -> anyhow::Result<()> {
+        self.says("acquire_failed").await?;
+        // Until its sentinel and its LISTEN are there.
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        Ok(())
+    }
+
+    fn terminate(&self) -> anyhow::Result<()> {
+        let pid = self.child.id().context("it runs")?;
+        let pid = rustix::process::Pid::from_raw(i32::try_from(pid)?).context("not 0")?;
+        Ok(rustix::process::kill_process(pid, rustix::process::Signal::TERM)?)
+    }
+
+    async fn ended(&mut self) -> anyhow::Result<()> {
+        tokio::time::timeout(PATIENCE, self.child.wait()).await??;
+        Ok(())
+    }
+}
