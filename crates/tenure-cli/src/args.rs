@@ -18,7 +18,8 @@ use crate::log::Form;
 const NOTES: &str = "\
 The database: --dsn, else $TENURE_DSN, $PG_DSN, $PG_CONN_STRING, $SH_PENDING_DB_URL, else libpq's
 own variables, else the file of --config, else a private PostgreSQL on this machine (one leader per
-MACHINE; see `tenure embedded`).
+MACHINE; see `tenure embedded`; --no-embedded forbids it). Only `run` and `acquire` start it; commands
+that ask or order use it if it runs.
 Warnings and errors are logged to standard error; $TENURE_LOG=info logs more, =off nothing.";
 
 const RUN_NOTES: &str = "\
@@ -121,6 +122,9 @@ pub(crate) struct Database {
     /// Configuration file (TOML) [default: $TENURE_CONFIG]
     #[arg(help_heading = "Database", long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
+    /// Never use a private PostgreSQL: without a DSN it is an error
+    #[arg(help_heading = "Database", long)]
+    pub(crate) no_embedded: bool,
 }
 
 /// How a candidate behaves; the file has the same under `[[role]]`.

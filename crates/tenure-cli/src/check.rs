@@ -5,7 +5,7 @@ use tenure::operate::Operator;
 use tenure::preflight::{self, Report, Verdict};
 use tenure::schema;
 
-use crate::args::{Audit, Check, Doctor, Migrate, RoleArgs, Standing};
+use crate::args::{Audit, Check, Doctor, Migrate};
 use crate::exit::{Exit, Failure};
 use crate::output::{out, print_json};
 use crate::setting::Setting;
@@ -34,13 +34,7 @@ fn findings(report: &Report) -> Vec<Finding<'_>> {
 }
 
 pub(crate) async fn check(args: Check) -> Result<Exit, Failure> {
-    let setting = Setting::new(
-        &args.database,
-        &RoleArgs::default(),
-        &args.taking,
-        &Standing::default(),
-        true,
-    )?;
+    let setting = Setting::asking(&args.database, &args.taking)?;
     let report = preflight::check(&setting.config).await?;
     if args.json {
         print_json(&findings(&report));

@@ -13,7 +13,14 @@ pub(crate) fn embedded(action: EmbeddedAction) -> Result<Exit, Failure> {
         EmbeddedAction::Stop => {
             let ran = server.status()?.is_some();
             server.stop()?;
-            out!("{}", if ran { "stopped; the data stays" } else { "it was not running" });
+            out!(
+                "{}",
+                if ran {
+                    "stopped; the data stays, and a member that uses it starts it again"
+                } else {
+                    "it was not running"
+                }
+            );
         }
         EmbeddedAction::Status => match server.status()? {
             Some(instance) => {
@@ -23,7 +30,7 @@ pub(crate) fn embedded(action: EmbeddedAction) -> Result<Exit, Failure> {
                 out!("log     {}", server.log().display());
             }
             None => {
-                out!("not running; the next command without a DSN starts it");
+                out!("not running; the next `run` or `acquire` without a DSN starts it");
                 out!("folder  {}", server.path().display());
                 return Ok(Exit::Failed);
             }

@@ -29,8 +29,8 @@ pub(crate) struct Setting {
 }
 
 impl Setting {
-    /// Puts command line, environment and file together; without a DSN it starts the private
-    /// server, or attaches to it.
+    /// For a command that takes part. Puts command line, environment and file together; without a
+    /// DSN it starts the private server, or attaches to it.
     pub(crate) fn new(
         database: &Database,
         role: &RoleArgs,
@@ -57,15 +57,42 @@ impl Setting {
         if config.dsn().is_some() {
             return Ok(Setting { config, embedded: false });
         }
+        if !config.allows_embedded() {
+            return Err(Failure::usage(
+                "no database is configured, and a private one is forbidden (--no-embedded); give \
+                 --dsn, or set TENURE_DSN",
+            ));
+        }
         let dsn = Embedded::start_or_attach(None)?.dsn()?;
-        let config = build(builder()?.dsn(dsn))?;
+        // A private server that dies is started again by the members that use it.
+        let start = || Embedded::start_or_attach(None).map(drop).map_err(|error| error.to_string());
+        let config = build(builder()?.dsn(dsn).revive(start))?;
         Ok(Setting { config, embedded: true })
     }
 
     /// For a command that only asks or orders.
     pub(crate) fn of(database: &Database) -> Result<Self, Failure> {
-        let (role, taking) = (RoleArgs::default(), Taking::default());
-        Setting::new(database, &role, &taking, &Standing::default(), true)
+        Setting::asking(database, &Taking::default())
+    }
+
+    /// For a command that only asks or orders: without a DSN it attaches to a private server that
+    /// runs, and never makes one.
+    pub(crate) fn asking(database: &Database, taking: &Taking) -> Result<Self, Failure> {
+        let build = |builder: ConfigBuilder| builder.build().map_err(|why| worded(&why, taking));
+        let config = build(builder(database, None, taking)?)?;
+        if config.dsn().is_some() {
+            return Ok(Setting { config, embedded: false });
+        }
+        let running =
+            if config.allows_embedded() { Embedded::attach(None).ok().flatten() } else { None };
+        let Some(running) = running else {
+            return Err(Failure::usage(
+                "no database is configured, and no private one runs on this machine; give --dsn, \
+                 or set TENURE_DSN",
+            ));
+        };
+        let config = build(builder(database, None, taking)?.dsn(running.dsn()?))?;
+        Ok(Setting { config, embedded: true })
     }
 
     /// The one role that was meant: the one of the command line, else the only one configured.
@@ -231,7 +258,13 @@ pub(crate) fn builder(
         builder = builder.file(file)?;
     }
     if let Some(dsn) = &database.dsn {
+        if dsn.reveal().trim().is_empty() {
+            return Err(Failure::usage("--dsn is empty; give a connection string"));
+        }
         builder = builder.dsn(dsn.reveal());
+    }
+    if database.no_embedded {
+        builder = builder.embedded(false);
     }
     if let Some(role) = role {
         builder = builder.role(role);

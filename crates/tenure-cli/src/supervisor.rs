@@ -60,7 +60,7 @@ impl Candidacy {
         signals: &mut Signals,
     ) -> Result<Option<Course>, Failure> {
         let gate = self.lock.gate();
-        let Ok(token) = gate.require_leader() else { return Ok(None) };
+        let Ok(token) = gate.peek() else { return Ok(None) };
         // In flight as long as a process of the child lives: the release is clean or it is not.
         let Ok(act) = gate.begin_act(Duration::ZERO) else { return Ok(None) };
         let epoch = token.epoch;
@@ -115,7 +115,7 @@ impl Candidacy {
                 fed = later;
                 child.extend(fed);
             }
-            match gate.require_leader() {
+            match gate.peek() {
                 Ok(token) if token.epoch == epoch => {}
                 Ok(_) => stop(&child, &mut stopping, lease.kill_grace()),
                 Err(refused) if self.ends_child(refused.reason) => {

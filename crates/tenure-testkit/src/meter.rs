@@ -1,16 +1,19 @@
 //! A recorder of metrics for tests.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
 
-/// Remembers which metrics were emitted, and with which labels. Clones share one memory.
+/// Remembers which metrics were emitted, with which labels and values. Clones share one memory.
 #[derive(Debug, Clone, Default)]
 pub struct Meter {
     seen: Arc<Mutex<BTreeMap<String, BTreeSet<String>>>>,
     count: Arc<Mutex<BTreeMap<String, u32>>>,
+    counters: Arc<Mutex<BTreeMap<String, Arc<AtomicU64>>>>,
+    gauges: Arc<Mutex<BTreeMap<String, Arc<AtomicU64>>>>,
 }
 
 impl Meter {
@@ -45,6 +48,19 @@ impl Meter {
         names
     }
 
+    /// What a counter of that name and those labels (`key=value,…`) has counted; none before it is there.
+    pub fn counted(&self, name: &str, labels: &str) -> Option<u64> {
+        let counters = self.counters.lock().expect("unpoisoned");
+        Some(counters.get(&format!("{name}{{{labels}}}"))?.load(Ordering::Acquire))
+    }
+
+    /// What a gauge of that name and those labels shows; none before it is there.
+    pub fn gauge(&self, name: &str, labels: &str) -> Option<f64> {
+        let gauges = self.gauges.lock().expect("unpoisoned");
+        let bits = gauges.get(&format!("{name}{{{labels}}}"))?.load(Ordering::Acquire);
+        Some(f64::from_bits(bits))
+    }
+
     /// Waits until a metric was emitted.
     ///
     /// # Panics
@@ -67,12 +83,15 @@ impl Meter {
         }
     }
 
-    fn note(&self, key: &Key) {
+    /// Returns its name with its labels.
+    fn note(&self, key: &Key) -> String {
         let labels: Vec<String> =
             key.labels().map(|label| format!("{}={}", label.key(), label.value())).collect();
+        let whole = format!("{}{{{}}}", key.name(), labels.join(","));
         *self.count.lock().expect("unpoisoned").entry(key.name().to_owned()).or_default() += 1;
         let mut seen = self.seen.lock().expect("unpoisoned");
         seen.entry(key.name().to_owned()).or_default().insert(labels.join(","));
+        whole
     }
 }
 
@@ -84,13 +103,15 @@ impl Recorder for Meter {
     fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
 
     fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
-        self.note(key);
-        Counter::noop()
+        let name = self.note(key);
+        Counter::from_arc(
+            self.counters.lock().expect("unpoisoned").entry(name).or_default().clone(),
+        )
     }
 
     fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
-        self.note(key);
-        Gauge::noop()
+        let name = self.note(key);
+        Gauge::from_arc(self.gauges.lock().expect("unpoisoned").entry(name).or_default().clone())
     }
 
     fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {

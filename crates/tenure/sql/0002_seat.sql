@@ -69,13 +69,18 @@ begin
     select backend_start into mine from pg_stat_activity where pid = pg_backend_pid();
     select * into old from tenure.member where identity = me;
     if found and (old.backend_pid, old.backend_start) is distinct from (pg_backend_pid(), mine) then
-        perform pg_terminate_backend(a.pid, 1000) from pg_stat_activity a
+        perform pg_terminate_backend(a.pid) from pg_stat_activity a
             where a.pid = old.backend_pid and a.backend_start = old.backend_start
               and old.incarnation = inc;
     end if;
-    -- A watcher may hold the member lock, shared, for the length of its look.
+    -- The old backend holds the member lock until it has ended; a watcher may hold it, shared, for the
+    -- length of its look. A wait that is too long is an answer and no error, which would be logged.
     perform set_config('lock_timeout', coalesce(p->>'lock_ms', '500'), true);
-    perform pg_advisory_lock(k);
+    begin
+        perform pg_advisory_lock(k);
+    exception when lock_not_available then
+        return '{"busy": true}';
+    end;
     perform set_config('tenure.seat', p->>'seat', false);
     insert into tenure.member as m (identity, host, pid, backend_pid, backend_start, seat, key,
                                     lease_ms, grace_ms, incarnation)

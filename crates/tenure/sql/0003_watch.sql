@@ -3,23 +3,36 @@
 -- Invariant: no wait here outlives its argument (at most one heartbeat interval), so no snapshot of
 -- ours holds up vacuum; and a wait that ends without a death writes nothing to the server's log.
 
--- The next member in the ring after `me`, by identity.
-create function tenure.successor_of(me text) returns jsonb language sql stable as $$
-    select jsonb_build_object('identity', identity, 'key', key) from tenure.member
-    where left_at is null and identity <> me
-    order by identity <= me, identity limit 1
+-- How long a wait of at most `p_ms` may take before the server logs it as a slow statement or a long
+-- wait for a lock. Not below 100 ms: where that is too long already, shorter waits would only mean more
+-- lines, and `tenure check` names the setting.
+create function tenure.quiet_ms(p_ms integer) returns integer language sql stable as $$
+    select least(p_ms, min(ms)::integer) from (values
+        (extract(epoch from current_setting('log_min_duration_statement')::interval) * 800),
+        (case when current_setting('log_lock_waits')::boolean
+              then extract(epoch from current_setting('deadlock_timeout')::interval) * 800 end)) v(ms)
+    where ms >= 100
 $$;
 
--- True if no session holds that member lock: the member's session is gone. Shared and for this
--- statement only, so that several may watch and a returning member is not held up.
-create function tenure.await_death(k bigint, p_ms integer) returns boolean
+-- Waits for the death of the next member in the ring after `me`, by identity: `dead` if no session holds
+-- its member lock. Shared and for this statement only, so that several may watch and a returning member
+-- is not held up. Null: `me` is alone. `members`: how many take part.
+create function tenure.await_death(me text, p_ms integer) returns jsonb
 language plpgsql volatile as $$
+declare
+    next record;
 begin
-    perform set_config('lock_timeout', p_ms::text, true);
-    perform pg_advisory_xact_lock_shared(k);
-    return true;
+    select identity, key, count(*) over () + 1 as members into next from tenure.member
+        where left_at is null and identity <> me
+        order by identity <= me, identity limit 1;
+    if not found then
+        return null;
+    end if;
+    perform set_config('lock_timeout', tenure.quiet_ms(p_ms)::text, true);
+    perform pg_advisory_xact_lock_shared(next.key);
+    return to_jsonb(next) || '{"dead": true}';
 exception when lock_not_available then
-    return false;
+    return to_jsonb(next) || '{"dead": false}';
 end $$;
 
 -- Records a death, if it is still one: the lock is free and the row is not younger than the look.
@@ -27,6 +40,11 @@ create function tenure.record_death(p_identity text, k bigint) returns boolean l
 begin
     if not pg_try_advisory_xact_lock_shared(k) then
         return false;
+    end if;
+    -- A record that a crash loses is made again; and a claim that commits beside this one must not wait
+    -- for its flush.
+    if current_setting('synchronous_standby_names') = '' then
+        perform set_config('synchronous_commit', 'off', true);
     end if;
     update tenure.member set left_at = clock_timestamp()
         where identity = p_identity and left_at is null;

@@ -56,6 +56,8 @@ const MAX_CHANNEL_BYTES: usize = 63;
 pub struct Config {
     dsn: Option<Dsn>,
     application_dsn: Option<Dsn>,
+    embedded: bool,
+    revive: Option<Revive>,
     tls: TlsOptions,
     scope: String,
     instance: Option<String>,
@@ -69,6 +71,24 @@ pub struct Config {
     roles: Vec<RoleConfig>,
     retry: Arc<dyn RetryStrategy>,
     renewal: Option<Arc<dyn Renewal>>,
+    reconnect: Arc<dyn RetryStrategy>,
+}
+
+/// Starts the database's server again; see [`ConfigBuilder::revive`].
+#[derive(Clone)]
+pub(crate) struct Revive(Arc<dyn Fn() -> Result<(), String> + Send + Sync>);
+
+impl Revive {
+    /// Blocks.
+    pub(crate) fn call(&self) -> Result<(), String> {
+        (self.0)()
+    }
+}
+
+impl std::fmt::Debug for Revive {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Revive")
+    }
 }
 
 impl Config {
@@ -80,6 +100,7 @@ impl Config {
             own: Written::default(),
             retry: None,
             renewal: None,
+            revive: None,
         }
     }
 
@@ -107,6 +128,17 @@ impl Config {
     #[must_use]
     pub fn application_dsn(&self) -> Option<&Dsn> {
         self.application_dsn.as_ref().or(self.dsn.as_ref())
+    }
+
+    /// Whether a program may fall back on a private server of this machine where no DSN is named.
+    /// Default: true. The library itself never does.
+    #[must_use]
+    pub fn allows_embedded(&self) -> bool {
+        self.embedded
+    }
+
+    pub(crate) fn revive(&self) -> Option<Revive> {
+        self.revive.clone()
     }
 
     /// What is said about TLS apart from the DSNs.
@@ -189,8 +221,9 @@ impl Config {
         &self.roles
     }
 
-    /// How attempts against a failing database are paced. Default: exponential, 200 ms to 5 s,
-    /// spread by 20 %.
+    /// How a role's claims are paced, and when it gives up. Default: exponential, 200 ms to 5 s,
+    /// spread by 20 %. A hint (a notification, the sentinel, the poll) comes before it, and a seat
+    /// that was just taken claims at once.
     #[must_use]
     pub fn retry(&self) -> Arc<dyn RetryStrategy> {
         self.retry.clone()
@@ -201,6 +234,14 @@ impl Config {
     #[must_use]
     pub fn renewal(&self) -> Option<Arc<dyn Renewal>> {
         self.renewal.clone()
+    }
+
+    /// How attempts to connect are paced: as [`Config::retry`] where that is written. Default:
+    /// exponential, 40 ms to one heartbeat, spread by 20 %; a longest delay that is not written is one
+    /// heartbeat.
+    #[must_use]
+    pub fn reconnect(&self) -> Arc<dyn RetryStrategy> {
+        self.reconnect.clone()
     }
 
     /// What is allowed but unwise, in sentences for a log.
@@ -218,6 +259,7 @@ pub struct ConfigBuilder {
     own: Written,
     retry: Option<Arc<dyn RetryStrategy>>,
     renewal: Option<Arc<dyn Renewal>>,
+    revive: Option<Revive>,
 }
 
 impl std::fmt::Debug for ConfigBuilder {
@@ -269,6 +311,8 @@ impl ConfigBuilder {
         dsn(text: impl Into<String>) => database = Secret::new(text);
         /// See [`Config::application_dsn`].
         application_dsn(text: impl Into<String>) => database = Secret::new(text);
+        /// See [`Config::allows_embedded`].
+        embedded(allowed: bool) => database = allowed;
         /// See [`TlsOptions::insecure`].
         tls_insecure(insecure: bool) => database = insecure;
         /// See [`TlsOptions::ca_file`].
@@ -309,7 +353,18 @@ impl ConfigBuilder {
         self
     }
 
-    /// See [`Config::retry`].
+    /// Starts the database's server again, for a program that owns it: a member that finds no server
+    /// calls this before its next attempt, on a thread of its own. It may block; its waits must be
+    /// bounded. Its error is a sentence for the log.
+    pub fn revive(
+        mut self,
+        start: impl Fn() -> Result<(), String> + Send + Sync + 'static,
+    ) -> Self {
+        self.revive = Some(Revive(Arc::new(start)));
+        self
+    }
+
+    /// See [`Config::retry`] and [`Config::reconnect`].
     pub fn retry(mut self, strategy: Arc<dyn RetryStrategy>) -> Self {
         self.retry = Some(strategy);
         self
@@ -326,8 +381,18 @@ impl ConfigBuilder {
     /// # Errors
     /// Any [`ConfigError`], naming the field, the bound and the reason.
     pub fn build(self) -> Result<Config, ConfigError> {
-        let Self { file: mut written, env, mut own, retry, renewal } = self;
+        let Self { file: mut written, env, mut own, retry, renewal, revive } = self;
         let env: &dyn Env = &*env;
+        if own.database.dsn.is_none() {
+            environment::refuse_blank_dsn(env)?;
+        }
+        if written.database.dsn.as_ref().is_some_and(|dsn| dsn.reveal().trim().is_empty()) {
+            return Err(field(
+                "database.dsn",
+                "a connection string".to_owned(),
+                "an empty one would mean whatever server this machine has",
+            ));
+        }
         written.overlay(environment::read(env)?);
         let asked_for = role_of_environment(&mut written.role, &mut own.role, env)?;
         written.overlay(own);
@@ -390,6 +455,14 @@ impl ConfigBuilder {
             })
             .transpose()
         };
+        let paces = [retry::Pace::CLAIMS, retry::Pace::connecting(lease.heartbeat())];
+        let [claims, connecting] = match retry {
+            Some(retry) => [retry.clone(), retry],
+            None => {
+                let [claims, connecting] = paces.map(|pace| retry::validate(&written.retry, pace));
+                [claims?, connecting?]
+            }
+        };
         let mut tls = TlsOptions::new().insecure(written.database.tls_insecure.unwrap_or(false));
         if let Some(path) = written.database.tls_ca_file {
             tls = tls.ca_file(path);
@@ -397,6 +470,8 @@ impl ConfigBuilder {
         Ok(Config {
             dsn: parse("database.dsn", written.database.dsn)?,
             application_dsn: parse("database.application_dsn", written.database.application_dsn)?,
+            embedded: written.database.embedded.unwrap_or(true),
+            revive,
             tls,
             scope,
             instance: member.instance,
@@ -408,11 +483,9 @@ impl ConfigBuilder {
             channel,
             lock_only,
             roles,
-            retry: match retry {
-                Some(retry) => retry,
-                None => retry::validate(&written.retry)?,
-            },
             renewal,
+            retry: claims,
+            reconnect: connecting,
         })
     }
 }

@@ -20,6 +20,7 @@ use tenure_core::clock::{Clock, Tick};
 use tenure_core::engine::{Engine, Output};
 use tenure_core::key::{LockKey, RoleName};
 use tenure_core::lifecycle::{Input, LockState, Notice};
+use tenure_core::retry::RetryStrategy;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::sleep;
 use tokio_util::task::AbortOnDropHandle;
@@ -96,10 +97,11 @@ impl<D: Database> Driver<D> {
         profile: Profile,
         clock: Arc<dyn Clock>,
         engine: Engine,
+        reconnect: Arc<dyn RetryStrategy>,
         commands: mpsc::UnboundedReceiver<Command>,
     ) -> Self {
         Driver {
-            connecting: Connecting::new(&profile.lease),
+            connecting: Connecting::new(reconnect),
             clock,
             profile,
             engine,
@@ -116,6 +118,7 @@ impl<D: Database> Driver<D> {
     }
 
     pub(crate) async fn run(mut self) {
+        metrics::connected(false);
         let mut now = self.clock.now();
         while !self.turn(now) {
             let event = self.next_event().await;
@@ -279,7 +282,7 @@ impl<D: Database> Driver<D> {
                         self.engine.notified("", now);
                     }
                 }
-                Some(Heard::Closed(error)) => self.seat_lost(&error, now),
+                Some(Heard::Closed(error)) => self.seat_closed(&error, now),
                 None => self.seat_lost("the reader of the session ended", now),
             }
             let Some(heard) = self.session.as_mut().and_then(Session::try_heard) else { break };
@@ -322,11 +325,33 @@ impl<D: Database> Driver<D> {
         }
     }
 
+    /// The server did not answer, or not as it should: another one, if there is one, may do better.
     fn seat_lost(&mut self, error: &str, now: Tick) {
+        if let Some((session, _)) = self.drop_seat(error, now) {
+            self.database.pass_over(session.seat());
+        }
+    }
+
+    /// The session was ended. A server that kept it for a lease is as good as before, or is gone and
+    /// refuses the next one at once.
+    fn seat_closed(&mut self, error: &str, now: Tick) {
+        if let Some((session, false)) = self.drop_seat(error, now) {
+            self.database.pass_over(session.seat());
+        }
+    }
+
+    /// Returns the session that was there, and whether it had lasted.
+    fn drop_seat(&mut self, error: &str, now: Tick) -> Option<(Session<D::Seat>, bool)> {
+        let (held, first) = match &self.session {
+            Some(_) => self.roles.held(&self.engine),
+            None => (0, None),
+        };
+        let first = first.map(|(role, key, epoch)| (role.clone(), key, epoch));
         // The gate closes first; the socket goes with the seat and the round trip on it.
         self.engine.seat_lost(error, now);
-        let Some(session) = self.session.take() else { return };
-        if now.saturating_since(session.since) >= self.profile.lease.lease() {
+        let session = self.session.take()?;
+        let lasted = now.saturating_since(session.since) >= self.profile.lease.lease();
+        if lasted {
             self.connecting.lost(error.to_owned(), now);
         } else {
             // Taken and lost at once, perhaps because the database refuses what a seat says: coming
@@ -334,7 +359,14 @@ impl<D: Database> Driver<D> {
             self.connecting.failed(error.to_owned(), now);
         }
         metrics::connected(false);
-        tracing::warn!(member = %self.profile.identity, "the seat is lost: {error}");
+        let member = &self.profile.identity;
+        match first {
+            Some((role, key, epoch)) => tracing::warn!(
+                %member, held, %role, %key, epoch = epoch.get(), error, "the seat is lost: {error}"
+            ),
+            None => tracing::warn!(%member, held, error, "the seat is lost: {error}"),
+        }
+        Some((session, lasted))
     }
 
     fn command(&mut self, command: Command, now: Tick) {
@@ -391,7 +423,7 @@ impl<D: Database> Driver<D> {
                     let member = &self.profile.identity;
                     self.roles.notice(&role, member, epoch, notice, logged, now);
                 }
-                Output::Gate(role, epoch) => self.roles.gate(&role, epoch, now),
+                Output::Gate(role, epoch) => self.roles.gate(&role, epoch),
                 Output::Renewed => self.roles.renewed(),
                 Output::Registered(role, result) => self.roles.registered(&role, result, now),
                 Output::AwaitDrain(role, drained) => self.drains.push(Box::pin(async move {

@@ -9,6 +9,7 @@ use crate::config::ConfigError;
 use crate::connect::ConnectError;
 use crate::line::LineError;
 use crate::preflight::Refused;
+use tenure_connect::Remedy;
 use tenure_connect::tls::TlsError;
 
 /// Why a member or a lock could not do what it was asked to.
@@ -40,7 +41,7 @@ pub enum TenureError {
         /// What differs, and what to do.
         why: RegisterRefusal,
     },
-    /// A session failed in the middle of something. A retry helps.
+    /// A session failed in the middle of something, or the server was busy. A retry helps.
     #[error("the database session failed: {0}")]
     Session(String),
     /// The database refused a statement. A retry does not help.
@@ -86,22 +87,34 @@ impl TenureError {
         matches!(self, TenureError::Refused(_))
     }
 
-    /// Whether the database could not be reached or did not answer.
-    pub fn is_unreachable(&self) -> bool {
+    /// What has to happen before the same call can succeed. [`Remedy::Time`] comes back by itself:
+    /// a member waits for it.
+    pub fn remedy(&self) -> Remedy {
         match self {
-            TenureError::Connect(error) => error.is_unreachable(),
-            TenureError::Session(_) => true,
-            _ => false,
+            TenureError::Connect(error) => error.remedy(),
+            TenureError::Session(_) | TenureError::Timeout { .. } => Remedy::Time,
+            TenureError::Refused(_)
+            | TenureError::Registration { .. }
+            | TenureError::Statement(_)
+            | TenureError::NoLeader(_)
+            | TenureError::Order(_) => Remedy::Operator,
+            TenureError::Config(_)
+            | TenureError::Tls(_)
+            | TenureError::NoDatabase
+            | TenureError::Stopped
+            | TenureError::UnknownRole(_)
+            | TenureError::RoleName(_)
+            | TenureError::DuplicateRole(_)
+            | TenureError::NoSuchRole(_)
+            | TenureError::NoSuchMember(_) => Remedy::Input,
         }
     }
 
+    /// A statement that a session did not carry out: what passes by itself is told from the rest.
     pub(crate) fn session(error: LineError) -> Self {
-        match error {
-            LineError::Refused { .. } => TenureError::Statement(error.to_string()),
-            LineError::Deadline(_)
-            | LineError::Closed(_)
-            | LineError::Warned(_)
-            | LineError::Unreadable(_) => TenureError::Session(error.to_string()),
+        match error.remedy() {
+            Remedy::Time => TenureError::Session(error.to_string()),
+            Remedy::Operator | Remedy::Input => TenureError::Statement(error.to_string()),
         }
     }
 }

@@ -17,7 +17,6 @@ use tokio::time::timeout;
 
 use crate::driver::Command;
 use crate::error::TenureError;
-use crate::metrics;
 use crate::publisher::{Event, LeaderStateChanged, Publisher};
 pub use leader::Leader;
 pub(crate) use leader::{LeaderSource, Observed, SideSession};
@@ -163,15 +162,12 @@ impl LeaderLock {
         self.publisher.watch_deadline()
     }
 
-    /// Begins an act, as [`LeaderGate::begin_act`] does, and counts refusals.
+    /// Begins an act, as [`LeaderGate::begin_act`] does. The gate counts what it refuses.
     ///
     /// # Errors
     /// [`NotLeader`].
     pub fn begin_act(&self, within: Duration) -> Result<Act, NotLeader> {
-        self.publisher
-            .gate
-            .begin_act(within)
-            .inspect_err(|_| metrics::act_refused(&self.publisher.name))
+        self.publisher.gate.begin_act(within)
     }
 
     /// Everything the lifecycle says, from now on. A receiver that lags misses events and is told

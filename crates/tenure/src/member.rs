@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::config::{Config, RoleConfig, RoleSpec};
-use crate::connect::Connector;
+use crate::connect::{Connector, Remedy};
 use crate::driver::{Command, Driver, Handle, Health};
 use crate::error::TenureError;
 use crate::lock::{LeaderLock, Observed, SideSession};
@@ -52,7 +52,8 @@ impl Member {
     /// Looks the server over, brings the schema up to date, and starts the member with the roles
     /// the configuration names (not started yet: see [`Member::start_all`]).
     ///
-    /// A database that cannot be reached is no error: the member follows, and keeps trying.
+    /// A database that comes back by itself is no error (it cannot be reached, starts, recovers, is
+    /// full, has no primary yet): the member follows, and keeps trying. See [`TenureError::remedy`].
     ///
     /// # Errors
     /// [`TenureError::Refused`] if the setup cannot hold the promises, and what the configuration
@@ -107,10 +108,10 @@ impl Member {
             roles: config.roles().len(),
         };
         let side = SideSession::new(connector.clone(), identity.clone(), lease);
-        let database = Postgres::new(connector, profile.clone(), migrate);
+        let database = Postgres::new(connector, profile.clone(), migrate, config.revive());
         match database.prepare().await {
             Ok(()) => {}
-            Err(error) if error.is_unreachable() => {
+            Err(error) if error.remedy() == Remedy::Time => {
                 tracing::warn!(member = %identity, "following until the database answers: {error}");
             }
             Err(error) => return Err(error),
@@ -119,7 +120,9 @@ impl Member {
         let (poll, stale_after) = (config.poll(), config.stale_after());
         let engine = Engine::new(lease, poll, stale_after, profile.lock_only, random);
         let (commands, inbox) = mpsc::unbounded_channel();
-        let task = tokio::spawn(Driver::new(database, profile, clock.clone(), engine, inbox).run());
+        let reconnect = config.reconnect();
+        let driver = Driver::new(database, profile, clock.clone(), engine, reconnect, inbox);
+        let task = tokio::spawn(driver.run());
         let roles = config.roles().to_vec();
         let handle = Handle {
             commands,

@@ -33,6 +33,7 @@ mod database;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tenure_core::clock::{Clock, Tick};
 use tenure_core::engine::Engine;
@@ -130,7 +131,9 @@ impl MemoryGroup {
         let engine = Engine::new(lease, lease.lease(), None, false, random);
         let (commands, inbox) = mpsc::unbounded_channel();
         let clock = self.shared.clock.clone();
-        let driver = Driver::new(database, profile, clock.clone(), engine, inbox);
+        let pace = ExponentialBackoff::new(Duration::from_millis(40), lease.heartbeat());
+        let reconnect = Arc::new(pace);
+        let driver = Driver::new(database, profile, clock.clone(), engine, reconnect, inbox);
         self.drivers().insert(name, tokio::spawn(driver.run()));
         let retry = Arc::new(ExponentialBackoff::default());
         let observed = Observed::new(self.shared.clone(), lease);

@@ -6,13 +6,13 @@
 //! | `tenure_lost_total` | counter | role | terms that ended otherwise than asked for |
 //! | `tenure_released_total` | counter | role | terms that ended as asked for |
 //! | `tenure_acquire_attempts_total` | counter | role | claims |
-//! | `tenure_acts_refused_total` | counter | role | acts that the gate refused |
+//! | `tenure_acts_refused_total` | counter | role | acts that the gate refused (`require_leader`, `ensure_epoch`, `begin_act`) |
 //! | `tenure_is_leader` | gauge | role | 1 while the gate is open |
 //! | `tenure_epoch` | gauge | role | the epoch of the last term led here |
 //! | `tenure_heartbeat_age_seconds` | gauge | – | since the last successful round trip was sent |
 //! | `tenure_acquire_seconds` | histogram | – | round trips that claimed |
 //! | `tenure_heartbeat_seconds` | histogram | – | round trips that were heartbeats |
-//! | `tenure_tenure_seconds` | gauge | role | how long the term has lasted |
+//! | `tenure_tenure_seconds` | gauge | role | how long the term has lasted, late heartbeats and recovered sessions included; 0 without one |
 //! | `tenure_failovers_total` | counter | role | terms taken over from a holder that did not release |
 //! | `tenure_late_total` | counter | role | gates shut because a heartbeat was late |
 //! | `tenure_errors_total` | counter | role | errors told |
@@ -56,6 +56,27 @@ fn label(role: &RoleName) -> String {
     role.as_str().to_owned()
 }
 
+/// A role that is new to this process has every series of its own, from zero: an alert on a series that
+/// is not there yet never fires.
+pub(crate) fn role_added(role: &RoleName) {
+    for name in [
+        "tenure_acquired_total",
+        "tenure_lost_total",
+        "tenure_released_total",
+        "tenure_acquire_attempts_total",
+        "tenure_acts_refused_total",
+        "tenure_failovers_total",
+        "tenure_late_total",
+        "tenure_errors_total",
+    ] {
+        counter!(name, "role" => label(role)).increment(0);
+    }
+    for name in ["tenure_is_leader", "tenure_epoch", "tenure_tenure_seconds", "tenure_leader_stale"]
+    {
+        gauge!(name, "role" => label(role)).set(0.0);
+    }
+}
+
 pub(crate) fn gate(role: &RoleName, epoch: Option<Epoch>) {
     gauge!("tenure_is_leader", "role" => label(role)).set(if epoch.is_some() { 1.0 } else { 0.0 });
     if let Some(epoch) = epoch {
@@ -83,9 +104,7 @@ pub(crate) fn leader_stale(role: &RoleName, stale: bool) {
     gauge!("tenure_leader_stale", "role" => label(role)).set(if stale { 1.0 } else { 0.0 });
 }
 
-/// An act was refused because this process does not lead. [`crate::LeaderLock::begin_act`] counts
-/// by itself; a program that uses the gate directly may count with this.
-pub fn act_refused(role: &RoleName) {
+pub(crate) fn act_refused(role: &RoleName) {
     counter!("tenure_acts_refused_total", "role" => label(role)).increment(1);
 }
 
@@ -108,13 +127,14 @@ pub(crate) fn round_trip(op: &Op, took: Duration, succeeded: bool) {
     }
 }
 
-/// Counts and logs what a lifecycle says, with role, member, epoch, key and reason. An error that
-/// is `logged` already is no second warning.
+/// Counts and logs what a lifecycle says, with role, member, epoch, key and reason, and on `acquired` the
+/// number of the attempt that won. An error that is `logged` already is no second warning.
 pub(crate) fn notice(
     role: &RoleName,
     member: &str,
     key: LockKey,
     epoch: Option<Epoch>,
+    attempt: u32,
     notice: &Notice,
     logged: bool,
 ) {
@@ -126,7 +146,7 @@ pub(crate) fn notice(
         Notice::Acquired { epoch } => {
             counter!("tenure_acquired_total", "role" => label(role)).increment(1);
             let reason = "the lock is won and no other gate is open";
-            tracing::info!(%role, member, %key, epoch = epoch.get(), reason, "acquired");
+            tracing::info!(%role, member, %key, epoch = epoch.get(), attempt, reason, "acquired");
         }
         Notice::Released { epoch } => {
             counter!("tenure_released_total", "role" => label(role)).increment(1);

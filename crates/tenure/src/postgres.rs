@@ -13,6 +13,7 @@ use tenure_core::protocol::{Done, Op, millis};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
+use crate::config::Revive;
 use crate::driver::{Blocked, Database, Taken, Watch};
 use crate::error::TenureError;
 use crate::preflight;
@@ -25,12 +26,52 @@ pub(crate) struct Postgres {
     migrate: bool,
     /// The server was looked over, and the schema is up to date.
     prepared: AtomicBool,
+    revive: Option<Revive>,
+    /// The last attempt found no server.
+    absent: AtomicBool,
 }
 
 impl Postgres {
-    pub(crate) fn new(connector: Connector, profile: Profile, migrate: bool) -> Self {
-        let prepared = AtomicBool::new(false);
-        Postgres { connector: Arc::new(connector), profile, migrate, prepared }
+    pub(crate) fn new(
+        connector: Connector,
+        profile: Profile,
+        migrate: bool,
+        revive: Option<Revive>,
+    ) -> Self {
+        let connector = Arc::new(connector);
+        let (prepared, absent) = (AtomicBool::new(false), AtomicBool::new(false));
+        Postgres { connector, profile, migrate, prepared, revive, absent }
+    }
+
+    /// Starts a server of ours again that the last attempt did not find.
+    async fn revive(&self) {
+        let Some(revive) = self.revive.clone() else { return };
+        if !self.absent.swap(false, Ordering::Relaxed) {
+            return;
+        }
+        let member = &self.profile.identity;
+        match tokio::task::spawn_blocking(move || revive.call()).await {
+            Ok(Ok(())) => tracing::warn!(%member, "the server was gone, and runs again"),
+            Ok(Err(error)) => tracing::warn!(%member, "the server cannot be started: {error}"),
+            Err(_) => tracing::warn!(%member, "the server cannot be started: a panic"),
+        }
+    }
+
+    async fn connect_seat(&self) -> Result<Taken<Seat>, TenureError> {
+        self.prepare().await?;
+        let profile = &self.profile;
+        let name = format!("tenure seat {}", profile.identity);
+        let session = self.connector.connect(&name, profile.lease.lease()).await?;
+        let host = session.host.clone();
+        let (sender, heard) = mpsc::unbounded_channel();
+        let token = uuid::Uuid::new_v4().to_string();
+        match Seat::take(session, sender, profile.clone(), &token).await {
+            Ok((seat, seated)) => Ok(Taken { seat, seated, heard }),
+            Err(error) => {
+                self.connector.pass_over(&host);
+                Err(TenureError::session(error))
+            }
+        }
     }
 
     /// Looks the server over and brings the schema up to date, once.
@@ -114,20 +155,19 @@ impl Database for Postgres {
     type Seat = Seat;
 
     async fn take_seat(&self) -> Result<Taken<Seat>, TenureError> {
-        self.prepare().await?;
-        let profile = &self.profile;
-        let name = format!("tenure seat {}", profile.identity);
-        let session = self.connector.connect(&name, profile.lease.lease()).await?;
-        let (sender, heard) = mpsc::unbounded_channel();
-        let token = uuid::Uuid::new_v4().to_string();
-        let (seat, seated) = Seat::take(session, sender, profile.clone(), &token)
-            .await
-            .map_err(TenureError::session)?;
-        Ok(Taken { seat, seated, heard })
+        self.revive().await;
+        let taken = self.connect_seat().await;
+        let absent = matches!(&taken, Err(TenureError::Connect(error)) if error.is_unreachable());
+        self.absent.store(absent, Ordering::Relaxed);
+        taken
     }
 
     async fn run(&self, seat: &Seat, op: &Op) -> Result<Done, String> {
         seat.run(op).await.map_err(|error| error.to_string())
+    }
+
+    fn pass_over(&self, seat: &Seat) {
+        self.connector.pass_over(seat.host());
     }
 
     async fn close(&self, seat: Seat) {

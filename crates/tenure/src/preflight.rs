@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use crate::config::Config;
-use crate::connect::Connector;
+use crate::connect::{Connector, Remedy};
 use crate::error::TenureError;
 use crate::line::{Heard, Line, LineError};
 use crate::schema::{self, SCHEMA};
@@ -245,7 +245,11 @@ impl Look<'_> {
     async fn run(&self) -> Result<Report, TenureError> {
         let mut report = Report::default();
         let (heard, mut hears) = mpsc::unbounded_channel();
-        let one = Line::new(self.connector.connect(self.name, self.deadline).await?, heard);
+        let session = self.connector.connect(self.name, self.deadline).await?;
+        let host = session.host.clone();
+        // A server that cannot be looked over, or is refused, is the last one that is tried next time.
+        let failed = || self.connector.pass_over(&host);
+        let one = Line::new(session, heard);
         let end = async {
             self.product(&one, &mut report).await?;
             let pins = settings(self.deadline * 4, self.deadline, Duration::from_secs(1));
@@ -253,6 +257,7 @@ impl Look<'_> {
             Ok::<_, Stop>(())
         }
         .await;
+        let end = end.inspect_err(|_| failed());
         if let Some(report) = finish(end, &mut report)? {
             return Ok(report);
         }
@@ -276,16 +281,43 @@ impl Look<'_> {
             self.lock_table(&one, &mut report).await?;
             self.standbys(&one, &mut report).await?;
             self.signals(&one, &mut report).await?;
+            self.server_log(&one, &mut report).await?;
             Ok::<_, Stop>(())
         }
         .await;
         one.hang_up(self.deadline).await;
         two.hang_up(self.deadline).await;
+        let end = end.inspect_err(|_| failed());
         Ok(finish(end, &mut report)?.unwrap_or(report))
     }
 
     async fn ask(&self, line: &Line, sql: &str) -> Result<String, LineError> {
         Ok(line.ask(sql, self.deadline).await?.unwrap_or_default())
+    }
+
+    /// A server that logs what idle members do all the time would drown in it.
+    async fn server_log(&self, line: &Line, report: &mut Report) -> Result<(), Stop> {
+        let sql = "select coalesce(string_agg('alter role ' || quote_ident(current_user) \
+                || ' set ' || remedy, '; '), '') from (values \
+            (extract(epoch from current_setting('log_min_duration_statement')::interval) \
+                    between 0 and 0.124, 'log_min_duration_statement = ''500ms'''), \
+            (current_setting('log_lock_waits')::boolean \
+                and extract(epoch from current_setting('deadlock_timeout')::interval) < 0.125, \
+                'log_lock_waits = off'), \
+            (current_setting('log_statement') = 'all', 'log_statement = ''mod'''), \
+            (current_setting('log_duration')::boolean, 'log_duration = off')) v(noisy, remedy) \
+            where noisy";
+        let remedy = self.ask(line, sql).await?;
+        if remedy.is_empty() {
+            report.good("log", "an idle member writes no line to the server's log");
+        } else {
+            let text = format!(
+                "the server logs what every idle member does, several lines a second; as a \
+                 superuser: {remedy}"
+            );
+            report.warn("log", text);
+        }
+        Ok(())
     }
 
     async fn product(&self, line: &Line, report: &mut Report) -> Result<(), Stop> {
@@ -359,8 +391,11 @@ impl Look<'_> {
                 Err(report.refuse("pooler", Refused::Pooler { evidence }))
             }
             Ok(Some(evidence)) => Err(report.refuse("pooler", Refused::Pooler { evidence })),
-            // A statement pooler refuses transactions, with a code of class 08.
-            Err(LineError::Refused { sqlstate, message }) => {
+            // A statement pooler refuses transactions, with a code of class 08. A server that shuts
+            // down in the middle of the look is no pooler.
+            Err(LineError::Refused { sqlstate, message })
+                if sqlstate.starts_with("08") || Remedy::of_sqlstate(&sqlstate) != Remedy::Time =>
+            {
                 let evidence = format!("{message}, SQLSTATE {sqlstate}");
                 Err(report.refuse("pooler", Refused::Pooler { evidence }))
             }

@@ -155,7 +155,7 @@ impl Publisher {
         else {
             return;
         };
-        let new = self.gate.require_leader().ok().map(|token| token.deadline());
+        let new = self.gate.peek().ok().map(|token| token.deadline());
         deadline.send_if_modified(|now| std::mem::replace(now, new) != new);
     }
 }

@@ -18,6 +18,7 @@ use tenure_core::protocol::{
 use tokio::sync::mpsc;
 
 use crate::connect::Session;
+use crate::connect::dsn::Host;
 use crate::line::{Heard, Line, LineError};
 use crate::sql::{identifier, json, literal};
 
@@ -38,6 +39,7 @@ pub(crate) struct Profile {
 /// The session itself.
 pub(crate) struct Seat {
     line: Line,
+    host: Host,
     profile: Profile,
     deadline: Duration,
 }
@@ -50,6 +52,18 @@ impl Seat {
         profile: Profile,
         seat_token: &str,
     ) -> Result<(Self, Seated), LineError> {
+        let host = session.host.clone();
+        /// What `tenure.take_seat` answers.
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Answer {
+            Seated(Seated),
+            /// Our own old backend has not ended yet.
+            Busy {
+                #[allow(dead_code, reason = "it tells the answers apart")]
+                busy: bool,
+            },
+        }
         let line = Line::new(session, heard);
         let lease = &profile.lease;
         let deadline = lease.statement_deadline();
@@ -71,10 +85,19 @@ impl Seat {
             });
             format!("select tenure.take_seat({})", json(&member))
         };
-        // Joining may have to wait for our own old backend to end: a deadline of its own, and no
-        // gate of ours is open meanwhile.
-        let seated = answer(&line, &take, deadline + Duration::from_secs(1)).await?;
-        Ok((Seat { line, profile, deadline }, seated))
+        let seated = match answer(&line, &take, deadline).await? {
+            Answer::Seated(seated) => seated,
+            Answer::Busy { .. } => {
+                let message = "another session still holds this member's seat".to_owned();
+                return Err(LineError::Refused { sqlstate: "55P03".to_owned(), message });
+            }
+        };
+        Ok((Seat { line, host, profile, deadline }, seated))
+    }
+
+    /// The server that it is on.
+    pub(crate) fn host(&self) -> &Host {
+        &self.host
     }
 
     /// Carries one operation out. After any error the outcome is unknown: the caller drops the seat.

@@ -15,12 +15,20 @@ use tokio::time::sleep;
 use crate::connect::Connector;
 use crate::driver::{SentinelEvent, Watch};
 use crate::line::{Line, LineError};
-use crate::seat::{Profile, settings};
+use crate::seat::{Profile, parse, settings};
 use crate::sql::literal;
 use tenure_core::protocol::millis;
+use tenure_core::retry::ExponentialBackoff;
 
-/// Every how many waits the member's own listening is tried out.
+/// After how many waits the member's own listening is tried out again, times the members that take part.
+///
+/// PostgreSQL wakes every listening session of the database for a notification, whatever its channel. So
+/// the members share the calls out: the group calls at one rate, however many they are.
 const CALL_EVERY: usize = 20;
+/// Without tables the members cannot be counted.
+const LOCK_ONLY_MEMBERS: usize = 10;
+/// A session that lasted this many waits was a good one.
+const STEADY: usize = 3;
 
 pub(crate) struct Sentinel {
     pub(crate) connector: Arc<Connector>,
@@ -33,28 +41,38 @@ pub(crate) fn call_sign(profile: &Profile) -> String {
     format!("? {} ", profile.identity)
 }
 
+/// What `tenure.await_death` answers.
 #[derive(Deserialize)]
 struct Next {
     identity: String,
     key: i64,
+    members: usize,
+    dead: bool,
 }
 
 impl Sentinel {
     /// Runs until its task is aborted or its member is gone.
     pub(crate) async fn run(mut self) {
-        let mut pause = Duration::from_millis(50);
+        let pace =
+            ExponentialBackoff::new(Duration::from_millis(50), self.profile.lease.heartbeat());
+        let mut failures = 0_u32;
         while !self.watch.events.is_closed() {
-            let error = match self.watch_others().await {
+            let mut waits = 0;
+            let error = match self.watch_others(&mut waits).await {
                 Ok(never) => match never {},
                 Err(error) => error,
             };
+            failures = if waits >= STEADY { 1 } else { failures.saturating_add(1) };
             tracing::debug!(member = %self.profile.identity, "the sentinel lost its session: {error}");
-            sleep(pause).await;
-            pause = (pause * 2).min(self.profile.lease.heartbeat());
+            sleep(pace.pause(failures, rand::random())).await;
         }
     }
 
-    async fn watch_others(&mut self) -> Result<std::convert::Infallible, LineError> {
+    /// Counts its waits.
+    async fn watch_others(
+        &mut self,
+        waits: &mut usize,
+    ) -> Result<std::convert::Infallible, LineError> {
         let lease = self.profile.lease;
         let deadline = lease.statement_deadline();
         let name = format!("tenure sentinel {}", self.profile.identity);
@@ -63,66 +81,77 @@ impl Sentinel {
             .connect(&name, lease.lease())
             .await
             .map_err(|error| LineError::Closed(error.to_string()))?;
+        let host = session.host.clone();
+        let passed_over = self.connector.passed_over().cloned();
         let (heard, mut hears) = mpsc::unbounded_channel();
         let line = Line::new(session, heard);
         // Below the interval, so that its snapshot is younger than that when the wait ends.
         let wait = lease.heartbeat().mul_f64(0.8);
         let pins = settings(lease.idle_session_timeout(), wait + deadline, lease.heartbeat());
         line.ask(&pins, deadline).await?;
-        let (mut turn, mut waits) = (0_usize, 0_usize);
+        let mut turn = 0_usize;
+        let mut call_in = CALL_EVERY;
         loop {
-            waits += 1;
-            if waits.is_multiple_of(CALL_EVERY) {
-                let call = format!("{}{:08x}", call_sign(&self.profile), rand::random::<u32>());
-                let notify = |call| {
-                    format!(
-                        "select pg_notify({}, {})",
-                        literal(&self.profile.channel),
-                        literal(call)
-                    )
-                };
-                line.ask(&notify(&call), deadline).await?;
-                let _ = self.watch.events.send(SentinelEvent::Called(call));
-            }
+            *waits = waits.saturating_add(1);
+            call_in = call_in.saturating_sub(1);
             // A watch hears nothing, but its reader must not pile up what a server might say.
             while hears.try_recv().is_ok() {}
             if self.watch.events.is_closed() {
                 return Err(LineError::Closed("the member is gone".to_owned()));
             }
-            if self.profile.lock_only {
+            // A seat that left this server watches nothing here any more.
+            let now = self.connector.passed_over();
+            if now != passed_over.as_ref() && now == Some(&host) {
+                return Err(LineError::Closed("the seat is on another server".to_owned()));
+            }
+            let members = if self.profile.lock_only {
                 self.await_lock(&line, wait, deadline, &mut turn).await?;
+                LOCK_ONLY_MEMBERS
             } else {
-                self.await_death(&line, wait, deadline).await?;
+                self.await_death(&line, wait, deadline).await?
+            };
+            if call_in == 0 {
+                call_in = CALL_EVERY.saturating_mul(members);
+                self.call(&line, deadline).await?;
             }
         }
     }
 
+    /// Sends something to our own channel that the seat should hear.
+    async fn call(&self, line: &Line, deadline: Duration) -> Result<(), LineError> {
+        let call = format!("{}{:08x}", call_sign(&self.profile), rand::random::<u32>());
+        let channel = literal(&self.profile.channel);
+        line.ask(&format!("select pg_notify({channel}, {})", literal(&call)), deadline).await?;
+        let _ = self.watch.events.send(SentinelEvent::Called(call));
+        Ok(())
+    }
+
+    /// Returns how many members take part.
     async fn await_death(
         &self,
         line: &Line,
         wait: Duration,
         deadline: Duration,
-    ) -> Result<(), LineError> {
+    ) -> Result<usize, LineError> {
         let me = literal(&self.profile.identity);
-        let next = line.ask(&format!("select tenure.successor_of({me})"), deadline).await?;
-        let Some(next) = next.and_then(|json| serde_json::from_str::<Next>(&json).ok()) else {
+        let ask = format!("select tenure.await_death({me}, {})", millis(wait));
+        let Some(answer) = line.ask(&ask, wait + deadline).await? else {
             // Alone. `notified` is cancel-safe; a permit that was stored wakes us at once.
             let _ = tokio::time::timeout(wait, self.watch.look_again.notified()).await;
-            return Ok(());
+            return Ok(1);
         };
-        let ask = format!("select tenure.await_death({}, {})", next.key, millis(wait));
-        if line.ask(&ask, wait + deadline).await?.as_deref() != Some("t") {
-            return Ok(());
+        let Next { identity, key, members, dead } = parse(Some(answer))?;
+        if !dead {
+            return Ok(members);
         }
-        let _ = self.watch.events.send(SentinelEvent::Died(next.identity.clone()));
-        let record =
-            format!("select tenure.record_death({}, {})", literal(&next.identity), next.key);
+        let _ = self.watch.events.send(SentinelEvent::Died(identity.clone()));
+        let record = format!("select tenure.record_death({}, {key})", literal(&identity));
         if line.ask(&record, deadline).await?.as_deref() == Some("t") {
             // In a transaction that writes nothing: NOTIFY takes a cluster-wide lock at commit.
             let tell = format!("select pg_notify({}, '')", literal(&self.profile.channel));
             line.ask(&tell, deadline).await?;
         }
-        Ok(())
+        Ok(members)
     }
 
     /// Without tables there is no ring: it waits for the roles' own locks, in turn.
@@ -144,10 +173,10 @@ impl Sentinel {
             return Ok(());
         };
         let args = key.args();
-        let ms = millis(wait);
+        let quiet = quiet_ms(millis(wait));
         let ask = format!(
             "do $$ begin \
-               perform set_config('lock_timeout', '{ms}', true); \
+               perform set_config('lock_timeout', {quiet}::text, true); \
                perform pg_advisory_xact_lock_shared({args}); \
                perform set_config('tenure.free', 'yes', false); \
              exception when lock_not_available then \
@@ -161,4 +190,15 @@ impl Sentinel {
         }
         Ok(())
     }
+}
+
+/// What `tenure.quiet_ms` computes, where there is no schema.
+fn quiet_ms(ms: u64) -> String {
+    format!(
+        "(select least({ms}, min(ms)::integer) from (values \
+            (extract(epoch from current_setting('log_min_duration_statement')::interval) * 800), \
+            (case when current_setting('log_lock_waits')::boolean then \
+                extract(epoch from current_setting('deadlock_timeout')::interval) * 800 end)) v(ms) \
+          where ms >= 100)"
+    )
 }

@@ -23,6 +23,7 @@ pub(super) fn read(env: &dyn Env) -> Result<Written, ConfigError> {
     written.database.dsn = text(&DSN_VARIABLES)
         .or_else(|| text(&LIBPQ_PLACES).map(|_| String::new()))
         .map(Secret::new);
+    written.database.embedded = switch(env, "TENURE_EMBEDDED")?;
     written.database.tls_insecure = switch(env, "SH_DB_TLS_INSECURE")?;
     written.database.tls_ca_file = env.var("SH_DB_TLS_CA_FILE").map(Into::into);
     written.database.application_dsn = env.var("TENURE_APPLICATION_DSN").map(Secret::new);
@@ -54,6 +55,18 @@ pub(super) fn read(env: &dyn Env) -> Result<Written, ConfigError> {
         written.retry.strategy = Some(Strategy::Jitter);
     }
     Ok(written)
+}
+
+/// A variable for the DSN that is set to nothing is most likely a secret that is missing: it must not
+/// lead to a database of this machine alone.
+pub(super) fn refuse_blank_dsn(env: &dyn Env) -> Result<(), ConfigError> {
+    match DSN_VARIABLES.into_iter().find(|variable| env.is_blank(variable)) {
+        Some(variable) => {
+            let expected = "a connection string (it is set, but empty); unset it if none is meant";
+            Err(ConfigError::Variable { variable, expected })
+        }
+        None => Ok(()),
+    }
 }
 
 /// The one role the environment may speak of, and whether it was named.

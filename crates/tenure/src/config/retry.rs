@@ -8,12 +8,25 @@ use tenure_core::retry::{DecorrelatedJitter, ExponentialBackoff, FixedInterval, 
 use super::ConfigError;
 use super::written::{Retry, Strategy};
 
-/// Shorter than the strategy's own 1 s to 30 s: it also paces reconnects, and a member that
-/// sleeps for half a minute comes back half a minute late.
-const BASE: Duration = Duration::from_millis(200);
-const MAX: Duration = Duration::from_secs(5);
+/// What is paced, with the shortest and the longest delay where nothing is written.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pace {
+    base: Duration,
+    max: Duration,
+}
 
-pub(super) fn validate(written: &Retry) -> Result<Arc<dyn RetryStrategy>, ConfigError> {
+impl Pace {
+    /// Claims. Hints wake a follower long before its back-off does.
+    pub(super) const CLAIMS: Pace =
+        Pace { base: Duration::from_millis(200), max: Duration::from_secs(5) };
+
+    /// Attempts to connect: a member that sleeps for long comes back that much later after an outage.
+    pub(super) const fn connecting(heartbeat: Duration) -> Pace {
+        Pace { base: Duration::from_millis(40), max: heartbeat }
+    }
+}
+
+pub(super) fn validate(written: &Retry, pace: Pace) -> Result<Arc<dyn RetryStrategy>, ConfigError> {
     let strategy = written.strategy.unwrap_or(match written.interval {
         Some(_) if written.base.is_none() => Strategy::Fixed,
         _ => Strategy::Exponential,
@@ -36,8 +49,8 @@ pub(super) fn validate(written: &Retry) -> Result<Arc<dyn RetryStrategy>, Config
         return Err(field(name, "absent with this strategy", "the strategy does not use it"));
     }
     let period = |value: Option<super::period::Period>, default| value.map_or(default, |p| p.0);
-    let max = period(written.max, MAX.max(period(written.base, BASE)));
-    let base = period(written.base, BASE.min(max));
+    let max = period(written.max, pace.max.max(period(written.base, pace.base)));
+    let base = period(written.base, pace.base.min(max));
     if base.is_zero() {
         return Err(field("base", "above 0", "a failing database would be asked without a pause"));
     }

@@ -48,6 +48,7 @@ pub(super) struct Database {
     pub(super) dsn: Option<Secret>,
     #[serde(deserialize_with = "secret")]
     pub(super) application_dsn: Option<Secret>,
+    pub(super) embedded: Option<bool>,
     pub(super) tls_insecure: Option<bool>,
     pub(super) tls_ca_file: Option<PathBuf>,
 }
@@ -161,7 +162,15 @@ impl Written {
 
     /// Lets `later` win, field by field; roles are matched by name.
     pub(super) fn overlay(&mut self, later: Self) {
-        overlay!(self.database, later.database, dsn, application_dsn, tls_insecure, tls_ca_file);
+        overlay!(
+            self.database,
+            later.database,
+            dsn,
+            application_dsn,
+            embedded,
+            tls_insecure,
+            tls_ca_file,
+        );
         self.member.overlay(later.member);
         overlay!(self.retry, later.retry, strategy, base, max, multiplier, jitter, interval);
         // Within one source a name that comes twice stays twice, and is refused later.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tenure_core::clock::Clock;
 use tenure_core::engine::Candidacy;
 use tenure_core::epoch::Epoch;
-use tenure_core::gate::{GateKeeper, LeaderGate};
+use tenure_core::gate::{GateKeeper, LeaderGate, OnRefusal};
 use tenure_core::identity::Identity;
 use tenure_core::key::RoleName;
 use tenure_core::lease::Lease;
@@ -17,6 +17,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::config::RoleConfig;
 use crate::error::TenureError;
 use crate::lock::{LeaderLock, Observed};
+use crate::metrics;
 use crate::publisher::Publisher;
 
 pub(crate) enum Command {
@@ -54,7 +55,10 @@ pub(crate) struct Handle {
 impl Handle {
     /// Hands a role to the driver, not started yet.
     pub(crate) fn add(&self, role: &RoleConfig) -> Result<LeaderLock, TenureError> {
-        let (keeper, gate) = LeaderGate::pair(self.clock.clone(), self.identity.clone());
+        let name = role.name().clone();
+        let refused: OnRefusal = Box::new(move || metrics::act_refused(&name));
+        let (keeper, gate) =
+            LeaderGate::counting(self.clock.clone(), self.identity.clone(), Some(refused));
         let publisher = Publisher::new(role.name().clone(), role.key(), gate);
         let life = Lifecycle::new(LifecycleOptions {
             auto_reacquire: role.auto_reacquire(),

@@ -1,35 +1,42 @@
 //! The way to the next seat: one attempt at a time, with growing pauses.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tenure_core::clock::Tick;
-use tenure_core::lease::Lease;
-use tenure_core::retry::ExponentialBackoff;
+use tenure_core::retry::{RetryContext, RetryStrategy};
 
 use super::database::Taken;
 use super::session::{Boxed, present};
 use crate::error::TenureError;
 
+/// After a strategy that gave up at its first question.
+const LAST_PAUSE: Duration = Duration::from_secs(1);
+
 pub(super) struct Connecting<S> {
     attempt: Option<Boxed<Result<Taken<S>, TenureError>>>,
-    backoff: ExponentialBackoff,
+    strategy: Arc<dyn RetryStrategy>,
     retry_at: Tick,
     /// Attempts that failed, and seats that did not last, since the last one that did.
     failures: u32,
+    /// When the first of them began, and the pause after the last.
+    began: Tick,
+    pause: Option<Duration>,
     /// The last trouble with the database.
     pub(super) trouble: Option<String>,
 }
 
 impl<S> Connecting<S> {
-    /// From 40 ms, doubled, spread, never much above the heartbeat interval.
-    pub(super) fn new(lease: &Lease) -> Self {
-        let backoff = ExponentialBackoff {
-            base: Duration::from_millis(40),
-            max: lease.heartbeat(),
-            jitter: 0.2,
-            ..ExponentialBackoff::default()
-        };
-        Connecting { attempt: None, backoff, retry_at: Tick::ZERO, failures: 0, trouble: None }
+    pub(super) fn new(strategy: Arc<dyn RetryStrategy>) -> Self {
+        Connecting {
+            attempt: None,
+            strategy,
+            retry_at: Tick::ZERO,
+            failures: 0,
+            began: Tick::ZERO,
+            pause: None,
+            trouble: None,
+        }
     }
 
     /// When the next attempt is due; none while one is under way.
@@ -49,9 +56,22 @@ impl<S> Connecting<S> {
     }
 
     pub(super) fn failed(&mut self, trouble: String, now: Tick) {
-        self.trouble = Some(trouble);
+        if self.failures == 0 {
+            (self.began, self.pause) = (now, None);
+        }
         self.failures = self.failures.saturating_add(1);
-        self.retry_at = now + self.backoff.pause(self.failures, rand::random());
+        let context = RetryContext {
+            attempt: self.failures,
+            elapsed: now.saturating_since(self.began),
+            last_error: Some(trouble.clone()),
+        };
+        self.trouble = Some(trouble);
+        // A strategy that gives up stops the roles, each by itself; for a role that goes on, or is
+        // started later, the last pause serves.
+        let next = self.strategy.next_delay(&context, self.pause, rand::random());
+        let pause = next.or(self.pause).unwrap_or(LAST_PAUSE);
+        self.pause = Some(pause);
+        self.retry_at = now + pause;
     }
 
     /// The setup was refused: an operator has to change it first.

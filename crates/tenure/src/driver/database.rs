@@ -22,6 +22,9 @@ pub(crate) trait Database: Send + Sync + 'static {
     /// One round trip. After an error the outcome is unknown: the driver drops the seat.
     fn run(&self, seat: &Self::Seat, op: &Op) -> impl Future<Output = Result<Done, String>> + Send;
 
+    /// The seat could not be kept. Where there are several servers, the next attempt starts at another.
+    fn pass_over(&self, seat: &Self::Seat);
+
     /// Closes the session in good order.
     fn close(&self, seat: Self::Seat) -> impl Future<Output = ()> + Send;
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tenure_core::clock::Tick;
 use tenure_core::engine::Engine;
@@ -25,7 +26,10 @@ struct Role {
     publisher: Arc<Publisher>,
     /// Callers of `start` that wait for the registration.
     starts: Vec<Answer>,
+    /// When the term began that goes on.
     led_since: Option<Tick>,
+    /// The attempts to lead since the last term.
+    attempts: u32,
     /// What stands before the role and cannot be ended from here.
     obstacle: Option<String>,
 }
@@ -39,9 +43,19 @@ impl Drop for Roles {
     }
 }
 
+impl Role {
+    fn end_term(&mut self) {
+        if self.led_since.take().is_some() {
+            metrics::tenure(&self.publisher.name, Duration::ZERO);
+        }
+    }
+}
+
 impl Roles {
     pub(super) fn add(&mut self, publisher: Arc<Publisher>) {
-        let role = Role { starts: Vec::new(), led_since: None, obstacle: None, publisher };
+        metrics::role_added(&publisher.name);
+        let role =
+            Role { starts: Vec::new(), led_since: None, attempts: 0, obstacle: None, publisher };
         self.0.insert(role.publisher.name.clone(), role);
     }
 
@@ -77,7 +91,7 @@ impl Roles {
     }
 
     pub(super) fn notice(
-        &self,
+        &mut self,
         name: &RoleName,
         member: &str,
         epoch: Option<Epoch>,
@@ -85,25 +99,50 @@ impl Roles {
         logged: bool,
         now: Tick,
     ) {
-        let Some(Role { publisher, .. }) = self.0.get(name) else { return };
-        metrics::notice(name, member, publisher.key, epoch, &notice, logged);
+        let Some(role) = self.0.get_mut(name) else { return };
+        match &notice {
+            Notice::StateChange { to: LockState::Acquiring, .. } => {
+                role.attempts = role.attempts.saturating_add(1);
+            }
+            Notice::Acquired { .. } => role.led_since = Some(now),
+            Notice::Released { .. } | Notice::Lost { .. } | Notice::Stopped => role.end_term(),
+            // A term survives a late heartbeat and a lost session that is won back.
+            Notice::Late { .. } | Notice::Well { .. } | Notice::Recovered { .. } => {}
+            Notice::StateChange { .. } | Notice::AcquireFailed { .. } | Notice::Error(_) => {}
+        }
+        let Role { publisher, attempts, .. } = role;
+        metrics::notice(name, member, publisher.key, epoch, *attempts, &notice, logged);
+        if matches!(notice, Notice::Acquired { .. }) {
+            *attempts = 0;
+        }
         if matches!(notice, Notice::Stopped) {
             publisher.set_leading(None);
         }
         publisher.tell(notice, now);
     }
 
-    pub(super) fn gate(&mut self, name: &RoleName, epoch: Option<Epoch>, now: Tick) {
+    pub(super) fn gate(&mut self, name: &RoleName, epoch: Option<Epoch>) {
         let Some(role) = self.0.get_mut(name) else { return };
         role.publisher.set_leading(epoch);
         metrics::gate(name, epoch);
-        match epoch {
-            Some(_) => {
-                role.obstacle = None;
-                role.led_since.get_or_insert(now);
-            }
-            None => role.led_since = None,
+        if epoch.is_some() {
+            role.obstacle = None;
         }
+    }
+
+    /// How many terms this member holds, and the first of them: its role, key and epoch.
+    pub(super) fn held<'a>(
+        &'a self,
+        engine: &Engine,
+    ) -> (usize, Option<(&'a RoleName, LockKey, Epoch)>) {
+        let mut held = self.0.iter().filter_map(|(name, role)| match engine.state(name) {
+            Some((LockState::Leader | LockState::Acquiring, Some(epoch))) => {
+                Some((name, role.publisher.key, epoch))
+            }
+            Some(_) | None => None,
+        });
+        let first = held.next();
+        (held.count() + usize::from(first.is_some()), first)
     }
 
     /// Every open gate has a later deadline.

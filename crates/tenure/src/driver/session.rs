@@ -32,6 +32,10 @@ impl<S> Session<S> {
         Session { seat: Arc::new(seat), heard, op: None, since }
     }
 
+    pub(super) fn seat(&self) -> &S {
+        &self.seat
+    }
+
     pub(super) fn is_busy(&self) -> bool {
         self.op.is_some()
     }

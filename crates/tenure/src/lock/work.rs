@@ -144,7 +144,7 @@ impl LeaderLock {
             deadline.mark_unchanged();
             // The gate alone is a moment ahead of the state: a step-down would not find a leader yet.
             if leads
-                && let Ok(token) = self.publisher.gate.require_leader()
+                && let Ok(token) = self.publisher.gate.peek()
                 && finished != Some(token.epoch)
             {
                 return Ok(token);

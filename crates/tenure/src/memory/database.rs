@@ -179,6 +179,9 @@ impl Database for MemoryDatabase {
         }
     }
 
+    /// There is one server.
+    fn pass_over(&self, _: &MemorySeat) {}
+
     async fn close(&self, seat: MemorySeat) {
         drop(seat);
     }

@@ -71,3 +71,26 @@ async fn a_bad_name_and_an_unknown_role_are_two_errors() {
     assert!(matches!(unknown, TenureError::UnknownRole(_)), "{unknown:?}");
     gone(member).await;
 }
+
+/// Under its own name and under the one that FORGE has for it.
+#[tokio::test]
+async fn a_wait_without_a_limit_ends_at_the_configured_one() {
+    let database = database().await;
+    let (first, _lock) = candidate(&database, RoleSpec::named("r")).await;
+    leads(&first.lock("r").expect("a role")).await;
+    for key in ["acquire_timeout", "lock_timeout"] {
+        let text = format!("[member]\n{key} = '300ms'\n");
+        let build = config(&database).toml(&text, "tenure.toml").expect("good TOML");
+        let second = start(build.role(RoleSpec::named("r"))).await;
+        let lock = second.lock("r").expect("a role");
+        lock.start().await.expect("it takes part");
+        let waited = lock.wait_for_leadership(None).await;
+        let limit = Duration::from_millis(300);
+        assert!(
+            matches!(&waited, Err(TenureError::Timeout { limit: told, .. }) if *told == limit),
+            "{key}: {waited:?}"
+        );
+        gone(second).await;
+    }
+    gone(first).await;
+}

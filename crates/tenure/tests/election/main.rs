@@ -12,4 +12,5 @@ mod roles;
 mod schema;
 mod server;
 mod stage;
+mod start;
 mod traffic;

@@ -199,6 +199,21 @@ async fn a_deposed_primary_that_still_runs_cannot_keep_a_leader() {
     assert!(group.nodes[0].last_yes() < Some(new.at_ns), "the deposed leader came back");
 }
 
+/// Every member lists the old primary first. It still lets them in as a read-write server, and none of
+/// their commits there can finish.
+#[tokio::test]
+async fn a_deposed_primary_that_is_listed_first_does_not_keep_the_group() {
+    let (primary, replica) = with_replica(true).await;
+    let setup = Setup::new("", &dsn_of(&[&primary, &replica]));
+    let mut group = Group::start(&["a", "b"], &setup).await;
+    let old = group.leader(0).await;
+    replica.promote().await.expect("promoted");
+    let back = now_ns();
+    // They have to notice first that the old primary does not answer any more: one beat.
+    let new = group.fail_over("deposed primary first", Fault::Freeze, back, old.epoch).await;
+    assert!(new.epoch >> 40 > old.epoch >> 40, "a new generation of epochs");
+}
+
 /// A claim that no standby acknowledged is not led under, however often it is tried.
 #[tokio::test]
 async fn without_its_standby_a_synchronous_primary_gets_no_leader() {

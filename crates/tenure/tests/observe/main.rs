@@ -5,7 +5,7 @@ mod ear;
 use std::time::Duration;
 
 use tenure::config::{Config, RoleSpec};
-use tenure::{Member, Notice};
+use tenure::{Epoch, Member, Notice};
 use tenure_testkit::{Cluster, Meter, Stop};
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -31,11 +31,35 @@ async fn every_metric_and_every_transition_is_told_with_its_labels() {
     let apart = apart.unwrap();
     let first = apart.spawn(member(cluster.dsn())).await.unwrap();
     let lock = first.lock("r").unwrap();
-    assert!(lock.begin_act(Duration::ZERO).is_err(), "an act is refused and counted");
+    // Every series of the role is there from its beginning on, at zero.
+    let counted = |name: &str| meter.counted(name, "role=r");
+    let shows = |name: &str| meter.gauge(name, "role=r");
+    first.health().await.expect("it runs");
+    for name in tenure::metrics::NAMES.iter().filter(|name| name.ends_with("_total")) {
+        assert_eq!(counted(name), Some(0), "{name}");
+    }
+    for name in ["tenure_is_leader", "tenure_tenure_seconds", "tenure_leader_stale"] {
+        assert_eq!(shows(name), Some(0.0), "{name}");
+    }
+    // An act is refused and counted, whichever way it asks; a look is none.
+    assert!(lock.begin_act(Duration::ZERO).is_err());
+    assert!(lock.gate().require_leader().is_err());
+    assert!(lock.gate().ensure_epoch(Epoch(1)).is_err());
+    assert!(lock.gate().peek().is_err() && !lock.is_leader());
+    assert_eq!(counted("tenure_acts_refused_total"), Some(3));
     lock.start().await.unwrap();
     assert!(lock.wait_for_leadership(Some(PATIENCE)).await.is_ok());
+    let mut events = lock.events();
     lock.step_down(Some(PATIENCE)).await.unwrap();
     assert!(lock.wait_for_leadership(Some(PATIENCE)).await.is_ok());
+    let again =
+        async { while !matches!(events.recv().await.unwrap().notice, Notice::Acquired { .. }) {} };
+    tokio::time::timeout(PATIENCE, again).await.expect("the second term");
+    assert_eq!(counted("tenure_acquired_total"), Some(2));
+    assert_eq!(counted("tenure_released_total"), Some(1));
+    assert_eq!(shows("tenure_is_leader"), Some(1.0));
+    assert_eq!(shows("tenure_epoch"), Some(2.0));
+    assert_eq!(counted("tenure_acts_refused_total"), Some(3), "waiting is no act");
 
     // A stall for longer than the lease, shorter than lease and margin: late, then well again. One
     // that meets a round trip under way, or a busy machine, ends in a loss instead: once more then.
@@ -60,6 +84,13 @@ async fn every_metric_and_every_transition_is_told_with_its_labels() {
         }
     }
     assert!(well, "late, and well again");
+    // The term went on meanwhile, and so does its length.
+    let until = tokio::time::Instant::now() + PATIENCE;
+    while shows("tenure_tenure_seconds") < Some(LEASE.as_secs_f64()) {
+        assert!(tokio::time::Instant::now() < until, "{:?}", shows("tenure_tenure_seconds"));
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(counted("tenure_late_total") >= Some(1));
 
     // The second member sees the silence.
     let second = member(cluster.dsn()).await;
@@ -96,6 +127,15 @@ async fn every_metric_and_every_transition_is_told_with_its_labels() {
     second.shutdown(Some(PATIENCE)).await.unwrap();
     apart.shutdown_background();
 
+    // Every term that began has ended, one way or the other.
+    assert_eq!(shows("tenure_is_leader"), Some(0.0));
+    assert_eq!(shows("tenure_tenure_seconds"), Some(0.0));
+    let ended = counted("tenure_lost_total").zip(counted("tenure_released_total"));
+    assert_eq!(counted("tenure_acquired_total"), ended.map(|(lost, released)| lost + released));
+    assert!(
+        counted("tenure_lost_total") >= Some(1) && counted("tenure_failovers_total") >= Some(1)
+    );
+    assert!(counted("tenure_errors_total") >= Some(1), "a lost session is an error");
     let seen = meter.seen();
     for name in tenure::metrics::NAMES {
         let labels =
@@ -136,6 +176,7 @@ async fn every_metric_and_every_transition_is_told_with_its_labels() {
         } else {
             &["reason"]
         });
+        names.extend((wanted == "acquired").then_some("attempt"));
         for name in names {
             assert!(fields.contains(name), "{wanted} has no {name}: {fields:?}");
         }
