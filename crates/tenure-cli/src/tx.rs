@@ -9,8 +9,6 @@ mod node;
 mod report;
 mod wire;
 
-use std::time::Duration;
-
 use clap::{Args, Subcommand};
 use tenure::connect::{ConnectError, Connector};
 use tenure_tx::account::AccountId;
@@ -67,17 +65,19 @@ impl TableArgs {
         self.role.clone().unwrap_or_else(|| format!("tx:{account}"))
     }
 
-    fn store(&self, account: AccountId, creator: &str) -> Result<Store, Failure> {
+    fn store(
+        &self,
+        account: AccountId,
+        creator: &str,
+        accept_loss: bool,
+    ) -> Result<Store, Failure> {
         let config = setting::configured(&self.database)?;
         let dsn = config.dsn().ok_or_else(no_database)?;
         let connector = Connector::new(dsn, config.tls().clone())
             .map_err(|error| Failure::usage(format!("TLS: {}", chain(&error))))?;
-        let options = StoreOptions {
-            role: self.role_of(&account),
-            account,
-            creator: creator.to_owned(),
-            deadline: Duration::from_secs(5),
-        };
+        let role = self.role_of(&account);
+        let mut options = StoreOptions::new(role, account, creator);
+        options.accept_loss = accept_loss;
         Ok(Store::new(connector, options))
     }
 }
@@ -102,7 +102,7 @@ pub(crate) struct ReadArgs {
 
 impl ReadArgs {
     fn store(&self) -> Result<Store, Failure> {
-        self.table.store(self.account.clone(), "reader")
+        self.table.store(self.account.clone(), "reader", false)
     }
 }
 

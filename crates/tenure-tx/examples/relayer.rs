@@ -111,10 +111,9 @@ pub(crate) async fn relay(dsn: &str, work: Work) -> Result<(), Failure> {
     lock.start().await?;
 
     let creator = member.identity().as_str().to_owned();
-    let deadline = Duration::from_secs(5);
     let store = Store::new(
         Connector::new(&Dsn::parse(dsn)?, TlsOptions::new())?,
-        StoreOptions { role, account, creator, deadline },
+        StoreOptions::new(role, account, creator),
     );
     let options = ServiceOptions { tip, ..ServiceOptions::default() };
     let service = TransactionService::builder(Mode::group(&lock, store), chain, signer);

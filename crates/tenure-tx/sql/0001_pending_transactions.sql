@@ -7,8 +7,18 @@
 --     it: a dropped transaction may still be mined.
 --   * `change` grows in commit order within an account (the writers' advisory lock), so a reader
 --     that remembers the highest it saw misses nothing.
+--   * One role, one account, one chain: what was signed for one is never sent to another.
 
 create sequence tenure_tx.change;
+
+-- Which chain an account's nonces belong to, and which role's leader may use them. Written by the
+-- first leader, and compared by every later one before it acts (tenure_tx.open_account).
+create table tenure_tx.account (
+    account_id bytea primary key check (octet_length(account_id) between 1 and 64),
+    role       text not null unique,
+    chain      text not null,                     -- its id and its first block
+    created_at timestamptz not null default clock_timestamp()
+);
 
 create table tenure_tx.pending_transactions (
     account_id      bytea not null check (octet_length(account_id) between 1 and 64),
@@ -29,6 +39,7 @@ create table tenure_tx.pending_transactions (
     built_at_block  bigint not null,              -- no attempt is in an earlier block
     created_at      timestamptz not null default clock_timestamp(),
     updated_at      timestamptz not null default clock_timestamp(),
+    deadline_at     timestamptz,                  -- given up if it is in no block by then
     ended_at        timestamptz,
     change          bigint not null default nextval('tenure_tx.change'),
     -- What is indexed instead of `change`: it stays the same from one status to the next as long as
@@ -49,15 +60,36 @@ create index pending_transactions_open on tenure_tx.pending_transactions (accoun
     where ended_at is null;
 create index pending_transactions_era on tenure_tx.pending_transactions (era, account_id);
 
--- Refused transactions whose nonce went to another request before a reader may have seen their end:
--- written by a trigger, so that no writer can forget it; read together with the table by `change`.
-create table tenure_tx.overwritten_transactions (like tenure_tx.pending_transactions);
-create index overwritten_transactions_change
-    on tenure_tx.overwritten_transactions (change, account_id);
+-- What left the table: refused transactions whose nonce went to another request (by a trigger, so
+-- that no writer can forget it), and ended rows that were kept long enough. Without their bytes, but
+-- with all that a late reader or a repeated request must hear; the digest tells whether a repeated
+-- request asks for the same.
+create table tenure_tx.past_transactions (
+    like tenure_tx.pending_transactions,
+    call_digest bytea                             -- SHA-256 of call_scale
+);
+create index past_transactions_change on tenure_tx.past_transactions (change, account_id);
+create index past_transactions_request on tenure_tx.past_transactions (request_id, account_id);
+create index past_transactions_nonce on tenure_tx.past_transactions (account_id, nonce);
+create index past_transactions_ended on tenure_tx.past_transactions (account_id, ended_at);
 
-create function tenure_tx.keep_overwritten() returns trigger language plpgsql as $$
+create function tenure_tx.keep_past(t tenure_tx.pending_transactions) returns integer
+language sql volatile set search_path = pg_catalog, pg_temp as $$
+    insert into tenure_tx.past_transactions
+        (account_id, nonce, hash, state, block_hash, status_metadata, tip, noop, attempt, attempts,
+         request_id, creator_id, epoch, built_at_block, created_at, updated_at, deadline_at,
+         ended_at, change, era, call_digest)
+    values (t.account_id, t.nonce, t.hash, t.state, t.block_hash, t.status_metadata, t.tip, t.noop,
+            t.attempt, t.attempts, t.request_id, t.creator_id, t.epoch, t.built_at_block,
+            t.created_at, t.updated_at, t.deadline_at, t.ended_at, t.change, t.era,
+            sha256(t.call_scale))
+    returning 1
+$$;
+
+create function tenure_tx.keep_overwritten() returns trigger language plpgsql
+set search_path = pg_catalog, pg_temp as $$
 begin
-    insert into tenure_tx.overwritten_transactions values (old.*);
+    perform tenure_tx.keep_past(old);
     return new;
 end $$;
 

@@ -8,7 +8,10 @@
 --     believes of the table. Left to itself it plans every batch anew, which costs more than
 --     writing it, and on a table that grew since it was last analysed it reads all open rows for a
 --     handful of them. So each update finds its rows first, by key, and then names them by ctid;
---     nothing else of the table is left to choose, and no writer moves a row under the account's lock.
+--     nothing else of the table is left to choose, and no writer moves a row under the account's
+--     lock. The planner's switches are set once for each writer's session (open_writer).
+--   * A request is accepted only where its commit survives the loss of the server, as far as the
+--     server can tell, or by the operator's word (refuse_loss).
 
 -- What a reader saw may be lost in a crash (statuses are not flushed) or in a failover; the numbers
 -- it saw must not be given again, or it would take what comes next for old. The clock is above
@@ -23,6 +26,10 @@ begin
             (select last_value from tenure_tx.change) + 1048576,
             (extract(epoch from clock_timestamp()) * 1000000)::bigint));
         perform set_config('tenure_tx.writer', 'open', false);
+        perform set_config('plan_cache_mode', 'force_generic_plan', false);
+        perform set_config(switch, 'off', false) from unnest(array[
+            'enable_seqscan', 'enable_bitmapscan', 'enable_hashjoin', 'enable_mergejoin',
+            'enable_memoize']) as switch;
         -- Durable before a reader sees a number above it.
         perform set_config('synchronous_commit', 'on', true);
     end if;
@@ -40,6 +47,74 @@ begin
         perform set_config('synchronous_commit', 'off', true);
     end if;
     perform tenure_tx.open_writer();
+end $$;
+
+-- Raises TN102 where a request that is accepted now could be forgotten: there are standbys, and no
+-- commit waits for one. A standby that is promoted would not know the request, and a retry would pay
+-- twice. Looked at inside every accept, because the list is emptied at run time (by Patroni, when its
+-- last synchronous standby goes). The views tell a login without pg_read_all_stats that a WAL sender
+-- is there, and not of what kind.
+create function tenure_tx.refuse_loss() returns void language plpgsql volatile as $$
+declare
+    sender record;
+begin
+    if current_setting('synchronous_standby_names') <> '' then
+        return;
+    end if;
+    if exists (select from pg_get_replication_slots() s
+               where s.slot_type = 'physical' and not s.temporary) then
+        raise exception 'commits wait for no standby, and a replication slot tells of one'
+            using errcode = 'TN102';
+    end if;
+    -- The common case first: no sender at all.
+    if not exists (select from pg_stat_get_wal_senders()) then
+        return;
+    end if;
+    for sender in
+        select w.state, w.application_name from pg_stat_replication w
+            where not exists (select from pg_get_replication_slots() s
+                              where s.active_pid = w.pid and s.slot_type = 'logical')
+    loop
+        if sender.state is null then
+            raise exception 'commits wait for no standby, and this login may not see whether there are any'
+                using errcode = 'TN102',
+                      hint = format('grant pg_read_all_stats to %I', session_user);
+        end if;
+        -- Neither becomes a primary.
+        if sender.state <> 'backup'
+           and sender.application_name not in ('pg_basebackup', 'pg_receivewal') then
+            raise exception 'commits wait for no standby, and "%" is one', sender.application_name
+                using errcode = 'TN102';
+        end if;
+    end loop;
+end $$;
+
+-- What a leader does before anything else: it binds the account to its role and its chain, or finds
+-- that they are bound already. TN103: to others.
+create function tenure_tx.open_account(
+    p_role text, p_epoch bigint, p_account bytea, p_chain text
+) returns void language plpgsql volatile as $$
+declare
+    bound record;
+begin
+    perform tenure.fence(p_role, p_epoch);
+    insert into tenure_tx.account (account_id, role, chain) values (p_account, p_role, p_chain)
+        on conflict do nothing;
+    for bound in
+        select a.account_id, a.role, a.chain from tenure_tx.account a
+            where a.account_id = p_account or a.role = p_role
+    loop
+        if bound.account_id <> p_account then
+            raise exception 'role "%" signs with account 0x%, not with 0x%', p_role,
+                encode(bound.account_id, 'hex'), encode(p_account, 'hex') using errcode = 'TN103';
+        elsif bound.role <> p_role then
+            raise exception 'account 0x% belongs to role "%", not to "%"',
+                encode(p_account, 'hex'), bound.role, p_role using errcode = 'TN103';
+        elsif bound.chain <> p_chain then
+            raise exception 'account 0x% is used on chain %, not on %',
+                encode(p_account, 'hex'), bound.chain, p_chain using errcode = 'TN103';
+        end if;
+    end loop;
 end $$;
 
 -- Statuses, without the fence: for the functions below. One for another hash than the current
@@ -91,34 +166,38 @@ end $$;
 
 -- New rows, and with them, in one commit, statuses of others. A nonce is taken over only from a
 -- row that ended as invalid: no node ever took that one, and it is kept for its readers
--- (overwritten_transactions). Returns the nonces stored; a missing one belongs to another live
+-- (past_transactions). Returns the nonces stored; a missing one belongs to another live
 -- transaction.
 create function tenure_tx.accept(
     p_role text, p_epoch bigint, p_account bytea, p_creator text, p_block bigint,
     p_nonces bigint[], p_hashes bytea[], p_calls bytea[], p_raws bytea[], p_tips text[],
-    p_noops boolean[], p_attempts text[], p_requests text[],
+    p_noops boolean[], p_attempts text[], p_requests text[], p_left float8[],
+    p_accept_loss boolean,
     s_nonces bigint[], s_hashes bytea[], s_states text[], s_blocks bytea[], s_metadata text[],
     s_ended boolean[]
-) returns setof bigint language plpgsql volatile
-set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off set enable_memoize = off as $$
+) returns setof bigint language plpgsql volatile as $$
 begin
+    if not p_accept_loss then
+        perform tenure_tx.refuse_loss();
+    end if;
     perform tenure_tx.begin_write(p_role, p_epoch, p_account, true);
     return query
     insert into tenure_tx.pending_transactions as t
         (account_id, nonce, hash, call_scale, raw, state, tip, noop, attempts, request_id,
-         creator_id, epoch, built_at_block)
+         creator_id, epoch, built_at_block, deadline_at)
     select p_account, n.nonce, n.hash, n.call, n.raw, 'future', n.tip::numeric, n.noop,
-           n.attempts::jsonb, n.request, p_creator, p_epoch, p_block
-        from unnest(p_nonces, p_hashes, p_calls, p_raws, p_tips, p_noops, p_attempts, p_requests)
-             as n (nonce, hash, call, raw, tip, noop, attempts, request)
+           n.attempts::jsonb, n.request, p_creator, p_epoch, p_block,
+           clock_timestamp() + make_interval(secs => n.secs)
+        from unnest(p_nonces, p_hashes, p_calls, p_raws, p_tips, p_noops, p_attempts, p_requests,
+                    p_left)
+             as n (nonce, hash, call, raw, tip, noop, attempts, request, secs)
     on conflict (account_id, nonce) do update set
         hash = excluded.hash, call_scale = excluded.call_scale, raw = excluded.raw,
         state = 'future', block_hash = null, status_metadata = '{}', tip = excluded.tip,
         noop = excluded.noop, attempt = 1, attempts = excluded.attempts,
         request_id = excluded.request_id, creator_id = excluded.creator_id, epoch = excluded.epoch,
-        built_at_block = excluded.built_at_block, created_at = clock_timestamp(),
-        updated_at = clock_timestamp(), ended_at = null, change = nextval('tenure_tx.change')
+        built_at_block = excluded.built_at_block, deadline_at = excluded.deadline_at,
+        created_at = clock_timestamp(), updated_at = clock_timestamp(), ended_at = null, change = nextval('tenure_tx.change')
         where t.ended_at is not null and t.state = 'invalid'
     returning t.nonce;
     if cardinality(s_nonces) > 0 then
@@ -132,9 +211,7 @@ create function tenure_tx.replace(
     p_role text, p_epoch bigint, p_account bytea,
     p_nonces bigint[], p_hashes bytea[], p_raws bytea[], p_tips text[], p_noops boolean[],
     p_attempts text[]
-) returns setof bigint language plpgsql volatile
-set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off set enable_memoize = off as $$
+) returns setof bigint language plpgsql volatile as $$
 begin
     perform tenure_tx.begin_write(p_role, p_epoch, p_account, true);
     return query
@@ -157,31 +234,39 @@ create function tenure_tx.record(
     p_role text, p_epoch bigint, p_account bytea,
     p_nonces bigint[], p_hashes bytea[], p_states text[], p_blocks bytea[], p_metadata text[],
     p_ended boolean[]
-) returns setof bigint language plpgsql volatile
-set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off set enable_memoize = off as $$
+) returns setof bigint language plpgsql volatile as $$
 begin
     perform tenure_tx.begin_write(p_role, p_epoch, p_account, false);
     return query select tenure_tx.put_statuses(p_epoch, p_account, p_nonces, p_hashes, p_states,
                                                p_blocks, p_metadata, p_ended);
 end $$;
 
--- Removes ended rows below the finalised nonce that are old enough; at most p_limit at once.
+-- Moves ended rows below the finalised nonce that are older than p_age to the past, and forgets what
+-- is older than p_ids; at most p_limit of each at once.
 create function tenure_tx.cleanup(
-    p_role text, p_epoch bigint, p_account bytea, p_below bigint, p_age interval, p_limit integer
+    p_role text, p_epoch bigint, p_account bytea, p_below bigint, p_age interval, p_ids interval,
+    p_limit integer
 ) returns bigint language plpgsql volatile as $$
 declare
+    moved bigint;
     gone bigint;
 begin
     perform tenure.fence(p_role, p_epoch);
-    delete from tenure_tx.overwritten_transactions o
-        where o.account_id = p_account and o.ended_at < clock_timestamp() - p_age;
-    delete from tenure_tx.pending_transactions t
-        where t.account_id = p_account and t.nonce in (
-            select o.nonce from tenure_tx.pending_transactions o
-                where o.account_id = p_account and o.nonce < p_below
-                  and o.ended_at < clock_timestamp() - p_age
-                order by o.nonce limit p_limit);
+    perform tenure_tx.lock_account(p_account);
+    with moving as (
+        delete from tenure_tx.pending_transactions t
+            where t.account_id = p_account and t.nonce in (
+                select o.nonce from tenure_tx.pending_transactions o
+                    where o.account_id = p_account and o.nonce < p_below
+                      and o.ended_at < clock_timestamp() - p_age
+                    order by o.nonce limit p_limit)
+            returning t)
+    select count(tenure_tx.keep_past(m.t)) into moved from moving m;
+    delete from tenure_tx.past_transactions o
+        where o.ctid = any (array(
+            select p.ctid from tenure_tx.past_transactions p
+                where p.account_id = p_account and p.ended_at < clock_timestamp() - p_ids
+                limit p_limit));
     get diagnostics gone = row_count;
-    return gone;
+    return greatest(moved, gone);
 end $$;

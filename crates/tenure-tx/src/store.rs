@@ -26,9 +26,10 @@ use crate::account::AccountId;
 use crate::schema::SCHEMA;
 pub use error::StoreError;
 pub use row::StoredTransaction;
-use row::{AttemptColumns, CHANGE_COLUMN, COLUMNS, StatusColumns, from_sql, read_row, to_sql};
+use row::{AttemptColumns, CHANGE_COLUMN, COLUMNS, PAST_COLUMNS, StatusColumns};
 #[doc(hidden)]
 pub use row::{NewTransaction, Replacement, Snapshot, StatusChange};
+use row::{from_sql, read_row, to_sql};
 use session::Session;
 
 /// How many rows one [`Store::cleanup`] removes at most: it holds the fence meanwhile.
@@ -36,6 +37,7 @@ pub(crate) const CLEANUP_ROWS: u64 = 10_000;
 
 /// The role and the account that a store belongs to.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 #[allow(missing_docs, reason = "the names say it")]
 pub struct StoreOptions {
     /// The role whose epoch fences every write.
@@ -43,9 +45,32 @@ pub struct StoreOptions {
     pub account: AccountId,
     /// This instance, written into the rows it creates.
     pub creator: String,
-    /// How long one statement may take before its outcome counts as unknown. There is no default;
-    /// keep it below the lease, or a takeover waits for it.
+    /// How long one statement may take before its outcome counts as unknown. Keep it below the
+    /// lease, or a takeover waits for it.
     pub deadline: Duration,
+    /// Accept requests also where the database has standbys and no commit waits for one of them: a
+    /// failover may then forget what was accepted, and a retry under the same id would pay twice.
+    pub accept_loss: bool,
+}
+
+impl StoreOptions {
+    /// For the role and the account; statements have 5 s, and no accepted request may be lost.
+    #[must_use]
+    pub fn new(role: impl Into<String>, account: AccountId, creator: impl Into<String>) -> Self {
+        let deadline = Duration::from_secs(5);
+        let (role, creator) = (role.into(), creator.into());
+        StoreOptions { role, account, creator, deadline, accept_loss: false }
+    }
+}
+
+/// How long what has ended is kept.
+#[derive(Debug, Clone, Copy)]
+#[doc(hidden)]
+pub struct Retention {
+    /// Rows of the table, with their bytes.
+    pub rows: Duration,
+    /// What a repeated request and a late reader must hear.
+    pub ids: Duration,
 }
 
 /// The table, for one account. Cheap to clone.
@@ -134,10 +159,13 @@ impl Store {
         )?;
         let calls: Vec<Option<&[u8]>> = rows.iter().map(|row| row.call.as_deref()).collect();
         let requests: Vec<&str> = rows.iter().map(|row| row.request_id.as_str()).collect();
+        let left: Vec<Option<f64>> =
+            rows.iter().map(|row| row.deadline.map(|left| left.as_secs_f64())).collect();
         let statuses = StatusColumns::of(changes)?;
         let mut arguments: Vec<&(dyn ToSql + Sync)> = vec![creator, &block];
         let [nonces, hashes, raws, tips, noops, attempts] = columns.arguments();
-        arguments.extend([nonces, hashes, &calls, raws, tips, noops, attempts, &requests]);
+        arguments.extend([nonces, hashes, &calls, raws, tips, noops, attempts, &requests, &left]);
+        arguments.push(&self.0.options.accept_loss);
         arguments.extend(statuses.arguments());
         self.write(|session| &session.accept, epoch, &arguments).await
     }
@@ -172,6 +200,20 @@ impl Store {
         self.write(|session| &session.record, epoch, &statuses.arguments()).await
     }
 
+    /// Binds the account to the role and the chain, or finds that they are bound already.
+    ///
+    /// # Errors
+    /// [`StoreError::Bound`] if they are bound to others: nothing may be sent then.
+    #[doc(hidden)]
+    pub async fn open_account(&self, epoch: Epoch, chain: &str) -> Result<(), StoreError> {
+        let session = self.session().await?;
+        let (role, epoch) = (&self.0.options.role, epoch.get());
+        let account = self.account().as_bytes();
+        let open = "select tenure_tx.open_account($1, $2, $3, $4)";
+        let arguments: [&(dyn ToSql + Sync); 4] = [role, &epoch, &account, &chain];
+        self.bounded(session.client.query_one(open, &arguments)).await.map(drop)
+    }
+
     /// All open rows, and how far the nonces are used for good.
     ///
     /// # Errors
@@ -184,8 +226,11 @@ impl Store {
             "select {COLUMNS} from tenure_tx.pending_transactions \
              where account_id = $1 and ended_at is null order by nonce"
         );
-        let consumed = "select coalesce(max(nonce) + 1, 0) from tenure_tx.pending_transactions \
-             where account_id = $1 and ended_at is not null and state <> 'invalid'";
+        let consumed = "select coalesce(max(nonce) + 1, 0) from ( \
+             select max(nonce) as nonce from tenure_tx.pending_transactions \
+                 where account_id = $1 and ended_at is not null and state <> 'invalid' \
+             union all select max(nonce) from tenure_tx.past_transactions \
+                 where account_id = $1 and state <> 'invalid') ended";
         let rows = self.bounded(session.client.query(&open, &[&account])).await?;
         let open = rows.iter().map(read_row).collect::<Result<Vec<_>, _>>()?;
         let row = self.bounded(session.client.query_one(consumed, &[&account])).await?;
@@ -193,22 +238,26 @@ impl Store {
         Ok(Snapshot { open, consumed: from_sql(consumed) })
     }
 
-    /// The rows of these requests, by nonce; a request without a row is left out.
+    /// The rows of these requests, by nonce, those that left the table included; a request without
+    /// a row is left out.
     ///
     /// # Errors
     /// [`StoreError`].
     pub async fn by_request(&self, ids: &[String]) -> Result<Vec<StoredTransaction>, StoreError> {
-        self.select("account_id = $1 and request_id = any($2) order by nonce", &ids).await
+        let query = everywhere("account_id = $1 and request_id = any($2)");
+        self.read(&format!("{query} order by 1, {CHANGE_COLUMN}"), &ids).await
     }
 
-    /// The row of a nonce, `None` if there is none, or no longer.
+    /// The row of a nonce; if it left the table, its last one. `None` if there is none, or no
+    /// longer.
     ///
     /// # Errors
     /// [`StoreError`].
     pub async fn by_nonce(&self, nonce: u64) -> Result<Option<StoredTransaction>, StoreError> {
         let nonce = to_sql(nonce)?;
-        let rows = self.select("account_id = $1 and nonce = $2", &nonce).await?;
-        Ok(rows.into_iter().next())
+        let query = everywhere("account_id = $1 and nonce = $2");
+        let query = format!("{query} order by {CHANGE_COLUMN} desc limit 1");
+        Ok(self.read(&query, &nonce).await?.into_iter().next())
     }
 
     /// Rows from a nonce on, at most 1,000.
@@ -231,12 +280,11 @@ impl Store {
             "select {COLUMNS} from tenure_tx.pending_transactions where account_id = $1 \
              and era >= $2::bigint / 4096 and change > $2 order by era, change limit 1000"
         );
-        let overwritten = format!(
-            "select {COLUMNS} from tenure_tx.overwritten_transactions \
+        let past = format!(
+            "select {PAST_COLUMNS} from tenure_tx.past_transactions \
              where account_id = $1 and change > $2 order by change limit 1000"
         );
-        let query =
-            format!("({rows}) union all ({overwritten}) order by {CHANGE_COLUMN} limit 1000");
+        let query = format!("({rows}) union all ({past}) order by {CHANGE_COLUMN} limit 1000");
         self.read(&query, &after).await
     }
 
@@ -252,7 +300,8 @@ impl Store {
         Ok(self.bounded(session.client.query_one(newest, &[&account])).await?.get(0))
     }
 
-    /// Removes ended rows below the finalised nonce, older than `age`; returns how many went.
+    /// Moves ended rows below the finalised nonce to the past, and forgets the oldest of that;
+    /// returns how many of either at most.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -261,20 +310,22 @@ impl Store {
         &self,
         epoch: Epoch,
         below: u64,
-        age: Duration,
+        retention: Retention,
     ) -> Result<u64, StoreError> {
         let session = self.session().await?;
-        let seconds = age.as_secs_f64();
+        let (rows, ids) = (retention.rows.as_secs_f64(), retention.ids.as_secs_f64());
         let options = &self.0.options;
         let row = self
             .bounded(session.client.query_one(
-                "select tenure_tx.cleanup($1, $2, $3, $4, make_interval(secs => $5), $6)",
+                "select tenure_tx.cleanup($1, $2, $3, $4, make_interval(secs => $5), \
+                 make_interval(secs => $6), $7)",
                 &[
                     &options.role,
                     &epoch.get(),
                     &options.account.as_bytes(),
                     &to_sql(below)?,
-                    &seconds,
+                    &rows,
+                    &ids,
                     &i32::try_from(CLEANUP_ROWS).unwrap_or(i32::MAX),
                 ],
             ))
@@ -334,4 +385,12 @@ impl Store {
         }
         Err(outcome)
     }
+}
+
+/// Rows of the table and of the past.
+fn everywhere(filter: &str) -> String {
+    format!(
+        "select {COLUMNS} from tenure_tx.pending_transactions where {filter} union all \
+         select {PAST_COLUMNS} from tenure_tx.past_transactions where {filter}"
+    )
 }

@@ -6,13 +6,16 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytes::Bytes;
-use kit::{E1, attempt, bump, database, hash, row, store};
+use kit::{E1, account, attempt, bump, connector, database, hash, row, store, store_of};
 use tenure_core::epoch::Epoch;
 use tenure_testkit::{Cluster, Proxy, shared_cluster};
+use tenure_tx::account::AccountId;
 use tenure_tx::engine::Attempt;
 use tenure_tx::feed::{FeedItem, FeedOptions, feed};
 use tenure_tx::status::{End, EndKind, Note, State, TransactionStatus};
-use tenure_tx::store::{NewTransaction, Replacement, StatusChange, Store, StoreError};
+use tenure_tx::store::{
+    NewTransaction, Replacement, Retention, StatusChange, Store, StoreError, StoreOptions,
+};
 
 fn change(nonce: u64, tag: u8, status: TransactionStatus, ended: bool) -> StatusChange {
     let note =
@@ -22,6 +25,11 @@ fn change(nonce: u64, tag: u8, status: TransactionStatus, ended: bool) -> Status
 
 async fn state(store: &Store, nonce: u64) -> TransactionStatus {
     store.by_nonce(nonce).await.expect("readable").expect("there").status
+}
+
+/// Rows and ids are kept for equally long.
+fn kept(time: Duration) -> Retention {
+    Retention { rows: time, ids: time }
 }
 
 #[tokio::test]
@@ -38,7 +46,7 @@ async fn stale_epoch_cannot_write() {
     let replacement = Replacement { nonce: 0, attempts, raw: Bytes::from_static(b"x") };
     let refused = old.replace(E1, &[replacement]).await;
     assert!(matches!(refused, Err(StoreError::Stale)), "{refused:?}");
-    let refused = old.cleanup(E1, 9, Duration::ZERO).await;
+    let refused = old.cleanup(E1, 9, kept(Duration::ZERO)).await;
     assert!(matches!(refused, Err(StoreError::Stale)), "{refused:?}");
     assert_eq!(old.list(0).await.expect("reads need no epoch").len(), 1);
     assert_eq!(state(&old, 0).await, TransactionStatus::Future);
@@ -87,9 +95,9 @@ async fn the_end_of_a_refused_request_is_seen_although_its_nonce_was_given_away(
     let seen: Vec<_> = seen.iter().map(|t| (t.request_id.as_str(), &t.status, t.ended)).collect();
     assert_eq!(seen, [("refused", &invalid, true), ("next", &TransactionStatus::Future, false)]);
     // Kept as long as every ended row.
-    store.cleanup(E1, 0, Duration::from_secs(60)).await.expect("leads");
+    store.cleanup(E1, 0, kept(Duration::from_secs(60))).await.expect("leads");
     assert_eq!(store.changes(0).await.expect("readable").len(), 2);
-    store.cleanup(E1, 0, Duration::ZERO).await.expect("leads");
+    store.cleanup(E1, 0, kept(Duration::ZERO)).await.expect("leads");
     assert_eq!(store.changes(0).await.expect("readable").len(), 1);
 }
 
@@ -231,14 +239,15 @@ async fn the_guides_grants_are_enough_for_a_node_and_no_more() {
     assert_eq!(node.accept(E1, 0, &[row(0, 4, "next")]).await.expect("accepts"), [0]);
     assert_eq!(node.changes(0).await.expect("reads").len(), 3);
     assert_eq!(node.snapshot().await.expect("reads").open.len(), 1);
-    assert_eq!(node.cleanup(E1, 2, Duration::ZERO).await.expect("removes"), 1);
+    node.open_account(E1, "a chain").await.expect("binds");
+    assert_eq!(node.cleanup(E1, 2, kept(Duration::ZERO)).await.expect("removes"), 2);
     assert_eq!(node.changes(0).await.expect("reads").len(), 1);
     let set = format!("set role {login}");
     client.batch_execute(&set).await.expect("its rights");
     for forbidden in [
         "drop table tenure_tx.pending_transactions",
         "truncate tenure_tx.pending_transactions",
-        "update tenure_tx.overwritten_transactions set nonce = 0",
+        "update tenure_tx.past_transactions set nonce = 0",
         "insert into tenure_tx.migration (version) values (9)",
         "alter table tenure_tx.pending_transactions disable trigger all",
         "create table tenure_tx.mine ()",
@@ -258,6 +267,71 @@ async fn a_request_id_is_stored_once_and_found_again() {
     assert!(matches!(twice, Err(StoreError::DuplicateRequest)), "{twice:?}");
     let found = store.by_request(&["pay-7".into(), "nothing".into()]).await.expect("readable");
     assert_eq!(found.iter().map(|t| t.nonce).collect::<Vec<_>>(), [0]);
+}
+
+#[tokio::test]
+async fn a_request_is_found_by_its_id_after_its_nonce_was_given_away_and_after_its_row_is_gone() {
+    let db = database().await;
+    let store = store(&db.dsn(), "a");
+    store.accept(E1, 0, &[row(0, 1, "refused"), row(1, 2, "paid")]).await.expect("leads");
+    let invalid = TransactionStatus::Invalid(Some("too big".into()));
+    let paid = TransactionStatus::Finalized(hash(9));
+    let ends = [change(0, 1, invalid.clone(), true), change(1, 2, paid.clone(), true)];
+    store.record(E1, &ends).await.expect("leads");
+    store.accept(E1, 0, &[row(0, 3, "next")]).await.expect("leads");
+    let retention = Retention { rows: Duration::ZERO, ids: Duration::from_secs(3_600) };
+    assert_eq!(store.cleanup(E1, 2, retention).await.expect("leads"), 1);
+    assert_eq!(store.list(0).await.expect("readable").len(), 1, "only what is open");
+    let ids = ["refused", "paid", "next"].map(str::to_owned);
+    let found = store.by_request(&ids).await.expect("readable");
+    let found: BTreeMap<_, _> = found.iter().map(|t| (t.request_id.as_str(), t)).collect();
+    assert_eq!((&found["refused"].status, found["refused"].nonce), (&invalid, 0));
+    assert_eq!((&found["paid"].status, found["paid"].nonce), (&paid, 1));
+    for gone in ["refused", "paid"] {
+        assert!(found[gone].ended && found[gone].raw.is_none() && found[gone].call.is_none());
+        assert!(found[gone].is_call(b"call") && !found[gone].is_call(b"another"));
+    }
+    assert!(found["next"].is_call(b"call"));
+    let by_nonce = store.by_nonce(1).await.expect("readable").expect("it left the table");
+    assert_eq!(by_nonce.request_id, "paid");
+    let by_nonce = store.by_nonce(0).await.expect("readable").expect("there");
+    assert_eq!(by_nonce.request_id, "next", "the newest of a nonce that was given away");
+    let snapshot = store.snapshot().await.expect("readable");
+    assert_eq!(snapshot.consumed, 2, "what left the table was used all the same");
+    // A reader that was away meanwhile hears every end.
+    let seen = store.changes(0).await.expect("readable");
+    assert_eq!(seen.iter().filter(|t| t.ended).count(), 2);
+    store.cleanup(E1, 2, kept(Duration::ZERO)).await.expect("leads");
+    assert_eq!(store.by_request(&ids).await.expect("readable").len(), 1, "forgotten in the end");
+}
+
+#[tokio::test]
+async fn an_account_belongs_to_one_role_and_one_chain() {
+    let db = database().await;
+    let ours = store(&db.dsn(), "a");
+    ours.open_account(E1, "1 0xaa").await.expect("the first");
+    ours.open_account(E1, "1 0xaa").await.expect("the same again");
+    let other = ours.open_account(E1, "777 0xbb").await.expect_err("another chain");
+    assert!(matches!(&other, StoreError::Bound(why) if why.contains("777 0xbb")), "{other}");
+    let key = AccountId::new([0xbb; 20]).expect("20 bytes");
+    let second = store_of(&db.dsn(), "b", key).open_account(E1, "1 0xaa").await;
+    let second = second.expect_err("a second key under one role");
+    assert!(matches!(&second, StoreError::Bound(why) if why.contains("0xaaaa")), "{second}");
+    let client = db.client().await.expect("it answers");
+    client
+        .batch_execute(
+            "insert into tenure.role (name, key, policy, lease_ms, epoch) \
+             values ('another', 2, 'exclusive', 3000, 1)",
+        )
+        .await
+        .expect("a role");
+    let options = StoreOptions::new("another", account(), "c");
+    let moved = Store::new(connector(&db.dsn()), options).open_account(E1, "1 0xaa").await;
+    let moved = moved.expect_err("one account under two roles");
+    assert!(matches!(&moved, StoreError::Bound(why) if why.contains("another")), "{moved}");
+    bump(&db).await;
+    let stale = ours.open_account(E1, "1 0xaa").await;
+    assert!(matches!(stale, Err(StoreError::Stale)), "{stale:?}");
 }
 
 #[tokio::test]
@@ -310,8 +384,8 @@ async fn the_snapshot_holds_what_is_owed_and_how_far_the_nonces_are_used() {
     assert_eq!(snapshot.open[0].raw.as_deref(), Some([3; 8].as_slice()));
     assert_eq!(snapshot.open[0].built_at_block, 7);
     // Below the finalised nonce, ended, and old enough: nothing else goes.
-    assert_eq!(store.cleanup(E1, 5, Duration::from_secs(60)).await.expect("leads"), 0);
-    assert_eq!(store.cleanup(E1, 2, Duration::ZERO).await.expect("leads"), 2);
+    assert_eq!(store.cleanup(E1, 5, kept(Duration::from_secs(60))).await.expect("leads"), 0);
+    assert_eq!(store.cleanup(E1, 2, kept(Duration::ZERO)).await.expect("leads"), 2);
     assert_eq!(store.list(0).await.expect("readable").len(), 3);
 }
 

@@ -139,6 +139,10 @@ fn failed(code: &str, message: &str) -> Failure {
         "unreachable" => Failure::new(Exit::NoLeader, message),
         "uncertain" | "silent" => Failure::new(Exit::Uncertain, message),
         "store" => Failure::failed(message),
+        "may_be_lost" => {
+            let remedy = "or start the nodes with --accept-loss";
+            Failure::new(Exit::Refused, format!("{message}; {remedy}"))
+        }
         "not_found" => Failure::new(Exit::NotFound, message),
         // All others are about the request itself.
         _ => Failure::new(Exit::Rejected, message),

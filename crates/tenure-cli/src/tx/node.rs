@@ -80,6 +80,16 @@ pub(crate) struct NodeArgs {
     /// Ethereum: count a block as final after so many more, for chains without finality
     #[arg(long)]
     pub(crate) confirmations: Option<u64>,
+    /// How long ended rows stay in the table, with their bytes
+    #[arg(long, default_value = "1d", value_parser = period)]
+    pub(crate) keep: Duration,
+    /// How long a request's id and its end are remembered; after that the same id is a new request
+    #[arg(long, default_value = "90d", value_parser = period)]
+    pub(crate) keep_ids: Duration,
+    /// Accept requests also where the database has standbys and no commit waits for one: a failover
+    /// may forget what was accepted, and a retry would then pay twice
+    #[arg(long, conflicts_with = "standalone")]
+    pub(crate) accept_loss: bool,
     /// The lease: how long a frozen leader is waited for
     #[arg(long, default_value = "3s", value_parser = period)]
     pub(crate) lease: Duration,
@@ -175,10 +185,17 @@ pub(super) async fn run(args: NodeArgs) -> Result<Exit, Failure> {
     let (member, mode) = if args.standalone {
         (None, Mode::Standalone)
     } else {
-        let store = args.table.store(account.clone(), &instance).map_err(|failure| {
-            let message = format!("{failure}; or send without a group: --standalone");
-            Failure::new(failure.exit, message)
-        })?;
+        if args.accept_loss {
+            tracing::warn!(
+                "--accept-loss: a failover of the database may forget accepted requests"
+            );
+        }
+        let accept_loss = args.accept_loss;
+        let store =
+            args.table.store(account.clone(), &instance, accept_loss).map_err(|failure| {
+                let message = format!("{failure}; or send without a group: --standalone");
+                Failure::new(failure.exit, message)
+            })?;
         let role = args.table.role_of(&account);
         // Every effect carries the epoch or a nonce that is used once, so the next leader need
         // not wait for the last one's lease.
@@ -210,6 +227,8 @@ pub(super) async fn run(args: NodeArgs) -> Result<Exit, Failure> {
         },
         head_every: args.poll,
         act: args.lease / 6,
+        keep: args.keep,
+        keep_ids: args.keep_ids,
         tip: args.tip.unwrap_or(usual_tip.min(max_tip)),
         ..ServiceOptions::default()
     };

@@ -147,7 +147,9 @@ impl Driver {
         if let Some((nonce, content)) = open {
             let (call, handle) = (content.call.clone(), content.handle(nonce));
             let attempts = self.engine.attempts(nonce).to_vec();
-            return self.repeated(id, call.as_ref(), &attempts, handle);
+            let Some(pending) = self.pending.get(id) else { return };
+            let same = self.is_same(&pending.request.payload, call.as_ref(), &attempts);
+            return self.repeated(id, same, handle);
         }
         let Some(pending) = self.pending.get_mut(id) else { return };
         match self.reader.clone().filter(|_| pending.may_be_stored) {
@@ -176,22 +178,20 @@ impl Driver {
             Ok(Some(row)) => {
                 let content = self.contents.get(&row.nonce).filter(|c| c.request_id == id);
                 let handle = content.map_or_else(|| handle_of(&row), |c| c.handle(row.nonce));
-                self.repeated(&id, row.call.as_ref(), &row.attempts, handle);
+                let same = match self.pending.get(&id).map(|pending| &pending.request.payload) {
+                    Some(Payload::Call(asked)) => row.is_call(asked),
+                    Some(payload) => self.is_same(payload, row.call.as_ref(), &row.attempts),
+                    None => return,
+                };
+                self.repeated(&id, same, handle);
             }
             Err(error) => self.refuse(&id, error),
         }
     }
 
     /// Answers a request whose id has a row already.
-    fn repeated(
-        &mut self,
-        id: &str,
-        call: Option<&Bytes>,
-        attempts: &[Attempt],
-        handle: TransactionHandle,
-    ) {
+    fn repeated(&mut self, id: &str, same: bool, handle: TransactionHandle) {
         let Some(pending) = self.pending.remove(id) else { return };
-        let same = self.is_same(&pending.request.payload, call, attempts);
         let reused = || SendError::RequestIdReused(id.to_owned());
         pending.answer(if same { Ok(handle) } else { Err(reused()) });
     }

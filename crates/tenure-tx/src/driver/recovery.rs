@@ -9,7 +9,7 @@ use super::content::Content;
 use super::{Answer, Driver, Phase};
 use crate::chain::Head;
 use crate::engine::Input;
-use crate::store::{CLEANUP_ROWS, Snapshot};
+use crate::store::{CLEANUP_ROWS, Retention, Snapshot};
 
 /// The longest pause before what is open is read again: a leader that waits sends nothing.
 const RECOVER_MAX: Duration = Duration::from_secs(5);
@@ -128,7 +128,8 @@ impl Driver {
     /// Reads the head again and again; cleans up as finality moves.
     fn follow_head(&mut self) {
         let (chain, account) = (Arc::clone(&self.chain), self.signer.account().clone());
-        let (store, epoch, keep) = (self.store.clone(), self.epoch, self.options.keep);
+        let (store, epoch) = (self.store.clone(), self.epoch);
+        let keep = Retention { rows: self.options.keep, ids: self.options.keep_ids };
         let (every, clock) = (self.options.head_every, Arc::clone(&self.clock));
         self.spawn(async move |answers, generation| {
             let mut cleaned = clock.now();

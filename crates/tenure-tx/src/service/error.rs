@@ -105,7 +105,10 @@ impl SendError {
             Self::Chain(_) => "malformed",
             Self::ForeignAccount(_) => "foreign_account",
             Self::Uncertain { .. } => "uncertain",
-            Self::Store(_) => "store",
+            Self::Store(error) => match **error {
+                StoreError::MayBeLost(_) => "may_be_lost",
+                _ => "store",
+            },
         }
     }
 }

@@ -27,9 +27,11 @@ pub struct ServiceOptions {
     pub accept_within: Duration,
     /// The largest call or signed transaction. Default 4 MiB; 1 byte to 64 MiB.
     pub max_bytes: usize,
-    /// How long ended rows are kept: for readers that were away, and for retries with a request
-    /// id. Default one day. An id that is used again after its row is gone is a new request.
+    /// How long ended rows stay in the table, with their bytes. Default one day.
     pub keep: Duration,
+    /// How long an id and its end are remembered: for retries, and for readers that were away.
+    /// Default 90 days; at least `keep`. An id that is used again after that is a new request.
+    pub keep_ids: Duration,
     /// The tip of a first attempt. Default 0; at most the engine's `max_tip`.
     pub tip: u128,
     /// How the table is watched.
@@ -50,6 +52,7 @@ impl Default for ServiceOptions {
             accept_within: Duration::from_secs(30),
             max_bytes: 4 << 20,
             keep: Duration::from_secs(86_400),
+            keep_ids: Duration::from_secs(90 * 86_400),
             tip: 0,
             feed: FeedOptions::default(),
             sync_every: Duration::from_secs(1),
@@ -98,6 +101,8 @@ impl ServiceOptions {
         let reason = "the table and the callers' line hold no more";
         let bytes = 1..=64 << 20;
         must(bytes.contains(&self.max_bytes), "max_bytes", "from 1 byte to 64 MiB", reason)?;
+        let reason = "a retry whose row is gone and whose id is forgotten would pay twice";
+        must(self.keep_ids >= self.keep, "keep_ids", "at least keep", reason)?;
         let reason = "a first attempt must not tip more than is ever allowed";
         must(self.tip <= engine.max_tip, "tip", "at most engine.max_tip", reason)?;
         positive(self.sync_every, "sync_every", "the hook would be called without a pause")?;
@@ -154,6 +159,7 @@ mod tests {
         assert_eq!(change(|o| o.sign = Duration::ZERO), "sign");
         assert_eq!(change(|o| o.accept_within = Duration::ZERO), "accept_within");
         assert_eq!(change(|o| o.max_bytes = 0), "max_bytes");
+        assert_eq!(change(|o| o.keep_ids = Duration::ZERO), "keep_ids");
         assert_eq!(change(|o| (o.tip, o.engine.max_tip) = (2, 1)), "tip");
         assert_eq!(change(|o| o.sync_every = Duration::ZERO), "sync_every");
         assert_eq!(change(|o| o.feed.poll = Duration::ZERO), "feed.poll");

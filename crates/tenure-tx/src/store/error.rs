@@ -23,6 +23,15 @@ pub enum StoreError {
     /// Another row has this request id. Nothing was written.
     #[error("a row with the same request id exists; look it up by that id")]
     DuplicateRequest,
+    /// The database would forget what is accepted now. Nothing was written.
+    #[error("{0}; make the standbys synchronous, or accept that a failover forgets requests")]
+    MayBeLost(String),
+    /// Role, account and chain are bound to others. Nothing was written, and nothing may be sent.
+    #[error(
+        "{0}; use the group's key, role and chain, or, if the change is meant, delete the account's \
+         row from tenure_tx.account"
+    )]
+    Bound(String),
     /// A row of a newer version.
     #[error("row with nonce {nonce}: {source}")]
     UnknownState { nonce: u64, source: UnknownState },
@@ -50,6 +59,13 @@ fn message(error: &tokio_postgres::Error) -> String {
     error.as_db_error().map_or_else(|| error.to_string(), |db| db.message().to_owned())
 }
 
+fn with_hint(error: &tokio_postgres::Error) -> String {
+    match error.as_db_error().and_then(|db| db.hint()) {
+        Some(hint) => format!("{} ({hint})", message(error)),
+        None => message(error),
+    }
+}
+
 impl From<tokio_postgres::Error> for StoreError {
     fn from(error: tokio_postgres::Error) -> Self {
         let Some(code) = error.code() else {
@@ -57,6 +73,10 @@ impl From<tokio_postgres::Error> for StoreError {
         };
         if code.code() == "TN001" {
             StoreError::Stale
+        } else if code.code() == "TN102" {
+            StoreError::MayBeLost(with_hint(&error))
+        } else if code.code() == "TN103" {
+            StoreError::Bound(message(&error))
         } else if *code == SqlState::UNIQUE_VIOLATION {
             StoreError::DuplicateRequest
         } else {

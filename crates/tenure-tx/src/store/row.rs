@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use sha2::{Digest as _, Sha256};
 use tenure_core::clock::Tick;
 use tenure_core::epoch::Epoch;
 use tokio_postgres::Row;
@@ -20,8 +21,10 @@ pub struct StoredTransaction {
     pub nonce: u64,
     /// The current attempt, or the one that won.
     pub hash: Hash,
-    /// The call, if the group can sign it anew.
+    /// The call, if the group can sign it anew; `None` also once the row has left the table.
     pub call: Option<Bytes>,
+    /// The SHA-256 of the call, of a row that has left the table.
+    pub call_digest: Option<Bytes>,
     /// The signed bytes of the newest attempt; `None` once an older attempt has won.
     pub raw: Option<Bytes>,
     pub status: TransactionStatus,
@@ -52,6 +55,16 @@ pub struct StoredTransaction {
 }
 
 impl StoredTransaction {
+    /// Whether this is the call that was accepted, byte by byte.
+    #[must_use]
+    pub fn is_call(&self, call: &[u8]) -> bool {
+        match (&self.call, &self.call_digest) {
+            (Some(stored), _) => stored == call,
+            (None, Some(digest)) => digest[..] == Sha256::digest(call)[..],
+            (None, None) => false,
+        }
+    }
+
     /// What the engine needs of an open row.
     #[doc(hidden)]
     #[must_use]
@@ -118,7 +131,13 @@ pub struct Snapshot {
 /// What [`read_row`] reads, in its order.
 pub(super) const COLUMNS: &str = "nonce, hash, call_scale, raw, state, block_hash, status_metadata::text, \
     attempts::text, noop, request_id, creator_id, epoch, built_at_block, created_at::text, \
-    updated_at::text, ended_at is not null, change";
+    updated_at::text, ended_at is not null, change, null::bytea as call_digest, \
+    extract(epoch from deadline_at - clock_timestamp())::float8";
+
+/// The same of a row that left the table.
+pub(super) const PAST_COLUMNS: &str = "nonce, hash, call_scale, raw, state, block_hash, status_metadata::text, \
+    attempts::text, noop, request_id, creator_id, epoch, built_at_block, created_at::text, \
+    updated_at::text, ended_at is not null, change, call_digest, null::float8";
 
 /// The position of `change` among them, from 1.
 pub(super) const CHANGE_COLUMN: usize = 17;
@@ -234,7 +253,11 @@ pub(super) fn read_row(row: &Row) -> Result<StoredTransaction, StoreError> {
         created_at: row.get(13),
         updated_at: row.get(14),
         ended: row.get(15),
-        deadline: None,
+        // What has passed while no leader was there leaves nothing.
+        deadline: row
+            .get::<_, Option<f64>>(18)
+            .map(|left| Duration::try_from_secs_f64(left.max(0.0)).unwrap_or(Duration::MAX)),
         change: row.get(16),
+        call_digest: row.get::<_, Option<Vec<u8>>>(17).map(Bytes::from),
     })
 }

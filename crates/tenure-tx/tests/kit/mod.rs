@@ -73,13 +73,7 @@ pub(crate) fn store(dsn: &str, creator: &str) -> Store {
 }
 
 pub(crate) fn store_of(dsn: &str, creator: &str, account: AccountId) -> Store {
-    let options = StoreOptions {
-        role: ROLE.to_owned(),
-        account,
-        creator: creator.to_owned(),
-        deadline: Duration::from_secs(5),
-    };
-    Store::new(connector(dsn), options)
+    Store::new(connector(dsn), StoreOptions::new(ROLE, account, creator))
 }
 
 pub(crate) const E1: Epoch = Epoch(1);

@@ -74,12 +74,7 @@ pub(crate) async fn run(args: BenchArgs) -> anyhow::Result<ExitCode> {
     let account = AccountId::new(uuid::Uuid::new_v4().as_bytes().as_slice())?;
     let role = format!("bench:{account}");
     let connector = Connector::new(&Dsn::parse(&args.dsn)?, TlsOptions::from_env(&ProcessEnv)?)?;
-    let options = StoreOptions {
-        role: role.clone(),
-        account: account.clone(),
-        creator: "bench".to_owned(),
-        deadline: Duration::from_secs(5),
-    };
+    let options = StoreOptions::new(&role, account.clone(), "bench");
     let store = Store::new(connector.clone(), options);
     store.migrate().await?;
     let session = connector.connect("tenure bench", Duration::from_secs(5)).await?;
@@ -101,7 +96,8 @@ pub(crate) async fn run(args: BenchArgs) -> anyhow::Result<ExitCode> {
     client.execute("delete from tenure.role where name = $1", &[&role]).await?;
     client
         .batch_execute(&format!(
-            "delete from tenure_tx.pending_transactions where account_id = '\\x{}'; \
+            "delete from tenure_tx.pending_transactions where account_id = '\\x{0}'; \
+             delete from tenure_tx.account where account_id = '\\x{0}'; \
              drop table if exists tenure_tx.bench_raw",
             account.to_string().trim_start_matches("0x")
         ))
