@@ -123,7 +123,7 @@ impl Reader {
     /// Listens on one session until it breaks (`Err`) or the receiver is gone (`Ok`).
     async fn listen(&mut self) -> Result<Gone, StoreError> {
         let deadline = self.store.options().deadline;
-        let session = self.store.connector().connect("tenure-tx feed", deadline).await?;
+        let session = self.store.connector()?.connect("tenure-tx feed", deadline).await?;
         let (client, mut connection) = (session.client, session.connection);
         let (wake, mut woken) = mpsc::channel(1);
         let _driver = AbortOnDropHandle::new(tokio::spawn(async move {

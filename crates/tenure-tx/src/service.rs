@@ -5,6 +5,7 @@ mod options;
 mod request;
 mod view;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -40,9 +41,13 @@ pub enum Mode {
         /// The table of the signer's account.
         store: Store,
     },
-    /// One node without a group and without a table: what it has not finished when it ends is
-    /// forgotten. Never run two of these with one key.
-    Standalone,
+    /// One node without a group: no other one finishes what it has accepted. Never run two of these
+    /// with one key.
+    Standalone {
+        /// A file in a table's place: made if it is not there, locked, and flushed before anything
+        /// is sent. It remembers requests and their ids over a restart.
+        journal: PathBuf,
+    },
 }
 
 impl Mode {
@@ -100,14 +105,22 @@ impl ServiceBuilder {
                 return Err(ServiceError::ForeignAccount);
             }
             Mode::Group { election, store } => (election, Some(store)),
-            Mode::Standalone => (Election::standalone()?, None),
+            Mode::Standalone { journal } => {
+                tracing::warn!(
+                    journal = %journal.display(),
+                    "STANDALONE: this node has no group; no other one finishes what it accepts, and \
+                     a second one with the same key would send against it"
+                );
+                let store = Store::journal(&journal, signer.account().clone());
+                (Election::standalone()?, Some(store.map_err(ServiceError::Store)?))
+            }
         };
         options.check(election.lease())?;
         let mut tasks = JoinSet::new();
         let (commands, inbox) = mpsc::unbounded_channel();
         let statuses = broadcast::Sender::new(4_096);
         let (stale_to, stale) = watch::channel(false);
-        if let Some(store) = &store {
+        if let Some(store) = store.as_ref().filter(|_| election.lease().is_some()) {
             match store.migrate().await {
                 Ok(()) => {}
                 Err(error @ (StoreError::Unreachable(_) | StoreError::Lost(_))) => {

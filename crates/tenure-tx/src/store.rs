@@ -4,14 +4,19 @@
 //! happened — or that it is unknown ([`StoreError::Lost`]), in which case the reader of the table,
 //! not the memory of the writer, decides.
 //!
+//! A node without a group has a journal in its place: one file, with the same promises for one
+//! process.
+//!
 //! The service writes, an application only reads. All writes of a store go through one session. What
 //! waits is written together: with many senders a commit carries many rows.
 
 mod error;
+mod journal;
 mod row;
 mod session;
 
-use std::sync::Arc;
+use std::path::Path;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use tenure_connect::Connector;
@@ -25,6 +30,7 @@ use tokio_postgres::types::ToSql;
 use crate::account::AccountId;
 use crate::schema::SCHEMA;
 pub use error::StoreError;
+use journal::Journal;
 pub use row::StoredTransaction;
 use row::{AttemptColumns, CHANGE_COLUMN, COLUMNS, PAST_COLUMNS, StatusColumns};
 #[doc(hidden)]
@@ -79,22 +85,53 @@ pub struct Store(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    connector: Connector,
     options: StoreOptions,
-    session: Mutex<Option<Arc<Session>>>,
+    memory: Memory,
+}
+
+/// Where the rows are.
+#[derive(Debug)]
+enum Memory {
+    Table { connector: Connector, session: Mutex<Option<Arc<Session>>> },
+    File(Arc<std::sync::Mutex<Journal>>),
 }
 
 impl Store {
     /// Names the table; connects when first used.
     #[must_use]
     pub fn new(connector: Connector, options: StoreOptions) -> Self {
-        Store(Arc::new(Inner { connector, options, session: Mutex::new(None) }))
+        let memory = Memory::Table { connector, session: Mutex::new(None) };
+        Store(Arc::new(Inner { options, memory }))
+    }
+
+    /// A journal in a file, for a node that has no group: opens it, or makes it, and keeps every
+    /// other node out of it.
+    ///
+    /// # Errors
+    /// [`StoreError::Journal`]: it is in use, of another account, damaged, or the system refused.
+    pub(crate) fn journal(path: &Path, account: AccountId) -> Result<Self, StoreError> {
+        let journal = Journal::open(path, &account)?;
+        let options = StoreOptions::new("", account, "standalone");
+        let memory = Memory::File(Arc::new(std::sync::Mutex::new(journal)));
+        Ok(Store(Arc::new(Inner { options, memory })))
+    }
+
+    fn as_journal(&self) -> Option<&Arc<std::sync::Mutex<Journal>>> {
+        match &self.0.memory {
+            Memory::Table { .. } => None,
+            Memory::File(journal) => Some(journal),
+        }
     }
 
     /// The same table through a session of its own.
     #[must_use]
     pub fn on_another_session(&self) -> Self {
-        Store::new(self.0.connector.clone(), self.0.options.clone())
+        match &self.0.memory {
+            Memory::Table { connector, .. } => {
+                Store::new(connector.clone(), self.0.options.clone())
+            }
+            Memory::File(_) => self.clone(),
+        }
     }
 
     /// The account whose transactions the table holds.
@@ -109,8 +146,11 @@ impl Store {
         &self.0.options
     }
 
-    pub(crate) fn connector(&self) -> &Connector {
-        &self.0.connector
+    pub(crate) fn connector(&self) -> Result<&Connector, StoreError> {
+        match &self.0.memory {
+            Memory::Table { connector, .. } => Ok(connector),
+            Memory::File(_) => Err(StoreError::Journal("a journal has no table".to_owned())),
+        }
     }
 
     /// Brings the schema `tenure_tx` up to date.
@@ -118,8 +158,9 @@ impl Store {
     /// # Errors
     /// [`StoreError`]; a retry is safe.
     pub async fn migrate(&self) -> Result<(), StoreError> {
+        let Memory::Table { connector, .. } = &self.0.memory else { return Ok(()) };
         let deadline = self.0.options.deadline;
-        let session = self.0.connector.connect("tenure-tx", deadline).await?;
+        let session = connector.connect("tenure-tx", deadline).await?;
         // No notification is listened for.
         let line = Line::new(session, mpsc::unbounded_channel().0);
         SCHEMA.migrate(&line, deadline).await?;
@@ -153,6 +194,10 @@ impl Store {
         rows: &[NewTransaction],
         changes: &[StatusChange],
     ) -> Result<Vec<u64>, StoreError> {
+        if let Some(journal) = self.as_journal() {
+            let (rows, changes) = (rows.to_vec(), changes.to_vec());
+            return ask(journal, move |journal| journal.accept(block, &rows, &changes)).await;
+        }
         let (block, creator) = (to_sql(block)?, &self.0.options.creator);
         let columns = AttemptColumns::of(
             rows.iter().map(|row| (row.nonce, std::slice::from_ref(&row.attempt), &row.raw)),
@@ -180,6 +225,10 @@ impl Store {
         epoch: Epoch,
         rows: &[Replacement],
     ) -> Result<Vec<u64>, StoreError> {
+        if let Some(journal) = self.as_journal() {
+            let rows = rows.to_vec();
+            return ask(journal, move |journal| journal.replace(&rows)).await;
+        }
         let rows = rows.iter().map(|row| (row.nonce, row.attempts.as_slice(), &row.raw));
         let columns = AttemptColumns::of(rows)?;
         self.write(|session| &session.replace, epoch, &columns.arguments()).await
@@ -196,6 +245,10 @@ impl Store {
         epoch: Epoch,
         changes: &[StatusChange],
     ) -> Result<Vec<u64>, StoreError> {
+        if let Some(journal) = self.as_journal() {
+            let changes = changes.to_vec();
+            return ask(journal, move |journal| journal.record(&changes)).await;
+        }
         let statuses = StatusColumns::of(changes)?;
         self.write(|session| &session.record, epoch, &statuses.arguments()).await
     }
@@ -206,6 +259,10 @@ impl Store {
     /// [`StoreError::Bound`] if they are bound to others: nothing may be sent then.
     #[doc(hidden)]
     pub async fn open_account(&self, epoch: Epoch, chain: &str) -> Result<(), StoreError> {
+        if let Some(journal) = self.as_journal() {
+            let chain = chain.to_owned();
+            return ask(journal, move |journal| journal.bind(&chain)).await;
+        }
         let session = self.session().await?;
         let (role, epoch) = (&self.0.options.role, epoch.get());
         let account = self.account().as_bytes();
@@ -220,6 +277,9 @@ impl Store {
     /// [`StoreError`].
     #[doc(hidden)]
     pub async fn snapshot(&self) -> Result<Snapshot, StoreError> {
+        if let Some(journal) = self.as_journal() {
+            return ask(journal, |journal| Ok(journal.snapshot())).await;
+        }
         let session = self.session().await?;
         let account = self.account().as_bytes();
         let open = format!(
@@ -244,6 +304,10 @@ impl Store {
     /// # Errors
     /// [`StoreError`].
     pub async fn by_request(&self, ids: &[String]) -> Result<Vec<StoredTransaction>, StoreError> {
+        if let Some(journal) = self.as_journal() {
+            let ids = ids.to_vec();
+            return ask(journal, move |journal| Ok(journal.by_request(&ids))).await;
+        }
         let query = everywhere("account_id = $1 and request_id = any($2)");
         self.read(&format!("{query} order by 1, {CHANGE_COLUMN}"), &ids).await
     }
@@ -312,6 +376,9 @@ impl Store {
         below: u64,
         retention: Retention,
     ) -> Result<u64, StoreError> {
+        if let Some(journal) = self.as_journal() {
+            return ask(journal, move |journal| journal.cleanup(retention)).await;
+        }
         let session = self.session().await?;
         let (rows, ids) = (retention.rows.as_secs_f64(), retention.ids.as_secs_f64());
         let options = &self.0.options;
@@ -380,8 +447,8 @@ impl Store {
             Ok(Err(error)) => StoreError::from(error),
             Err(_) => StoreError::Lost("no answer within the deadline".to_owned()),
         };
-        if let StoreError::Lost(_) = outcome {
-            self.0.session.lock().await.take();
+        if let (StoreError::Lost(_), Memory::Table { session, .. }) = (&outcome, &self.0.memory) {
+            session.lock().await.take();
         }
         Err(outcome)
     }
@@ -393,4 +460,16 @@ fn everywhere(filter: &str) -> String {
         "select {COLUMNS} from tenure_tx.pending_transactions where {filter} union all \
          select {PAST_COLUMNS} from tenure_tx.past_transactions where {filter}"
     )
+}
+
+/// A journal's answer. A disk may take its time, so not on the runtime's own threads.
+async fn ask<T: Send + 'static>(
+    journal: &Arc<std::sync::Mutex<Journal>>,
+    question: impl FnOnce(&mut Journal) -> Result<T, StoreError> + Send + 'static,
+) -> Result<T, StoreError> {
+    let journal = Arc::clone(journal);
+    let asked = tokio::task::spawn_blocking(move || {
+        question(&mut journal.lock().unwrap_or_else(PoisonError::into_inner))
+    });
+    asked.await.unwrap_or_else(|error| Err(StoreError::Lost(error.to_string())))
 }

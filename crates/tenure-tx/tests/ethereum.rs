@@ -353,7 +353,9 @@ async fn standalone_sends_without_a_table() {
     let anvil = Anvil::start(&[]).await;
     let chain = chain(&anvil);
     let signer = signer(&chain).await;
-    let service = TransactionService::builder(Mode::Standalone, Arc::new(chain), Arc::new(signer));
+    let folder = tempfile::tempdir().expect("a folder");
+    let mode = Mode::Standalone { journal: folder.path().join("journal") };
+    let service = TransactionService::builder(mode, Arc::new(chain), Arc::new(signer));
     let service = service.options(impatient()).start().await.expect("starts");
     assert_eq!(service.role(), NodeRole::Standalone);
     let request = SendRequest::call(pay(1, 1)).with_id("once");

@@ -14,6 +14,7 @@ use tenure_tx::account::{AccountId, Signer};
 use tenure_tx::chain::Chain;
 use tenure_tx::chain::ethereum::{EthereumChain, EthereumOptions, EthereumSigner, Finality};
 use tenure_tx::chain::substrate::{CommandSigner, SubstrateChain, account_of};
+use tenure_tx::election::NodeRole;
 use tenure_tx::engine::EngineConfig;
 use tenure_tx::metrics;
 use tenure_tx::service::{Mode, ServiceError, ServiceOptions, TransactionService};
@@ -31,9 +32,14 @@ use crate::signals::Signals;
 pub(crate) struct NodeArgs {
     #[command(flatten)]
     pub(crate) table: TableArgs,
-    /// Send without a group and without a table. Never run two of these with one key
+    /// Send without a group: no other node finishes what this one accepts. Never run two of these
+    /// with one key
     #[arg(long, conflicts_with = "dsn")]
     pub(crate) standalone: bool,
+    /// Standalone: the file that remembers requests and their ids [default: tenure/tx-ACCOUNT.journal
+    /// in $XDG_DATA_HOME or ~/.local/share]
+    #[arg(long, value_name = "FILE", requires = "standalone")]
+    pub(crate) journal: Option<PathBuf>,
     /// This instance's name
     #[arg(long, env = "SH_NODE_INSTANCE_ID")]
     pub(crate) instance: Option<String>,
@@ -159,6 +165,26 @@ async fn chain(args: &NodeArgs) -> Result<(Arc<dyn Chain>, Arc<dyn Signer>), Fai
     }
 }
 
+/// The journal that was named, or the account's own in the user's data folder.
+fn journal(named: Option<PathBuf>, account: &AccountId) -> Result<PathBuf, Failure> {
+    let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    let data = || {
+        let share = || folder("HOME").map(|home| PathBuf::from(home).join(".local/share"));
+        folder("XDG_DATA_HOME").map(PathBuf::from).or_else(share)
+    };
+    let path = named.or_else(|| Some(data()?.join(format!("tenure/tx-{account}.journal"))));
+    let path = path.ok_or_else(|| {
+        Failure::usage("no place for the journal of a standalone node; name it with --journal")
+    })?;
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder).map_err(|error| {
+            let folder = folder.display();
+            Failure::failed(format!("{folder} cannot be made: {error}; name another --journal"))
+        })?;
+    }
+    Ok(path)
+}
+
 /// What was typed cannot be used.
 fn wrong(error: impl std::error::Error) -> Failure {
     Failure::usage(exit::chain(&error))
@@ -183,7 +209,7 @@ pub(super) async fn run(args: NodeArgs) -> Result<Exit, Failure> {
     }
     let instance = args.instance.clone().unwrap_or_else(|| format!("node-{}", std::process::id()));
     let (member, mode) = if args.standalone {
-        (None, Mode::Standalone)
+        (None, Mode::Standalone { journal: journal(args.journal.clone(), &account)? })
     } else {
         if args.accept_loss {
             tracing::warn!(
@@ -234,7 +260,7 @@ pub(super) async fn run(args: NodeArgs) -> Result<Exit, Failure> {
     };
     let service = TransactionService::builder(mode, chain, signer).options(options).start().await;
     let service = service.map_err(|error| match error {
-        ServiceError::Store(error) => error.into(),
+        ServiceError::Store(error) => Failure::from(error),
         other => Failure::usage(other.to_string()),
     })?;
     let service = Arc::new(service);
@@ -242,7 +268,7 @@ pub(super) async fn run(args: NodeArgs) -> Result<Exit, Failure> {
         Failure::failed(format!("the callers' address: {error}; choose another --listen"))
     })?;
     let mut listening = json!({"event": "listening", "address": socket.local_addr()?,
-                               "account": account.to_string()});
+                               "account": account.to_string(), "standalone": args.standalone});
     if let Some(listener) = listener {
         listening["metrics"] = json!(listener.address());
         let service = Arc::clone(&service);
@@ -284,7 +310,8 @@ async fn health(service: Arc<TransactionService>) -> Health {
     let epoch = service.epoch().map(|epoch| epoch.get());
     Health {
         healthy: !stale,
-        details: json!({"role": service.role(), "epoch": epoch, "stale": stale}),
+        details: json!({"role": service.role(), "standalone": service.role() == NodeRole::Standalone,
+                        "epoch": epoch, "stale": stale}),
     }
 }
 

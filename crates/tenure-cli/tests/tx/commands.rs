@@ -401,13 +401,52 @@ async fn a_node_serves_the_metrics_the_guide_names() {
 }
 
 #[tokio::test]
-async fn without_a_database_a_node_starts_only_when_told_standalone() {
+async fn a_standalone_node_says_so_and_pays_an_id_once_whatever_becomes_of_it() {
     let anvil = Anvil::start(&[]).await;
     let refused = run(&["node", "--rpc", &anvil.url, "--key-env", "RELAYER_KEY"]).await;
     assert_eq!(refused.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&refused.stderr).contains("--standalone"));
-    let (_child, address) = node(&["--standalone"], &anvil).await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let journal = folder.path().join("journal").display().to_string();
+    let alone = ["--standalone", "--journal", &journal];
     let call = json!({"to": format!("0x{:040x}", 7), "value": "0x5", "gas": 21_000}).to_string();
-    let sent = json_of(&run(&["send", "--node", &address, "--json", "--call", &call]).await);
-    assert_eq!(sent[0]["nonce"], 0);
+    for turn in 0..3 {
+        let (mut child, address) = node(&alone, &anvil).await;
+        if turn == 0 {
+            let second = [&["node", "--rpc", &anvil.url, "--key-env", "RELAYER_KEY"], &alone[..]];
+            let second = run(&second.concat()).await;
+            let said = String::from_utf8_lossy(&second.stderr).into_owned();
+            assert!(!second.status.success() && said.contains("another node"), "{said}");
+        }
+        let send = ["send", "--node", &address, "--request-id", "inv-1", "--call", &call];
+        let sent = json_of(&run(&[&send[..], &["--json"]].concat()).await);
+        assert_eq!((&sent[0]["nonce"], &sent[0]["standalone"]), (&json!(0), &json!(true)));
+        let plain = run(&send).await;
+        assert!(String::from_utf8_lossy(&plain.stdout).contains("standalone"), "{plain:?}");
+        // To finality, then again under the same id.
+        let ended = async {
+            loop {
+                anvil.mine(1).await;
+                let sent = run(&[&send[..], &["--json"]].concat()).await;
+                if json_of(&sent)[0]["ended"] == json!(true) {
+                    return;
+                }
+            }
+        };
+        timeout(Duration::from_secs(30), ended).await.expect("ends");
+        assert!(child.lines().iter().any(|line| line.contains("\"standalone\":true")));
+        child.kill().await.expect("killed");
+    }
+    assert_eq!(anvil.mined().await.len(), 1, "paid once");
+    // What was accepted and not mined is finished after a crash.
+    anvil.call("evm_setAutomine", json!([false])).await;
+    let (mut child, address) = node(&alone, &anvil).await;
+    let sent = run(&["send", "--node", &address, "--request-id", "inv-2", "--call", &call]).await;
+    assert!(sent.status.success(), "{sent:?}");
+    child.kill().await.expect("killed");
+    anvil.call("anvil_dropAllTransactions", json!([])).await;
+    let (_child, _address) = node(&alone, &anvil).await;
+    anvil.pooled(1).await;
+    anvil.mine(1).await;
+    assert_eq!(anvil.mined().await.len(), 2, "finished by the same node, started again");
 }

@@ -96,7 +96,9 @@ async fn a_wait_is_measured_on_the_clock_that_counts_suspend() {
     let watched = WatchedClock { clock: clock.clone(), readings: Arc::new(readings) };
     let chain = Silent::new();
     let mut submitted = chain.submissions.subscribe();
-    let service = TransactionService::builder(Mode::Standalone, chain, Plain::new());
+    let folder = tempfile::tempdir().expect("a folder");
+    let mode = Mode::Standalone { journal: folder.path().join("journal") };
+    let service = TransactionService::builder(mode, chain, Plain::new());
     let tick = Duration::from_millis(1);
     let options = ServiceOptions { tick, ..ServiceOptions::default() };
     let service = service.options(options).clock(Arc::new(watched)).start().await.expect("starts");
@@ -115,7 +117,9 @@ async fn a_wait_is_measured_on_the_clock_that_counts_suspend() {
 async fn requests_that_wait_get_their_nonces_in_the_order_of_their_arrival() {
     let chain = Silent::new();
     chain.answers.send_replace(false);
-    let service = TransactionService::builder(Mode::Standalone, chain.clone(), Plain::new());
+    let folder = tempfile::tempdir().expect("a folder");
+    let mode = Mode::Standalone { journal: folder.path().join("journal") };
+    let service = TransactionService::builder(mode, chain.clone(), Plain::new());
     let service = service.start().await.expect("starts");
     let sends = (0..50u8).map(|tag| service.send(SendRequest::call(vec![tag])));
     let sends = futures_util::future::join_all(sends);

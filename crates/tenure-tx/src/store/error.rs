@@ -44,6 +44,9 @@ pub enum StoreError {
     /// A number PostgreSQL cannot hold.
     #[error("{0} is beyond a bigint; no chain counts that far, check the input")]
     TooLarge(u64),
+    /// The journal of a node without a group cannot be used. Nothing was written.
+    #[error("the journal {0}")]
+    Journal(String),
     /// The schema could not be brought up to date. Nothing was written.
     #[error(
         "the schema tenure_tx cannot be brought up to date: {0}; apply its script as its owner"

@@ -6,7 +6,7 @@ use tokio::time::timeout;
 use tokio_postgres::{Client, Statement};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{Store, StoreError};
+use super::{Memory, Store, StoreError};
 
 /// One connection with its statements.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ pub(super) struct Session {
 
 impl Store {
     pub(super) async fn connect_bare(&self) -> Result<(Client, AbortOnDropHandle<()>), StoreError> {
-        let session = self.0.connector.connect("tenure-tx", self.0.options.deadline).await?;
+        let session = self.connector()?.connect("tenure-tx", self.0.options.deadline).await?;
         let connection = session.connection;
         let driver = tokio::spawn(async move {
             if let Err(error) = connection.await {
@@ -31,7 +31,10 @@ impl Store {
     }
 
     pub(super) async fn session(&self) -> Result<Arc<Session>, StoreError> {
-        let mut slot = self.0.session.lock().await;
+        let Memory::Table { session, .. } = &self.0.memory else {
+            return Err(StoreError::Journal("a journal has no table".to_owned()));
+        };
+        let mut slot = session.lock().await;
         if let Some(session) = slot.as_ref().filter(|s| !s.client.is_closed()) {
             return Ok(Arc::clone(session));
         }
