@@ -1,8 +1,9 @@
 //! `tenure tx`: nonce-ordered transactions of a leader and its followers.
 //!
-//! `node` runs one node of the group and answers on a local port; `send` and `drop` ask a node;
+//! `node` runs one node of the group and answers on a local port; `send`, `wait` and `drop` ask a node;
 //! `list`, `show`, `watch` and `gaps` read the table and need no node at all.
 
+mod amount;
 mod ask;
 mod callers;
 mod node;
@@ -26,6 +27,8 @@ pub(crate) enum TxCommand {
     Node(Box<node::NodeArgs>),
     /// Send a transaction through whichever node leads
     Send(ask::SendArgs),
+    /// Wait for the end of a request, through any node
+    Wait(ask::WaitArgs),
     /// List the account's transactions
     List(report::ListArgs),
     /// Show one transaction
@@ -42,6 +45,7 @@ pub(crate) async fn run(command: TxCommand) -> Result<Exit, Failure> {
     match command {
         TxCommand::Node(args) => node::run(*args).await,
         TxCommand::Send(args) => ask::send(args).await,
+        TxCommand::Wait(args) => ask::wait(args).await,
         TxCommand::List(args) => report::list(args).await,
         TxCommand::Show(args) => report::show(args).await,
         TxCommand::Watch(args) => report::watch(args).await,

@@ -27,9 +27,9 @@ use tokio::time::{MissedTickBehavior, interval};
 use crate::account::{SignError, Signed, Signer};
 use crate::chain::{Chain, Head, Located, Outcome};
 use crate::election::Election;
-use crate::engine::{Engine, Input, Order};
+use crate::engine::{Engine, Input, NonceError, Order};
 use crate::metrics;
-use crate::service::{DrainOutcome, SendError, SendRequest, ServiceOptions};
+use crate::service::{DrainOutcome, SendError, SendRequest, ServiceOptions, TransactionHandle};
 use crate::status::{Hash, TransactionStatus};
 use crate::store::{Snapshot, Store, StoredTransaction};
 use crate::writer::{self, Job};
@@ -40,7 +40,7 @@ use pending::{Pending, Reply};
 #[derive(Debug)]
 pub(crate) enum Command {
     Send { request: SendRequest, reply: Reply },
-    Cancel { which: Which, reply: oneshot::Sender<Result<u64, SendError>> },
+    Cancel { which: Which, reply: oneshot::Sender<Result<TransactionHandle, SendError>> },
     Drain { reply: oneshot::Sender<DrainOutcome> },
     Open { reply: oneshot::Sender<usize> },
     Recovered { reply: oneshot::Sender<Option<Duration>> },
@@ -277,19 +277,23 @@ impl Driver {
         }
     }
 
-    fn cancel(&mut self, which: Which) -> Result<u64, SendError> {
+    /// Gives a request up, unless it is in a block; its handle tells what comes of that.
+    fn cancel(&mut self, which: Which) -> Result<TransactionHandle, SendError> {
+        if !matches!(self.phase, Phase::Leading { .. }) {
+            return Err(SendError::NotLeader);
+        }
         let nonce = match which {
             Which::Nonce(nonce) => nonce,
-            Which::Request(id) => {
-                if !matches!(self.phase, Phase::Leading { .. }) {
-                    return Err(SendError::NotLeader);
-                }
-                self.engine.nonce_of(&id).ok_or(SendError::NotOpen(id))?
-            }
+            Which::Request(id) => self.engine.nonce_of(&id).ok_or(SendError::NotOpen(id))?,
         };
+        let known = self.contents.get(&nonce);
+        if let Some(content) = known.filter(|c| c.handle.borrow().dropped().is_some()) {
+            return Ok(content.handle(nonce));
+        }
         let effects = self.engine.cancel(nonce)?;
         self.carry_out(effects);
-        Ok(nonce)
+        let content = self.contents.get(&nonce).ok_or(NonceError::NotOpen(nonce))?;
+        Ok(content.handle(nonce))
     }
 
     fn check_drained(&mut self) {

@@ -14,13 +14,12 @@ use tenure_core::clock::{BootClock, Clock};
 use tenure_core::epoch::Epoch;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::account::Signer;
 use crate::chain::Chain;
 use crate::driver::{Command, Driver, Which};
 use crate::election::{Election, NodeRole};
-use crate::engine::NonceError;
 use crate::events::{FollowerSync, keep_ready};
 use crate::metrics;
 use crate::store::{Store, StoreError, StoredTransaction};
@@ -137,11 +136,15 @@ impl ServiceBuilder {
             tasks.spawn(keep_ready(election.clone(), hook, options.sync_every));
         }
         let accept_within = options.accept_within;
+        let reader = store.as_ref().map(Store::on_another_session);
         let driver = Driver::new(election.clone(), store, chain, signer, options, clock);
         tasks.spawn(driver.run(inbox));
-        Ok(TransactionService { election, commands, statuses, stale, accept_within, tasks })
+        Ok(TransactionService { election, commands, statuses, stale, accept_within, reader, tasks })
     }
 }
+
+/// How often a row is looked at while its end is waited for, whatever is heard of it.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// A drain's result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -164,6 +167,8 @@ pub struct TransactionService {
     statuses: broadcast::Sender<Arc<StoredTransaction>>,
     stale: watch::Receiver<bool>,
     accept_within: Duration,
+    /// For questions about single requests, on a session of its own.
+    reader: Option<Store>,
     tasks: JoinSet<()>,
 }
 
@@ -245,35 +250,83 @@ impl TransactionService {
         Ok(())
     }
 
-    /// Puts a no-op in place of an open transaction, or into a gap. If the original is mined
-    /// first, it wins. Returns when the no-op is decided on, before it is stored: follow
-    /// [`TransactionService::statuses`] for what comes of it.
+    /// Puts a no-op in place of an open transaction, or into a gap. Returns when that is stored, or
+    /// cannot be done any more; if the original is mined first, it wins, and its end tells.
     ///
     /// # Errors
     /// [`SendError::NotLeader`], [`SendError::Stopped`], or [`SendError::Nonce`] if nothing open is at
-    /// `nonce`. Nothing was done.
-    pub async fn cancel(&self, nonce: u64) -> Result<(), SendError> {
-        self.cancel_which(Which::Nonce(nonce)).await.map(drop)
+    /// `nonce`: nothing was done. [`SendError::Uncertain`]: this node stopped leading before the
+    /// no-op was stored, or it took too long.
+    pub async fn cancel(&self, nonce: u64) -> Result<Dropped, SendError> {
+        self.cancel_which(Which::Nonce(nonce)).await.map(|(_, dropped)| dropped)
     }
 
-    /// The same for the request with this id; returns its nonce.
+    /// The same for the request with this id; returns its nonce as well.
     ///
     /// # Errors
     /// As [`TransactionService::cancel`], and [`SendError::NotOpen`] if no request with this id is
-    /// open. Nothing was done.
-    pub async fn cancel_request(&self, id: &str) -> Result<u64, SendError> {
+    /// open: nothing was done.
+    pub async fn cancel_request(&self, id: &str) -> Result<(u64, Dropped), SendError> {
         self.cancel_which(Which::Request(id.to_owned())).await
     }
 
-    async fn cancel_which(&self, which: Which) -> Result<u64, SendError> {
+    async fn cancel_which(&self, which: Which) -> Result<(u64, Dropped), SendError> {
         self.require_leader()?;
         let (reply, answer) = oneshot::channel();
         let command = Command::Cancel { which, reply };
         self.commands.send(command).map_err(|_| SendError::Stopped)?;
-        match answer.await.map_err(|_| SendError::Stopped)? {
-            // Elected, but what is open is still being read: as good as not leading yet.
-            Err(SendError::Nonce(NonceError::NotLeading)) => Err(SendError::NotLeader),
-            answer => answer,
+        let mut handle = answer.await.map_err(|_| SendError::Stopped)??;
+        let decided = handle.state.wait_for(|state| state.dropped().is_some());
+        let uncertain = |reason: &str| SendError::Uncertain {
+            request_id: handle.request_id.clone(),
+            reason: reason.to_owned(),
+        };
+        let dropped = match timeout(self.accept_within, decided).await {
+            Ok(Ok(state)) => state.dropped(),
+            Ok(Err(_)) => return Err(uncertain("this node stopped leading before it was stored")),
+            Err(_) => return Err(uncertain("the no-op was not stored in time")),
+        };
+        dropped.map(|dropped| (handle.nonce, dropped)).ok_or(SendError::Stopped)
+    }
+
+    /// The request with this id, as it stands: on any node, also after its row has left the table.
+    ///
+    /// # Errors
+    /// [`StoreError`]; nothing is known then.
+    pub async fn find(&self, id: &str) -> Result<Option<StoredTransaction>, StoreError> {
+        let Some(reader) = &self.reader else { return Ok(None) };
+        Ok(reader.by_request(&[id.to_owned()]).await?.into_iter().next_back())
+    }
+
+    /// Waits until the request with this id has ended, for `within` at most; returns it as it stands
+    /// then. On any node. `None` if there is no such request. Cancel-safe.
+    ///
+    /// # Errors
+    /// [`StoreError`], if the last look failed.
+    pub async fn wait(
+        &self,
+        id: &str,
+        within: Duration,
+    ) -> Result<Option<StoredTransaction>, StoreError> {
+        let until = Instant::now() + within;
+        let mut changes = self.statuses.subscribe();
+        loop {
+            let found = self.find(id).await;
+            let left = until.saturating_duration_since(Instant::now());
+            let over = matches!(&found, Ok(Some(row)) if row.ended) || matches!(&found, Ok(None));
+            if over || left.is_zero() {
+                return found;
+            }
+            // A change of this row, or a second: the channel may lag, and the table decides.
+            let changed = async {
+                while let Ok(row) = changes.recv().await {
+                    if row.request_id == id {
+                        return;
+                    }
+                }
+                sleep(LOOK).await;
+            };
+            let _ = timeout(left.min(LOOK), changed).await;
         }
     }
 

@@ -271,6 +271,36 @@ impl End {
     }
 }
 
+/// One sentence for people.
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = match self.kind {
+            EndKind::Executed => "executed",
+            EndKind::Reverted => "reverted",
+            EndKind::Replaced => "not executed, replaced by a no-op",
+            EndKind::Refused => "not executed, refused",
+            EndKind::Expired => "not executed, expired",
+            EndKind::Usurped => "not executed, its nonce was used by another transaction",
+        };
+        f.write_str(what)?;
+        if let Some(hash) = self.hash.filter(|_| self.kind == EndKind::Usurped) {
+            write!(f, " {hash}")?;
+        }
+        match (self.block_number, self.block) {
+            (Some(number), _) => write!(f, " in block {number}")?,
+            (None, Some(block)) => write!(f, " in block {block}")?,
+            (None, None) => {}
+        }
+        if let Some(fee) = self.fee {
+            write!(f, " for a fee of {fee}")?;
+        }
+        match &self.reason {
+            Some(reason) => write!(f, ": {reason}"),
+            None => Ok(()),
+        }
+    }
+}
+
 /// What is known beside a status.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Note {
@@ -370,6 +400,20 @@ mod tests {
         let text = serde_json::to_string(&metadata).expect("plain data");
         assert_eq!(serde_json::from_str::<StatusMetadata>(&text).expect("just written"), metadata);
         assert_eq!(serde_json::to_string(&StatusMetadata::default()).expect("plain data"), "{}");
+    }
+
+    #[test]
+    fn an_end_is_told_in_one_sentence() {
+        let end = End {
+            block: Some(Hash([2; 32])),
+            block_number: Some(7),
+            fee: Some(21_000),
+            ..End::new(EndKind::Reverted).because("out of gas")
+        };
+        assert_eq!(end.to_string(), "reverted in block 7 for a fee of 21000: out of gas");
+        let refused = End::new(EndKind::Refused).because("intrinsic gas too low");
+        assert_eq!(refused.to_string(), "not executed, refused: intrinsic gas too low");
+        assert_eq!(End::new(EndKind::Executed).to_string(), "executed");
     }
 
     #[test]

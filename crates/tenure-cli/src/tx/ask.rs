@@ -1,4 +1,4 @@
-//! `send` and `drop`: a caller's side of the conversation with the nodes.
+//! `send`, `wait` and `drop`: a caller's side of the conversation with the nodes.
 
 use std::time::Duration;
 
@@ -8,9 +8,10 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, Buf
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
 
-use tenure_tx::status::State;
+use tenure_tx::service::Dropped;
+use tenure_tx::status::{EndKind, State};
 
-use super::wire::{Accepted, Question, Reply};
+use super::wire::{Drop, Question, Reply, Standing};
 use crate::args::period;
 use crate::exit::{Exit, Failure};
 use crate::output::out;
@@ -56,6 +57,27 @@ pub(crate) struct SendArgs {
     /// Your name for it: a retry with the same id never sends twice. Generated if absent
     #[arg(long)]
     pub(crate) request_id: Option<String>,
+    /// Give it up after so long, if it is in no block by then
+    #[arg(long, value_name = "TIME", value_parser = period)]
+    pub(crate) deadline: Option<Duration>,
+    /// Wait so long for its end; the exit code tells how it ended
+    #[arg(long, value_name = "TIME", value_parser = period)]
+    pub(crate) wait: Option<Duration>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct WaitArgs {
+    /// The nodes: any of them answers
+    #[command(flatten)]
+    pub(crate) nodes: NodesArgs,
+    /// The request's id
+    pub(crate) request_id: String,
+    /// How long to wait for its end
+    #[arg(long = "for", value_name = "TIME", default_value = "10m", value_parser = period)]
+    pub(crate) patience: Duration,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -72,6 +94,9 @@ pub(crate) struct DropArgs {
     /// The request to give up, by its id
     #[arg(long, conflicts_with = "nonce")]
     pub(crate) request_id: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 pub(super) async fn send(args: SendArgs) -> Result<Exit, Failure> {
@@ -87,19 +112,22 @@ pub(super) async fn send(args: SendArgs) -> Result<Exit, Failure> {
         })?),
         None => None,
     };
-    let question = Question::Send { call, signed: args.signed, request_id: Some(id.clone()) };
+    let deadline_ms = args.deadline.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
+    let request_id = Some(id.clone());
+    let question = Question::Send { call, signed: args.signed, request_id, deadline_ms };
     match ask(&args.nodes, &question).await {
-        Reply::Ok(value) if args.json => out!("{value}"),
-        Reply::Ok(value) => {
-            let Accepted { nonce, hash, request_id, state, ended, standalone } =
-                serde_json::from_value(value).map_err(unreadable)?;
-            let was = if ended { format!("ended as {state}") } else { "accepted".to_owned() };
-            let alone = if standalone { ", by a standalone node" } else { "" };
-            out!("{was}{alone}: nonce {nonce}, {hash} (request {request_id})");
-            if ended && state != State::Finalized {
-                return Ok(Exit::NotExecuted);
+        Reply::Ok(value) => match (standing(value)?, args.wait) {
+            (accepted, Some(patience)) if !accepted.ended => {
+                let ended = wait_for(&args.nodes, &id, patience).await?;
+                Ok(told(&ended, args.json))
             }
-        }
+            (accepted, _) if accepted.ended => Ok(told(&accepted, args.json)),
+            (accepted, _) => {
+                // Stored, and that was asked for.
+                told(&accepted, args.json);
+                Ok(Exit::Clean)
+            }
+        },
         Reply::Error { code, message, .. } => {
             let Failure { exit, .. } = failed(&code, &message);
             // Whatever became of it, the id makes the next try safe.
@@ -109,19 +137,94 @@ pub(super) async fn send(args: SendArgs) -> Result<Exit, Failure> {
                 }
                 _ => format!(" (request {id})"),
             };
-            return Err(failed(&code, &format!("{message}{again}")));
+            Err(failed(&code, &format!("{message}{again}")))
         }
     }
-    Ok(Exit::Clean)
+}
+
+fn standing(value: Value) -> Result<Standing, Failure> {
+    serde_json::from_value(value).map_err(unreadable)
+}
+
+/// Prints where a request stands; the exit code is that of its end.
+fn told(standing: &Standing, json: bool) -> Exit {
+    let Standing { nonce, hash, request_id, state, noop, end, answer, standalone, .. } = standing;
+    if json {
+        out!("{}", serde_json::to_string(standing).expect("a standing has text for keys"));
+    } else {
+        let was = match end {
+            Some(end) => end.to_string(),
+            None if *noop => format!("open ({state}), a no-op is to take its place"),
+            None if *state == State::Future && answer.is_none() => "accepted".to_owned(),
+            None => format!("accepted ({state})"),
+        };
+        let alone = if *standalone { ", by a standalone node" } else { "" };
+        let said = answer.as_ref().filter(|_| end.is_none());
+        let said = said.map(|said| format!("; the chain's node said: {said}")).unwrap_or_default();
+        out!("{was}{alone}: nonce {nonce}, {hash} (request {request_id}){said}");
+    }
+    match end {
+        Some(end) if end.kind == EndKind::Executed => Exit::Clean,
+        Some(_) => Exit::NotExecuted,
+        None => Exit::Uncertain,
+    }
+}
+
+pub(super) async fn wait(args: WaitArgs) -> Result<Exit, Failure> {
+    let standing = wait_for(&args.nodes, &args.request_id, args.patience).await?;
+    Ok(told(&standing, args.json))
+}
+
+/// Asks for a request until it has ended, or the time is over: then as it stands.
+async fn wait_for(nodes: &NodesArgs, id: &str, patience: Duration) -> Result<Standing, Failure> {
+    let until = Instant::now() + patience;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        // Below the time one node has for its answer.
+        let within = left.min(ONE_NODE / 2);
+        let within_ms = u64::try_from(within.as_millis()).unwrap_or(u64::MAX);
+        let question = Question::Wait { request_id: id.to_owned(), within_ms };
+        match ask(nodes, &question).await {
+            Reply::Ok(value) => {
+                let standing = standing(value)?;
+                if standing.ended || left.is_zero() {
+                    return Ok(standing);
+                }
+            }
+            Reply::Error { code, message, .. } => return Err(failed(&code, &message)),
+        }
+    }
 }
 
 pub(super) async fn drop_nonce(args: DropArgs) -> Result<Exit, Failure> {
-    let question = Question::Cancel { nonce: args.nonce, request_id: args.request_id };
-    match ask(&args.nodes, &question).await {
-        Reply::Ok(nonce) => out!("a no-op takes the place of nonce {nonce}"),
+    let question = Question::Cancel { nonce: args.nonce, request_id: args.request_id.clone() };
+    let Drop { nonce, dropped } = match ask(&args.nodes, &question).await {
+        Reply::Ok(value) => serde_json::from_value(value).map_err(unreadable)?,
         Reply::Error { code, message, .. } => return Err(failed(&code, &message)),
+    };
+    let exit = match &dropped {
+        Dropped::Ordered { .. } => Exit::Clean,
+        Dropped::Ended(end) if end.kind != EndKind::Executed => Exit::Clean,
+        _ => Exit::Failed,
+    };
+    if args.json {
+        let drop = Drop { nonce, dropped };
+        out!("{}", serde_json::to_string(&drop).expect("an answer has text for keys"));
+        return Ok(exit);
     }
-    Ok(Exit::Clean)
+    match &dropped {
+        Dropped::Ordered { hash } => out!(
+            "ordered: a no-op ({hash}) is stored for nonce {nonce}; whichever of the two is final \
+             first counts, and `tenure tx show --nonce {nonce}` tells"
+        ),
+        Dropped::Mined { hash, block } => {
+            out!("not dropped: nonce {nonce} is in block {block} already, as {hash}")
+        }
+        Dropped::Ended(end) => out!("not dropped: nonce {nonce} has ended: {end}"),
+        // `Dropped` may grow.
+        other => out!("nonce {nonce}: {other:?}"),
+    }
+    Ok(exit)
 }
 
 fn unreadable(error: serde_json::Error) -> Failure {

@@ -19,7 +19,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use super::wire::{Accepted, Question, Reply};
+use super::wire::{Drop, Question, Reply, Standing};
 
 /// Connections at once. One more takes the place of the one that has been silent for longest.
 const CONNECTIONS: usize = 256;
@@ -33,6 +33,8 @@ const ANSWER: Duration = Duration::from_secs(10);
 const BYTES: usize = 32 << 20;
 /// A line up to this length needs no share of [`BYTES`].
 const SHORT: usize = 8 << 10;
+/// How long one question may wait for a request's end; a caller asks again.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
 /// What a line may have beside the call itself.
 const FRAME: usize = 4 << 10;
 
@@ -215,7 +217,7 @@ async fn next_line<R: AsyncBufRead + Unpin>(reader: &mut R, room: &Room) -> io::
 async fn answer(question: Question, service: &TransactionService) -> Reply {
     let standalone = service.role() == NodeRole::Standalone;
     match question {
-        Question::Send { call, signed, request_id } => {
+        Question::Send { call, signed, request_id, deadline_ms } => {
             let payload = match (call, signed.as_deref().map(unhex)) {
                 (Some(call), None) => match encoded(&call) {
                     Some(bytes) => Payload::Call(bytes),
@@ -228,29 +230,54 @@ async fn answer(question: Question, service: &TransactionService) -> Reply {
             };
             let mut request = SendRequest::new(payload);
             request.request_id = request_id;
+            request.deadline = deadline_ms.map(Duration::from_millis);
             // Named before it is queued, so that every answer carries the id.
             let (request, id) = request.named();
             match service.send(request).await {
                 Ok(handle) => {
-                    let known = handle.state();
-                    let (hash, ended) = (known.hash, known.ended());
-                    let (nonce, state) = (handle.nonce, known.status.state());
-                    Reply::ok(&Accepted { nonce, hash, request_id: id, state, ended, standalone })
+                    let state = handle.state();
+                    Reply::ok(&Standing {
+                        nonce: handle.nonce,
+                        hash: state.hash,
+                        request_id: id,
+                        state: state.status.state(),
+                        noop: state.noop,
+                        ended: state.ended(),
+                        end: state.note.end.map(|end| *end),
+                        answer: state.note.answer,
+                        standalone,
+                    })
                 }
                 Err(error) => refused(&error, Some(id)),
             }
         }
         Question::Cancel { nonce, request_id } => {
             let answer = match (nonce, &request_id) {
-                (Some(nonce), None) => service.cancel(nonce).await.map(|()| nonce),
+                (Some(nonce), None) => service.cancel(nonce).await.map(|dropped| (nonce, dropped)),
                 (None, Some(id)) => service.cancel_request(id).await,
                 (None, None) | (Some(_), Some(_)) => {
                     return malformed("give either a nonce or a request_id");
                 }
             };
             match answer {
-                Ok(nonce) => Reply::ok(&nonce),
+                Ok((nonce, dropped)) => Reply::ok(&Drop { nonce, dropped }),
                 Err(error) => refused(&error, request_id),
+            }
+        }
+        Question::Wait { request_id, within_ms } => {
+            let within = Duration::from_millis(within_ms).min(LONGEST_WAIT);
+            match service.wait(&request_id, within).await {
+                Ok(Some(row)) => Reply::ok(&Standing::of(row, standalone)),
+                Ok(None) => Reply::Error {
+                    code: "not_found".to_owned(),
+                    message: format!("no request has the id {request_id}"),
+                    request_id: Some(request_id),
+                },
+                Err(error) => Reply::Error {
+                    code: "store".to_owned(),
+                    message: error.to_string(),
+                    request_id: Some(request_id),
+                },
             }
         }
         Question::Status => Reply::ok(&json!({

@@ -20,6 +20,7 @@ use tenure_tx::metrics;
 use tenure_tx::service::{Mode, ServiceError, ServiceOptions, TransactionService};
 use tokio::net::TcpListener;
 
+use super::amount::amount;
 use super::{TableArgs, callers};
 use crate::args::{Taking, period, secret};
 use crate::exit::{self, Exit, Failure};
@@ -67,12 +68,11 @@ pub(crate) struct NodeArgs {
     /// Serve /metrics and /health here: an address, or a port of this machine alone
     #[arg(long, value_name = "ADDR", value_parser = listener::address)]
     pub(crate) metrics: Option<SocketAddr>,
-    /// The tip of a first attempt, in wei per gas or in the chain's smallest unit [default:
-    /// 1000000000 on Ethereum, 0 on Substrate]
-    #[arg(long)]
+    /// The tip of a first attempt, per gas on Ethereum [default: 1gwei on Ethereum, 0 on Substrate]
+    #[arg(long, value_name = "AMOUNT", value_parser = amount)]
     pub(crate) tip: Option<u128>,
     /// The most it may ever tip
-    #[arg(long)]
+    #[arg(long, value_name = "AMOUNT", value_parser = amount)]
     pub(crate) max_tip: Option<u128>,
     /// When the lowest unmined nonce is sent again with a higher tip
     #[arg(long, default_value = "60s", value_parser = period)]

@@ -3,15 +3,16 @@
 use std::collections::BTreeSet;
 
 use clap::Args;
+use jiff::Timestamp;
 use serde_json::{Value, json};
 use tenure_tx::feed::{FeedItem, FeedOptions, feed};
-use tenure_tx::status::State;
-use tenure_tx::store::StoredTransaction;
+use tenure_tx::status::{EndKind, State};
+use tenure_tx::store::{Store, StoredTransaction};
 
 use super::ReadArgs;
 use crate::exit::{Exit, Failure};
 use crate::output::{self, out};
-use crate::table::{moment, print, table};
+use crate::table::{ago, moment, print, table};
 
 #[derive(Debug, Args)]
 pub(crate) struct ListArgs {
@@ -23,23 +24,36 @@ pub(crate) struct ListArgs {
     /// From this nonce on
     #[arg(long, default_value_t = 0)]
     pub(crate) from: u64,
+    /// Every column, unshortened
+    #[arg(long)]
+    pub(crate) wide: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct ShowArgs {
     #[command(flatten)]
     pub(crate) read: ReadArgs,
-    /// A nonce, or a request id
-    pub(crate) which: String,
+    /// A request id or a nonce, if it can mean only one of them
+    #[arg(required_unless_present_any = ["id", "nonce"])]
+    pub(crate) which: Option<String>,
+    /// The request with this id
+    #[arg(long, conflicts_with_all = ["which", "nonce"])]
+    pub(crate) id: Option<String>,
+    /// The transaction with this nonce
+    #[arg(long, conflicts_with = "which")]
+    pub(crate) nonce: Option<u64>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct WatchArgs {
     #[command(flatten)]
     pub(crate) read: ReadArgs,
-    /// Stop when this nonce has ended
-    #[arg(long)]
+    /// Stop when this nonce has ended; the exit code tells how
+    #[arg(long, value_name = "NONCE", conflicts_with = "until_id")]
     pub(crate) until: Option<u64>,
+    /// Stop when the request with this id has ended; the exit code tells how
+    #[arg(long, value_name = "ID")]
+    pub(crate) until_id: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -56,6 +70,8 @@ fn object(row: &StoredTransaction) -> Value {
         "block_hash": row.status.block(),
         "status_metadata": row.status.metadata(),
         "ended": row.ended,
+        "end": row.note.end,
+        "answer": row.note.answer,
         "noop": row.noop,
         "attempts": row.attempts,
         "request_id": row.request_id,
@@ -63,14 +79,45 @@ fn object(row: &StoredTransaction) -> Value {
         "epoch": row.epoch.get(),
         "created_at": row.created_at,
         "updated_at": row.updated_at,
+        "deadline_in_s": row.deadline.map(|left| left.as_secs()),
         "change": row.change,
     })
+}
+
+/// How it ended, or where it stands, in a word or two.
+fn standing(row: &StoredTransaction) -> String {
+    match (&row.note.end, row.noop) {
+        (Some(end), _) => end.kind.to_string(),
+        (None, true) => format!("{} (no-op)", row.status.state()),
+        (None, false) => row.status.state().to_string(),
+    }
+}
+
+/// The exit code of a row that has ended.
+fn exit_of(row: &StoredTransaction) -> Exit {
+    match &row.note.end {
+        Some(end) if end.kind == EndKind::Executed => Exit::Clean,
+        Some(_) | None => Exit::NotExecuted,
+    }
+}
+
+/// The beginning and the end of a text that is longer than `most` characters.
+fn short(text: &str, most: usize) -> String {
+    let length = text.chars().count();
+    if length <= most {
+        return text.to_owned();
+    }
+    let (head, tail) = (most / 2, most - most / 2 - 1);
+    let begin: String = text.chars().take(head).collect();
+    let end: String = text.chars().skip(length - tail).collect();
+    format!("{begin}…{end}")
 }
 
 pub(super) async fn list(args: ListArgs) -> Result<Exit, Failure> {
     let store = args.read.store()?;
     let mut from = args.from;
     let mut rows = Vec::new();
+    let now = Timestamp::now();
     loop {
         let page = store.list(from).await?;
         let Some(last) = page.last() else { break };
@@ -80,42 +127,77 @@ pub(super) async fn list(args: ListArgs) -> Result<Exit, Failure> {
                 out!("{}", object(row));
                 continue;
             }
-            let state = if row.noop {
-                format!("{} (no-op)", row.status.state())
+            let updated: Option<Timestamp> = row.updated_at.parse().ok();
+            let (nonce, attempts) = (row.nonce.to_string(), row.attempts.len().to_string());
+            rows.push(if args.wide {
+                vec![
+                    nonce,
+                    standing(row),
+                    row.hash.to_string(),
+                    row.request_id.clone(),
+                    row.creator_id.clone(),
+                    row.epoch.to_string(),
+                    attempts,
+                    moment(updated),
+                ]
             } else {
-                row.status.state().to_string()
-            };
-            rows.push(vec![
-                row.nonce.to_string(),
-                state,
-                row.hash.to_string(),
-                row.request_id.clone(),
-                row.creator_id.clone(),
-                row.epoch.to_string(),
-                row.attempts.len().to_string(),
-                moment(row.updated_at.parse().ok()),
-            ]);
+                let age = updated.map(|at| now.duration_since(at).unsigned_abs());
+                vec![
+                    nonce,
+                    standing(row),
+                    short(&row.hash.to_string(), 13),
+                    short(&row.request_id, 20),
+                    attempts,
+                    age.map_or_else(|| "-".to_owned(), ago),
+                ]
+            });
         }
     }
     if !args.read.json {
-        let header =
-            ["nonce", "state", "hash", "request", "creator", "epoch", "attempts", "updated"];
-        print(&table(&header, rows));
+        let wide = ["nonce", "state", "hash", "request", "creator", "epoch", "attempts", "updated"];
+        let narrow = ["nonce", "state", "hash", "request", "tries", "changed"];
+        print(&table(if args.wide { &wide } else { &narrow }, rows));
     }
     Ok(Exit::Clean)
 }
 
+/// The row that is meant.
+async fn find(args: &ShowArgs, store: &Store) -> Result<Option<StoredTransaction>, Failure> {
+    let by_id = async |id: &str| {
+        let rows = store.by_request(&[id.to_owned()]).await?;
+        Ok::<_, Failure>(rows.into_iter().next_back())
+    };
+    let (id, nonce) = match &args.which {
+        Some(which) => (Some(which), which.parse().ok()),
+        None => (args.id.as_ref(), args.nonce),
+    };
+    let named = match id {
+        Some(id) => by_id(id).await?,
+        None => None,
+    };
+    let numbered = match nonce {
+        Some(nonce) => store.by_nonce(nonce).await?,
+        None => None,
+    };
+    match (named, numbered) {
+        (Some(named), Some(numbered)) if named.request_id != numbered.request_id => {
+            let (id, nonce) = (named.request_id, named.nonce);
+            Err(Failure::usage(format!(
+                "{id} is the id of a request (nonce {nonce}) and the nonce of another; say --id or \
+                 --nonce"
+            )))
+        }
+        (Some(row), _) | (None, Some(row)) => Ok(Some(row)),
+        (None, None) => Ok(None),
+    }
+}
+
 pub(super) async fn show(args: ShowArgs) -> Result<Exit, Failure> {
     let store = args.read.store()?;
-    let row = match args.which.parse() {
-        Ok(nonce) => store.by_nonce(nonce).await?,
-        Err(_) => {
-            let rows = store.by_request(std::slice::from_ref(&args.which)).await;
-            rows?.into_iter().next()
-        }
-    };
-    let Some(row) = row else {
-        let (which, account) = (&args.which, &args.read.account);
+    let Some(row) = find(&args, &store).await? else {
+        let nonce = args.nonce.map(|nonce| nonce.to_string());
+        let which = args.which.or(args.id).or(nonce).unwrap_or_default();
+        let account = &args.read.account;
         return Err(Failure::new(
             Exit::NotFound,
             format!("no transaction {which} of account {account}; see `tenure tx list`"),
@@ -131,12 +213,16 @@ pub(super) async fn show(args: ShowArgs) -> Result<Exit, Failure> {
     });
     if args.read.json {
         out!("{value}");
-    } else {
-        for (name, value) in value.as_object().into_iter().flatten() {
-            match value {
-                Value::String(text) => out!("{name:16} {text}"),
-                other => out!("{name:16} {other}"),
-            }
+        return Ok(Exit::Clean);
+    }
+    // What people look for first.
+    let stands = row.note.end.as_ref().map_or_else(|| standing(&row), ToString::to_string);
+    out!("{:16} {stands}", "stands");
+    for (name, value) in value.as_object().into_iter().flatten() {
+        match value {
+            Value::Null => {}
+            Value::String(text) => out!("{name:16} {text}"),
+            other => out!("{name:16} {other}"),
         }
     }
     Ok(Exit::Clean)
@@ -144,11 +230,9 @@ pub(super) async fn show(args: ShowArgs) -> Result<Exit, Failure> {
 
 pub(super) async fn watch(args: WatchArgs) -> Result<Exit, Failure> {
     let store = args.read.store()?;
-    let after = match args.until {
-        // What has happened already counts.
-        Some(_) => 0,
-        None => store.newest_change().await?,
-    };
+    let bounded = args.until.is_some() || args.until_id.is_some();
+    // What has happened already counts.
+    let after = if bounded { 0 } else { store.newest_change().await? };
     let mut items = feed(store, after, FeedOptions::default());
     while let Some(item) = items.recv().await {
         if output::is_closed() {
@@ -156,17 +240,23 @@ pub(super) async fn watch(args: WatchArgs) -> Result<Exit, Failure> {
         }
         match item {
             FeedItem::Row(row) => {
-                if args.until.is_none_or(|nonce| nonce == row.nonce) {
-                    if args.read.json {
-                        out!("{}", object(&row));
-                    } else {
-                        let state = row.status.state();
-                        let block = row.status.block().map(|b| format!(" {b}")).unwrap_or_default();
-                        out!("{:>8} {state:16} {}{block}", row.nonce, row.hash);
-                    }
+                let meant = args.until.is_none_or(|nonce| nonce == row.nonce)
+                    && args.until_id.as_ref().is_none_or(|id| *id == row.request_id);
+                if !meant {
+                    continue;
                 }
-                if row.ended && args.until == Some(row.nonce) {
-                    return Ok(Exit::Clean);
+                if args.read.json {
+                    out!("{}", object(&row));
+                } else {
+                    let stands = standing(&row);
+                    let told = row.note.end.as_ref().map(|end| format!(" {end}"));
+                    let block = row.status.block().map(|block| format!(" {block}"));
+                    let rest = told.or(block).unwrap_or_default();
+                    out!("{:>8} {stands:16} {}{rest}", row.nonce, row.hash);
+                }
+                // A refused request whose nonce was given away is not the end of its nonce.
+                if row.ended && bounded && (args.until.is_none() || !is_given_away(&row)) {
+                    return Ok(exit_of(&row));
                 }
             }
             FeedItem::Stale(reason) => tracing::error!(reason, "the view is stale"),
@@ -176,6 +266,11 @@ pub(super) async fn watch(args: WatchArgs) -> Result<Exit, Failure> {
         }
     }
     Ok(Exit::Clean)
+}
+
+/// Whether another request may have, or get, this one's nonce.
+fn is_given_away(row: &StoredTransaction) -> bool {
+    row.ended && row.status.state() == State::Invalid && row.call_digest.is_some()
 }
 
 pub(super) async fn gaps(args: GapsArgs) -> Result<Exit, Failure> {
@@ -205,4 +300,19 @@ pub(super) async fn gaps(args: GapsArgs) -> Result<Exit, Failure> {
         }
     }
     Ok(Exit::Clean)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_text_keeps_its_beginning_and_its_end() {
+        assert_eq!(short("invoice-7", 20), "invoice-7");
+        assert_eq!(
+            short(&format!("0x{}", "ab".repeat(32)), 13),
+            "0xabab…bababab"[..].replace("bababab", "ababab")
+        );
+        assert_eq!(short("äöüäöüäöü", 5).chars().count(), 5);
+    }
 }

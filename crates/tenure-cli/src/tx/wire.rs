@@ -1,19 +1,25 @@
 //! What callers and nodes say to each other: one JSON object per line, over TCP.
 //!
 //! ```text
-//! → {"op":"send","call":{"to":"0x…","value":"0x1","gas":21000},"request_id":"invoice-7"}
-//! ← {"ok":{"nonce":12,"hash":"0x…","request_id":"invoice-7","state":"future","ended":false}}
+//! → {"op":"send","call":{"to":"0x…","value":"0x1","gas":21000},"request_id":"invoice-7","deadline_ms":600000}
+//! ← {"ok":{"nonce":12,"hash":"0x…","request_id":"invoice-7","state":"future","noop":false,"ended":false}}
+//! → {"op":"wait","request_id":"invoice-7","within_ms":30000}
+//! ← {"ok":{"nonce":12,…,"ended":true,"end":{"kind":"executed","hash":"0x…","block":"0x…","fee":"21000"}}}
+//! → {"op":"cancel","request_id":"invoice-7"}
 //! ← {"error":{"code":"not_leader","message":"…","request_id":"invoice-7"}}
 //! ```
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tenure_tx::status::{Hash, State};
+use tenure_tx::service::Dropped;
+use tenure_tx::status::{End, Hash, State};
+use tenure_tx::store::StoredTransaction;
 
 /// What a caller asks.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case", deny_unknown_fields)]
 pub(super) enum Question {
+    /// Only the leader takes it.
     Send {
         /// The call in the signer's encoding.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -23,12 +29,22 @@ pub(super) enum Question {
         signed: Option<String>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         request_id: Option<String>,
+        /// Give it up after so long, if it is in no block by then.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        deadline_ms: Option<u64>,
     },
+    /// Only the leader takes it.
     Cancel {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         nonce: Option<u64>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         request_id: Option<String>,
+    },
+    /// What became of a request; any node answers, at its end or after so long.
+    Wait {
+        request_id: String,
+        #[serde(default)]
+        within_ms: u64,
     },
     Status,
 }
@@ -57,16 +73,50 @@ impl Reply {
     }
 }
 
-/// An accepted transaction.
+/// Where an accepted request stands.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Accepted {
+pub(super) struct Standing {
     pub(super) nonce: u64,
     pub(super) hash: Hash,
     pub(super) request_id: String,
-    /// Where it stands: a repeated request may have come far already.
+    /// A repeated request may have come far already.
     pub(super) state: State,
+    /// A no-op has taken the request's place.
+    #[serde(default)]
+    pub(super) noop: bool,
     pub(super) ended: bool,
+    /// How it ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) end: Option<End>,
+    /// The last answer of the chain's node that was not a yes, while it is open.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) answer: Option<String>,
     /// The node has no group: no other one finishes what it has accepted.
     #[serde(default)]
     pub(super) standalone: bool,
+}
+
+impl Standing {
+    /// Of a row.
+    pub(super) fn of(row: StoredTransaction, standalone: bool) -> Self {
+        Standing {
+            nonce: row.nonce,
+            hash: row.hash,
+            state: row.status.state(),
+            request_id: row.request_id,
+            noop: row.noop,
+            ended: row.ended,
+            end: row.note.end.map(|end| *end),
+            answer: row.note.answer,
+            standalone,
+        }
+    }
+}
+
+/// What an order to drop a request has done so far.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Drop {
+    pub(super) nonce: u64,
+    #[serde(flatten)]
+    pub(super) dropped: Dropped,
 }

@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::kit::{json_of, node, program, run};
+use crate::kit::{json_of, lines_of, node, program, run};
 
 #[tokio::test]
 async fn a_transaction_can_be_sent_listed_shown_dropped_and_watched_to_its_end() {
@@ -69,7 +69,9 @@ async fn a_transaction_can_be_sent_listed_shown_dropped_and_watched_to_its_end()
         anvil.mine(1).await;
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    let seen = json_of(&watching.await.expect("no panic"));
+    let watched = watching.await.expect("no panic");
+    assert_eq!(watched.status.code(), Some(9), "not executed: {watched:?}");
+    let seen = lines_of(&watched);
     let last = seen.last().expect("something was seen");
     assert_eq!((&last["state"], &last["noop"]), (&json!("finalized"), &json!(true)));
     let mined = anvil.mined().await;
@@ -191,7 +193,7 @@ async fn a_substrate_node_signs_through_a_program() {
     filler.status(json!({"finalized": block}));
     let read = ["--dsn", &dsn, "--account", alice, "--json"];
     for nonce in ["0", "1"] {
-        let seen = json_of(&run(&[&["watch", "--until", nonce], &read[..]].concat()).await);
+        let seen = lines_of(&run(&[&["watch", "--until", nonce], &read[..]].concat()).await);
         let last = seen.last().expect("something");
         assert_eq!((&last["state"], &last["block_hash"]), (&json!("finalized"), &json!(block)));
     }
@@ -393,7 +395,7 @@ async fn a_node_serves_the_metrics_the_guide_names() {
     for line in [
         "\ntenure_tx_accepted_total 1\n",
         "\ntenure_tx_submissions_total{outcome=\"pooled\"} 1\n",
-        "\ntenure_tx_ended_total{state=\"finalized\"} 1\n",
+        "\ntenure_tx_ended_total{end=\"executed\"} 1\n",
         "\ntenure_tx_view_stale 0\n",
     ] {
         assert!(page.contains(line), "{line}: {page}");
@@ -446,7 +448,7 @@ async fn a_standalone_node_says_so_and_pays_an_id_once_whatever_becomes_of_it() 
     child.kill().await.expect("killed");
     anvil.call("anvil_dropAllTransactions", json!([])).await;
     let (_child, _address) = node(&alone, &anvil).await;
-    anvil.pooled(1).await;
+    anvil.pooled(2).await;
     anvil.mine(1).await;
     assert_eq!(anvil.mined().await.len(), 2, "finished by the same node, started again");
 }

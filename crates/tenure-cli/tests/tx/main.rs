@@ -3,5 +3,6 @@
 
 mod callers;
 mod commands;
+mod ends;
 mod group;
 mod kit;

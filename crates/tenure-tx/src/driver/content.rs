@@ -28,7 +28,8 @@ impl Content {
     /// Before its first attempt.
     pub(super) fn new(request_id: String, call: Option<Bytes>, block: u64) -> Self {
         let status = TransactionStatus::Future;
-        let state = HandleState { hash: Hash::default(), status, note: Note::default() };
+        let (hash, note) = (Hash::default(), Note::default());
+        let state = HandleState { hash, status, noop: false, note };
         let handle = watch::Sender::new(state);
         Content {
             request_id,
@@ -44,7 +45,8 @@ impl Content {
     /// Of an open row. The handles of its callers go on if it was known before.
     pub(super) fn of(row: StoredTransaction, known: Option<Content>, now: Tick) -> Self {
         let deadline = row.deadline.map(|left| now + left);
-        let state = HandleState { hash: row.hash, status: row.status, note: row.note };
+        let (hash, noop) = (row.hash, row.noop);
+        let state = HandleState { hash, status: row.status, noop, note: row.note };
         let handle = match known {
             Some(known) => {
                 known.handle.send_replace(state);
@@ -71,7 +73,8 @@ impl Content {
 
 /// A handle of a row that ended, or that is not open on this node.
 pub(super) fn handle_of(row: &StoredTransaction) -> TransactionHandle {
-    let state = HandleState { hash: row.hash, status: row.status.clone(), note: row.note.clone() };
+    let (hash, status, note) = (row.hash, row.status.clone(), row.note.clone());
+    let state = HandleState { hash, status, noop: row.noop, note };
     let (_, state) = watch::channel(state);
     TransactionHandle { nonce: row.nonce, request_id: row.request_id.clone(), state }
 }

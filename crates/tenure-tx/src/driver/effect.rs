@@ -13,7 +13,7 @@ use crate::chain::{Outcome, Submission};
 use crate::engine::{Attempt, Effect, Input, Order};
 use crate::metrics;
 use crate::service::{HandleState, Payload, SendError};
-use crate::status::{Hash, Note, TransactionStatus};
+use crate::status::{EndKind, Hash, Note, TransactionStatus};
 use crate::store::{NewTransaction, Replacement, StatusChange};
 use crate::writer::{BatchResult, Job, Write, Written};
 
@@ -179,7 +179,9 @@ impl Driver {
         let Some(content) = self.contents.get_mut(&nonce) else { return };
         let Some((attempt, raw)) = content.storing.take() else { return };
         content.raw = raw;
-        content.handle.send_modify(|state| state.hash = attempt.hash);
+        content.handle.send_modify(|state| {
+            (state.hash, state.noop) = (attempt.hash, attempt.noop);
+        });
         if let Some(pending) = self.pending.remove(&content.request_id) {
             metrics::count(metrics::ACCEPTED);
             pending.answer(Ok(content.handle(nonce)));
@@ -276,8 +278,16 @@ impl Driver {
 
     fn record(&mut self, nonce: u64, hash: Hash, status: TransactionStatus, note: Note) {
         if let Some(content) = self.contents.get(&nonce) {
-            let state = HandleState { hash, status: status.clone(), note: note.clone() };
-            content.handle.send_replace(state);
+            let form = self.engine.attempts(nonce).iter().find(|attempt| attempt.hash == hash);
+            content.handle.send_modify(|state| {
+                // An end has left the engine already; which form it was, its kind tells.
+                let noop = match (&note.end, form) {
+                    (Some(end), _) => matches!(end.kind, EndKind::Replaced | EndKind::Expired),
+                    (None, Some(attempt)) => attempt.noop,
+                    (None, None) => state.noop,
+                };
+                *state = HandleState { hash, status: status.clone(), noop, note: note.clone() };
+            });
         }
         if let Some(end) = &note.end {
             metrics::count_by(metrics::ENDED, "end", end.kind.into());

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use super::error::SendError;
@@ -109,11 +110,25 @@ pub struct HandleState {
     /// The current attempt, or the one that won.
     pub hash: Hash,
     pub status: TransactionStatus,
+    /// Whether a no-op has taken the request's place, as far as is stored. If an earlier form is
+    /// mined first, that one wins.
+    pub noop: bool,
     /// How it ended, and what the node last said.
     pub note: Note,
 }
 
 impl HandleState {
+    /// What an order to drop it has come to; `None` while nothing of it is stored.
+    pub(crate) fn dropped(&self) -> Option<Dropped> {
+        match (&self.note.end, &self.status) {
+            (Some(end), _) => Some(Dropped::Ended((**end).clone())),
+            (None, TransactionStatus::InBlock(block)) if !self.noop => {
+                Some(Dropped::Mined { hash: self.hash, block: *block })
+            }
+            (None, _) => self.noop.then_some(Dropped::Ordered { hash: self.hash }),
+        }
+    }
+
     /// Whether the duty is over.
     #[must_use]
     pub fn ended(&self) -> bool {
@@ -122,7 +137,8 @@ impl HandleState {
 }
 
 /// What became of an order to drop a request.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the names say it")]
 pub enum Dropped {

@@ -492,7 +492,7 @@ mod tests {
 
     fn executed(nonce: u64, tag: u8) -> StatusChange {
         let status = TransactionStatus::Finalized(Hash([9; 32]));
-        let note = Note { end: Some(End::new(EndKind::Executed)), ..Note::default() };
+        let note = Note { end: Some(Box::new(End::new(EndKind::Executed))), ..Note::default() };
         StatusChange { nonce, hash: Hash([tag; 32]), status, note }
     }
 

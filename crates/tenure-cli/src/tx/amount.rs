@@ -1,0 +1,61 @@
+//! Amounts of money as people write them: a number and a unit. A bare number is no amount: a slip
+//! between wei and gwei is a factor of a thousand million.
+
+/// The units, and how many of the chain's smallest each is, as a power of ten.
+const UNITS: [(&str, u32); 4] = [("wei", 0), ("gwei", 9), ("eth", 18), ("planck", 0)];
+
+/// `50gwei`, `0.01eth`, `1000 wei`; on Substrate `5planck`. Zero needs no unit.
+pub(crate) fn amount(text: &str) -> Result<u128, String> {
+    let text = text.trim();
+    if text == "0" {
+        return Ok(0);
+    }
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = (&text[..end], text[end..].trim().to_ascii_lowercase());
+    let help = || "write a number and its unit: 50gwei, 0.01eth, 1000wei, 5planck".to_owned();
+    let (_, power) = UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(help)?;
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    // Digits beyond the smallest unit would be dropped silently.
+    let fraction = fraction.trim_end_matches('0');
+    let places = u32::try_from(fraction.len()).map_err(|_| help())?;
+    if (whole.is_empty() && fraction.is_empty()) || fraction.contains('.') {
+        return Err(help());
+    }
+    if places > *power {
+        return Err(format!("{text} is less than the smallest unit there is"));
+    }
+    let digits = |text: &str| if text.is_empty() { Ok(0) } else { text.parse::<u128>() };
+    let large = || format!("{text} is more money than there is");
+    let scale = |value: u128, power: u32| 10u128.checked_pow(power)?.checked_mul(value);
+    let whole = digits(whole).ok().and_then(|whole| scale(whole, *power)).ok_or_else(large)?;
+    let rest = digits(fraction).ok().and_then(|part| scale(part, power - places));
+    whole.checked_add(rest.ok_or_else(large)?).ok_or_else(large)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_amount_has_a_unit() {
+        let amounts: [(&str, u128); 9] = [
+            ("0", 0),
+            ("1wei", 1),
+            ("50gwei", 50_000_000_000),
+            ("0.01eth", 10_000_000_000_000_000),
+            ("1.5 gwei", 1_500_000_000),
+            (".5gwei", 500_000_000),
+            ("2.ETH", 2_000_000_000_000_000_000),
+            ("7planck", 7),
+            ("1.500000000gwei", 1_500_000_000),
+        ];
+        for (text, value) in amounts {
+            assert_eq!(amount(text), Ok(value), "{text}");
+        }
+        for bad in ["", "1", "50", "gwei", ".gwei", "1.2.3gwei", "-1gwei", "1e9wei", "1finney"] {
+            assert!(amount(bad).is_err(), "{bad}");
+        }
+        assert!(amount("0.5wei").is_err() && amount("1.0000000001gwei").is_err());
+        assert!(amount("999999999999999999999999eth").is_err());
+    }
+}
