@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tenure::{LeaderLock, LeaderStateChanged};
+use tenure::{LeaderLock, LeaderStateChanged, RoleName};
 use tenure_core::clock::{BootClock, Tick};
 use tenure_core::epoch::Epoch;
 use tenure_core::gate::{GateKeeper, LeaderGate};
@@ -46,6 +46,8 @@ pub struct Election {
     unready: Arc<Mutex<BTreeSet<Unready>>>,
     /// Keeps the gate of a standalone node open.
     standalone: Option<Arc<GateKeeper>>,
+    /// The role, if the election knows its name.
+    name: Option<RoleName>,
 }
 
 impl std::fmt::Debug for Election {
@@ -62,7 +64,8 @@ impl From<&LeaderLock> for Election {
                 tracing::debug!(%error, "readiness was not taken; the member has stopped");
             }
         };
-        Self::new(lock.gate(), lock.changes(), lock.lease(), set_ready)
+        let election = Self::new(lock.gate(), lock.changes(), lock.lease(), set_ready);
+        Election { name: Some(lock.role().clone()), ..election }
     }
 }
 
@@ -77,7 +80,8 @@ impl Election {
         set_ready: impl Fn(bool) + Send + Sync + 'static,
     ) -> Self {
         let (set_ready, unready) = (Arc::new(set_ready), Arc::default());
-        Election { gate, changes, lease: Some(lease), set_ready, unready, standalone: None }
+        let (lease, standalone, name) = (Some(lease), None, None);
+        Election { gate, changes, lease, set_ready, unready, standalone, name }
     }
 
     /// A gate that is open for ever, for a node that has no group.
@@ -92,6 +96,11 @@ impl Election {
             standalone: Some(Arc::new(keeper)),
             ..Self::new(gate, changes, Duration::ZERO, |_| ())
         })
+    }
+
+    /// The role's name; `None` of an election of another kind.
+    pub(crate) fn name(&self) -> Option<&str> {
+        self.name.as_ref().map(RoleName::as_str)
     }
 
     pub(crate) fn gate(&self) -> &LeaderGate {

@@ -16,6 +16,7 @@ mod row;
 mod session;
 
 use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -92,7 +93,7 @@ struct Inner {
 /// Where the rows are.
 #[derive(Debug)]
 enum Memory {
-    Table { connector: Connector, session: Mutex<Option<Arc<Session>>> },
+    Table { connector: Box<Connector>, session: Mutex<Option<Arc<Session>>> },
     File(Arc<std::sync::Mutex<Journal>>),
 }
 
@@ -100,7 +101,7 @@ impl Store {
     /// Names the table; connects when first used.
     #[must_use]
     pub fn new(connector: Connector, options: StoreOptions) -> Self {
-        let memory = Memory::Table { connector, session: Mutex::new(None) };
+        let memory = Memory::Table { connector: Box::new(connector), session: Mutex::new(None) };
         Store(Arc::new(Inner { options, memory }))
     }
 
@@ -128,7 +129,7 @@ impl Store {
     pub fn on_another_session(&self) -> Self {
         match &self.0.memory {
             Memory::Table { connector, .. } => {
-                Store::new(connector.clone(), self.0.options.clone())
+                Store::new((**connector).clone(), self.0.options.clone())
             }
             Memory::File(_) => self.clone(),
         }
@@ -434,6 +435,10 @@ impl Store {
         let arguments = [&fence, arguments].concat();
         let query = session.client.query(statement(&session), &arguments);
         let rows = self.bounded(query).await?;
+        // Heard before the answer, because it comes before it on the same connection.
+        if session.warned.load(Ordering::Acquire) {
+            return Err(self.lost("the database answered with a warning").await);
+        }
         Ok(rows.iter().map(|row| from_sql(row.get(0))).collect())
     }
 
@@ -445,12 +450,20 @@ impl Store {
         let outcome = match timeout(self.0.options.deadline, statement).await {
             Ok(Ok(value)) => return Ok(value),
             Ok(Err(error)) => StoreError::from(error),
-            Err(_) => StoreError::Lost("no answer within the deadline".to_owned()),
+            Err(_) => return Err(self.lost("no answer within the deadline").await),
         };
-        if let (StoreError::Lost(_), Memory::Table { session, .. }) = (&outcome, &self.0.memory) {
+        match outcome {
+            StoreError::Lost(why) => Err(self.lost(&why).await),
+            other => Err(other),
+        }
+    }
+
+    /// The outcome is unknown: the session goes, and the next statement gets another one.
+    async fn lost(&self, why: &str) -> StoreError {
+        if let Memory::Table { session, .. } = &self.0.memory {
             session.lock().await.take();
         }
-        Err(outcome)
+        StoreError::Lost(why.to_owned())
     }
 }
 

@@ -23,6 +23,16 @@ pub enum ServiceError {
     /// Key and table are for different accounts.
     #[error("the signer's account is not the table's; use the group's key")]
     ForeignAccount,
+    /// Lock and table are for different roles.
+    #[error(
+        "the lock is of role {elected}, the table's writes are fenced by role {fenced}; name one role for both"
+    )]
+    ForeignRole {
+        /// The role of the lock.
+        elected: String,
+        /// The role in the store's options.
+        fenced: String,
+    },
     /// The database refused the schema or the table; a server that is away is no error.
     #[error("the table cannot be used")]
     Store(#[source] StoreError),

@@ -1,9 +1,12 @@
 //! A store's session: opened when first used, dropped when in doubt.
 
+use std::future::poll_fn;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::time::timeout;
-use tokio_postgres::{Client, Statement};
+use tokio_postgres::error::{DbError, Severity};
+use tokio_postgres::{AsyncMessage, Client, Statement};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{Memory, Store, StoreError};
@@ -13,21 +16,48 @@ use super::{Memory, Store, StoreError};
 pub(super) struct Session {
     pub(super) client: Client,
     _driver: AbortOnDropHandle<()>,
+    /// The server gave a warning: the outcome of what runs now is unknown.
+    pub(super) warned: Arc<AtomicBool>,
     pub(super) accept: Statement,
     pub(super) replace: Statement,
     pub(super) record: Statement,
 }
 
+/// One connection.
+pub(super) struct Bare {
+    client: Client,
+    driver: AbortOnDropHandle<()>,
+    warned: Arc<AtomicBool>,
+}
+
+fn is_warning(notice: &DbError) -> bool {
+    notice.parsed_severity() == Some(Severity::Warning)
+}
+
 impl Store {
-    pub(super) async fn connect_bare(&self) -> Result<(Client, AbortOnDropHandle<()>), StoreError> {
+    pub(super) async fn connect_bare(&self) -> Result<Bare, StoreError> {
         let session = self.connector()?.connect("tenure-tx", self.0.options.deadline).await?;
-        let connection = session.connection;
+        let mut connection = session.connection;
+        let warned = Arc::new(AtomicBool::new(false));
+        let heard = Arc::clone(&warned);
         let driver = tokio::spawn(async move {
-            if let Err(error) = connection.await {
-                tracing::debug!(%error, "the store's session ended");
+            loop {
+                match poll_fn(|cx| connection.poll_message(cx)).await {
+                    // A commit whose wait for a standby was cancelled says so, and then succeeds.
+                    Some(Ok(AsyncMessage::Notice(notice))) if is_warning(&notice) => {
+                        tracing::warn!(warning = notice.message(), "the database warns");
+                        heard.store(true, Ordering::Release);
+                    }
+                    Some(Ok(_)) => {}
+                    Some(Err(error)) => {
+                        tracing::debug!(%error, "the store's session ended");
+                        return;
+                    }
+                    None => return,
+                }
             }
         });
-        Ok((session.client, AbortOnDropHandle::new(driver)))
+        Ok(Bare { client: session.client, driver: AbortOnDropHandle::new(driver), warned })
     }
 
     pub(super) async fn session(&self) -> Result<Arc<Session>, StoreError> {
@@ -38,7 +68,7 @@ impl Store {
         if let Some(session) = slot.as_ref().filter(|s| !s.client.is_closed()) {
             return Ok(Arc::clone(session));
         }
-        let (client, driver) = self.connect_bare().await?;
+        let Bare { client, driver, warned } = self.connect_bare().await?;
         let prepared = async {
             client
                 .batch_execute(
@@ -63,7 +93,8 @@ impl Store {
             Ok(statements) => statements?,
             Err(_) => return Err(StoreError::Lost("no answer within the deadline".to_owned())),
         };
-        let session = Arc::new(Session { client, _driver: driver, accept, replace, record });
+        let session =
+            Arc::new(Session { client, _driver: driver, warned, accept, replace, record });
         *slot = Some(Arc::clone(&session));
         Ok(session)
     }
