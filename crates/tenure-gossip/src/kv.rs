@@ -6,11 +6,12 @@
 //! {"put":       {"key": "a", "value": {"any": "json"}}}
 //! {"delete":    {"key": "a"}}
 //! {"increment": {"key": "hits", "by": 1}}
-//! {"cas":       {"key": "a", "expect": null, "value": 1}}
+//! {"cas":       {"key": "a", "expect": 0, "value": 1}}
 //! {"all":       [ ...goals, all of them or none ]}
 //! ```
 //!
-//! `cas` with `expect` null or absent means "only if there is nothing".
+//! `cas` without `expect` means "only if there is nothing"; `null` is a value like any other. A number that
+//! neither a 64-bit integer nor a double can give back as it was written is refused.
 
 use std::ops::Bound;
 
@@ -19,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::machine::StateMachine;
+use crate::number::inexact;
 
 /// Longest key in bytes.
 pub const MAX_KEY: usize = 1_024;
@@ -48,8 +50,8 @@ pub enum KvGoal {
     /// Set a value only if it is what the caller expects.
     Cas {
         key: String,
-        /// What it must be now; nothing: it must not exist.
-        #[serde(default)]
+        /// What it must be now; absent: it must not exist.
+        #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
         expect: Option<Value>,
         value: Value,
     },
@@ -59,6 +61,11 @@ pub enum KvGoal {
 
 fn one() -> i64 {
     1
+}
+
+/// A field that is there, be it null.
+fn present<'de, D: serde::Deserializer<'de>>(value: D) -> Result<Option<Value>, D::Error> {
+    Value::deserialize(value).map(Some)
 }
 
 impl KvGoal {
@@ -81,35 +88,40 @@ pub enum KvQuestion {
     After(Option<String>),
 }
 
-/// One change: a key and its new value, or none.
-type Change = (String, Option<Value>);
+/// One change: a key and an array with its new value, or null: it is removed. An array, because the new
+/// value may be null.
+type Change = (String, Option<(Value,)>);
 
 /// A key-value store of JSON values: the state machine that comes with the crate.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Kv(RedBlackTreeMapSync<String, Value>);
+pub struct Kv {
+    values: RedBlackTreeMapSync<String, Value>,
+    /// The sum of the hashes of all pairs: it follows every change at the cost of that change.
+    sum: [u64; 4],
+}
 
 impl Kv {
     /// The value at `key`.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&Value> {
-        self.0.get(key)
+        self.values.get(key)
     }
 
     /// All keys and values, in order.
     pub fn iter(&self) -> impl Iterator<Item = (&String, &Value)> {
-        self.0.iter()
+        self.values.iter()
     }
 
     /// How many keys there are.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.0.size()
+        self.values.size()
     }
 
     /// Whether there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.values.is_empty()
     }
 
     fn plan(&self, goal: KvGoal, changes: &mut Vec<Change>) -> Result<(), String> {
@@ -124,25 +136,25 @@ impl Kv {
             return Err(format!("a key has 1 to {MAX_KEY} bytes; this one has {}", key.len()));
         }
         match goal {
-            KvGoal::Put { key, value } => changes.push((key, Some(value))),
+            KvGoal::Put { key, value } => changes.push((key, Some((value,)))),
             KvGoal::Delete { key } => changes.push((key, None)),
             KvGoal::Increment { key, by } => {
-                let now = match self.0.get(&key) {
+                let now = match self.values.get(&key) {
                     None => 0,
                     Some(v) => {
                         v.as_i64().ok_or_else(|| format!("the value of {key:?} is no integer"))?
                     }
                 };
                 let sum = now.checked_add(by).ok_or_else(|| format!("{key:?} would overflow"))?;
-                changes.push((key, Some(sum.into())));
+                changes.push((key, Some((sum.into(),))));
             }
             KvGoal::Cas { key, expect, value } => {
-                let now = self.0.get(&key);
+                let now = self.values.get(&key);
                 if now != expect.as_ref() {
                     let now = now.map_or_else(|| "absent".to_owned(), Value::to_string);
                     return Err(format!("the value of {key:?} is {now}, not what was expected"));
                 }
-                changes.push((key, Some(value)));
+                changes.push((key, Some((value,))));
             }
             KvGoal::All(goals) => {
                 if goals.len() > MAX_ALL {
@@ -164,14 +176,37 @@ impl Kv {
 
     fn change(&mut self, changes: &[Change]) {
         for (key, value) in changes {
+            if let Some(old) = self.values.get(key) {
+                let gone = pair_hash(key, old);
+                self.sum = std::array::from_fn(|i| self.sum[i].wrapping_sub(gone[i]));
+            }
             match value {
-                Some(value) => self.0.insert_mut(key.clone(), value.clone()),
+                Some((value,)) => self.insert(key.clone(), value.clone()),
                 None => {
-                    self.0.remove_mut(key);
+                    self.values.remove_mut(key);
                 }
             }
         }
     }
+
+    /// Adds a pair whose key is new, or whose old value was taken out of the sum.
+    fn insert(&mut self, key: String, value: Value) {
+        let new = pair_hash(&key, &value);
+        self.sum = std::array::from_fn(|i| self.sum[i].wrapping_add(new[i]));
+        self.values.insert_mut(key, value);
+    }
+}
+
+/// A hash of one key with its value.
+fn pair_hash(key: &str, value: &Value) -> [u64; 4] {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&(key.len() as u64).to_le_bytes());
+    hasher.update(key.as_bytes());
+    let text = serde_json::to_vec(value).expect("a JSON value can be written as JSON");
+    hasher.update(&text);
+    let hash = hasher.finalize();
+    let (words, _) = hash.as_bytes().as_chunks::<8>();
+    std::array::from_fn(|i| u64::from_le_bytes(words[i]))
 }
 
 impl StateMachine for Kv {
@@ -180,6 +215,11 @@ impl StateMachine for Kv {
     }
 
     fn execute(&self, goal: &[u8]) -> Result<Vec<u8>, String> {
+        if let Some(number) = inexact(goal) {
+            return Err(format!(
+                "the number {number} cannot be kept as it is written; write it as a string"
+            ));
+        }
         let goal = serde_json::from_slice(goal).map_err(|error| format!("not a goal: {error}"))?;
         let mut changes = Vec::new();
         self.plan(goal, &mut changes)?;
@@ -197,13 +237,13 @@ impl StateMachine for Kv {
         let question =
             serde_json::from_slice(question).map_err(|error| format!("not a question: {error}"))?;
         let answer = match question {
-            KvQuestion::Get(key) => serde_json::to_vec(&self.0.get(&key).map(|v| (v,))),
+            KvQuestion::Get(key) => serde_json::to_vec(&self.values.get(&key).map(|v| (v,))),
             KvQuestion::After(key) => {
                 let from = key.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
                 let mut size = 0;
                 // One at least, or a large value could never be passed.
                 let page: Vec<_> = self
-                    .0
+                    .values
                     .range::<String, _>((from, Bound::Unbounded))
                     .take_while(|(k, v)| {
                         let first = size == 0;
@@ -218,14 +258,29 @@ impl StateMachine for Kv {
     }
 
     fn snapshot(&self) -> Vec<u8> {
-        let all: Vec<_> = self.0.iter().collect();
+        let all: Vec<_> = self.values.iter().collect();
         serde_json::to_vec(&all).expect("strings and JSON values can be written as JSON")
     }
 
     fn restore(bytes: &[u8]) -> Result<Self, String> {
         let all: Vec<(String, Value)> =
             serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
-        Ok(Self(all.into_iter().collect()))
+        let mut kv = Self::default();
+        for (key, value) in all {
+            if kv.values.contains_key(&key) {
+                return Err(format!("the key {key:?} is there twice"));
+            }
+            kv.insert(key, value);
+        }
+        Ok(kv)
+    }
+
+    fn digest(&self) -> [u8; 32] {
+        let mut bytes = [0; 32];
+        for (part, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(self.sum) {
+            *part = word.to_le_bytes();
+        }
+        bytes
     }
 }
 
@@ -281,6 +336,50 @@ mod tests {
         run(&mut kv, json!({"all": [{"increment": {"key": "a"}}, {"increment": {"key": "a"}}]}))
             .unwrap();
         assert_eq!(kv.get("a"), Some(&json!(2)));
+    }
+
+    #[test]
+    fn null_is_a_value_and_not_a_deletion() {
+        let mut kv = Kv::initial();
+        run(&mut kv, json!({"put": {"key": "a", "value": null}})).unwrap();
+        assert_eq!(kv.get("a"), Some(&Value::Null));
+        assert!(run(&mut kv, json!({"cas": {"key": "a", "value": 1}})).is_err());
+        run(&mut kv, json!({"cas": {"key": "a", "expect": null, "value": 1}})).unwrap();
+        assert!(run(&mut kv, json!({"cas": {"key": "b", "expect": null, "value": 1}})).is_err());
+        let goal = KvGoal::Cas { key: "k".into(), expect: Some(Value::Null), value: json!(1) };
+        assert_eq!(serde_json::from_slice::<KvGoal>(&goal.to_bytes()).unwrap(), goal);
+        let goal = KvGoal::Cas { key: "k".into(), expect: None, value: json!(1) };
+        assert_eq!(serde_json::from_slice::<KvGoal>(&goal.to_bytes()).unwrap(), goal);
+        run(&mut kv, json!({"all": [{"put": {"key": "n", "value": null}},
+            {"cas": {"key": "n", "expect": null, "value": 2}}]}))
+        .unwrap();
+        assert_eq!(kv.get("n"), Some(&json!(2)));
+    }
+
+    #[test]
+    fn a_number_that_cannot_be_kept_is_refused_with_its_text() {
+        let kv = Kv::initial();
+        let why = kv.execute(br#"{"put":{"key":"a","value":[1e400]}}"#).unwrap_err();
+        assert!(why.contains("1e400"), "{why}");
+        assert!(kv.execute(br#"{"put":{"key":"1e400","value":"1e400"}}"#).is_ok());
+    }
+
+    #[test]
+    fn the_digest_depends_on_the_content_alone() {
+        let mut there = Kv::initial();
+        for n in 0..50 {
+            run(&mut there, json!({"put": {"key": format!("k{}", n % 7), "value": n as f64 / 3.0}}))
+                .unwrap();
+        }
+        run(&mut there, json!({"delete": {"key": "k3"}})).unwrap();
+        let mut here = Kv::initial();
+        for (key, value) in there.iter() {
+            run(&mut here, json!({"put": {"key": key, "value": value}})).unwrap();
+        }
+        assert_eq!(here.digest(), there.digest());
+        assert_eq!(Kv::restore(&there.snapshot()).unwrap().digest(), there.digest());
+        run(&mut here, json!({"put": {"key": "k1", "value": 0}})).unwrap();
+        assert_ne!(here.digest(), there.digest());
     }
 
     #[test]

@@ -96,6 +96,7 @@ mod machine;
 pub mod message;
 pub mod metrics;
 mod net;
+mod number;
 #[doc(hidden)]
 pub mod spray;
 mod storage;
