@@ -76,7 +76,8 @@ async fn node(folder: &str, seed: Option<&String>) -> Result<()> {
     let host = Host::<Kv>::start(config).await?;
     println!("{}", host.address());
     // It ends with the process that started it.
-    tokio::task::spawn_blocking(|| std::io::copy(&mut std::io::stdin(), &mut std::io::sink())).await??;
+    tokio::task::spawn_blocking(|| std::io::copy(&mut std::io::stdin(), &mut std::io::sink()))
+        .await??;
     Ok(host.stop().await?)
 }
 
@@ -115,7 +116,8 @@ fn report(
     bytes: Option<usize>,
 ) {
     taken.sort_unstable();
-    let at = |part: usize| taken.get((taken.len() * part / 1_000).min(taken.len().saturating_sub(1)));
+    let at =
+        |part: usize| taken.get((taken.len() * part / 1_000).min(taken.len().saturating_sub(1)));
     let line = json!({
         "what": what, "round": round, "clients": clients,
         "commits_per_s": taken.len() as u64 / took.as_secs().max(1),
@@ -323,7 +325,8 @@ impl Etcd {
                     continue;
                 };
                 let status: Value = serde_json::from_str(&status).unwrap_or_default();
-                if status["leader"].is_string() && status["leader"] == status["header"]["member_id"] {
+                if status["leader"].is_string() && status["leader"] == status["header"]["member_id"]
+                {
                     return Ok(address.clone());
                 }
             }

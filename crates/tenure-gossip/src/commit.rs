@@ -9,13 +9,14 @@
 //!   whose instants a majority has echoed knows that no other can be elected before *the instant +
 //!   lease*. Measured from before the request, on the leader's own clock; only rates are compared;
 //! - **the promise survives a restart**: a node that comes back first keeps still for the longest
-//!   lease it ever agreed to;
+//!   lease whose promise may not have ended;
 //! - **pre-vote**: a term is only raised by a voter that would win, so a node that was cut off does not
 //!   depose a healthy leader when it returns;
 //! - **release**: a leader that steps down shuts its gate, then frees the voters of their promise;
 //! - **hint**: the voter that gossip names stands for election first.
 
 mod lease;
+mod pace;
 mod raft;
 mod wire;
 
@@ -42,8 +43,8 @@ pub struct CommitConfig {
     /// What followers add to the lease before they let another lead (200 ms; at least a tenth of the
     /// lease): it must cover the difference of clock *rates* over one lease.
     pub margin: Duration,
-    /// The spread of election timeouts beyond the promise (600 ms; at least 60 ms). The hinted
-    /// voter takes the first sixth.
+    /// The spread of election timeouts beyond the promise (600 ms; at least 60 ms): the voters have a
+    /// turn each, the hinted one the first.
     pub spread: Duration,
     /// Bytes of entries in one message (1 MiB).
     pub batch: usize,
@@ -187,12 +188,15 @@ pub enum CommitOutput {
     },
     /// This peer is too far behind the log: give it a snapshot.
     NeedsSnapshot(PeerId),
+    /// This peer has forgotten entries that it had acknowledged: its disk was put back to an earlier
+    /// copy, or a copy of it runs elsewhere. Its votes and acknowledgements mean nothing any more.
+    Forgot(PeerId),
 }
 
 /// What consensus must find again after a crash.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CommitWrite {
-    /// Term, vote, and the longest lease ever promised.
+    /// Term, vote, and the longest lease whose promise may not have ended.
     Hard(HardState),
     /// Drop everything after `after`, then append.
     Append {
@@ -210,7 +214,7 @@ pub struct HardState {
     pub term: u64,
     /// The node it voted for in that term.
     pub voted_for: Option<PeerId>,
-    /// The longest lease it promised to respect.
+    /// The longest lease it promised to respect, of the promises that may not have ended.
     pub lease: Duration,
 }
 
@@ -282,6 +286,9 @@ pub trait Commit: Send + 'static {
     fn snapshot_done(&mut self, point: &SnapshotPoint) -> bool;
     /// How consensus stands at `now`.
     fn status(&self, now: Tick) -> CommitStatus;
+    /// Puts out what the followers are due. Called when no further input waits, so that everything
+    /// proposed since the last call travels together.
+    fn flush(&mut self);
     /// The next thing to be done.
     fn poll_output(&mut self) -> Option<CommitOutput>;
     /// When [`Commit::handle_timeout`] wants to be called.

@@ -20,7 +20,7 @@ use self::links::{Calls, Linked};
 use self::refusal::Refusal;
 use self::status::Status;
 use crate::commit::MemberChange;
-use crate::engine::{Engine, Event, Output, Write};
+use crate::engine::{Engine, Event, Output, SubmitError, Write};
 use crate::history::{Record, TxId};
 use crate::identity::{Keys as _, PeerId};
 use crate::machine::StateMachine;
@@ -312,6 +312,12 @@ impl<M: StateMachine> Driver<M> {
                     caller.answer(record.clone().ok_or(Refusal::OnlyInSnapshot(index)));
                 }
             }
+            Output::Conflict(tx, _) => {
+                let waiting = self.namespaces.get_mut(name).and_then(|ns| ns.waiting.remove(&tx));
+                for caller in waiting.into_iter().flatten() {
+                    caller.answer(Err(SubmitError::OtherGoal.into()));
+                }
+            }
             Output::ReadHistory { to, from, upto } => {
                 let records = self.store.history(name, from, upto, MAX_HISTORY_BYTES)?;
                 let last = self.namespaces.get(name).map_or(0, |ns| ns.engine.chain().index());
@@ -361,6 +367,9 @@ impl<M: StateMachine> Driver<M> {
             }
             Event::Snapshot { index, installed } => {
                 tracing::info!(namespace = name, index, installed, "snapshot");
+            }
+            Event::Forgot(peer) => {
+                tracing::error!(namespace = name, %peer, "this node has forgotten what it acknowledged (an old copy of its folder, or a copy that runs beside it); it is removed and must join again with a fresh folder");
             }
             Event::Halted(why) => {
                 ns.keeper.shut();

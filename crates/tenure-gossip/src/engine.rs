@@ -28,7 +28,7 @@ use rand::rngs::SmallRng;
 
 pub use self::config::EngineConfig;
 pub use self::error::{OpenError, SubmitError};
-use self::goals::Pending;
+use self::goals::{Parked, Pending};
 use self::guard::Asked;
 #[doc(hidden)]
 pub use self::output::Command;
@@ -71,6 +71,8 @@ pub struct Acting {
 
 struct Lead<M> {
     term: u64,
+    /// The last record whose state was put on record.
+    checkpoint: u64,
     /// The state after everything proposed, committed or not.
     ahead: Chain<M>,
     in_flight: usize,
@@ -92,6 +94,7 @@ pub struct Engine<M: StateMachine, C: Commit = Raft> {
     unsnapped: usize,
     lead: Option<Lead<M>>,
     pending: BTreeMap<TxId, Pending>,
+    parked: Parked,
     leader: Option<PeerId>,
     term: u64,
     held: Option<Held>,
@@ -102,6 +105,10 @@ pub struct Engine<M: StateMachine, C: Commit = Raft> {
     next_tick: Tick,
     next_sync: Tick,
     halted: Option<String>,
+    /// It has given up what it led after it halted, and says nothing more in consensus.
+    muted: bool,
+    /// The instant of the last input.
+    clock: Tick,
     out: VecDeque<Output>,
 }
 
@@ -179,6 +186,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
             unsnapped: 0,
             lead: None,
             pending: BTreeMap::new(),
+            parked: Parked::default(),
             leader: None,
             term: 0,
             held: None,
@@ -188,6 +196,8 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
             next_tick: now + TICK,
             next_sync: now + TICK,
             halted: None,
+            muted: false,
+            clock: now,
             out: VecDeque::new(),
         };
         if let Some(s) = found.snapshot {
@@ -303,14 +313,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
 
     /// Gives leadership up. The driver shuts the gate before it sends what this puts out.
     pub fn release(&mut self, now: Tick) {
-        let status = self.commit.status(now);
-        let hint = self.gossip.election().leader();
-        let voters = &status.members.voters;
-        let successor = voters
-            .iter()
-            .filter(|p| **p != self.me)
-            .max_by_key(|p| (self.commit.progress(p), **p == hint))
-            .copied();
+        let successor = self.successor(&self.commit.status(now));
         self.commit.release(now, successor);
         self.settle(now);
     }
@@ -342,6 +345,12 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
                     self.out.push_back(Output::Event(Event::VoteRejected(from, why)));
                 }
             }
+            // A node whose state is damaged has no say in what others commit, and gives nothing of it away.
+            Message::Consensus(_)
+            | Message::HistoryRequest { .. }
+            | Message::SnapshotRequest { .. }
+            | Message::Goal { .. }
+                if self.halted.is_some() => {}
             Message::Consensus(m) => self.commit.handle_message(now, from, m),
             Message::Goal { tx, goal, hops } => self.goal_arrived(now, from, tx, goal, hops),
             Message::Processed(record) => self.record_arrived(now, record),
@@ -362,12 +371,13 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
     /// Time has passed.
     pub fn handle_timeout(&mut self, now: Tick) {
         self.gossip.handle_timeout(now);
-        if self.commit.poll_timeout() <= now {
+        if !self.muted && self.commit.poll_timeout() <= now {
             self.commit.handle_timeout(now);
         }
         self.settle(now);
         if self.next_tick <= now {
             self.next_tick = now + TICK;
+            self.checkpoint(now);
             self.tick_goals(now);
             self.tick_sync(now);
             self.tick_members(now);
@@ -379,6 +389,11 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
 
     /// The next thing to be done.
     pub fn poll_output(&mut self) -> Option<Output> {
+        if self.out.is_empty() {
+            // No input waits: what was proposed since the last time travels together.
+            self.commit.flush();
+            self.flush_commit(self.clock);
+        }
         let output = self.out.pop_front()?;
         self.asked.note(&output);
         Some(output)
@@ -387,21 +402,55 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
     /// When [`Engine::handle_timeout`] wants to be called.
     #[must_use]
     pub fn poll_timeout(&self) -> Tick {
-        self.gossip.poll_timeout().min(self.commit.poll_timeout()).min(self.next_tick)
+        let commit = if self.muted { Tick::MAX } else { self.commit.poll_timeout() };
+        self.gossip.poll_timeout().min(commit).min(self.next_tick)
     }
 
     // Below: what happens after every input
 
     /// Brings gossip, consensus, history and leadership into line with each other.
     fn settle(&mut self, now: Tick) {
+        self.clock = now;
         self.flush_gossip();
         self.flush_commit(now);
         let status = self.commit.status(now);
         self.follow_leadership(now, &status);
+        let acting = status.acting_until.is_some() && self.halted.is_none();
+        if !self.parked.is_empty() && (acting || self.leader.is_some_and(|l| l != self.me)) {
+            self.unpark(now);
+        }
         // What was executed just now is in the queue of consensus.
         self.flush_commit(now);
-        let acting = status.acting_until.is_some();
         self.gossip.set_term(if acting { status.term } else { 0 });
+        if self.halted.is_some() && !self.muted {
+            // The others must not wait for this node: its gate is shut, so it can free them at once.
+            let successor = self.successor(&status);
+            self.commit.release(now, successor);
+            self.muted = true;
+            self.flush_commit(now);
+        }
+    }
+
+    /// Puts the state after everything proposed so far on record.
+    fn checkpoint(&mut self, now: Tick) {
+        let acting = self.commit.status(now).acting_until.is_some();
+        let Some(lead) = self.lead.as_mut().filter(|l| acting && l.checkpoint < l.ahead.index())
+        else {
+            return;
+        };
+        let (index, digest) = (lead.ahead.index(), lead.ahead.machine().digest());
+        lead.checkpoint = index;
+        let command = Command::Checkpoint { index, digest }.to_bytes();
+        if self.commit.propose(now, command).is_err() {
+            self.lead = None;
+        }
+    }
+
+    /// The voter that should stand when this node gives leadership up.
+    fn successor(&self, status: &CommitStatus) -> Option<PeerId> {
+        let hint = self.gossip.election().leader();
+        let voters = status.members.voters.iter().filter(|p| **p != self.me);
+        voters.max_by_key(|p| (self.commit.progress(p), **p == hint)).copied()
     }
 
     fn flush_gossip(&mut self) {
@@ -429,6 +478,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
                     self.committed(now, position.index, &command);
                 }
                 CommitOutput::NeedsSnapshot(to) => self.offer_snapshot(to),
+                CommitOutput::Forgot(peer) => self.expel(now, peer),
             }
         }
     }
@@ -446,12 +496,31 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
             }
             Ok(Command::Bar(peer)) => drop(self.barred.insert(peer)),
             Ok(Command::Admit(peer)) => drop(self.barred.remove(&peer)),
+            // Records that came by history may be ahead of the log: then the next checkpoint counts.
+            Ok(Command::Checkpoint { index, digest }) => {
+                if index == self.chain.index() && digest != self.chain.machine().digest() {
+                    self.halt(format!(
+                        "the state after record {index} is not the leader's; the store is damaged"
+                    ));
+                }
+            }
             Err(error) => {
                 self.halt(format!("entry {log_index} of the consensus log is no record: {error}"))
             }
         }
         self.applied_log = log_index;
         self.snapshot_if_due();
+    }
+
+    /// A member has forgotten what it acknowledged: it is removed, and told why.
+    fn expel(&mut self, now: Tick, peer: PeerId) {
+        if self.barred.contains(&peer) {
+            return;
+        }
+        self.out.push_back(Output::Event(Event::Forgot(peer)));
+        // Busy is an answer: the next of its answers brings it up again.
+        let note = Command::Bar(peer).to_bytes();
+        let _ = self.commit.change_members(now, MemberChange::Remove(peer), Some(note));
     }
 
     /// Applies a record that is known to be committed. `false` if it does not fit yet.
@@ -462,8 +531,11 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
         match self.chain.apply(&record) {
             Ok(Applied::Known) => true,
             Ok(Applied::New) => {
-                if self.pending.remove(&record.tx).is_some() {
+                if let Some(waiting) = self.pending.remove(&record.tx) {
                     tracing::debug!(tx = %record.tx, index = record.index, "goal decided");
+                    if waiting.goal != record.goal {
+                        self.out.push_back(Output::Conflict(record.tx, record.index));
+                    }
                 }
                 self.unsnapped += record.size();
                 self.out.push_back(Output::Persist(Write::History(record.clone())));
@@ -496,7 +568,8 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
         }
         if status.settled && self.lead.is_none() && self.halted.is_none() {
             // Everything before this term's first entry is applied: nothing can come in between.
-            self.lead = Some(Lead { term: status.term, ahead: self.chain.ahead(), in_flight: 0 });
+            let (term, checkpoint) = (status.term, self.chain.index());
+            self.lead = Some(Lead { term, checkpoint, ahead: self.chain.ahead(), in_flight: 0 });
         }
 
         let attached = self.attached(status);

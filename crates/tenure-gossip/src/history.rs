@@ -166,16 +166,24 @@ pub struct Chain<M> {
     machine: M,
     index: u64,
     head: Hash,
-    transactions: RedBlackTreeMapSync<TxId, u64>,
+    transactions: RedBlackTreeMapSync<TxId, Decided>,
     recent: VecDeque<Hash>,
 }
+
+/// Where a transaction stands, and a short hash of its goal.
+type Decided = (u64, [u8; 8]);
 
 #[derive(Serialize, Deserialize)]
 struct Frozen {
     index: u64,
     head: Hash,
     machine: Vec<u8>,
-    transactions: Vec<(TxId, u64)>,
+    digest: [u8; 32],
+    transactions: Vec<(TxId, Decided)>,
+}
+
+fn goal_hash(goal: &[u8]) -> [u8; 8] {
+    *blake3::hash(goal).as_bytes().first_chunk().expect("a hash has 32 bytes")
 }
 
 impl<M: StateMachine> Default for Chain<M> {
@@ -212,7 +220,13 @@ impl<M: StateMachine> Chain<M> {
     /// Where `tx` stands in the history, if it does.
     #[must_use]
     pub fn find(&self, tx: &TxId) -> Option<u64> {
-        self.transactions.get(tx).copied()
+        self.transactions.get(tx).map(|(index, _)| *index)
+    }
+
+    /// Whether `tx` stands in the history for this goal; `None` if it does not stand there at all.
+    #[must_use]
+    pub fn is_goal_of(&self, tx: &TxId, goal: &[u8]) -> Option<bool> {
+        self.transactions.get(tx).map(|(_, hash)| *hash == goal_hash(goal))
     }
 
     /// The record that `goal` would make as the next one.
@@ -256,7 +270,7 @@ impl<M: StateMachine> Chain<M> {
         }
         self.index = record.index;
         self.head = record.hash();
-        self.transactions.insert_mut(record.tx, record.index);
+        self.transactions.insert_mut(record.tx, (record.index, goal_hash(&record.goal)));
         self.recent.push_back(self.head);
         if self.recent.len() > RECENT {
             self.recent.pop_front();
@@ -281,6 +295,7 @@ impl<M: StateMachine> Chain<M> {
             index: self.index,
             head: self.head,
             machine: self.machine.snapshot(),
+            digest: self.machine.digest(),
             transactions: self.transactions.iter().map(|(t, i)| (*t, *i)).collect(),
         };
         postcard::to_stdvec(&frozen).expect("a snapshot can always be encoded")
@@ -292,8 +307,12 @@ impl<M: StateMachine> Chain<M> {
     /// What is wrong with the bytes.
     pub fn thaw(bytes: &[u8]) -> Result<Self, String> {
         let f: Frozen = postcard::from_bytes(bytes).map_err(|error| error.to_string())?;
+        let machine = M::restore(&f.machine)?;
+        if machine.digest() != f.digest {
+            return Err("the state is not the one that was frozen".to_owned());
+        }
         Ok(Self {
-            machine: M::restore(&f.machine)?,
+            machine,
             index: f.index,
             head: f.head,
             transactions: f.transactions.into_iter().collect(),

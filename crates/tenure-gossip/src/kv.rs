@@ -350,8 +350,11 @@ mod tests {
         assert_eq!(serde_json::from_slice::<KvGoal>(&goal.to_bytes()).unwrap(), goal);
         let goal = KvGoal::Cas { key: "k".into(), expect: None, value: json!(1) };
         assert_eq!(serde_json::from_slice::<KvGoal>(&goal.to_bytes()).unwrap(), goal);
-        run(&mut kv, json!({"all": [{"put": {"key": "n", "value": null}},
-            {"cas": {"key": "n", "expect": null, "value": 2}}]}))
+        run(
+            &mut kv,
+            json!({"all": [{"put": {"key": "n", "value": null}},
+            {"cas": {"key": "n", "expect": null, "value": 2}}]}),
+        )
         .unwrap();
         assert_eq!(kv.get("n"), Some(&json!(2)));
     }
@@ -368,8 +371,11 @@ mod tests {
     fn the_digest_depends_on_the_content_alone() {
         let mut there = Kv::initial();
         for n in 0..50 {
-            run(&mut there, json!({"put": {"key": format!("k{}", n % 7), "value": n as f64 / 3.0}}))
-                .unwrap();
+            run(
+                &mut there,
+                json!({"put": {"key": format!("k{}", n % 7), "value": n as f64 / 3.0}}),
+            )
+            .unwrap();
         }
         run(&mut there, json!({"delete": {"key": "k3"}})).unwrap();
         let mut here = Kv::initial();

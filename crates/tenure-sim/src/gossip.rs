@@ -13,6 +13,7 @@ mod disk;
 mod keys;
 pub mod mistake;
 mod network;
+mod operations;
 mod queue;
 pub mod scenario;
 pub mod world;

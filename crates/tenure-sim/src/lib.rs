@@ -8,3 +8,4 @@
 
 pub mod election;
 pub mod gossip;
+pub mod linear;

@@ -1,17 +1,21 @@
 //! [`Commit`] on noraft.
 
 mod messages;
+mod replicate;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use noraft::{Action, Log, LogEntries, LogEntry, LogIndex, Message, Node, NodeId, Term};
+use noraft::{
+    Action, Log, LogEntries, LogEntry, LogIndex, LogPosition, Message, Node, NodeId, Term,
+};
 use rand::Rng;
 use rand::rngs::SmallRng;
 
 use self::messages::Append;
 use super::lease::Echoes;
-use super::wire::{Names, beat};
+use super::pace::Pace;
+use super::wire::Names;
 use super::{
     Commit, CommitConfig, CommitError, CommitOutput, CommitStatus, CommitWrite, ConsensusMessage,
     Entry, EntryKind, HardState, MemberChange, Members, Position, SnapshotPoint,
@@ -50,13 +54,38 @@ pub struct Raft {
     timer: Tick,
     /// Before this instant no vote is given and none is asked for.
     still_until: Tick,
+    /// When the last promise of the longest lease ends.
+    longest_until: Tick,
     /// When the present leader was last heard.
     heard: Option<Tick>,
     echoes: Echoes,
     /// The voters that would vote for this node in the term it asks about.
     prevotes: Option<(u64, BTreeSet<PeerId>)>,
     hinted: Option<PeerId>,
+    /// What the followers were sent, while this node leads.
+    pace: Pace,
+    /// The heartbeat is due for every follower.
+    beat_due: bool,
+    /// What noraft wants of the follower whose answer is being handled.
+    wants: Wants,
+    /// The instant of the last input: no later than anything that is sent now.
+    clock: Tick,
     out: VecDeque<CommitOutput>,
+}
+
+/// What noraft wants to send to a follower after its answer, apart from entries.
+#[derive(Debug, Default)]
+struct Wants {
+    /// The logs differ here: the follower must drop its entry.
+    probe: Option<LogPosition>,
+    snapshot: bool,
+}
+
+/// What the answer to an append repeats of it.
+#[derive(Debug, Clone, Copy, Default)]
+struct Echo {
+    beat: u64,
+    number: u64,
 }
 
 impl Raft {
@@ -76,10 +105,15 @@ impl Raft {
             hard: HardState::default(),
             timer: Tick::MAX,
             still_until: Tick::ZERO,
+            longest_until: Tick::ZERO,
             heard: None,
             echoes: Echoes::default(),
             prevotes: None,
             hinted: None,
+            pace: Pace::default(),
+            beat_due: false,
+            wants: Wants::default(),
+            clock: Tick::ZERO,
             out: VecDeque::new(),
         }
     }
@@ -109,6 +143,7 @@ impl Raft {
         if found.hard.term > 0 {
             let lease = found.hard.lease.max(raft.config.lease);
             raft.still_until = now + raft.config.promise(lease);
+            raft.longest_until = raft.still_until;
         }
         raft.drain(now, None);
         Some(raft)
@@ -166,38 +201,26 @@ impl Raft {
                     EntryKind::Command(self.commands.get(&position.index.get())?.clone())
                 }
             };
-            size += 32
-                + match &kind {
-                    EntryKind::Term => 0,
-                    EntryKind::Members(m) => 32 * m.all().len(),
-                    EntryKind::Command(c) => c.len(),
-                };
+            let entry = Entry { position: position.into(), kind };
+            size += replicate::size(&entry);
             if size > limit && !out.is_empty() {
                 break;
             }
-            out.push(Entry { position: position.into(), kind });
+            out.push(entry);
         }
         Some(out)
     }
 
-    fn send(&mut self, to: NodeId, message: &Message, echo: u64, now: Tick) {
+    fn send(&mut self, to: NodeId, message: &Message, echo: Echo) {
         let Some(to) = self.names.peer(to) else { return };
         let message = match message {
-            Message::AppendEntriesCall { term, commit_index, entries, .. } => {
-                let Some(wire) = self.entries_out(entries, self.config.batch) else { return };
-                ConsensusMessage::Append {
-                    term: term.get(),
-                    commit: commit_index.get(),
-                    after: entries.prev_position().into(),
-                    entries: wire,
-                    beat: beat(now),
-                    lease: self.config.lease.as_millis() as u32,
-                }
-            }
+            // The pace decides what a follower is sent, and when.
+            Message::AppendEntriesCall { .. } => return,
             Message::AppendEntriesReply { term, last_position, .. } => ConsensusMessage::Appended {
                 term: term.get(),
                 last: (*last_position).into(),
-                beat: echo,
+                beat: echo.beat,
+                number: echo.number,
             },
             Message::RequestVoteCall { term, last_position, .. } => {
                 ConsensusMessage::RequestVote { term: term.get(), last: (*last_position).into() }
@@ -211,8 +234,9 @@ impl Raft {
 
     /// Carries out what noraft asked for, after every single call into it. `incoming` is the append
     /// that caused it: its echo belongs into the answer.
-    fn drain(&mut self, now: Tick, incoming: Option<u64>) {
-        let echo = incoming.unwrap_or(0);
+    fn drain(&mut self, now: Tick, incoming: Option<Echo>) {
+        self.clock = now;
+        let echo = incoming.unwrap_or_default();
         let mut hard = false;
         // Term and vote go to disk as one word, so they are gathered before anything is sent.
         let mut sends = Vec::new();
@@ -228,23 +252,26 @@ impl Raft {
                     self.out
                         .push_back(CommitOutput::Persist(CommitWrite::Append { after, entries }));
                 }
+                Action::BroadcastMessage(Message::AppendEntriesCall { entries, .. }) => {
+                    // Entries go out by the pace; without any it is the heartbeat.
+                    self.beat_due |= entries.is_empty();
+                }
                 Action::BroadcastMessage(message) => {
                     let peers: Vec<_> = self.node.peers().collect();
                     sends.extend(peers.into_iter().map(|p| (p, message.clone())));
                 }
-                Action::SendMessage(to, message) => sends.push((to, message)),
-                Action::InstallSnapshot(to) => {
-                    if let Some(peer) = self.names.peer(to) {
-                        self.out.push_back(CommitOutput::NeedsSnapshot(peer));
-                    }
+                Action::SendMessage(_, Message::AppendEntriesCall { entries, .. }) => {
+                    self.wants.probe = entries.is_empty().then(|| entries.prev_position());
                 }
+                Action::SendMessage(to, message) => sends.push((to, message)),
+                Action::InstallSnapshot(_) => self.wants.snapshot = true,
             }
         }
         if hard {
             self.save_hard();
         }
         for (to, message) in sends {
-            self.send(to, &message, echo, now);
+            self.send(to, &message, echo);
         }
         self.deliver();
     }
@@ -278,15 +305,19 @@ impl Raft {
         self.timer = base + self.election_delay();
     }
 
-    /// The hinted voter stands in the first sixth of the spread, the others in the rest.
+    /// Every voter has a turn of its own, so that two do not stand at the same time and split the votes:
+    /// the hinted voter first, the others in the order of their names, the former leader last. Half a
+    /// turn lies between two, and the first one begins a little late: the others' promises to the former
+    /// leader end when its last message reached *them*.
     fn election_delay(&mut self) -> Duration {
-        let spread = self.config.spread.as_micros() as u64;
-        let micros = if self.hinted == Some(self.me) {
-            self.rng.random_range(0..spread / 6)
-        } else {
-            self.rng.random_range(spread / 3..spread)
-        };
-        Duration::from_micros(micros)
+        let members = self.members();
+        let former = self.node.voted_for().and_then(|id| self.names.peer(id));
+        let place = |peer: PeerId| (former == Some(peer), self.hinted != Some(peer), peer);
+        let voters = members.deciding();
+        let rank = voters.iter().filter(|p| place(**p) < place(self.me)).count() as u64;
+        let turn = self.config.spread.as_micros() as u64 / (voters.len() as u64).max(6);
+        let within = self.rng.random_range(turn / 4..=turn * 3 / 4);
+        Duration::from_micros(turn * rank + within)
     }
 
     /// Asks the other voters whether they would vote for this node.
@@ -303,7 +334,8 @@ impl Raft {
         let term = self.node.current_term().get() + 1;
         let last = self.node.log().last_position().into();
         self.prevotes = Some((term, BTreeSet::from([self.me])));
-        self.timer = now + self.config.heartbeat + self.election_delay();
+        // Asking raises no term: it is done again soon.
+        self.timer = now + self.config.spread / 6 + self.election_delay();
         for peer in members.all().into_iter().filter(|p| *p != self.me && members.is_voter(p)) {
             self.out.push_back(CommitOutput::Send(peer, ConsensusMessage::PreVote { term, last }));
         }
@@ -334,7 +366,7 @@ impl Raft {
         self.feed(now, &message, None);
     }
 
-    fn feed(&mut self, now: Tick, message: &Message, echo: Option<u64>) {
+    fn feed(&mut self, now: Tick, message: &Message, echo: Option<Echo>) {
         let before = self.node.current_term();
         if self.node.handle_message(message).is_err() {
             // The snapshot here contradicts the leader's log: a voter that has proven itself wrong
@@ -377,12 +409,13 @@ impl Commit for Raft {
             return;
         }
         match message {
-            ConsensusMessage::Append { term, commit, after, entries, beat, lease } => {
-                let append = Append { term, commit, after, entries, beat, lease };
+            ConsensusMessage::Append { term, commit, after, entries, beat, number, lease } => {
+                let echo = Echo { beat, number };
+                let append = Append { term, commit, after, entries, echo, lease };
                 self.append_arrived(now, from, append);
             }
-            ConsensusMessage::Appended { term, last, beat } => {
-                self.echo_arrived(now, from, term, last, beat);
+            ConsensusMessage::Appended { term, last, beat, number } => {
+                self.echo_arrived(now, from, term, last, Echo { beat, number });
             }
             ConsensusMessage::PreVote { term, last } => self.pre_vote_asked(now, from, term, last),
             ConsensusMessage::PreVoted { term, granted } => {
@@ -537,6 +570,10 @@ impl Commit for Raft {
             commit_index: self.node.commit_index().get(),
             last_index: self.node.log().last_position().index.get(),
         }
+    }
+
+    fn flush(&mut self) {
+        self.replicate();
     }
 
     fn poll_output(&mut self) -> Option<CommitOutput> {

@@ -54,6 +54,8 @@ pub enum ConsensusMessage {
         entries: Vec<Entry>,
         /// When it was sent, on the leader's clock; echoed unchanged.
         beat: u64,
+        /// The number of the message; echoed unchanged.
+        number: u64,
         /// The lease the leader counts on, in milliseconds.
         lease: u32,
     },
@@ -63,6 +65,7 @@ pub enum ConsensusMessage {
         /// Its last entry.
         last: Position,
         beat: u64,
+        number: u64,
     },
     /// "Would you vote for me?" It raises no term.
     PreVote {

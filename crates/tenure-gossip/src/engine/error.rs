@@ -15,6 +15,11 @@ pub enum SubmitError {
     /// The goal is too large.
     #[error("the goal has more than {} bytes; split it", MAX_GOAL)]
     TooLarge,
+    /// The transaction's name belongs to another goal.
+    #[error(
+        "this transaction id stands for another goal already; leave --tx out, or name a new one, for a new goal"
+    )]
+    OtherGoal,
     /// The node met a contradiction in its history and applies nothing any more.
     #[error("this node has halted after a contradiction; see its log and give it a fresh store")]
     Halted,

@@ -1,5 +1,7 @@
 //! Goals: from the caller to the leader, again and again, until the history has them.
 
+use std::collections::BTreeMap;
+
 use super::{Command, Engine, Event, Output, SubmitError};
 use crate::commit::Commit;
 use crate::history::TxId;
@@ -10,6 +12,37 @@ use tenure_core::Tick;
 
 /// How many nodes may pass a goal on.
 const HOPS: u8 = 3;
+
+/// Bytes of goals that are parked, at most; their origins send what does not fit again.
+const MAX_PARKED: usize = 4 << 20;
+
+/// Goals of other nodes that arrived while no leader was known here.
+#[derive(Debug, Default)]
+pub(super) struct Parked {
+    goals: BTreeMap<TxId, (Tick, Vec<u8>, u8)>,
+    bytes: usize,
+}
+
+impl Parked {
+    pub(super) fn is_empty(&self) -> bool {
+        self.goals.is_empty()
+    }
+
+    /// Keeps a goal until `until`: by then its origin has sent it again.
+    fn put(&mut self, until: Tick, tx: TxId, goal: Vec<u8>, hops: u8) {
+        if self.bytes + goal.len() <= MAX_PARKED && !self.goals.contains_key(&tx) {
+            self.bytes += goal.len() + 64;
+            self.goals.insert(tx, (until, goal, hops));
+        }
+    }
+
+    /// Everything that is not too old.
+    fn take(&mut self, now: Tick) -> Vec<(TxId, Vec<u8>, u8)> {
+        self.bytes = 0;
+        let fresh = std::mem::take(&mut self.goals).into_iter();
+        fresh.filter(|(_, (until, ..))| now < *until).map(|(tx, (_, g, h))| (tx, g, h)).collect()
+    }
+}
 
 /// A goal that waits here for its record.
 #[derive(Debug, Clone)]
@@ -33,6 +66,13 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
         }
         if goal.len() > MAX_GOAL {
             return Err(SubmitError::TooLarge);
+        }
+        let same = match self.pending.get(&tx) {
+            Some(waiting) => Some(waiting.goal == goal),
+            None => self.chain.is_goal_of(&tx, &goal),
+        };
+        if same == Some(false) {
+            return Err(SubmitError::OtherGoal);
         }
         if let Some(index) = self.chain.find(&tx) {
             self.out.push_back(Output::Known(tx, index));
@@ -73,6 +113,18 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
             && hops > 0
         {
             self.out.push_back(Output::Send(leader, Message::Goal { tx, goal, hops: hops - 1 }));
+        } else if !self.pending.contains_key(&tx) {
+            // A goal may be faster than the news of the election that sent it here.
+            self.parked.put(now + self.config.goal_retry, tx, goal, hops);
+        }
+    }
+
+    /// Sends on what arrived here before this node or another one acted.
+    pub(super) fn unpark(&mut self, now: Tick) {
+        for (tx, goal, hops) in self.parked.take(now) {
+            if self.chain.find(&tx).is_none() {
+                self.route(now, tx, goal, hops);
+            }
         }
     }
 

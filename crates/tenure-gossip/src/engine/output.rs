@@ -21,6 +21,14 @@ pub enum Command {
     Bar(PeerId),
     /// An operator added it again.
     Admit(PeerId),
+    /// The leader's state after record `index`, which precedes this entry in the log. A node that is at
+    /// that record and in another state has a damaged one.
+    Checkpoint {
+        /// The last record in the state.
+        index: u64,
+        /// Its [`StateMachine::digest`](crate::StateMachine::digest).
+        digest: [u8; 32],
+    },
 }
 
 impl Command {
@@ -89,6 +97,9 @@ pub enum Output {
     Processed(Record),
     /// A goal that was submitted had been decided before, as this record.
     Known(TxId, u64),
+    /// A goal that waits here carries the name of another goal, which was decided as this record. It is
+    /// not decided, and never will be under this name.
+    Conflict(TxId, u64),
     /// Read these records from the history and send them to the peer as [`Message::History`].
     ReadHistory { to: PeerId, from: u64, upto: u64 },
     /// Something to tell the operator.
@@ -120,6 +131,9 @@ pub enum Event {
         /// Whether it came from a peer.
         installed: bool,
     },
+    /// A member has forgotten what it acknowledged (its disk was put back to an earlier copy, or a copy
+    /// of it runs elsewhere): it is being removed.
+    Forgot(PeerId),
     /// This node met a contradiction and applies nothing any more.
     Halted(String),
 }

@@ -269,8 +269,12 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
             let decided: Vec<_> =
                 self.pending.keys().filter_map(|t| chain.find(t).map(|i| (*t, i))).collect();
             for (tx, index) in decided {
-                self.pending.remove(&tx);
-                self.out.push_back(Output::Known(tx, index));
+                let goal = self.pending.remove(&tx).map(|waiting| waiting.goal).unwrap_or_default();
+                let same = chain.is_goal_of(&tx, &goal) == Some(true);
+                self.out.push_back(match same {
+                    true => Output::Known(tx, index),
+                    false => Output::Conflict(tx, index),
+                });
             }
             self.chain = chain;
             Arc::new(snapshot)

@@ -9,6 +9,10 @@ use rand::rngs::SmallRng;
 use tenure_gossip::commit::{CommitWrite, Entry, HardState, Restored};
 use tenure_gossip::engine::{Found, Reset, Snapshot, Write};
 use tenure_gossip::history::{Hash, Record, TxId};
+use tenure_gossip::{Kv, KvGoal, StateMachine as _};
+
+/// A frozen chain: index, head, machine, digest, transactions.
+type Frozen = (u64, Hash, Vec<u8>, [u8; 32], Vec<(TxId, (u64, [u8; 8]))>);
 
 #[derive(Debug, Clone, Default)]
 struct Platter {
@@ -75,7 +79,6 @@ impl Disk {
 
     /// Stores the chain as if it had one record more than it has.
     pub(super) fn skip_one(&mut self, chain: &[u8]) {
-        type Frozen = (u64, Hash, Vec<u8>, Vec<(TxId, u64)>);
         let mut frozen: Frozen = postcard::from_bytes(chain).expect("a chain that was just frozen");
         frozen.0 += 1;
         let last = self.cached.snapshot.as_ref();
@@ -86,6 +89,26 @@ impl Disk {
             chain: postcard::to_stdvec(&frozen).expect("plain data can always be encoded"),
         };
         self.write(Write::Snapshot(Arc::new(snapshot), Reset::Keep));
+    }
+
+    /// Changes one value in the stored snapshot as if it had always been another one. `false` if there is
+    /// no snapshot, or no value in it.
+    pub(super) fn rot(&mut self) -> bool {
+        let Some(snapshot) = &mut self.cached.snapshot else { return false };
+        let mut frozen: Frozen =
+            postcard::from_bytes(&snapshot.chain).expect("a chain that was just frozen");
+        let mut kv = Kv::restore(&frozen.2).expect("a store that was just written");
+        let Some(key) = kv.iter().next().map(|(key, _)| key.clone()) else { return false };
+        let goal = KvGoal::Put { key, value: "rot".into() }.to_bytes();
+        let diff = kv.execute(&goal).expect("any value can be put");
+        kv.apply(&diff).expect("its own diff");
+        (frozen.2, frozen.3) = (kv.snapshot(), kv.digest());
+        snapshot.chain = postcard::to_stdvec(&frozen).expect("plain data can always be encoded");
+        // What came after it is gone, so that nothing is applied on top before others are heard.
+        self.cached.history.clear();
+        self.synced = self.cached.clone();
+        self.unsynced.clear();
+        true
     }
 
     pub(super) fn found(&mut self) -> Found {

@@ -84,6 +84,11 @@ pub fn storm(seed: u64, mistake: Option<Mistake>) -> Result<Verdict, Violation> 
             what: "a goal after healing does not commit".into(),
         });
     }
+    let wrong = world.contradictions();
+    if !wrong.is_empty() {
+        let what = format!("no single store could have answered as it was for {wrong:?}");
+        return Err(Violation { at_ms: world.now_ms(), what });
+    }
     Ok(Verdict { figures: world.figures.clone(), trace: world.trace(), recovery_ms })
 }
 
@@ -158,12 +163,12 @@ impl Load {
         let tx = TxId(tx);
         let key = format!("k{}", self.next % 7);
         let goal = match self.next % 5 {
-            0 => KvGoal::Put { key, value: json!(self.next) },
+            0 => KvGoal::Put { key, value: fraction(self.next) },
             1 => KvGoal::Delete { key },
             2 => KvGoal::Cas {
                 key,
-                expect: Some(json!(self.next.wrapping_sub(7))),
-                value: json!(self.next),
+                expect: Some(fraction(self.next.wrapping_sub(7))),
+                value: fraction(self.next),
             },
             _ => KvGoal::Increment { key: "sum".into(), by: self.next as i64 },
         };
@@ -171,6 +176,11 @@ impl Load {
         world.submit(i, tx, &goal);
         tx
     }
+}
+
+/// A double with all its digits: printing and parsing it must not change it.
+fn fraction(n: u64) -> serde_json::Value {
+    json!(n as f64 / 3.0e29)
 }
 
 /// One leader acts, gossip names one and the same living node, every node has applied the same, and

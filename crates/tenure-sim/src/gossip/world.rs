@@ -8,8 +8,9 @@ use rand::{Rng, SeedableRng};
 
 use super::disk::Disk;
 use super::keys::keys_of;
-use super::mistake::{Consensus, Mistake};
+use super::mistake::{Consensus, Lie, Mistake};
 use super::network::{Faults, Network};
+use super::operations::Operations;
 use super::queue::Queue;
 use tenure_core::Tick;
 use tenure_gossip::commit::{Commit as _, CommitError, MemberChange};
@@ -63,6 +64,10 @@ impl WorldConfig {
 /// One simulated node: the product's engine on the consensus of the simulation.
 pub type Node = Engine<Kv, Consensus>;
 
+/// What [`World::copy_disk`] makes.
+#[derive(Debug, Clone)]
+pub struct DiskCopy(Disk);
+
 /// An invariant was broken.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("at {at_ms} ms: {what}")]
@@ -93,6 +98,9 @@ struct Member {
     seen_index: u64,
     /// It is about to move its stored index on without a record.
     skips: bool,
+    /// Transactions that callers on this node wait for.
+    callers: BTreeSet<TxId>,
+    lie: Lie,
 }
 
 /// Figures of a run.
@@ -110,6 +118,8 @@ pub struct Figures {
     pub goal_timeouts: u64,
     /// Histories asked for.
     pub history_requests: u64,
+    /// The peers that were asked for history at once, at most.
+    pub peers_asked: usize,
     /// Snapshots installed from a peer.
     pub snapshots_installed: u64,
 }
@@ -133,6 +143,11 @@ pub struct World {
     violation: Option<Violation>,
     /// Of every thousand inputs, so many end in a crash between two outputs.
     pub crash_in_flight: u32,
+    operations: Operations,
+    /// Nodes with a damaged state: what they apply is not compared, and they may halt.
+    damaged: BTreeSet<usize>,
+    /// Nodes whose disk was put back to an earlier copy.
+    put_back: BTreeSet<usize>,
     /// Figures so far.
     pub figures: Figures,
     trace: u64,
@@ -160,6 +175,8 @@ impl World {
                     gate: None,
                     seen_index: 0,
                     skips: false,
+                    callers: BTreeSet::new(),
+                    lie: Lie::default(),
                 }
             })
             .collect::<Vec<_>>();
@@ -178,6 +195,9 @@ impl World {
             highest_epoch: 0,
             violation: None,
             crash_in_flight: 0,
+            operations: Operations::default(),
+            damaged: BTreeSet::new(),
+            put_back: BTreeSet::new(),
             figures: Figures::default(),
             trace: 0xcbf2_9ce4_8422_2325,
             config,
@@ -234,6 +254,12 @@ impl World {
         self.index_of_tx.get(tx).copied()
     }
 
+    /// The keys whose answers to callers no single store could have given.
+    #[must_use]
+    pub fn contradictions(&self) -> Vec<String> {
+        self.operations.contradictions()
+    }
+
     /// The leader that gossip names on node `i`.
     #[must_use]
     pub fn hint(&self, i: usize) -> Option<usize> {
@@ -254,7 +280,8 @@ impl World {
         let keys = keys_of(i, self.config.real_keys);
         let (me, config, mistake) = (keys.id(), self.config.node.clone(), self.config.mistake);
         let lease = config.commit.lease;
-        let consensus = |raft| Consensus::new(raft, me, lease, mistake);
+        let lie = self.members[i].lie.clone();
+        let consensus = |raft| Consensus::new(raft, me, lease, mistake, lie);
         let mut node = match Node::open_with(keys, "sim", config, found, now, seed, consensus) {
             Ok(node) => node,
             Err(what) => return self.fail(format!("node {i} cannot start from its disk: {what}")),
@@ -279,8 +306,40 @@ impl World {
         let m = &mut self.members[i];
         m.node = None;
         m.gate = None;
+        m.callers.clear();
         m.life += 1;
         m.disk.crash(&mut self.rng);
+    }
+
+    /// A copy of node `i`'s disk, as a backup makes it.
+    #[must_use]
+    pub fn copy_disk(&self, i: usize) -> DiskCopy {
+        DiskCopy(self.members[i].disk.clone())
+    }
+
+    /// Node `i`, which must not run, gets an earlier copy of its disk back.
+    pub fn put_back(&mut self, i: usize, copy: &DiskCopy) {
+        assert!(self.members[i].node.is_none(), "a running node keeps its disk");
+        self.members[i].disk = copy.0.clone();
+        self.members[i].seen_index = 0;
+        self.put_back.insert(i);
+    }
+
+    /// Consensus on node `i` says that `record` is committed: its state is damaged from here on.
+    pub fn mislead(&mut self, i: usize, record: Record) {
+        self.damaged.insert(i);
+        *self.members[i].lie.lock().expect("no panic holds it") = Some(record);
+    }
+
+    /// One value in the snapshot on node `i`'s disk changes, and nothing on the disk tells of it. `false`
+    /// if there is no snapshot yet. The node must not run.
+    pub fn rot(&mut self, i: usize) -> bool {
+        assert!(self.members[i].node.is_none(), "a running node would not notice");
+        let rotten = self.members[i].disk.rot();
+        if rotten {
+            self.damaged.insert(i);
+        }
+        rotten
     }
 
     /// Node `i` does nothing for a while, and does not notice. Its gate stays as it was.
@@ -309,7 +368,11 @@ impl World {
         let bytes = goal.to_bytes();
         let mut taken = false;
         if self.members[i].node.is_some() && self.members[i].paused_until <= self.now {
+            self.operations.begin(self.now, tx, goal);
             self.with(i, |node, now| taken = node.submit(now, tx, bytes).is_ok());
+            if taken {
+                self.members[i].callers.insert(tx);
+            }
         }
         taken
     }
@@ -502,6 +565,9 @@ impl World {
                     ));
                 }
             }
+            Output::Conflict(tx, index) => {
+                self.fail(format!("transaction {tx} stands for another goal, as record {index}"));
+            }
             Output::ReadHistory { to, from, upto } => {
                 let records = self.members[i].disk.history(from, upto);
                 let last = self.members[i].node.as_ref().map_or(0, |n| n.chain().index());
@@ -518,8 +584,18 @@ impl World {
                 self.figures.goal_timeouts += 1;
                 self.members[i].skips = self.config.mistake == Some(Mistake::SkipOnTimeout);
             }
-            Event::HistoryRequested(..) => self.figures.history_requests += 1,
+            Event::HistoryRequested(_, peers) => {
+                self.figures.history_requests += 1;
+                self.figures.peers_asked = self.figures.peers_asked.max(*peers);
+            }
+            Event::Forgot(peer) => {
+                let put_back = self.index_of.get(peer).is_some_and(|j| self.put_back.contains(j));
+                if !put_back && self.config.mistake.is_none() {
+                    self.fail(format!("node {i} says of {peer}, wrongly, that it forgot entries"));
+                }
+            }
             Event::Snapshot { installed: true, .. } => self.figures.snapshots_installed += 1,
+            Event::Halted(_) if self.damaged.contains(&i) => {}
             Event::Halted(why) => self.fail(format!("node {i} halted: {why}")),
             Event::Snapshot { .. } | Event::LeaderChanged { .. } | Event::VoteRejected(..) => {}
         }
@@ -533,6 +609,9 @@ impl World {
 
     /// Every node applies the same record at the same index, and no transaction twice.
     fn decided(&mut self, i: usize, record: &Record) {
+        if self.damaged.contains(&i) {
+            return;
+        }
         let hash = record.hash();
         let first = *self.hash_at.entry(record.index).or_insert_with(|| {
             self.figures.committed += 1;
@@ -542,6 +621,7 @@ impl World {
             return self
                 .fail(format!("node {i} applies another record {} than others did", record.index));
         }
+        self.operations.decide(record);
         let at = *self.index_of_tx.entry(record.tx).or_insert(record.index);
         if at != record.index {
             self.fail(format!("transaction {} is at {at} and at {}", record.tx, record.index));
@@ -551,6 +631,12 @@ impl World {
     /// And comes to the same state by it.
     fn applied(&mut self, i: usize, record: &Record) {
         self.mark(record.index);
+        if self.damaged.contains(&i) {
+            return;
+        }
+        if self.members[i].callers.remove(&record.tx) {
+            self.operations.end(self.now, record);
+        }
         let Some(node) = self.members[i].node.as_ref() else { return };
         // Outputs lag behind the state if one input applied several records: compare when level.
         let state = (node.chain().index() == record.index)
@@ -564,6 +650,9 @@ impl World {
 
     /// What a node says it has applied is what was committed there.
     fn check_index(&mut self, i: usize) {
+        if self.damaged.contains(&i) {
+            return;
+        }
         let Some(node) = self.members[i].node.as_ref() else { return };
         let (index, head) = (node.chain().index(), node.chain().head());
         if index == self.members[i].seen_index {

@@ -6,8 +6,7 @@ use std::time::Duration;
 use noraft::{LogIndex, Message, Term};
 use tenure_core::Tick;
 
-use super::Raft;
-use crate::commit::wire::sent_at;
+use super::{Echo, Raft};
 use crate::commit::{CommitOutput, ConsensusMessage, Entry, EntryKind, MAX_LEASE, Position};
 use crate::identity::PeerId;
 
@@ -17,13 +16,13 @@ pub(super) struct Append {
     pub(super) commit: u64,
     pub(super) after: Position,
     pub(super) entries: Vec<Entry>,
-    pub(super) beat: u64,
+    pub(super) echo: Echo,
     pub(super) lease: u32,
 }
 
 impl Raft {
     pub(super) fn append_arrived(&mut self, now: Tick, from: PeerId, append: Append) {
-        let Append { term, commit, after, entries, beat, lease } = append;
+        let Append { term, commit, after, entries, echo, lease } = append;
         let from = self.names.number(from);
         let Some(log) = self.names.entries(after, &entries) else { return };
         if log.last_position().term.get() > term {
@@ -52,7 +51,7 @@ impl Raft {
             commit_index: LogIndex::new(commit),
             entries: log.clone(),
         };
-        self.feed(now, &call, Some(beat));
+        self.feed(now, &call, Some(echo));
         if self.node.log().last_position() == before
             || !self.node.log().entries().contains(log.last_position())
         {
@@ -70,36 +69,17 @@ impl Raft {
 
     /// No vote is given and none is asked for until the leader's gate, which counts on `lease`, is shut.
     fn promise(&mut self, now: Tick, lease: Duration) {
-        if lease > self.hard.lease {
-            self.hard.lease = lease;
-            self.save_hard();
+        // The longest lease is forgotten once every promise that it made has ended; until then a node
+        // that restarts must keep still for it.
+        if lease >= self.hard.lease || now >= self.longest_until {
+            self.longest_until = now + self.config.promise(lease);
+            if lease != self.hard.lease {
+                self.hard.lease = lease;
+                self.save_hard();
+            }
         }
         let still = now + self.config.promise(lease.max(self.config.lease));
         self.still_until = self.still_until.max(still);
-    }
-
-    pub(super) fn echo_arrived(
-        &mut self,
-        now: Tick,
-        from: PeerId,
-        term: u64,
-        last: Position,
-        beat: u64,
-    ) {
-        if self.leads() && term == self.node.current_term().get() {
-            self.echoes.record(from, sent_at(beat), now);
-        }
-        let committed = self.node.commit_index();
-        let reply = Message::AppendEntriesReply {
-            from: self.names.number(from),
-            term: Term::new(term),
-            last_position: last.into(),
-        };
-        self.feed(now, &reply, None);
-        if self.node.commit_index() > committed && self.node.heartbeat() {
-            // The followers learn at once what is committed, not with the next heartbeat.
-            self.drain(now, None);
-        }
     }
 
     pub(super) fn pre_vote_asked(&mut self, now: Tick, from: PeerId, term: u64, last: Position) {

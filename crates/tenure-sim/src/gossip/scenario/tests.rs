@@ -54,12 +54,17 @@ fn assert_caught(mistake: Mistake, words: &str) {
     }
 }
 
-/// Looks for seeds to put on file: `cargo test -p tenure-sim find_seeds -- --ignored --nocapture`.
+/// Looks for seeds to put on file: `cargo test -p tenure-sim find_seeds -- --ignored --nocapture`;
+/// `TENURE_SIM_MISTAKE` names one mistake.
 #[test]
 #[ignore = "prints seeds; it asserts nothing"]
 #[allow(clippy::print_stdout, reason = "its output is what it is for")]
 fn find_seeds() {
+    let wanted = std::env::var("TENURE_SIM_MISTAKE").ok();
     for mistake in Mistake::ALL {
+        if wanted.as_ref().is_some_and(|name| name != mistake.name()) {
+            continue;
+        }
         for seed in 0..40 {
             if let Err(v) = storm(seed, Some(mistake)) {
                 println!("{} {seed} # {}", mistake.name(), v.what);
@@ -185,7 +190,105 @@ fn transaction_during_leader_change_commits_exactly_once() {
     }
 }
 
+#[test]
+fn a_goal_that_reaches_the_next_leader_before_it_acts_is_not_late() {
+    for (nodes, seed) in [3, 5, 7].into_iter().flat_map(|n| (0..30).map(move |s| (n, s))) {
+        let mut world = World::new(WorldConfig::calm(seed, nodes));
+        assert!(world.run_until(10_000, |w| w.acting().is_some()).expect("sound"));
+        world.run(3_000).expect("sound");
+        let old = world.acting().expect("a leader");
+        world.crash(old);
+        let begun = world.now_ms();
+        assert!(world.submit((old + 1) % nodes, tx(1), &increment()));
+        assert!(world.run_until(10_000, |w| w.committed(&tx(1)).is_some()).expect("sound"));
+        let took = world.now_ms() - begun;
+        assert!(took <= 2_000, "{nodes} nodes, seed {seed}: decided after {took} ms");
+    }
+}
+
+#[test]
+fn three_peers_are_asked_for_history_when_a_goal_goes_unanswered() {
+    let mut world = settled(7);
+    let leader = world.acting().expect("a leader");
+    let caller = (leader + 1) % 7;
+    world.figures.peers_asked = 0;
+    // Nothing that the caller sends arrives, and it hears everything: only its goal is lost.
+    (0..7).filter(|i| *i != caller).for_each(|i| world.deafen(caller, i));
+    assert!(world.submit(caller, tx(1), &increment()));
+    world.run(6_000).expect("sound");
+    assert_eq!((world.figures.goal_timeouts, world.figures.peers_asked), (1, 3));
+}
+
 // And what an operator relies on.
+
+#[test]
+fn a_voter_put_back_to_an_earlier_copy_is_removed_and_the_others_go_on() {
+    for seed in 0..10 {
+        let mut world = World::new(WorldConfig::calm(seed, 3));
+        assert!(world.run_until(10_000, |w| w.acting().is_some()).expect("sound"));
+        let leader = world.acting().expect("a leader");
+        let old = (leader + 1) % 3;
+        let copy = world.copy_disk(old);
+        for n in 1..20 {
+            assert!(world.submit(leader, tx(n), &increment()));
+            world.run(100).expect("sound");
+        }
+        world.crash(old);
+        world.put_back(old, &copy);
+        world.start(old);
+        let id = world.node(old).expect("it runs").id();
+        let removed = world.run_until(10_000, |w| {
+            w.node(leader).is_some_and(|n| {
+                let members = n.commit().status(Tick::ZERO).members;
+                !members.contains(&id) && members.next.is_empty() && n.barred().contains(&id)
+            })
+        });
+        assert!(removed.expect("sound"), "seed {seed}: it still votes");
+        assert!(world.submit(leader, tx(99), &increment()));
+        assert!(world.run_until(2_000, |w| w.committed(&tx(99)).is_some()).expect("sound"));
+    }
+}
+
+#[test]
+fn a_leader_that_halts_gives_way_to_a_healthy_node() {
+    for seed in 0..10 {
+        let mut world = World::new(WorldConfig::calm(seed, 3));
+        assert!(world.run_until(10_000, |w| w.acting().is_some()).expect("sound"));
+        world.run(3_000).expect("sound");
+        let leader = world.acting().expect("a leader");
+        let other = (leader + 1) % 3;
+        let fake = {
+            let node = world.node(leader).expect("it leads");
+            node.chain().execute(1, node.id(), tx(66), increment().to_bytes())
+        };
+        world.mislead(leader, fake);
+        assert!(world.submit(other, tx(1), &increment()));
+        let decided = world.run_until(3_000, |w| w.committed(&tx(1)).is_some()).expect("sound");
+        assert!(decided, "seed {seed}: the others wait for a leader that has halted");
+        assert!(world.node(leader).is_some_and(|n| n.halted().is_some()));
+        assert_ne!(world.acting(), Some(leader));
+    }
+}
+
+#[test]
+fn a_node_whose_state_is_another_halts_at_the_next_checkpoint() {
+    let mut world = settled(3);
+    let leader = world.acting().expect("a leader");
+    let other = (leader + 1) % 3;
+    for n in 1..60 {
+        let goal = KvGoal::Put { key: format!("k{n}"), value: (f64::from(n) / 3.0).into() };
+        assert!(world.submit(leader, tx(n), &goal));
+        world.run(50).expect("sound");
+    }
+    world.crash(other);
+    assert!(world.rot(other), "a snapshot was taken after 32 records");
+    world.start(other);
+    assert!(world.submit(leader, tx(100), &increment()));
+    let halted = world.run_until(5_000, |w| w.node(other).is_some_and(|n| n.halted().is_some()));
+    assert!(halted.expect("sound"), "its state differs, and it serves it");
+    assert!(world.submit(leader, tx(101), &increment()));
+    assert!(world.run_until(2_000, |w| w.committed(&tx(101)).is_some()).expect("sound"));
+}
 
 #[test]
 fn a_graceful_release_hands_over_in_well_under_the_lease() {

@@ -1,0 +1,149 @@
+//! The leader's side of replication: what each follower is sent, and what its answers say.
+
+use noraft::{LogPosition, Message, NodeId, Term};
+use tenure_core::Tick;
+
+use super::{Echo, Raft, Wants};
+use crate::commit::pace::Resume;
+use crate::commit::wire::{beat, sent_at};
+use crate::commit::{CommitOutput, ConsensusMessage, Entry, EntryKind, Position};
+use crate::identity::PeerId;
+
+impl Raft {
+    /// Sends every follower what it has not been sent yet, as far as its window goes; and the commit
+    /// index or the heartbeat, if they are due and no entries carry them.
+    pub(super) fn replicate(&mut self) {
+        let due = std::mem::take(&mut self.beat_due);
+        if !self.leads() {
+            return;
+        }
+        self.pace.enter(self.node.current_term().get());
+        let config = self.node.config();
+        self.pace.retain(|id| config.contains(id));
+        let last = self.node.log().last_position().index.get();
+        let commit = self.node.commit_index().get();
+        let peers: Vec<_> = self.node.peers().collect();
+        for id in peers {
+            let mut told = false;
+            loop {
+                // A follower of which nothing is known is sent the last entry: its answer says the rest.
+                let follower = self.pace.follower(id, last);
+                let next = follower.next;
+                if next > last || !follower.has_room() {
+                    break;
+                }
+                let Some(after) = self.position(next - 1) else { break };
+                if !self.send_append(id, after, self.config.batch) {
+                    break;
+                }
+                told = true;
+            }
+            let follower = self.pace.follower(id, last);
+            if told || (!due && (follower.told >= commit || !follower.has_room())) {
+                continue;
+            }
+            let upto = if follower.waits() { last } else { follower.next - 1 };
+            let after = self.position(upto).unwrap_or(self.node.log().last_position());
+            self.send_append(id, after, 0);
+        }
+    }
+
+    /// The position of the entry at `index`, if the log still has it.
+    fn position(&self, index: u64) -> Option<LogPosition> {
+        let index = index.into();
+        let term = self.node.log().entries().get_term(index)?;
+        Some(LogPosition { term, index })
+    }
+
+    /// Sends what follows `after`, up to `limit` bytes (0: nothing). `false` if it cannot be read.
+    fn send_append(&mut self, id: NodeId, after: LogPosition, limit: usize) -> bool {
+        let Some(to) = self.names.peer(id) else { return false };
+        let entries = if limit == 0 {
+            Vec::new()
+        } else {
+            let Some(delta) = self.node.log().entries().since(after) else { return false };
+            let Some(entries) = self.entries_out(&delta, limit) else { return false };
+            entries
+        };
+        let bytes = entries.iter().map(size).sum();
+        let end = after.index.get() + entries.len() as u64;
+        let number = self.pace.number();
+        let commit = self.node.commit_index().get();
+        let follower = self.pace.follower(id, end);
+        follower.sent(number, end, bytes);
+        follower.told = commit.min(end);
+        let append = ConsensusMessage::Append {
+            term: self.node.current_term().get(),
+            commit,
+            after: after.into(),
+            entries,
+            beat: beat(self.clock),
+            number,
+            lease: self.config.lease.as_millis() as u32,
+        };
+        self.out.push_back(CommitOutput::Send(to, append));
+        true
+    }
+
+    pub(super) fn echo_arrived(
+        &mut self,
+        now: Tick,
+        from: PeerId,
+        term: u64,
+        last: Position,
+        echo: Echo,
+    ) {
+        let id = self.names.number(from);
+        let current = self.leads() && term == self.node.current_term().get();
+        if current && self.pace.has_forgotten(id, echo.number, last.index) {
+            // Neither its echo nor its log counts: what it promised may be forgotten as well.
+            self.out.push_back(CommitOutput::Forgot(from));
+            return;
+        }
+        if current {
+            self.echoes.record(from, sent_at(echo.beat), now);
+        }
+        let awaited = if current { self.pace.take(id, echo.number) } else { None };
+        self.wants = Wants::default();
+        let reply = Message::AppendEntriesReply {
+            from: id,
+            term: Term::new(term),
+            last_position: last.into(),
+        };
+        self.feed(now, &reply, None);
+        let wants = std::mem::take(&mut self.wants);
+        if !current || !self.leads() {
+            return;
+        }
+        let matched = self.node.follower_match_index(id).map_or(0, |index| index.get());
+        self.pace.matched(id, matched);
+        // An answer that nothing waits for has told all it can: what it complains about was sent again.
+        let Some(end) = awaited else { return };
+        if matched >= end && !wants.snapshot {
+            if self.pace.follower(id, end).waits() {
+                self.pace.lost(id, Resume::From(matched + 1));
+            }
+        } else if wants.snapshot {
+            self.pace.lost(id, Resume::Snapshot);
+            self.out.push_back(CommitOutput::NeedsSnapshot(from));
+        } else if let Some(differs) = wants.probe {
+            self.pace.lost(id, Resume::Probe(differs.index.get()));
+            self.send_append(id, differs, 0);
+        } else if self.node.log().entries().contains(last.into()) {
+            self.pace.lost(id, Resume::From(last.index + 1));
+        } else {
+            // Its log is longer than this one and differs: the next entries replace what differs.
+            let start = self.node.log().entries().prev_position().index.get();
+            self.pace.lost(id, Resume::From(matched.max(start) + 1));
+        }
+    }
+}
+
+/// What an entry takes up in a message, about.
+pub(super) fn size(entry: &Entry) -> usize {
+    32 + match &entry.kind {
+        EntryKind::Term => 0,
+        EntryKind::Members(members) => 32 * members.all().len(),
+        EntryKind::Command(bytes) => bytes.len(),
+    }
+}
