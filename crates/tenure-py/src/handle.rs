@@ -69,11 +69,6 @@ impl Handle {
         state.as_str()
     }
 
-    /// Whether it was started in another process.
-    fn _is_inherited(&self) -> bool {
-        matches!(self.place.ask(|_| ()), Some(None))
-    }
-
     /// The member's identity in the group, while it is started.
     fn _identity(&self) -> Option<String> {
         self.place.lock().map(|lock| lock.identity().as_str().to_owned())

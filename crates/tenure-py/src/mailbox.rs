@@ -1,16 +1,14 @@
 //! What the runtime's threads tell Python, without running any.
 //!
-//! A letter goes into a queue, and a byte into a pipe. An event loop watches the pipe's other end; a
-//! thread waits for it. Neither the writer nor the reader ever waits for the other.
+//! A letter goes into a queue, and a byte into a pipe. An event loop watches the pipe's other end.
+//! Neither the writer nor the reader ever waits for the other.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
 use tenure::{Leader, Notice, TenureError};
 
@@ -19,8 +17,6 @@ use crate::fork::Own;
 
 /// How many events may wait for a loop that does not read. Answers are not counted: each has an asker.
 const BACKLOG: usize = 4096;
-/// A waiting thread looks this often whether a signal came.
-const LOOK: Duration = Duration::from_millis(100);
 
 /// One message.
 pub(crate) enum Letter {
@@ -121,26 +117,6 @@ impl Mailbox {
             }
         }
         Ok(list)
-    }
-
-    /// Waits for a letter, for a thread; says whether there is one.
-    fn wait(&self, py: Python<'_>, timeout_s: f64) -> PyResult<bool> {
-        let post = self.post(py)?;
-        let limit = Duration::try_from_secs_f64(timeout_s)
-            .map_err(|_| error::value("timeout_s must be a number of seconds, 0 or more"))?;
-        let until = Instant::now() + limit;
-        loop {
-            let left = until.saturating_duration_since(Instant::now()).min(LOOK);
-            let rang = py.detach(|| {
-                let mut watched = [PollFd::new(&post.ear, PollFlags::IN)];
-                let timeout = Timespec::try_from(left).unwrap_or_default();
-                poll(&mut watched, Some(&timeout)).is_ok_and(|ready| ready > 0)
-            });
-            py.check_signals()?;
-            if rang || Instant::now() >= until {
-                return Ok(rang);
-            }
-        }
     }
 }
 

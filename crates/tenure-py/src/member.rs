@@ -169,12 +169,6 @@ impl Member {
         Ok(group.add(&runtime, lock))
     }
 
-    /// The roles' names, in the order of their numbers.
-    fn roles(&self, py: Python<'_>) -> PyResult<Vec<String>> {
-        let state = self.group(py)?.state();
-        Ok(state.locks.iter().map(|lock| lock.role().as_str().to_owned()).collect())
-    }
-
     /// Takes part in the race for a role.
     fn start_role(&self, py: Python<'_>, role: usize, op: u64) -> PyResult<()> {
         let lock = self.lock(py, role)?;

@@ -18,6 +18,10 @@ _C = TypeVar("_C", bound=Callable[..., Any])
 
 #: How long a step-down or a shutdown waits for callbacks after the role was released.
 _CALLBACKS_S = 5.0
+#: How long callbacks of ``on_acquired`` may take before tasks that wait for leadership go on.
+_SOON_S = 0.05
+#: How the library begins the reason of a loss that a failed heartbeat is behind.
+_SESSION_LOST = "session lost: "
 #: What the program is told of; any other notice only concerns the log.
 _EVENTS = ("acquired", "released", "lost", "acquire_failed", "state_change", "error", "stopped")
 
@@ -40,6 +44,8 @@ class RoleLock(_tenure.Handle):
         self._events: Deque[Any] = collections.deque()
         self._wake: Optional[asyncio.Event] = None
         self._task: Optional["asyncio.Task[None]"] = None
+        #: The callback that runs now, if it is a coroutine.
+        self._calling: Optional["asyncio.Future[Any]"] = None
         self._waiting: Set["asyncio.Future[bool]"] = set()
         self._watching: Set[Callable[[], None]] = set()
         #: The epoch of the term that callbacks were told of and not of its end.
@@ -212,6 +218,8 @@ class RoleLock(_tenure.Handle):
             before, after = LockState(event[1]), LockState(event[2])
             if after is LockState.ACQUIRING:
                 self._attempt += 1
+            if after is LockState.RECONNECTING:
+                log.warning("health_check_failed", error="the session was lost", **context)
             log.info("state_change", from_=event[1], to=event[2], **context)
             await self._call("state_change", before, after)
         elif kind == "acquired":
@@ -219,12 +227,19 @@ class RoleLock(_tenure.Handle):
             self._clear_over()
             log.info("lock_acquired", **context, attempt=max(1, self._attempt), epoch=event[1])
             self._attempt = 0
-            self._wake_waiters(True)
-            await self._call("acquired")
+            # Tasks that wait for leadership go on after the callbacks, but do not wait for a slow one.
+            soon = asyncio.get_running_loop().call_later(_SOON_S, self._wake_waiters, True)
+            try:
+                await self._call("acquired")
+            finally:
+                soon.cancel()
+                self._wake_waiters(True)
         elif kind == "released":
             log.info("lock_released", **context, epoch=event[1])
             await self._end_term("released")
         elif kind == "lost":
+            if event[2].startswith(_SESSION_LOST):
+                log.warning("health_check_failed", error=event[2][len(_SESSION_LOST) :], **context)
             log.warning("lock_lost", error=event[2], **context, epoch=event[1])
             await self._end_term("lost")
         elif kind == "acquire_failed":
@@ -269,30 +284,49 @@ class RoleLock(_tenure.Handle):
 
     async def _call(self, name: str, *arguments: Any) -> None:
         for fn in list(self._callbacks[name]):
-            try:
-                answer = fn(*arguments)
-                if inspect.isawaitable(answer):
-                    await answer
-            except Exception as error:
-                self._logger.error(
-                    "callback_failed", callback=f"on_{name}", error=repr(error), **self._context
-                )
+            error = await self._call_one(name, fn, *arguments)
+            if error is not None:
                 await self._tell_error(error)
 
     async def _tell_error(self, error: Exception) -> None:
         for fn in list(self._callbacks["error"]):
+            # What goes wrong in there is only logged: told again it would never end.
+            await self._call_one("error", fn, error)
+
+    async def _call_one(self, name: str, fn: Callable[..., Any], *arguments: Any) -> Optional[Exception]:
+        """Runs one callback; returns what it raised."""
+        raised: Optional[Exception] = None
+        try:
             try:
-                answer = fn(error)
-                if inspect.isawaitable(answer):
-                    await answer
-            except Exception as second:
-                self._logger.error(
-                    "callback_failed", callback="on_error", error=repr(second), **self._context
-                )
+                answer = fn(*arguments)
+            except asyncio.CancelledError:
+                raise LockError(f"the callback of on_{name} was cancelled") from None
+            if inspect.isawaitable(answer):
+                # In a task of its own: a callback that is cancelled is not a lifecycle that is.
+                calling = self._calling = asyncio.ensure_future(answer)
+                try:
+                    await asyncio.wait({calling})
+                    if calling.cancelled():
+                        raise LockError(f"the callback of on_{name} was cancelled")
+                    calling.result()
+                finally:
+                    calling.cancel()
+                    self._calling = None
+        except Exception as error:
+            raised = error
+        if raised is not None:
+            self._logger.error(
+                "callback_failed", callback=f"on_{name}", error=repr(raised), **self._context
+            )
+        return raised
+
+    def _in_callback(self) -> bool:
+        """Whether this is called by a callback of this role, which must not wait for its own end."""
+        return asyncio.current_task() in (self._task, self._calling)
 
     async def _told(self, event: Optional[asyncio.Event]) -> None:
         """Waits until callbacks were told; a callback itself does not wait for its own end."""
-        if event is None or self._task is None or asyncio.current_task() is self._task:
+        if event is None or self._task is None or self._in_callback():
             return
         told = asyncio.ensure_future(event.wait())
         try:

@@ -12,7 +12,7 @@ import threading
 from typing import Any, Callable, Coroutine, Optional, TypeVar
 
 from . import _tenure
-from .errors import ForkError
+from .errors import ForkError, LockError
 from .lock import EXCEPTION_TIMEOUT_S
 from .lock import LeaderLock as _LeaderLock
 from .models import Leader, LockState
@@ -98,12 +98,8 @@ class LeaderLock:
 
     def start(self) -> None:
         """Takes part in the race. Idempotent."""
+        self._refuse_inherited()
         with self._changing:
-            if self._thread is not None and self._thread.pid != os.getpid():
-                raise ForkError(
-                    "this lock was started in another process, of which this one is a fork; make a "
-                    "new LeaderLock in this process"
-                )
             if self._thread is None:
                 self._thread = _Thread("tenure-callbacks")
             thread = self._thread
@@ -125,7 +121,9 @@ class LeaderLock:
 
     def step_down(self, timeout_s: Optional[float] = None, *, to: Optional[str] = None) -> None:
         """Releases the role and stays out of the race for the cool-down."""
-        self._running().run(self._lock.step_down(timeout_s, to=to))
+        self._refuse_inherited()
+        if self._thread is not None:
+            self._thread.run(self._lock.step_down(timeout_s, to=to))
 
     def wait_for_leadership(self, timeout_s: Optional[float] = None) -> bool:
         """Waits until this process leads. False after ``timeout_s``, or when the lock stops."""
@@ -150,17 +148,18 @@ class LeaderLock:
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
         self.shutdown(None if kind is None else EXCEPTION_TIMEOUT_S)
 
-    def _running(self) -> _Thread:
-        if self._thread is None:
-            self.start()
-        thread = self._thread
-        assert thread is not None
-        if thread.pid != os.getpid():
+    def _refuse_inherited(self) -> None:
+        if self._thread is not None and self._thread.pid != os.getpid():
             raise ForkError(
                 "this lock was started in another process, of which this one is a fork; make a new "
                 "LeaderLock in this process"
             )
-        return thread
+
+    def _running(self) -> _Thread:
+        self._refuse_inherited()
+        if self._thread is None:
+            raise LockError("the lock is not started; start it first")
+        return self._thread
 
     def _end_thread(self, thread: _Thread) -> None:
         with self._changing:

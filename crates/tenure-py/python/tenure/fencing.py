@@ -41,8 +41,8 @@ def fence(cursor: Any, role: str, epoch: int) -> Optional[Awaitable[None]]:
         if connection.autocommit and status == 0:
             _outside()
         act = cursor if hasattr(cursor, "execute") else cursor.cursor()
-        statement = "select tenure.fence(%s::text, %s::bigint)"
-        answer = _guarded(role, epoch, act.execute, statement, (role, epoch))
+        query = "select tenure.fence(%s::text, %s::bigint)"
+        answer = _guarded(role, epoch, act.execute, query, (role, epoch))
     else:
         raise TypeError(
             "fence takes a cursor or connection of psycopg, asyncpg or SQLAlchemy, not "

@@ -166,7 +166,7 @@ class LeaderLock(RoleLock):
             life.ending = life.loop.create_task(self._end(life, timeout_s))
             # Told to the callers that wait; without any it is not lost in the log.
             life.ending.add_done_callback(lambda task: task.cancelled() or task.exception())
-        if asyncio.current_task() is not self._task:
+        if not self._in_callback():
             await asyncio.shield(life.ending)
 
     async def __aenter__(self: _Self) -> _Self:

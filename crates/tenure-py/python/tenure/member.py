@@ -153,7 +153,7 @@ class Member:
         if life.ending is None:
             life.ending = life.loop.create_task(self._end(life, timeout_s))
             life.ending.add_done_callback(lambda task: task.cancelled() or task.exception())
-        if asyncio.current_task() not in [lock._task for lock in life.locks]:
+        if not any(lock._in_callback() for lock in life.locks):
             await asyncio.shield(life.ending)
 
     async def _end(self, life: Life, timeout_s: Optional[float]) -> None:
