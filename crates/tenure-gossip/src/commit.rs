@@ -134,6 +134,16 @@ impl Members {
         self.voters.union(&self.next).copied().collect()
     }
 
+    /// Whether `change` is made in them.
+    #[must_use]
+    pub fn reflect(&self, change: &MemberChange) -> bool {
+        match change {
+            MemberChange::Learn(peer) => self.contains(peer),
+            MemberChange::Promote(peer) => self.is_voter(peer),
+            MemberChange::Remove(peer) => !self.contains(peer),
+        }
+    }
+
     /// Every member once.
     #[must_use]
     pub fn all(&self) -> BTreeSet<PeerId> {
@@ -153,7 +163,7 @@ pub enum MemberChange {
     Remove(PeerId),
 }
 
-/// Consensus refused; nothing was changed.
+/// Consensus refused; nothing was changed, unless it says so.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommitError {
@@ -166,6 +176,11 @@ pub enum CommitError {
     /// It would leave no voter, or the members are so already.
     #[error("the change makes no sense for the present members; look at the status")]
     Pointless,
+    /// The leader changed before the change was committed.
+    #[error(
+        "leadership changed before the change was committed; it may have been made or not: look at the status"
+    )]
+    Uncertain,
     /// There is a log already.
     #[error("this node already belongs to a cluster; a cluster is bootstrapped once")]
     NotFresh,
@@ -231,6 +246,8 @@ pub struct CommitStatus {
     pub acting_until: Option<Tick>,
     /// The members.
     pub members: Members,
+    /// Whether the last change of them is not committed yet.
+    pub changing: bool,
     /// Last committed entry.
     pub commit_index: u64,
     /// Last entry.

@@ -5,6 +5,7 @@ mod caller;
 mod links;
 pub(crate) mod refusal;
 pub(crate) mod status;
+mod work;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use self::caller::{Answerer, Caller};
 use self::links::{Calls, Linked};
 use self::refusal::Refusal;
 use self::status::Status;
+use self::work::Work;
 use crate::commit::MemberChange;
 use crate::engine::{Engine, Event, Output, SubmitError, Write};
 use crate::history::{Record, TxId};
@@ -33,6 +35,8 @@ use crate::storage::{Store, StoreError};
 
 /// Inputs taken in before their outputs are carried out, at most: one sync for all of them.
 const BATCH: usize = 256;
+/// Records that a subscriber of the application may be behind.
+const SUBSCRIBED: usize = 1_024;
 /// How often it is looked whether the acts in flight have ended, while leadership is given up.
 const DRAIN_LOOK: Duration = Duration::from_millis(2);
 
@@ -55,6 +59,8 @@ pub(crate) struct Namespace<M: StateMachine> {
     pub(crate) watchers: Vec<Outbox>,
     pub(crate) events: broadcast::Sender<Record>,
     leaving: Option<Leaving>,
+    /// Changes of the members that wait to be committed, with their term.
+    changing: Vec<(MemberChange, u64, Caller<()>)>,
     joined: bool,
     pub(crate) changes: u64,
     pub(crate) timeouts: u64,
@@ -111,6 +117,7 @@ pub(crate) struct Driver<M: StateMachine> {
     calls: Calls,
     rng: SmallRng,
     next_round: Tick,
+    work: Work,
     pub(crate) stopping: Option<oneshot::Sender<()>>,
 }
 
@@ -135,7 +142,7 @@ impl<M: StateMachine> Driver<M> {
         let namespaces = engines
             .into_iter()
             .map(|(name, (engine, keeper))| {
-                let (events, _) = broadcast::channel(1_024);
+                let (events, _) = broadcast::channel(SUBSCRIBED);
                 let ns = Namespace {
                     engine,
                     keeper,
@@ -143,6 +150,7 @@ impl<M: StateMachine> Driver<M> {
                     watchers: Vec::new(),
                     events,
                     leaving: None,
+                    changing: Vec::new(),
                     joined: false,
                     changes: 0,
                     timeouts: 0,
@@ -168,6 +176,7 @@ impl<M: StateMachine> Driver<M> {
             calls: Calls::default(),
             rng: SmallRng::from_os_rng(),
             next_round: Tick::ZERO,
+            work: Work::new(),
             stopping: None,
         };
         contacts.into_iter().for_each(|c| driver.learn(c));
@@ -194,13 +203,17 @@ impl<M: StateMachine> Driver<M> {
             let wait = if leaving { DRAIN_LOOK } else { Duration::from_secs(1) };
             let wait = due.saturating_since(now()).min(wait);
             // `recv` is cancel-safe: what is not taken now is taken next time.
-            let (link, host) = timer.block_on(async {
+            let (link, host, made) = timer.block_on(async {
                 tokio::select! {
-                    l = self.from_links.recv() => (l, None),
-                    h = self.from_host.recv() => (None, Some(h)),
-                    () = tokio::time::sleep(wait) => (None, None),
+                    l = self.from_links.recv() => (l, None, None),
+                    h = self.from_host.recv() => (None, Some(h), None),
+                    m = self.work.done.recv() => (None, None, m),
+                    () = tokio::time::sleep(wait) => (None, None, None),
                 }
             });
+            if let Some(made) = made {
+                self.snapshot_made(made)?;
+            }
             match host {
                 Some(None) => self.stopping = Some(oneshot::channel().0),
                 Some(Some(input)) => self.handle_host(input)?,
@@ -231,6 +244,7 @@ impl<M: StateMachine> Driver<M> {
             if stops && let Some(stopped) = self.stopping.take() {
                 // The farewells are in the writers' queues; they have a moment to leave.
                 timer.block_on(async { tokio::time::sleep(Duration::from_millis(100)).await });
+                self.store.flush()?;
                 let _ = stopped.send(());
                 return Ok(());
             }
@@ -265,6 +279,7 @@ impl<M: StateMachine> Driver<M> {
         let at = now();
         let mut writes: Vec<(String, Write)> = Vec::new();
         let mut later: Vec<(String, Output)> = Vec::new();
+        let mut early: Vec<(String, Output)> = Vec::new();
         let mut acting = Vec::new();
         for (name, ns) in &mut self.namespaces {
             let may = ns.engine.acting(at);
@@ -272,13 +287,22 @@ impl<M: StateMachine> Driver<M> {
             if may.is_none() || open.is_some_and(|e| may.is_some_and(|a| a.term != e)) {
                 ns.keeper.shut();
             }
+            let mut writes_begun = false;
             while let Some(output) = ns.engine.poll_output() {
                 match output {
-                    Output::Persist(write) => writes.push((name.clone(), write)),
+                    Output::Persist(write) => {
+                        writes_begun = true;
+                        writes.push((name.clone(), write));
+                    }
+                    // What comes before the first write need not wait for it.
+                    Output::Send(..) if !writes_begun => early.push((name.clone(), output)),
                     other => later.push((name.clone(), other)),
                 }
             }
             acting.extend(may.map(|a| (name.clone(), a)));
+        }
+        for (name, output) in early {
+            self.output(&name, output)?;
         }
         self.store.commit(&writes)?;
         for (name, a) in acting {
@@ -295,6 +319,8 @@ impl<M: StateMachine> Driver<M> {
         for (name, output) in later {
             self.output(&name, output)?;
         }
+        self.answer_changes();
+        self.start_snapshots();
         Ok(())
     }
 
@@ -305,6 +331,16 @@ impl<M: StateMachine> Driver<M> {
                 self.send(to, Envelope::Namespace(name.to_owned(), message))
             }
             Output::Processed(record) => self.processed(name, record),
+            Output::Skipped(first, last) => {
+                if let Some(ns) = self.namespaces.get_mut(name) {
+                    // No subscription goes on with a hole: each ends with the reason, or as closed.
+                    let why = Refusal::Skipped(first, last);
+                    for watcher in ns.watchers.drain(..) {
+                        watcher.refuse(&why);
+                    }
+                    ns.events = broadcast::channel(SUBSCRIBED).0;
+                }
+            }
             Output::Known(tx, index) => {
                 let record = self.store.history(name, index, index, usize::MAX)?.pop();
                 let waiting = self.namespaces.get_mut(name).and_then(|ns| ns.waiting.remove(&tx));

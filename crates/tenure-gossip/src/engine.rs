@@ -32,10 +32,10 @@ use self::goals::{Parked, Pending};
 use self::guard::Asked;
 #[doc(hidden)]
 pub use self::output::Command;
-pub use self::output::{Event, Output, Reset, Snapshot, Write};
-use self::sync::{Fetch, Held};
+pub use self::output::{Draft, Event, Output, Reset, Sealed, Snapshot, Write};
+use self::sync::Fetch;
 use crate::commit::{
-    Commit, CommitError, CommitOutput, CommitStatus, MemberChange, Raft, Restored,
+    Commit, CommitError, CommitOutput, CommitStatus, CommitWrite, MemberChange, Raft, Restored,
 };
 use crate::gossip::{Gossip, GossipOutput};
 use crate::history::{Applied, Chain, ChainError, Record, TxId};
@@ -55,7 +55,7 @@ pub struct Found {
     /// The consensus state.
     pub commit: Restored,
     /// The latest snapshot.
-    pub snapshot: Option<Snapshot>,
+    pub snapshot: Option<Sealed>,
     /// The records after it.
     pub history: Vec<Record>,
 }
@@ -97,7 +97,12 @@ pub struct Engine<M: StateMachine, C: Commit = Raft> {
     parked: Parked,
     leader: Option<PeerId>,
     term: u64,
-    held: Option<Held>,
+    /// The latest snapshot, ready to be sent.
+    held: Option<Sealed>,
+    /// The next one, until the driver takes it.
+    draft: Option<Draft<M>>,
+    /// One is being made.
+    drafting: bool,
     /// The oldest record in the store.
     oldest: u64,
     fetch: Option<Fetch>,
@@ -109,6 +114,8 @@ pub struct Engine<M: StateMachine, C: Commit = Raft> {
     muted: bool,
     /// The instant of the last input.
     clock: Tick,
+    /// There was an input since the followers were last sent what they are due.
+    fresh: bool,
     out: VecDeque<Output>,
 }
 
@@ -147,12 +154,13 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
         let rng = SmallRng::seed_from_u64(seed);
         let raft_rng = SmallRng::seed_from_u64(seed ^ 0xc0_77_17);
         let mut restored = found.commit;
-        restored.snapshot = found.snapshot.as_ref().and_then(|s| s.point.clone());
+        let snapshot = found.snapshot.as_ref().map(Sealed::snapshot);
+        restored.snapshot = snapshot.as_ref().and_then(|s| s.point.clone());
         let applied_log = restored.snapshot.as_ref().map_or(0, |p| p.position.index);
         let commit = Raft::restore(me, config.commit.clone(), raft_rng, now, restored)
             .map(consensus)
             .ok_or(OpenError::Hole)?;
-        let mut chain = match &found.snapshot {
+        let mut chain = match &snapshot {
             Some(s) => Chain::thaw(&s.chain).map_err(OpenError::Snapshot)?,
             None => Chain::default(),
         };
@@ -182,7 +190,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
             commit,
             chain,
             applied_log,
-            barred: found.snapshot.as_ref().map(|s| s.barred.clone()).unwrap_or_default(),
+            barred: snapshot.map(|s| s.barred).unwrap_or_default(),
             unsnapped: 0,
             lead: None,
             pending: BTreeMap::new(),
@@ -190,6 +198,8 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
             leader: None,
             term: 0,
             held: None,
+            draft: None,
+            drafting: false,
             oldest,
             fetch: None,
             asked: Asked::default(),
@@ -198,10 +208,11 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
             halted: None,
             muted: false,
             clock: now,
+            fresh: true,
             out: VecDeque::new(),
         };
-        if let Some(s) = found.snapshot {
-            node.hold(&s);
+        if let Some(sealed) = found.snapshot {
+            node.hold(sealed);
         }
         node.settle(now);
         Ok(node)
@@ -333,6 +344,26 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
         Ok(())
     }
 
+    /// What became of a change of the members that this node proposed in `term`; `None`: it is not
+    /// committed yet.
+    #[must_use]
+    pub fn changed_members(
+        &self,
+        now: Tick,
+        term: u64,
+        change: &MemberChange,
+    ) -> Option<Result<(), CommitError>> {
+        let status = self.commit.status(now);
+        if status.settled && status.term == term {
+            return (!status.changing && status.members.reflect(change)).then_some(Ok(()));
+        }
+        // A leader that removes itself leads until the change is committed.
+        let committed = *change == MemberChange::Remove(self.me)
+            && !status.changing
+            && status.members.reflect(change);
+        Some(if committed { Ok(()) } else { Err(CommitError::Uncertain) })
+    }
+
     /// A message from `from`, whose identity the link has proven.
     pub fn handle_message(&mut self, now: Tick, from: PeerId, message: Message) {
         if from == self.me || !message.within_limits() || !self.counts(now, from, &message) {
@@ -389,14 +420,40 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
 
     /// The next thing to be done.
     pub fn poll_output(&mut self) -> Option<Output> {
-        if self.out.is_empty() {
-            // No input waits: what was proposed since the last time travels together.
-            self.commit.flush();
-            self.flush_commit(self.clock);
+        if std::mem::take(&mut self.fresh) {
+            self.flush_replication();
         }
         let output = self.out.pop_front()?;
         self.asked.note(&output);
         Some(output)
+    }
+
+    /// No input waits: what was proposed since the last time travels together. A leader may send its
+    /// entries before they are on its own disk, so that its sync and the followers' go on at the same
+    /// time: it counts itself only with the answers, and those it hears after its own sync. Not so if it
+    /// decides alone (then the message says that they are committed), or if its term is not on disk yet.
+    fn flush_replication(&mut self) {
+        let others = self.commit.status(self.clock).members.deciding();
+        let early = others.len() > 1
+            && !self.out.iter().any(|output| {
+                matches!(
+                    output,
+                    Output::Persist(
+                        Write::Commit(CommitWrite::Hard(_))
+                            | Write::Snapshot(..)
+                            | Write::Forget(_)
+                    )
+                )
+            });
+        let behind = std::mem::take(&mut self.out);
+        self.commit.flush();
+        self.flush_commit(self.clock);
+        if early {
+            self.out.extend(behind);
+        } else {
+            let sends = std::mem::replace(&mut self.out, behind);
+            self.out.extend(sends);
+        }
     }
 
     /// When [`Engine::handle_timeout`] wants to be called.
@@ -411,6 +468,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
     /// Brings gossip, consensus, history and leadership into line with each other.
     fn settle(&mut self, now: Tick) {
         self.clock = now;
+        self.fresh = true;
         self.flush_gossip();
         self.flush_commit(now);
         let status = self.commit.status(now);

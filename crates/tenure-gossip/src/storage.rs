@@ -1,18 +1,24 @@
-//! What a node finds again after `kill -9`: one redb file for all its namespaces.
+//! What a node finds again after `kill -9`: one redb file for all its namespaces, and a file for the
+//! latest snapshot of each. redb says which snapshot counts, with its hash: the file is whole before it
+//! counts, and is checked when it is read.
 //!
 //! A batch that contains a durable write is synced before [`Store::commit`] returns; one of records
-//! alone is not (they are in the consensus log, or with the peers, and a later sync carries them).
+//! alone waits in memory for the next (they are in the consensus log, or with the peers), so that a round
+//! of consensus costs one transaction. A read of the history writes what waits first.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
 use redb::{Database, Durability, ReadableDatabase as _, ReadableTable as _, TableDefinition};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::commit::{CommitWrite, Entry, HardState, Restored};
-use crate::engine::{Found, Reset, Snapshot, Write};
-use crate::history::Record;
+use crate::engine::{Found, Reset, Sealed, Write};
+use crate::history::{Hash, Record};
 
 const META: TableDefinition<'_, (&str, &str), &[u8]> = TableDefinition::new("meta");
 const LOG: TableDefinition<'_, (&str, u64), &[u8]> = TableDefinition::new("log");
@@ -46,9 +52,29 @@ fn encode<T: Serialize>(value: &T) -> Vec<u8> {
     postcard::to_stdvec(value).expect("plain data can always be encoded")
 }
 
-/// The store.
+/// Bytes of pages that redb keeps in memory: the state itself is there already.
+const CACHE: usize = 64 << 20;
+/// Writes that wait for the next sync, at most.
+const MAX_WAITING: usize = 1_024;
+/// A file larger than this is compacted at the start if most of it is free.
+const WORTH_COMPACTING: u64 = 64 << 20;
+
+/// Bytes of what is in the tables.
+fn stored(db: &Database) -> Result<u64, StoreError> {
+    let tx = db.begin_write().map_err(io)?;
+    let stats = tx.stats().map_err(io)?;
+    let bytes = stats.stored_bytes() + stats.metadata_bytes();
+    tx.abort().map_err(io)?;
+    Ok(bytes)
+}
+
+/// The store. Clones are the same store, for other threads.
+#[derive(Clone)]
 pub(crate) struct Store {
-    db: Database,
+    db: Arc<Database>,
+    folder: PathBuf,
+    /// Writes that need not be durable yet, in order.
+    waiting: Arc<Mutex<Vec<(String, Write)>>>,
 }
 
 impl Store {
@@ -57,7 +83,11 @@ impl Store {
     /// # Errors
     /// [`StoreError::Io`].
     pub(crate) fn open(path: &Path) -> Result<Self, StoreError> {
-        let db = Database::create(path).map_err(io)?;
+        let mut db = Database::builder().set_cache_size(CACHE).create(path).map_err(io)?;
+        let size = std::fs::metadata(path).map_err(io)?.len();
+        if size > WORTH_COMPACTING && stored(&db)? < size / 2 {
+            db.compact().map_err(io)?;
+        }
         let tx = db.begin_write().map_err(io)?;
         {
             tx.open_table(META).map_err(io)?;
@@ -65,7 +95,8 @@ impl Store {
             tx.open_table(HISTORY).map_err(io)?;
         }
         tx.commit().map_err(io)?;
-        Ok(Self { db })
+        let folder = path.parent().unwrap_or(Path::new(".")).to_owned();
+        Ok(Self { db: Arc::new(db), folder, waiting: Arc::default() })
     }
 
     /// A value of the node itself.
@@ -93,6 +124,7 @@ impl Store {
     /// # Errors
     /// See [`StoreError`].
     pub(crate) fn found(&self, namespace: &str) -> Result<Found, StoreError> {
+        self.flush()?;
         let tx = self.db.begin_write().map_err(io)?;
         let found = {
             let mut meta = tx.open_table(META).map_err(io)?;
@@ -103,7 +135,9 @@ impl Store {
             };
             let incarnation = read("incarnation")?.map_or(Ok(0), |b| decode::<u64>(&b))? + 1;
             let hard = read("hard")?.map_or(Ok(HardState::default()), |b| decode(&b))?;
-            let snapshot: Option<Snapshot> = read("snapshot")?.map(|b| decode(&b)).transpose()?;
+            let snapshot = read("snapshot")?
+                .map(|hash| self.read_snapshot(namespace, decode(&hash)?))
+                .transpose()?;
             let mut entries: Vec<Entry> = Vec::new();
             for item in log.range((namespace, 0)..=(namespace, u64::MAX)).map_err(io)? {
                 entries.push(decode(item.map_err(io)?.1.value())?);
@@ -140,6 +174,27 @@ impl Store {
             return Ok(());
         }
         let durable = batch.iter().any(|(_, w)| w.is_durable());
+        let mut waiting = self.waiting.lock().expect("nothing panics while it is held");
+        waiting.extend(batch.iter().cloned());
+        if durable || waiting.len() >= MAX_WAITING {
+            self.write(&std::mem::take(&mut *waiting), durable)?;
+        }
+        Ok(())
+    }
+
+    /// Writes what waits, without a sync.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub(crate) fn flush(&self) -> Result<(), StoreError> {
+        let mut waiting = self.waiting.lock().expect("nothing panics while it is held");
+        if waiting.is_empty() {
+            return Ok(());
+        }
+        self.write(&std::mem::take(&mut *waiting), false)
+    }
+
+    fn write(&self, batch: &[(String, Write)], durable: bool) -> Result<(), StoreError> {
         let mut tx = self.db.begin_write().map_err(io)?;
         tx.set_durability(if durable { Durability::Immediate } else { Durability::None })
             .map_err(|error| StoreError::Io(Box::new(error)))?;
@@ -169,7 +224,8 @@ impl Store {
                         history.retain_in((ns, 0)..=(ns, *upto), |_, _| false).map_err(io)?;
                     }
                     Write::Snapshot(snapshot, reset) => {
-                        meta.insert((ns, "snapshot"), encode(&**snapshot).as_slice())
+                        self.write_snapshot(ns, snapshot)?;
+                        meta.insert((ns, "snapshot"), encode(&snapshot.hash).as_slice())
                             .map_err(io)?;
                         let upto = match (reset, &snapshot.point) {
                             (Reset::All, _) => u64::MAX,
@@ -181,7 +237,66 @@ impl Store {
                 }
             }
         }
-        tx.commit().map_err(io)
+        tx.commit().map_err(io)?;
+        for (namespace, write) in batch {
+            if let Write::Snapshot(snapshot, _) = write {
+                self.drop_snapshots_but(namespace, snapshot.hash);
+            }
+        }
+        Ok(())
+    }
+
+    fn snapshot_name(namespace: &str, hash: Hash) -> String {
+        let whose = blake3::hash(namespace.as_bytes()).to_hex();
+        format!("{}-{}.snapshot", &whose[..16], &hash.to_hex()[..32])
+    }
+
+    /// Writes the bytes of a snapshot, durably, if they are not there yet. It counts only after the
+    /// [`Write`] that names it; so this may run on any thread before that.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub(crate) fn write_snapshot(&self, ns: &str, snapshot: &Sealed) -> Result<(), StoreError> {
+        let path = self.folder.join(Self::snapshot_name(ns, snapshot.hash));
+        if path.exists() {
+            return Ok(());
+        }
+        let part = path.with_extension("part");
+        let write = || -> std::io::Result<()> {
+            let mut options = std::fs::OpenOptions::new();
+            options.write(true).create(true).truncate(true).mode(0o600);
+            let mut file = options.open(&part)?;
+            file.write_all(&snapshot.bytes)?;
+            file.sync_all()?;
+            std::fs::rename(&part, &path)?;
+            std::fs::File::open(&self.folder)?.sync_all()
+        };
+        write().map_err(io)
+    }
+
+    fn read_snapshot(&self, namespace: &str, hash: Hash) -> Result<Sealed, StoreError> {
+        let path = self.folder.join(Self::snapshot_name(namespace, hash));
+        let bytes = std::fs::read(&path).map_err(io)?;
+        let opened = Sealed::open(hash, bytes).map(|(sealed, _)| sealed);
+        opened.ok_or_else(|| {
+            let what = format!("the snapshot in {} is not the one written", path.display());
+            StoreError::Damaged(what.into())
+        })
+    }
+
+    /// Removes the snapshots of `namespace` that no longer count.
+    fn drop_snapshots_but(&self, namespace: &str, hash: Hash) {
+        let keep = Self::snapshot_name(namespace, hash);
+        let whose = &keep[..17];
+        let Ok(files) = std::fs::read_dir(&self.folder) else { return };
+        for file in files.flatten() {
+            let name = file.file_name();
+            let name = name.to_string_lossy();
+            if name.starts_with(whose) && name.ends_with(".snapshot") && name != keep.as_str() {
+                // One that stays costs room, and the next snapshot tries again.
+                let _ = std::fs::remove_file(file.path());
+            }
+        }
     }
 
     /// Records `from..=upto` of a namespace, as many as fit into `bytes` (one at least).
@@ -195,6 +310,7 @@ impl Store {
         upto: u64,
         bytes: usize,
     ) -> Result<Vec<Record>, StoreError> {
+        self.flush()?;
         let tx = self.db.begin_read().map_err(io)?;
         let table = tx.open_table(HISTORY).map_err(io)?;
         let (mut out, mut size) = (Vec::<Record>::new(), 0);
@@ -234,10 +350,9 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::commit::{EntryKind, Members, Position, SnapshotPoint};
+    use crate::engine::Snapshot;
     use crate::history::{Chain, TxId};
     use crate::identity::PeerId;
     use crate::kv::{Kv, KvGoal};
@@ -299,13 +414,46 @@ mod tests {
             point: Some(point),
             barred: BTreeSet::new(),
             chain: Chain::<Kv>::default().freeze(),
-        };
-        store
-            .commit(&[("a".into(), Write::Snapshot(Arc::new(snapshot.clone()), Reset::Keep))])
-            .unwrap();
+        }
+        .seal();
+        store.commit(&[("a".into(), Write::Snapshot(snapshot.clone(), Reset::Keep))]).unwrap();
         let found = store.found("a").unwrap();
         assert_eq!(found.commit.entries.first().map(|e| e.position.index), Some(7));
         assert_eq!(found.snapshot, Some(snapshot));
+    }
+
+    fn snapshot(index: u64) -> Sealed {
+        let chain = Chain::<Kv>::default().freeze();
+        Snapshot { index, point: None, barred: BTreeSet::new(), chain }.seal()
+    }
+
+    fn snapshot_files(dir: &tempfile::TempDir) -> Vec<PathBuf> {
+        let files = std::fs::read_dir(dir.path()).unwrap().map(|f| f.unwrap().path());
+        files.filter(|f| f.extension().is_some_and(|e| e == "snapshot")).collect()
+    }
+
+    #[test]
+    fn one_changed_bit_in_a_snapshot_is_noticed_when_it_is_read() {
+        let (dir, store) = open();
+        store.commit(&[("a".into(), Write::Snapshot(snapshot(4), Reset::Keep))]).unwrap();
+        let [file] = snapshot_files(&dir).try_into().unwrap();
+        let mut bytes = std::fs::read(&file).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        std::fs::write(&file, bytes).unwrap();
+        assert!(matches!(store.found("a"), Err(StoreError::Damaged(_))));
+    }
+
+    #[test]
+    fn a_snapshot_counts_only_once_it_is_named_and_replaces_the_one_before() {
+        let (dir, store) = open();
+        store.commit(&[("a".into(), Write::Snapshot(snapshot(4), Reset::Keep))]).unwrap();
+        store.commit(&[("b".into(), Write::Snapshot(snapshot(4), Reset::Keep))]).unwrap();
+        store.write_snapshot("a", &snapshot(9)).unwrap();
+        assert_eq!(store.found("a").unwrap().snapshot.map(|s| s.index), Some(4));
+        store.commit(&[("a".into(), Write::Snapshot(snapshot(9), Reset::Keep))]).unwrap();
+        assert_eq!(store.found("a").unwrap().snapshot.map(|s| s.index), Some(9));
+        assert_eq!(snapshot_files(&dir).len(), 2, "one for each namespace");
     }
 
     #[test]

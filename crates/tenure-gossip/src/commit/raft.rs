@@ -384,13 +384,14 @@ impl Raft {
         self.drain(now, echo);
     }
 
-    /// The configuration entries after the commit index: a change that is under way.
+    /// Whether a configuration stands after the commit index: a change that is under way.
     fn changing(&self) -> bool {
         let entries = self.node.log().entries();
-        let from =
-            self.node.commit_index().get().saturating_sub(entries.prev_position().index.get());
-        self.node.config().is_joint_consensus()
-            || entries.iter().skip(from as usize).any(|e| matches!(e, LogEntry::ClusterConfig(_)))
+        let open = self.node.commit_index().get() + 1..=self.node.log().last_position().index.get();
+        let is_config = |index: u64| {
+            matches!(entries.get_entry(index.into()), Some(LogEntry::ClusterConfig(_)))
+        };
+        self.node.config().is_joint_consensus() || open.into_iter().any(is_config)
     }
 }
 
@@ -567,6 +568,7 @@ impl Commit for Raft {
             leader,
             acting_until,
             members: self.members(),
+            changing: self.changing(),
             commit_index: self.node.commit_index().get(),
             last_index: self.node.log().last_position().index.get(),
         }

@@ -32,7 +32,7 @@ impl<M: StateMachine> Driver<M> {
                 drop(done.send(self.carried(&name).map(|ns| ns.events.subscribe())));
             }
             FromHost::Members(name, change, done) => {
-                let _ = done.send(self.change_members(&name, change));
+                self.change_members(&name, change, Caller::Local(done));
             }
             FromHost::StepDown(name, done) => self.step_down(&name, Caller::Local(done)),
             FromHost::History(name, from, upto, done) => {
@@ -60,13 +60,34 @@ impl<M: StateMachine> Driver<M> {
             Ask::Status => {
                 Ok(Answer::Status(serde_json::to_string(&self.status()).unwrap_or_default()))
             }
-            Ask::History { namespace, from, upto } => {
-                let upto = upto.min(from.saturating_add(MAX_HISTORY_RECORDS as u64 - 1));
-                self.history(&namespace, from, upto)?.map(Answer::Records)
-            }
-            Ask::Read { namespace, question } => self.read(&namespace, &question),
+            Ask::History { namespace, from, upto } => match self.oldest(&namespace, from) {
+                Ok(()) => {
+                    let upto = upto.min(from.saturating_add(MAX_HISTORY_RECORDS as u64 - 1));
+                    let store = self.store.clone();
+                    self.read_beside(out, move || {
+                        let records = store.history(&namespace, from, upto, MAX_HISTORY_BYTES);
+                        let unreadable = |error: StoreError| Refusal::Unreadable(error.to_string());
+                        records.map(Answer::Records).map_err(unreadable)
+                    });
+                    return Ok(());
+                }
+                Err(why) => Err(why),
+            },
+            Ask::Read { namespace, question } => match self.carried(&namespace) {
+                Ok(ns) => {
+                    let chain = ns.engine.chain();
+                    let (index, machine) = (chain.index(), chain.machine().clone());
+                    self.read_beside(out, move || {
+                        let bytes = machine.query(&question).map_err(Refusal::Question)?;
+                        Ok(Answer::State { index, bytes })
+                    });
+                    return Ok(());
+                }
+                Err(why) => Err(why),
+            },
             Ask::Members { namespace, change } => {
-                self.change_members(&namespace, change).map(|()| Answer::Done)
+                self.change_members(&namespace, change, Caller::Client(out));
+                return Ok(());
             }
         };
         let sent = match reply {
@@ -96,10 +117,10 @@ impl<M: StateMachine> Driver<M> {
         Ok(())
     }
 
-    fn read(&mut self, name: &str, question: &[u8]) -> Result<Answer, Refusal> {
-        let chain = self.carried(name)?.engine.chain();
-        let bytes = chain.machine().query(question).map_err(Refusal::Question)?;
-        Ok(Answer::State { index: chain.index(), bytes })
+    /// Refuses a history that begins before what this node has.
+    fn oldest(&mut self, name: &str, from: u64) -> Result<(), Refusal> {
+        let oldest = self.carried(name)?.engine.oldest();
+        if from.max(1) < oldest { Err(Refusal::Forgotten(oldest)) } else { Ok(()) }
     }
 
     fn history(
@@ -108,7 +129,7 @@ impl<M: StateMachine> Driver<M> {
         from: u64,
         upto: u64,
     ) -> Result<Result<Vec<Record>, Refusal>, StoreError> {
-        if let Err(why) = self.carried(name) {
+        if let Err(why) = self.oldest(name, from) {
             return Ok(Err(why));
         }
         self.store.history(name, from, upto, MAX_HISTORY_BYTES).map(Ok)
@@ -132,8 +153,29 @@ impl<M: StateMachine> Driver<M> {
         }
     }
 
-    fn change_members(&mut self, name: &str, change: MemberChange) -> Result<(), Refusal> {
-        Ok(self.carried(name)?.engine.change_members(now(), change)?)
+    fn change_members(&mut self, name: &str, change: MemberChange, caller: Caller<()>) {
+        let at = now();
+        let ns = match self.carried(name) {
+            Ok(ns) => ns,
+            Err(why) => return caller.answer(Err(why)),
+        };
+        match ns.engine.change_members(at, change) {
+            Ok(()) => ns.changing.push((change, ns.engine.commit().status(at).term, caller)),
+            Err(error) => caller.answer(Err(error.into())),
+        }
+    }
+
+    /// Answers the callers whose change of the members is committed, or will not be by this node.
+    pub(super) fn answer_changes(&mut self) {
+        let at = now();
+        for ns in self.namespaces.values_mut() {
+            for (change, term, caller) in std::mem::take(&mut ns.changing) {
+                match ns.engine.changed_members(at, term, &change) {
+                    Some(result) => caller.answer(result.map_err(Refusal::from)),
+                    None => ns.changing.push((change, term, caller)),
+                }
+            }
+        }
     }
 
     /// Begins to give leadership up: no new act begins, acts in flight end within the lease (a gate

@@ -27,6 +27,22 @@ pub enum Refusal {
     /// It has no room for one more.
     #[error("too many watch this node already; watch another")]
     TooManyWatchers,
+    /// Records came as part of a snapshot.
+    #[error(
+        "records {0} to {1} came to this node as a snapshot and cannot be watched; read the history of another node, then watch again"
+    )]
+    Skipped(u64, u64),
+    /// Too much is being read.
+    #[error("this node has more to read than it can answer; try again, or ask another")]
+    TooManyReads,
+    /// Its store cannot be read.
+    #[error("this node cannot read its store ({0}); see its log, and ask another")]
+    Unreadable(String),
+    /// It does not have what is asked for.
+    #[error(
+        "this node keeps no record before {0}: it began with a snapshot, or keeps no more; ask another node, or begin at {0}"
+    )]
+    Forgotten(u64),
     /// The answer is larger than a frame.
     #[error("the answer does not fit; ask for less")]
     AnswerTooLarge,

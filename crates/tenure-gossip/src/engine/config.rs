@@ -28,6 +28,9 @@ pub struct EngineConfig {
     pub max_in_flight: usize,
     /// Records between two snapshots (8,192; at least 16). Fewer: shorter logs, more writing.
     pub snapshot_every: u64,
+    /// Records that are kept behind the latest snapshot (all of them). Fewer: a smaller file; older records
+    /// can then be read on no node that keeps as few.
+    pub keep_history: Option<u64>,
     /// Up to how many nodes become voters by themselves (7). Beyond, nodes follow by history.
     pub max_voters: usize,
     /// Whether this node asks to vote (yes).
@@ -45,6 +48,7 @@ impl Default for EngineConfig {
             max_pending: 1_024,
             max_in_flight: 512,
             snapshot_every: 8_192,
+            keep_history: None,
             max_voters: 7,
             wants_vote: true,
         }

@@ -7,8 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::commit::{CommitWrite, SnapshotPoint};
 use crate::election::{LeaderChange, Rejected};
-use crate::history::{Record, TxId};
+use crate::history::{Chain, Hash, Record, TxId};
 use crate::identity::PeerId;
+use crate::machine::StateMachine;
 use crate::message::Message;
 
 /// What the consensus log says: the bytes of its commands.
@@ -52,6 +53,73 @@ pub struct Snapshot {
     pub chain: Vec<u8>,
 }
 
+impl Snapshot {
+    /// Its bytes and their hash.
+    #[must_use]
+    pub fn seal(&self) -> Sealed {
+        let bytes = postcard::to_stdvec(self).expect("a snapshot can always be encoded");
+        let hash = Hash(*blake3::hash(&bytes).as_bytes());
+        Sealed { index: self.index, point: self.point.clone(), hash, bytes: Arc::new(bytes) }
+    }
+}
+
+/// The bytes of a [`Snapshot`], with what must be known of it. Cheap to clone.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Sealed {
+    /// The last record it covers.
+    pub index: u64,
+    /// What it replaces of the consensus log.
+    pub point: Option<SnapshotPoint>,
+    /// The hash of the bytes.
+    pub hash: Hash,
+    /// As they are stored and sent.
+    pub bytes: Arc<Vec<u8>>,
+}
+
+impl Sealed {
+    /// The snapshot in these bytes, which must have this hash; `None` if they are damaged.
+    #[must_use]
+    pub fn open(hash: Hash, bytes: Vec<u8>) -> Option<(Self, Snapshot)> {
+        let whole = *blake3::hash(&bytes).as_bytes() == hash.0;
+        let snapshot: Snapshot = whole.then(|| postcard::from_bytes(&bytes).ok())??;
+        let (index, point) = (snapshot.index, snapshot.point.clone());
+        Some((Self { index, point, hash, bytes: Arc::new(bytes) }, snapshot))
+    }
+
+    /// The snapshot that was sealed.
+    ///
+    /// # Panics
+    /// Never: what was sealed or opened can be read.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        postcard::from_bytes(&self.bytes).expect("it was sealed, or opened")
+    }
+}
+
+impl std::fmt::Debug for Sealed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Sealed({}, {}, {} bytes)", self.index, self.hash, self.bytes.len())
+    }
+}
+
+/// A snapshot that is due. Making its bytes takes time in proportion to the state: not on the thread
+/// that runs the engine.
+pub struct Draft<M> {
+    pub(super) index: u64,
+    pub(super) point: Option<SnapshotPoint>,
+    pub(super) barred: BTreeSet<PeerId>,
+    pub(super) chain: Chain<M>,
+}
+
+impl<M: StateMachine> Draft<M> {
+    /// Makes the bytes.
+    #[must_use]
+    pub fn seal(self) -> Sealed {
+        let Self { index, point, barred, chain } = self;
+        Snapshot { index, point, barred, chain: chain.freeze() }.seal()
+    }
+}
+
 /// What must be stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Write {
@@ -62,7 +130,7 @@ pub enum Write {
     /// Drop the history up to this index: a snapshot took its place, and what is served must have no hole.
     Forget(u64),
     /// A snapshot; the log up to its point may be dropped, and all of it if `reset`.
-    Snapshot(Arc<Snapshot>, Reset),
+    Snapshot(Sealed, Reset),
 }
 
 /// What a snapshot does to the log on disk.
@@ -95,6 +163,9 @@ pub enum Output {
     Send(PeerId, Message),
     /// `transaction_processed`: the next record is applied. For subscribers.
     Processed(Record),
+    /// The records between these two (both included) are part of a snapshot that was installed: they will
+    /// not come as [`Output::Processed`]. A subscriber must not go on as if nothing was missing.
+    Skipped(u64, u64),
     /// A goal that was submitted had been decided before, as this record.
     Known(TxId, u64),
     /// A goal that waits here carries the name of another goal, which was decided as this record. It is

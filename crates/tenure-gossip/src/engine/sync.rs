@@ -1,9 +1,8 @@
 //! Catching up: history in chunks, snapshots in pieces.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Engine, Event, Output, Reset, Snapshot, Write};
+use super::{Draft, Engine, Event, Output, Reset, Sealed, Snapshot, Write};
 use crate::commit::Commit;
 use crate::history::{Chain, Hash, Record};
 use crate::identity::PeerId;
@@ -29,15 +28,6 @@ pub(super) struct Fetch {
     length: u64,
     bytes: Vec<u8>,
     until: Tick,
-}
-
-/// The latest snapshot, ready to be sent.
-#[derive(Debug, Clone)]
-pub(super) struct Held {
-    index: u64,
-    log: u64,
-    hash: Hash,
-    bytes: Vec<u8>,
 }
 
 impl<M: StateMachine, C: Commit> Engine<M, C> {
@@ -131,15 +121,9 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
 
     // Snapshots
 
-    pub(super) fn hold(&mut self, snapshot: &Snapshot) {
-        let bytes = postcard::to_stdvec(snapshot).expect("a snapshot can always be encoded");
-        self.unsnapped = 0;
-        self.held = Some(Held {
-            index: snapshot.index,
-            log: snapshot.point.as_ref().map_or(0, |p| p.position.index),
-            hash: Hash(*blake3::hash(&bytes).as_bytes()),
-            bytes,
-        });
+    /// Keeps the latest snapshot ready to be sent.
+    pub(super) fn hold(&mut self, sealed: Sealed) {
+        self.held = Some(sealed);
     }
 
     pub(super) fn snapshot_if_due(&mut self) {
@@ -149,31 +133,62 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
         // proportional to what happened.
         let many = self.chain.index() >= last + self.config.snapshot_every;
         let due = (many && self.unsnapped >= size / 2) || self.unsnapped >= MAX_UNSNAPPED.max(size);
-        if self.halted.is_some() || !due {
+        if self.halted.is_some() || self.drafting || !due {
             return;
         }
         // The consensus log may lag behind the chain (records can come by history): a snapshot says
         // how far into the log it reaches, and entries it covers twice are recognised.
-        let point = self.commit.snapshot_point(self.applied_log);
-        let snapshot = Arc::new(Snapshot {
+        let draft = Draft {
             index: self.chain.index(),
-            point,
+            point: self.commit.snapshot_point(self.applied_log),
             barred: self.barred.clone(),
-            chain: self.chain.freeze(),
-        });
-        self.out.push_back(Output::Persist(Write::Snapshot(snapshot.clone(), Reset::Keep)));
-        if let Some(point) = &snapshot.point {
+            chain: self.chain.ahead(),
+        };
+        self.unsnapped = 0;
+        self.drafting = true;
+        self.draft = Some(draft);
+    }
+
+    /// A snapshot whose bytes are to be made with [`Draft::seal`], on another thread, and then handed to
+    /// [`Engine::drafted`]. One at a time.
+    pub fn poll_draft(&mut self) -> Option<Draft<M>> {
+        self.draft.take()
+    }
+
+    /// The draft is sealed (and, if the store can do that beside the engine, written).
+    pub fn drafted(&mut self, now: Tick, sealed: Sealed) {
+        self.drafting = false;
+        // One that was installed in the meantime reaches further, and the log begins after it.
+        let older = self.held.as_ref().is_some_and(|held| held.index >= sealed.index);
+        if older || self.halted.is_some() {
+            return;
+        }
+        self.out.push_back(Output::Persist(Write::Snapshot(sealed.clone(), Reset::Keep)));
+        if let Some(point) = &sealed.point {
             self.commit.snapshot_done(point);
         }
         self.out
-            .push_back(Output::Event(Event::Snapshot { index: snapshot.index, installed: false }));
-        self.hold(&snapshot);
+            .push_back(Output::Event(Event::Snapshot { index: sealed.index, installed: false }));
+        self.forget_old(sealed.index);
+        self.hold(sealed);
+        self.settle(now);
+    }
+
+    /// Drops records that are no longer kept.
+    fn forget_old(&mut self, index: u64) {
+        let Some(keep) = self.config.keep_history else { return };
+        let upto = index.saturating_sub(keep);
+        if upto >= self.oldest {
+            self.oldest = upto + 1;
+            self.out.push_back(Output::Persist(Write::Forget(upto)));
+        }
     }
 
     pub(super) fn offer_snapshot(&mut self, to: PeerId) {
-        if let Some(Held { index, log, hash, bytes }) = &self.held {
+        if let Some(Sealed { index, point, hash, bytes }) = &self.held {
+            let log = point.as_ref().map_or(0, |p| p.position.index);
             let length = bytes.len() as u64;
-            let offer = Message::SnapshotOffer { index: *index, log: *log, length, hash: *hash };
+            let offer = Message::SnapshotOffer { index: *index, log, length, hash: *hash };
             self.out.push_back(Output::Send(to, offer));
         }
     }
@@ -231,14 +246,12 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
             return;
         }
         let Some(fetch) = self.fetch.take() else { return };
-        if *blake3::hash(&fetch.bytes).as_bytes() == hash.0
-            && let Ok(snapshot) = postcard::from_bytes::<Snapshot>(&fetch.bytes)
-        {
-            self.install(now, snapshot);
+        if let Some((sealed, snapshot)) = Sealed::open(hash, fetch.bytes) {
+            self.install(now, sealed, snapshot);
         }
     }
 
-    fn install(&mut self, now: Tick, snapshot: Snapshot) {
+    fn install(&mut self, now: Tick, sealed: Sealed, snapshot: Snapshot) {
         let Ok(chain) = Chain::<M>::thaw(&snapshot.chain) else { return };
         if chain.index() != snapshot.index || self.halted.is_some() {
             return;
@@ -263,9 +276,10 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
         if !ahead && !moved {
             return;
         }
-        let snapshot = if ahead {
+        let sealed = if ahead {
             self.oldest = chain.index() + 1;
             self.out.push_back(Output::Persist(Write::Forget(chain.index())));
+            self.out.push_back(Output::Skipped(self.chain.index() + 1, chain.index()));
             let decided: Vec<_> =
                 self.pending.keys().filter_map(|t| chain.find(t).map(|i| (*t, i))).collect();
             for (tx, index) in decided {
@@ -277,19 +291,15 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
                 });
             }
             self.chain = chain;
-            Arc::new(snapshot)
+            sealed
         } else {
-            Arc::new(Snapshot {
-                index: self.chain.index(),
-                point: snapshot.point,
-                barred: snapshot.barred,
-                chain: self.chain.freeze(),
-            })
+            let (point, barred) = (snapshot.point, snapshot.barred);
+            Snapshot { index: self.chain.index(), point, barred, chain: self.chain.freeze() }.seal()
         };
         self.lead = None;
-        self.out.push_back(Output::Persist(Write::Snapshot(snapshot.clone(), reset)));
-        self.out
-            .push_back(Output::Event(Event::Snapshot { index: snapshot.index, installed: true }));
-        self.hold(&snapshot);
+        self.unsnapped = 0;
+        self.out.push_back(Output::Persist(Write::Snapshot(sealed.clone(), reset)));
+        self.out.push_back(Output::Event(Event::Snapshot { index: sealed.index, installed: true }));
+        self.hold(sealed);
     }
 }

@@ -123,7 +123,7 @@ pub enum Ask {
         /// As the state machine reads it.
         question: Vec<u8>,
     },
-    /// Change the members; only the leader can. Answered by [`Answer::Done`] when it is proposed.
+    /// Change the members; only the leader can. Answered by [`Answer::Done`] when it is committed.
     Members { namespace: String, change: MemberChange },
     /// Give leadership up; only the leader can. Answered by [`Answer::Done`] when it is given up.
     StepDown { namespace: String },

@@ -1,13 +1,12 @@
 //! A disk that forgets, in a crash, what was not synced.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use rand::Rng;
 use rand::rngs::SmallRng;
 
 use tenure_gossip::commit::{CommitWrite, Entry, HardState, Restored};
-use tenure_gossip::engine::{Found, Reset, Snapshot, Write};
+use tenure_gossip::engine::{Found, Reset, Sealed, Snapshot, Write};
 use tenure_gossip::history::{Hash, Record, TxId};
 use tenure_gossip::{Kv, KvGoal, StateMachine as _};
 
@@ -19,7 +18,7 @@ struct Platter {
     hard: HardState,
     log: BTreeMap<u64, Entry>,
     history: BTreeMap<u64, Record>,
-    snapshot: Option<Snapshot>,
+    snapshot: Option<Sealed>,
 }
 
 impl Platter {
@@ -42,7 +41,7 @@ impl Platter {
                     Reset::Keep => {}
                     Reset::All => self.log.clear(),
                 }
-                self.snapshot = Some((**snapshot).clone());
+                self.snapshot = Some(snapshot.clone());
             }
         }
     }
@@ -81,20 +80,22 @@ impl Disk {
     pub(super) fn skip_one(&mut self, chain: &[u8]) {
         let mut frozen: Frozen = postcard::from_bytes(chain).expect("a chain that was just frozen");
         frozen.0 += 1;
-        let last = self.cached.snapshot.as_ref();
+        let last = self.cached.snapshot.as_ref().map(Sealed::snapshot);
+        let last = last.as_ref();
         let snapshot = Snapshot {
             index: frozen.0,
             point: last.and_then(|s| s.point.clone()),
             barred: last.map(|s| s.barred.clone()).unwrap_or_default(),
             chain: postcard::to_stdvec(&frozen).expect("plain data can always be encoded"),
         };
-        self.write(Write::Snapshot(Arc::new(snapshot), Reset::Keep));
+        self.write(Write::Snapshot(snapshot.seal(), Reset::Keep));
     }
 
     /// Changes one value in the stored snapshot as if it had always been another one. `false` if there is
     /// no snapshot, or no value in it.
     pub(super) fn rot(&mut self) -> bool {
-        let Some(snapshot) = &mut self.cached.snapshot else { return false };
+        let Some(sealed) = &mut self.cached.snapshot else { return false };
+        let mut snapshot = sealed.snapshot();
         let mut frozen: Frozen =
             postcard::from_bytes(&snapshot.chain).expect("a chain that was just frozen");
         let mut kv = Kv::restore(&frozen.2).expect("a store that was just written");
@@ -104,6 +105,7 @@ impl Disk {
         kv.apply(&diff).expect("its own diff");
         (frozen.2, frozen.3) = (kv.snapshot(), kv.digest());
         snapshot.chain = postcard::to_stdvec(&frozen).expect("plain data can always be encoded");
+        *sealed = snapshot.seal();
         // What came after it is gone, so that nothing is applied on top before others are heard.
         self.cached.history.clear();
         self.synced = self.cached.clone();

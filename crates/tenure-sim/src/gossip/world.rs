@@ -14,7 +14,7 @@ use super::operations::Operations;
 use super::queue::Queue;
 use tenure_core::Tick;
 use tenure_gossip::commit::{Commit as _, CommitError, MemberChange};
-use tenure_gossip::engine::{Engine, EngineConfig, Event, Output, Write};
+use tenure_gossip::engine::{Engine, EngineConfig, Event, Output, Sealed, Write};
 use tenure_gossip::history::{Hash, Record, TxId};
 use tenure_gossip::identity::PeerId;
 use tenure_gossip::message::Message;
@@ -79,8 +79,21 @@ pub struct Violation {
 }
 
 enum Happening {
-    Timer { node: usize, life: u64 },
-    Arrival { from: usize, to: usize, message: Box<Message> },
+    Timer {
+        node: usize,
+        life: u64,
+    },
+    Arrival {
+        from: usize,
+        to: usize,
+        message: Box<Message>,
+    },
+    /// A snapshot that was made beside the node is written.
+    Sealed {
+        node: usize,
+        life: u64,
+        sealed: Sealed,
+    },
 }
 
 struct Member {
@@ -445,6 +458,11 @@ impl World {
                 self.mark(node as u64 ^ at << 8);
                 self.with(node, |n, now| n.handle_timeout(now));
             }
+            Happening::Sealed { node, life, sealed } => {
+                if self.members[node].life == life {
+                    self.with(node, |n, now| n.drafted(now, sealed));
+                }
+            }
             Happening::Arrival { from, to, message } => {
                 if self.members[to].paused_until > at {
                     let later = self.members[to].paused_until;
@@ -512,6 +530,11 @@ impl World {
             done += 1;
             self.carry_out(i, output);
         }
+        if let Some(draft) = self.members[i].node.as_mut().and_then(Node::poll_draft) {
+            let (life, sealed) = (self.members[i].life, draft.seal());
+            let at = self.now + self.rng.random_range(0..500_000);
+            self.queue.push(at, Happening::Sealed { node: i, life, sealed });
+        }
         if let Some(a) = acting {
             self.open_gate(i, a.term, self.true_time(i, a.until));
         }
@@ -558,6 +581,11 @@ impl World {
                 }
             }
             Output::Processed(record) => self.applied(i, &record),
+            Output::Skipped(first, last) => {
+                if first > last {
+                    self.fail(format!("node {i} skips backwards, from {first} to {last}"));
+                }
+            }
             Output::Known(tx, index) => {
                 if self.index_of_tx.get(&tx).is_some_and(|at| *at != index) {
                     self.fail(format!(

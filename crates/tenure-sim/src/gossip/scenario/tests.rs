@@ -250,6 +250,24 @@ fn a_voter_put_back_to_an_earlier_copy_is_removed_and_the_others_go_on() {
 }
 
 #[test]
+fn a_change_of_the_members_counts_when_it_is_committed() {
+    let mut world = settled(5);
+    let leader = world.acting().expect("a leader");
+    let id = world.node((leader + 1) % 5).expect("it runs").id();
+    let change = MemberChange::Remove(id);
+    world.split(&BTreeSet::from([leader]));
+    world.change_members(leader, change).expect("it leads within its lease");
+    let term = world.node(leader).expect("it runs").commit().status(Tick::ZERO).term;
+    let outcome =
+        |w: &World| w.node(leader).and_then(|n| n.changed_members(Tick::ZERO, term, &change));
+    world.run(500).expect("sound");
+    assert_eq!(outcome(&world), None, "no other node has it");
+    world.heal(Faults::default());
+    assert!(world.run_until(5_000, |w| outcome(w).is_some()).expect("sound"));
+    assert_eq!(outcome(&world), Some(Ok(())));
+}
+
+#[test]
 fn a_leader_that_halts_gives_way_to_a_healthy_node() {
     for seed in 0..10 {
         let mut world = World::new(WorldConfig::calm(seed, 3));

@@ -1,0 +1,96 @@
+//! Work that takes time in proportion to the state, off the driver's thread: snapshots and reads. The
+//! lease of a leader must not depend on how large its state is, or on how much is read.
+
+use std::sync::Arc;
+
+use tokio::sync::{Semaphore, mpsc};
+
+use super::refusal::Refusal;
+use super::{Driver, now};
+use crate::engine::Sealed;
+use crate::machine::StateMachine;
+use crate::net::outbox::Outbox;
+use crate::net::wire::Answer;
+use crate::storage::StoreError;
+
+/// Reads that wait or are under way, at most.
+const MAX_READS: usize = 256;
+
+/// A snapshot of a namespace is sealed and written.
+pub(crate) struct Made {
+    namespace: String,
+    sealed: Result<Sealed, StoreError>,
+}
+
+/// What goes on beside the driver.
+pub(crate) struct Work {
+    made: mpsc::Sender<Made>,
+    pub(super) done: mpsc::Receiver<Made>,
+    /// A read holds a place from its arrival to its answer.
+    places: Arc<Semaphore>,
+    /// One read at a time: the other core is the driver's.
+    turn: Arc<Semaphore>,
+}
+
+impl Work {
+    pub(super) fn new() -> Self {
+        // One snapshot of a namespace is made at a time: what waits here is bounded by their number.
+        let (made, done) = mpsc::channel(64);
+        let (places, turn) = (Semaphore::new(MAX_READS), Semaphore::new(1));
+        Self { made, done, places: Arc::new(places), turn: Arc::new(turn) }
+    }
+}
+
+impl<M: StateMachine> Driver<M> {
+    /// Seals and writes the snapshots that are due.
+    pub(super) fn start_snapshots(&mut self) {
+        for (name, ns) in &mut self.namespaces {
+            let Some(draft) = ns.engine.poll_draft() else { continue };
+            let (store, made, namespace) =
+                (self.store.clone(), self.work.made.clone(), name.clone());
+            // Not cancelled when the node stops: what is written and never named is left out at the next start.
+            self.runtime.spawn_blocking(move || {
+                let sealed = draft.seal();
+                let written = store.write_snapshot(&namespace, &sealed);
+                let sealed = written.map(|()| sealed);
+                let _ = made.blocking_send(Made { namespace, sealed });
+            });
+        }
+    }
+
+    pub(super) fn snapshot_made(&mut self, made: Made) -> Result<(), StoreError> {
+        let sealed = made.sealed?;
+        if let Some(ns) = self.namespaces.get_mut(&made.namespace) {
+            ns.engine.drafted(now(), sealed);
+        }
+        Ok(())
+    }
+
+    /// Answers a client after `read`, which runs on another thread. Cheap copies go in; no answer is
+    /// later than the state it was asked of.
+    pub(super) fn read_beside(
+        &mut self,
+        out: Outbox,
+        read: impl FnOnce() -> Result<Answer, Refusal> + Send + 'static,
+    ) {
+        let Ok(place) = self.work.places.clone().try_acquire_owned() else {
+            out.refuse(&Refusal::TooManyReads);
+            return;
+        };
+        let turn = self.work.turn.clone();
+        self.runtime.spawn(async move {
+            let Ok(turn) = turn.acquire_owned().await else { return };
+            let answered = tokio::task::spawn_blocking(move || {
+                let sent = match read() {
+                    Ok(answer) => out.answer(answer),
+                    Err(why) => out.refuse(&why),
+                };
+                if !sent {
+                    out.refuse(&Refusal::AnswerTooLarge);
+                }
+            });
+            let _ = answered.await;
+            drop((turn, place));
+        });
+    }
+}
