@@ -66,6 +66,7 @@ impl Schema {
         let mut script = format!(
             "begin isolation level read committed read write;\n\
              set local client_min_messages = warning;\n\
+             set local search_path = pg_catalog, pg_temp;\n\
              select pg_advisory_xact_lock({});\n{};\n",
             self.key,
             self.foundation()

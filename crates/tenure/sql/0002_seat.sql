@@ -1,5 +1,9 @@
 -- What a seat says to the database. Each function is one round trip for any number of roles.
 --
+-- Every function of this schema finds what it names whatever the caller's search_path is: its names are
+-- resolved when it is made (a body without quotes), or it pins search_path. Otherwise a login role that
+-- may create functions elsewhere could have its own run with the caller's rights.
+--
 -- Invariants:
 --   * Lock first, then read the row FOR UPDATE: what was read before the lock is stale.
 --   * A role that was not won leaves no lock; a role that failed half way unlocks itself.
@@ -7,58 +11,54 @@
 
 -- (system identifier, timeline). The timeline comes from the current WAL position: the control
 -- file lags behind a promotion.
-create function tenure.lineage() returns text language sql volatile as $$
-    select (select system_identifier from pg_control_system())::text || '/' ||
-           ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::integer
-$$;
+create function tenure.lineage() returns text language sql volatile
+return (select system_identifier from pg_control_system())::text || '/' ||
+       ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::integer;
 
 insert into tenure.origin (lineage) values (tenure.lineage());
 
 -- What no acknowledged write was lost in: it ends with every restart, crash and promotion.
-create function tenure.incarnation() returns text language sql volatile as $$
+create function tenure.incarnation() returns text language sql volatile
+begin atomic
     insert into tenure.boot (mark) select gen_random_uuid()
         where not exists (select from tenure.boot) on conflict do nothing;
     select tenure.lineage() || '/' || extract(epoch from pg_postmaster_start_time())
-           || '/' || (select mark from tenure.boot)
-$$;
+           || '/' || (select mark from tenure.boot);
+end;
 
 -- A seat's lineage cannot change under it: a server leaves recovery only by a restart or by a
 -- promotion, and a seat is never on a standby. So it is read once, when the seat is taken.
-create function tenure.lineage_of(incarnation text) returns text language sql immutable as $$
-    select split_part(incarnation, '/', 1) || '/' || split_part(incarnation, '/', 2)
-$$;
+create function tenure.lineage_of(incarnation text) returns text language sql immutable
+return split_part(incarnation, '/', 1) || '/' || split_part(incarnation, '/', 2);
 
 -- Epochs strictly above `above`. On another line of history than the last bump's, a generation of
 -- 2^40 that no earlier timeline had, so that bumps which failovers lost are never issued again: not
 -- even if a second failover lost the first bump after the first.
 create function tenure.next_epoch(above bigint, moved_to integer) returns bigint
-language sql immutable as $$
-    select case when moved_to is null then above + 1
-                else greatest((above >> 40) + 1, moved_to) << 40 end
-$$;
+language sql immutable
+return case when moved_to is null then above + 1
+            else greatest((above >> 40) + 1, moved_to) << 40 end;
 
-create function tenure.try_lock(k bigint, pair boolean) returns boolean language sql volatile as $$
-    select case when pair then pg_try_advisory_lock((k >> 32)::integer, (k << 32 >> 32)::integer)
-                else pg_try_advisory_lock(k) end
-$$;
+create function tenure.try_lock(k bigint, pair boolean) returns boolean language sql volatile
+return case when pair then pg_try_advisory_lock((k >> 32)::integer, (k << 32 >> 32)::integer)
+            else pg_try_advisory_lock(k) end;
 
-create function tenure.unlock_key(k bigint, pair boolean) returns boolean language sql volatile as $$
-    select case when pair then pg_advisory_unlock((k >> 32)::integer, (k << 32 >> 32)::integer)
-                else pg_advisory_unlock(k) end
-$$;
+create function tenure.unlock_key(k bigint, pair boolean) returns boolean language sql volatile
+return case when pair then pg_advisory_unlock((k >> 32)::integer, (k << 32 >> 32)::integer)
+            else pg_advisory_unlock(k) end;
 
 -- One role of a claim, as it is asked for.
 create type tenure.ask as (role text, key bigint, pair boolean, seen bigint, keep bigint,
                            insist boolean);
 
 -- The advisory key that a registration takes shared, and an order to lower a role's lease exclusively.
-create function tenure.lease_key() returns bigint language sql immutable as $$
-    select hashtextextended('tenure lease', 0)
-$$;
+create function tenure.lease_key() returns bigint language sql immutable
+return hashtextextended('tenure lease', 0);
 
 -- A member takes its seat, or takes it again after a lost connection: it ends its own old backend
 -- first (pid and start must match, pids are reused).
-create function tenure.take_seat(p jsonb) returns jsonb language plpgsql volatile as $$
+create function tenure.take_seat(p jsonb) returns jsonb
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
     me   text := p->>'identity';
     k    bigint := (p->>'key')::bigint;
@@ -96,7 +96,8 @@ begin
 end $$;
 
 -- The proof that this statement runs on the member's seat; it also advances the beat.
-create function tenure.prove(me text) returns tenure.member language plpgsql volatile as $$
+create function tenure.prove(me text) returns tenure.member
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
     m tenure.member;
 begin
@@ -114,7 +115,8 @@ end $$;
 
 -- Locks the rows of those roles, in key order, and says which: another session's lock costs 20 ms once
 -- and its role, not the statement and with it the seat. A fence does not stand in the way of this.
-create function tenure.lock_rows(p_names text[]) returns text[] language plpgsql volatile as $$
+create function tenure.lock_rows(p_names text[]) returns text[]
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
     got text[] := array(select name from tenure.role where name = any (p_names)
                         order by pair, key for no key update skip locked);
@@ -146,7 +148,8 @@ end $$;
 -- Makes roles known, with their key and policy, and this member a candidate for them. A role whose
 -- row is held up and would have to be changed is answered `blocked`: nothing happened to it.
 create function tenure.register(me text, p_roles jsonb) returns jsonb
-language plpgsql volatile set plan_cache_mode = force_custom_plan as $$
+language plpgsql volatile
+    set search_path = pg_catalog, pg_temp set plan_cache_mode = force_custom_plan as $$
 declare
     m   tenure.member := tenure.prove(me);
     out jsonb;
@@ -209,7 +212,8 @@ end $$;
 -- It goes from role to role (lateral). Statistics that do not know a new member yet would make the
 -- planner begin with that member's candidacies and go through all names for each: minutes for 10,000.
 create function tenure.better_candidates(m tenure.member, p_names text[])
-returns table (role text, why text, holder text, epoch bigint) language plpgsql volatile as $$
+returns table (role text, why text, holder text, epoch bigint)
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
     return query select distinct on (n) n,
         case when c.member = r.successor then 'successor'
@@ -236,7 +240,8 @@ end $$;
 -- `wait_ms`, counted from the debtor's last beat.
 create function tenure.verdict(m tenure.member, q tenure.ask, r tenure.role, d tenure.member,
                                better text)
-returns table (outcome text, paid boolean, next bigint, wait_ms integer) language sql stable as $$
+returns table (outcome text, paid boolean, next bigint, wait_ms integer) language sql stable
+begin atomic
     select case
             when (r.key, r.pair) is distinct from (q.key, q.pair) then 'unknown'
             when r.paused then 'paused'
@@ -256,8 +261,8 @@ returns table (outcome text, paid boolean, next bigint, wait_ms integer) languag
         -- In this incarnation no write was lost, so the debtor's own lease is known; otherwise the
         -- debtor may have been any member that ever registered.
         case when r.debtor is not null and r.acted_in = m.incarnation then r.debtor_lease_ms
-             else greatest(r.debtor_lease_ms, r.lease_ms, d.lease_ms) end
-$$;
+             else greatest(r.debtor_lease_ms, r.lease_ms, d.lease_ms) end;
+end;
 
 -- Claims roles, in key order. The caller holds none of their locks; on return a lock is held exactly
 -- if the outcome is `won` or `kept`.
@@ -266,7 +271,7 @@ $$;
 -- Without, it answers the roles that nothing obstructs: a role whose row is locked or missing, or all
 -- of them if one fails, is left out of the answer, without its lock.
 create function tenure.claim_rows(m tenure.member, asked tenure.ask[], p_wait boolean) returns jsonb
-language plpgsql volatile as $$
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
     yields  text[];
     locked  tenure.ask[];
@@ -385,7 +390,7 @@ end $$;
 -- all for the rows of the others, and it takes no more than about `p_ms`. Roles it did not come to
 -- are missing from its answer: a claim of very many roles must not outlast the seat's deadline.
 create function tenure.claim(me text, p_roles jsonb, p_lock_ms integer, p_ms integer) returns jsonb
-language plpgsql volatile as $$
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
     m     tenure.member := tenure.prove(me);
     until timestamptz := clock_timestamp() + make_interval(secs => p_ms / 1000.0);
@@ -421,7 +426,8 @@ end $$;
 
 -- The durable word "my gate opens now": from here on this member is the debtor. `blocked` are those
 -- that are ours and whose row another session holds up: their gates stay shut.
-create function tenure.mark_acting(me text, p_roles jsonb) returns jsonb language plpgsql volatile as $$
+create function tenure.mark_acting(me text, p_roles jsonb) returns jsonb
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
     m    tenure.member := tenure.prove(me);
     ours text[] := array(select r.name
@@ -447,7 +453,8 @@ end $$;
 
 -- The heartbeat. Not durable (a lost beat only makes others wait longer, and a crash voids what
 -- was seen of it) unless standbys must acknowledge: then a deposed primary cannot keep a leader.
-create function tenure.beat(me text) returns jsonb language plpgsql volatile as $$
+create function tenure.beat(me text) returns jsonb
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
     m tenure.member;
 begin
@@ -469,7 +476,7 @@ end $$;
 
 -- The rare and complete look at what we hold: roles whose epoch, holder or lock is not ours.
 create function tenure.inspect(me text, p_roles jsonb) returns jsonb
-language plpgsql volatile as $$
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
     m tenure.member := tenure.prove(me);
 begin
@@ -490,7 +497,8 @@ end $$;
 -- overwrite a successor. A row that is held up stays as it is, and the lock goes all the same:
 -- the successor finds a debt and waits. The second half (unlock and notify) writes nothing and is its own
 -- transaction: a poller that wins the lock finds the row as it is written here.
-create function tenure.release(me text, p_roles jsonb) returns jsonb language plpgsql volatile as $$
+create function tenure.release(me text, p_roles jsonb) returns jsonb
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
     m    tenure.member := tenure.prove(me);
     free text[];
@@ -529,7 +537,7 @@ end $$;
 
 -- The second half of a release.
 create function tenure.unlock(p_roles jsonb, p_channel text) returns jsonb
-language plpgsql volatile as $$
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
     q   jsonb;
     bad jsonb := '[]';
@@ -544,7 +552,8 @@ begin
 end $$;
 
 -- Forgets members long gone to whom no role owes a wait: every beat reads the others' rows.
-create function tenure.forget() returns void language sql volatile as $$
+create function tenure.forget() returns void
+language sql volatile set search_path = pg_catalog, pg_temp as $$
     delete from tenure.member where identity in (
         select m.identity from tenure.member m
         where m.left_at < clock_timestamp() - interval '1 hour'
@@ -554,7 +563,8 @@ create function tenure.forget() returns void language sql volatile as $$
 $$;
 
 -- Leaves the group: no roles are held any more.
-create function tenure.leave_seat(me text) returns jsonb language plpgsql volatile as $$
+create function tenure.leave_seat(me text) returns jsonb
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
     m tenure.member := tenure.prove(me);
 begin

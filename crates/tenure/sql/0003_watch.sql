@@ -6,19 +6,20 @@
 -- How long a wait of at most `p_ms` may take before the server logs it as a slow statement or a long
 -- wait for a lock. Not below 100 ms: where that is too long already, shorter waits would only mean more
 -- lines, and `tenure check` names the setting.
-create function tenure.quiet_ms(p_ms integer) returns integer language sql stable as $$
+create function tenure.quiet_ms(p_ms integer) returns integer language sql stable
+begin atomic
     select least(p_ms, min(ms)::integer) from (values
         (extract(epoch from current_setting('log_min_duration_statement')::interval) * 800),
         (case when current_setting('log_lock_waits')::boolean
               then extract(epoch from current_setting('deadlock_timeout')::interval) * 800 end)) v(ms)
-    where ms >= 100
-$$;
+    where ms >= 100;
+end;
 
 -- Waits for the death of the next member in the ring after `me`, by identity: `dead` if no session holds
 -- its member lock. Shared and for this statement only, so that several may watch and a returning member
 -- is not held up. Null: `me` is alone. `members`: how many take part.
 create function tenure.await_death(me text, p_ms integer) returns jsonb
-language plpgsql volatile as $$
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
     next record;
 begin
@@ -36,7 +37,8 @@ exception when lock_not_available then
 end $$;
 
 -- Records a death, if it is still one: the lock is free and the row is not younger than the look.
-create function tenure.record_death(p_identity text, k bigint) returns boolean language plpgsql volatile as $$
+create function tenure.record_death(p_identity text, k bigint) returns boolean
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
     if not pg_try_advisory_xact_lock_shared(k) then
         return false;
@@ -63,7 +65,7 @@ end $$;
 -- are among them. A prepared transaction has no session, and only its owner knows its outcome: it is
 -- named.
 create function tenure.unblock(p_seat_pid integer, p_age_ms integer, p_ms integer) returns jsonb
-language plpgsql volatile as $$
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
     until    timestamptz := clock_timestamp() + make_interval(secs => p_ms / 1000.0);
     ended    jsonb := '[]';
@@ -101,10 +103,11 @@ begin
 end $$;
 
 -- The prepared transactions of this database that hold a fence, or any other lock on a role's row.
-create function tenure.prepared_fences() returns table (gid text) language sql volatile as $$
+create function tenure.prepared_fences() returns table (gid text) language sql volatile
+begin atomic
     select p.gid from pg_prepared_xacts p
         join pg_locks own on own.locktype = 'transactionid' and own.transactionid = p.transaction
                          and own.pid is null
         join pg_locks l on l.virtualtransaction = own.virtualtransaction and l.pid is null
-    where p.database = current_database() and l.relation = 'tenure.role'::regclass
-$$;
+    where p.database = current_database() and l.relation = 'tenure.role'::regclass;
+end;

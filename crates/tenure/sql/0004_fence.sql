@@ -9,29 +9,40 @@
 -- The advisory key of the barrier before a role's fence. Fences share the row, so a stream of them
 -- would overtake a claim that waits for it without end; the session that unblocks a claim holds the
 -- barrier.
-create function tenure.barrier(p_role text) returns bigint language sql immutable as $$
-    select hashtextextended('tenure fence ' || p_role, 0)
-$$;
+create function tenure.barrier(p_role text) returns bigint language sql immutable
+return hashtextextended('tenure fence ' || p_role, 0);
 
+-- The transaction remembers each fence that it stands behind as a line of its setting `tenure.fenced`:
+-- role, its own number, epoch. The lock on the row and the line come and go together, also with a
+-- savepoint; the number makes a line that another transaction left worthless. A role's name has no
+-- control characters, so a line is never part of another one.
 create function tenure.fence(p_role text, p_epoch bigint) returns bigint
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
 declare
-    ms  integer;
+    lines text := coalesce(current_setting('tenure.fenced', true), '');
+    ms    integer;
     now_is bigint;
-    idle bigint;
-    mark text := p_role || '/' || p_epoch;
+    idle  text;
 begin
-    -- A transaction that is behind the barrier already must not wait at it for itself.
-    if current_setting('tenure.fenced', true) is distinct from mark then
-        perform pg_advisory_lock_shared(tenure.barrier(p_role));
-        perform pg_advisory_unlock_shared(tenure.barrier(p_role));
+    -- Behind this fence already: it holds until the end of the transaction, and a transaction must not
+    -- wait at the barrier for itself.
+    if lines <> '' and position(E'\n' || p_role || E'\t' || pg_current_xact_id_if_assigned()::text
+                                || E'\t' || p_epoch || E'\n' in lines) > 0 then
+        return p_epoch;
     end if;
-    begin
+    perform pg_advisory_lock_shared(tenure.barrier(p_role));
+    perform pg_advisory_unlock_shared(tenure.barrier(p_role));
+    if current_setting('transaction_isolation') = 'read committed' then
         select r.lease_ms into ms from tenure.role r
             where r.name = p_role and r.epoch = p_epoch for key share;
-    exception when serialization_failure then
-        ms := null;
-    end;
+    else
+        begin
+            select r.lease_ms into ms from tenure.role r
+                where r.name = p_role and r.epoch = p_epoch for key share;
+        exception when serialization_failure then
+            ms := null;
+        end;
+    end if;
     if ms is null then
         select r.epoch into now_is from tenure.role r where r.name = p_role;
         if now_is is null then
@@ -42,40 +53,75 @@ begin
             using errcode = 'TN001',
                   hint = 'Another member leads: roll back and stop acting for this role.';
     end if;
-    perform set_config('tenure.fenced', mark, true);
+    perform set_config('tenure.fenced', case when lines = '' then E'\n' else lines end || p_role
+        || E'\t' || pg_current_xact_id()::text || E'\t' || p_epoch || E'\n', true);
     -- An open fenced transaction holds up the next leader, so it may not outlive the lease idly.
-    -- Not from pg_settings, which computes all settings: a row trigger comes here for every row.
-    idle := extract(epoch from current_setting('idle_in_transaction_session_timeout')::interval)
-            * 1000;
-    if idle = 0 or idle > ms then
+    idle := current_setting('idle_in_transaction_session_timeout');
+    if idle = '0' or extract(epoch from idle::interval) * 1000 > ms then
         perform set_config('idle_in_transaction_session_timeout', ms::text, true);
     end if;
     return p_epoch;
 end $$;
 
--- The fence as a trigger. Two forms:
---   before insert or update … for each row       execute function tenure.fenced('role', 'column')
---   before insert or update or delete … for each statement  execute function tenure.fenced('role')
--- The first takes the epoch from a column of the new row, the second from the transaction's
--- setting `tenure.epoch` (set local tenure.epoch = '7').
-create function tenure.fenced() returns trigger language plpgsql volatile as $$
+-- The epoch with which this transaction stands behind a role's fence; null if it does not.
+create function tenure.fenced_with(p_role text) returns bigint
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
-    e text;
+    head text := E'\n' || p_role || E'\t' || pg_current_xact_id_if_assigned()::text || E'\t';
+    lines text := current_setting('tenure.fenced', true);
+    at   integer := position(head in lines);
 begin
-    if tg_nargs = 2 then
-        if tg_level <> 'ROW' or tg_op = 'DELETE' then
-            raise exception 'tenure.fenced(role, column) is a row trigger for insert and update'
-                using errcode = 'TN004';
+    if at > 0 then
+        return split_part(substr(lines, at + length(head)), E'\n', 1)::bigint;
+    end if;
+    return null;
+end $$;
+
+-- The fence as a trigger. Two forms:
+--   before insert or update or delete … for each row        execute function tenure.fenced('role', 'column')
+--   before insert or update or delete … for each statement  execute function tenure.fenced('role')
+-- A row's column says which term wrote it. Only in an insert does it say who writes: an update or a
+-- delete finds the column as an earlier term left it. So the writer's epoch is
+--   * in an insert of the first form: the column, and where it is null what follows;
+--   * otherwise the transaction's setting `tenure.epoch` (set local tenure.epoch = '7'), or else the
+--     epoch with which the transaction called tenure.fence().
+-- A row that is inserted or updated is stamped with it.
+create function tenure.fenced() returns trigger
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+    fields jsonb;
+    writer bigint;
+begin
+    if tg_when <> 'BEFORE' or tg_op = 'TRUNCATE' and tg_nargs <> 1
+        or (tg_level = 'ROW') <> (tg_nargs = 2) or tg_nargs not in (1, 2) then
+        raise exception 'tenure.fenced(role, column) is a trigger before each row, tenure.fenced(role) '
+            'one before each statement' using errcode = 'TN004';
+    end if;
+    if tg_nargs = 2 and tg_op <> 'DELETE' then
+        fields := to_jsonb(new);
+        if not fields ? tg_argv[1] then
+            raise exception 'table "%" has no column "%"', tg_table_name, tg_argv[1]
+                using errcode = 'TN004', hint = 'Name the column of the epoch in the trigger.';
         end if;
-        e := to_jsonb(new) ->> tg_argv[1];
-    else
-        e := current_setting('tenure.epoch', true);
+        if tg_op = 'INSERT' then
+            writer := fields ->> tg_argv[1];
+        end if;
     end if;
-    if coalesce(e, '') = '' then
+    if writer is null then
+        writer := coalesce(nullif(current_setting('tenure.epoch', true), '')::bigint,
+                           tenure.fenced_with(tg_argv[0]));
+    end if;
+    if writer is null then
         raise exception 'a write to "%" carries no epoch', tg_table_name
-            using errcode = 'TN001', hint = 'Set tenure.epoch, or the epoch column, to your epoch.';
+            using errcode = 'TN001',
+                  hint = 'Call tenure.fence() first in the same transaction, or set tenure.epoch.';
     end if;
-    perform tenure.fence(tg_argv[0], e::bigint);
-    return case when tg_level = 'ROW' and tg_op <> 'DELETE' then new
-                when tg_level = 'ROW' then old end;
+    perform tenure.fence(tg_argv[0], writer);
+    if tg_nargs = 2 and tg_op <> 'DELETE' then
+        if (fields ->> tg_argv[1])::bigint is distinct from writer then
+            new := jsonb_populate_record(new, jsonb_build_object(tg_argv[1], writer));
+        end if;
+        return new;
+    end if;
+    return old;
 end $$;

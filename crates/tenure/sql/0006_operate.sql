@@ -4,10 +4,10 @@
 -- The exception is force_release, the last resort: it ends the holder's session, and the debt stays.
 
 create function tenure.notify_role(p_channel text, p_role text) returns void
-language sql volatile as $$ select pg_notify(p_channel, p_role) $$;
+language sql volatile return pg_notify(p_channel, p_role);
 
 create function tenure.order_step_down(p_role text, p_to text, p_by text) returns jsonb
-language plpgsql volatile as $$
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
     r tenure.role;
 begin
@@ -29,7 +29,7 @@ begin
 end $$;
 
 create function tenure.set_paused(p_role text, p_paused boolean, p_by text) returns jsonb
-language plpgsql volatile as $$
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
     r tenure.role;
 begin
@@ -51,7 +51,7 @@ end $$;
 -- first; the key keeps the two apart, as a registration in progress cannot be seen. A failover that
 -- loses this write brings the longer lease back.
 create function tenure.lower_lease(p_role text, p_by text) returns jsonb
-language plpgsql volatile as $$
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
     inc   text := tenure.incarnation();
     r     tenure.role;
@@ -80,7 +80,7 @@ begin
 end $$;
 
 create function tenure.force_release(p_role text, p_by text) returns jsonb
-language plpgsql volatile as $$
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
     r tenure.role;
     m tenure.member;

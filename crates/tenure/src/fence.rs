@@ -15,7 +15,8 @@
 //! In SQL, from any language: `select tenure.fence('scheduler', 7)` as a statement of its own,
 //! outside any savepoint (a rollback to a savepoint gives the fence back); or
 //! `insert into … select … from tenure.fence('scheduler', 7)`; or, recommended, the trigger
-//! `tenure.fenced` on the table. Not in a CTE that nothing refers to: it never runs.
+//! `tenure.fenced` on the table (`docs/fence.md` has its two forms and the traps). Not in a CTE that
+//! nothing refers to: it never runs.
 
 use tenure_core::epoch::Epoch;
 use tokio_postgres::GenericClient;

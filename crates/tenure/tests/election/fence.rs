@@ -94,22 +94,124 @@ async fn the_form_insert_select_from_fence_is_refused_when_stale() {
     assert_eq!(one(&client, "select count(*) from work").await, "1");
 }
 
-#[tokio::test]
-async fn a_row_trigger_reads_the_epoch_from_a_column() {
-    let (_database, client) = role_at_epoch_one().await;
+/// Puts the trigger for rows on the table.
+async fn fence_rows(client: &Client) {
     client
         .batch_execute(
-            "create trigger fenced before insert or update on work for each row \
+            "create trigger fenced before insert or update or delete on work for each row \
              execute function tenure.fenced('r', 'epoch')",
         )
         .await
-        .unwrap();
+        .expect("a trigger");
+}
+
+/// Runs it as one transaction and says what the server refused it with.
+async fn refusal(client: &Client, sql: &str) -> Option<String> {
+    let end = client.batch_execute(&format!("begin; {sql}; commit")).await;
+    client.batch_execute("rollback").await.expect("a rollback");
+    end.err().map(|error| error.code().map_or(error.to_string(), |code| code.code().to_owned()))
+}
+
+#[tokio::test]
+async fn a_row_trigger_reads_the_epoch_of_an_insert_from_a_column() {
+    let (_database, client) = role_at_epoch_one().await;
+    fence_rows(&client).await;
     client.batch_execute("insert into work (epoch) values (1)").await.expect("current");
     for stale in ["0", "2", "null"] {
         let insert = format!("insert into work (epoch) values ({stale})");
         let error = client.batch_execute(&insert).await.expect_err(stale);
         assert_eq!(error.code().map(|code| code.code()), Some("TN001"), "{stale}");
     }
+    let stamped = "select tenure.fence('r', 1); insert into work default values";
+    assert_eq!(refusal(&client, stamped).await, None);
+    assert_eq!(one(&client, "select string_agg(epoch::text, ' ') from work").await, "1 1");
+}
+
+#[tokio::test]
+async fn a_stale_writer_cannot_update_or_delete_the_rows_of_the_current_term() {
+    let (_database, client) = role_at_epoch_one().await;
+    fence_rows(&client).await;
+    bump(&client).await.unwrap();
+    client.batch_execute("insert into work (epoch) values (2)").await.expect("current");
+    // The old row carries the current epoch into the new one: that says nothing of the writer.
+    for write in [
+        "update work set id = id + 1",
+        "update work set epoch = 2",
+        "update work set epoch = 1",
+        "delete from work",
+        "set local tenure.epoch = '1'; update work set id = id + 1",
+        "set local tenure.epoch = '1'; update work set epoch = 2",
+        "set local tenure.epoch = '1'; delete from work",
+        "select tenure.fence('r', 1); delete from work",
+        "savepoint s; select tenure.fence('r', 2); rollback to s; delete from work",
+    ] {
+        assert_eq!(refusal(&client, write).await.as_deref(), Some("TN001"), "{write}");
+    }
+    assert_eq!(one(&client, "select count(*) from work where epoch = 2").await, "1");
+}
+
+#[tokio::test]
+async fn the_rightful_writer_updates_and_deletes_and_its_updates_are_stamped() {
+    let (_database, client) = role_at_epoch_one().await;
+    fence_rows(&client).await;
+    client.batch_execute("insert into work (epoch) values (1)").await.expect("current");
+    bump(&client).await.unwrap();
+    for writer in ["select tenure.fence('r', 2)", "set local tenure.epoch = '2'"] {
+        client.batch_execute("alter table work disable trigger fenced").await.unwrap();
+        client.batch_execute("update work set epoch = 1").await.unwrap();
+        client.batch_execute("alter table work enable trigger fenced").await.unwrap();
+        for set in ["id = id + 1", "epoch = 7", "epoch = null"] {
+            let update = format!("{writer}; update work set {set}");
+            assert_eq!(refusal(&client, &update).await, None, "{update}");
+            assert_eq!(one(&client, "select epoch from work").await, "2", "{update}");
+        }
+    }
+    client.batch_execute("create unique index on work (id)").await.unwrap();
+    let upsert = "insert into work (id, epoch) select id, 2 from work \
+                  on conflict (id) do update set epoch = 0";
+    assert_eq!(refusal(&client, upsert).await, None);
+    assert_eq!(one(&client, "select epoch from work").await, "2");
+    assert_eq!(refusal(&client, "select tenure.fence('r', 2); delete from work").await, None);
+    assert_eq!(one(&client, "select count(*) from work").await, "0");
+}
+
+#[tokio::test]
+async fn what_another_transaction_remembers_of_its_fence_counts_for_nothing() {
+    let (_database, client) = role_at_epoch_one().await;
+    fence_rows(&client).await;
+    client.batch_execute("insert into work (epoch) values (1)").await.expect("current");
+    let remembers = "select tenure.fence('r', 1); \
+                     select set_config('tenure.fenced', current_setting('tenure.fenced'), false)";
+    assert_eq!(refusal(&client, remembers).await, None);
+    assert_ne!(one(&client, "select current_setting('tenure.fenced')").await, "");
+    assert_eq!(refusal(&client, "delete from work").await.as_deref(), Some("TN001"));
+}
+
+#[tokio::test]
+async fn a_transaction_behind_two_fences_does_not_wait_for_itself() {
+    let (database, other) = role_at_epoch_one().await;
+    other
+        .batch_execute(
+            "insert into tenure.role (name, key, policy, lease_ms, epoch) \
+             values ('s', 5, 'fenced', 3000, 1)",
+        )
+        .await
+        .unwrap();
+    let client = database.client().await.expect("a client");
+    client.batch_execute("set statement_timeout = '5s'; begin").await.unwrap();
+    client.batch_execute("select tenure.fence('r', 1), tenure.fence('s', 1)").await.unwrap();
+    // As the session does that ends what holds up a claim.
+    other
+        .batch_execute("select pg_advisory_lock(tenure.barrier(name)) from tenure.role")
+        .await
+        .unwrap();
+    client
+        .batch_execute("select tenure.fence('r', 1), tenure.fence('s', 1), tenure.fence('r', 1)")
+        .await
+        .expect("it stands behind both fences already");
+    client.batch_execute("commit").await.unwrap();
+    let waits = client.batch_execute("set statement_timeout = '100ms'; select tenure.fence('r', 1)");
+    assert_eq!(waits.await.expect_err("the barrier").code().map(|code| code.code()), Some("57014"));
 }
 
 #[tokio::test]

@@ -163,3 +163,53 @@ async fn two_names_with_one_key_and_two_policies_of_one_role_are_refused() {
     assert_eq!(one(&client, "select count(*) from tenure.role").await, "1");
     gone(member).await;
 }
+
+#[tokio::test]
+async fn every_function_finds_its_names_whatever_the_callers_search_path_is() {
+    let database = database().await;
+    let client = database.client().await.unwrap();
+    client.batch_execute(&schema::script()).await.expect("the script runs");
+    let open = "select string_agg(oid::regprocedure::text, ', ') from pg_proc \
+        where pronamespace = 'tenure'::regnamespace and prosqlbody is null \
+          and not 'search_path=pg_catalog, pg_temp' = any (coalesce(proconfig, '{}'))";
+    assert_eq!(one(&client, open).await, "");
+    let all = "select count(*) > 20 from pg_proc where pronamespace = 'tenure'::regnamespace";
+    assert_eq!(one(&client, all).await, "t");
+}
+
+#[tokio::test]
+async fn a_function_that_a_login_role_made_elsewhere_never_runs_with_the_callers_rights() {
+    let database = database().await;
+    let client = database.client().await.unwrap();
+    client.batch_execute(&schema::script()).await.expect("the script runs");
+    let attacker = format!("attacker_{}", database.name());
+    client
+        .batch_execute(&format!(
+            "create role {attacker}; grant create on schema public to {attacker}; \
+             create table public.jobs (id int, epoch bigint); create table public.ran (name text); \
+             insert into tenure.role (name, key, policy, lease_ms, epoch) values ('r', 1, 'fenced', 9, 1); \
+             create trigger f before insert on public.jobs for each row \
+                execute function tenure.fenced('r', 'epoch'); \
+             set role {attacker}; \
+             create function public.to_jsonb(public.jobs) returns jsonb language plpgsql as \
+                $$ begin insert into public.ran values ('to_jsonb'); return '{{\"epoch\": 1}}'; end $$; \
+             create function public.jsonb_build_object(text, integer, text, integer) returns jsonb \
+                language plpgsql as \
+                $$ begin insert into public.ran values ('build'); return '{{}}'; end $$; \
+             create function public.jsonb_build_object(text, text) returns jsonb \
+                language plpgsql as \
+                $$ begin insert into public.ran values ('build'); return '{{}}'; end $$; \
+             reset role"
+        ))
+        .await
+        .expect("the trap is set");
+    client
+        .batch_execute(
+            "insert into public.jobs values (1, 1); select tenure.lower_lease('r', 'operator'); \
+             select tenure.order_step_down('r', null, 'operator')",
+        )
+        .await
+        .expect("the operator works on");
+    assert_eq!(one(&client, "select count(*) from public.ran").await, "0");
+    client.batch_execute(&format!("drop owned by {attacker}; drop role {attacker}")).await.unwrap();
+}

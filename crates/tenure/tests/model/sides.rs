@@ -29,6 +29,14 @@ const STAGE: &str = "
     alter table tenure.member alter seen_at set default test.clock_timestamp();
     update tenure.origin set lineage = 'server/1';";
 
+/// Functions that pin their search_path find the stage all the same.
+const UNPIN: &str = "do $$ declare f regprocedure; begin
+        for f in select oid from pg_proc where pronamespace = 'tenure'::regnamespace
+                 and proconfig::text like '%search_path%' loop
+            execute format('alter function %s set search_path = test, pg_catalog', f);
+        end loop;
+    end $$;";
+
 const CLEAR: &str = "delete from tenure.role; delete from tenure.term; delete from tenure.candidate; \
                      delete from tenure.member; delete from tenure.event;";
 
@@ -62,6 +70,7 @@ impl Sides {
         member.await.expect("a member").shutdown(None).await.expect("it leaves");
         let admin = database.client().await.expect("a session");
         admin.batch_execute(STAGE).await.expect("the stage");
+        admin.batch_execute(UNPIN).await.expect("the functions are on the stage");
         let mut clients = BTreeMap::new();
         for (member, _) in MEMBERS {
             clients.insert(member.to_owned(), database.client().await.expect("a session"));
@@ -256,14 +265,26 @@ impl Sides {
         let sql = format!("select pg_get_functiondef('tenure.{function}'::regproc)");
         let sound = text(self.admin.simple_query(&sql).await.expect("the function is known"));
         let sound = sound.expect("a definition");
-        assert!(sound.contains(part), "tenure.{function} has no {part:?}: {sound}");
-        self.admin.batch_execute(&sound.replace(part, instead)).await.expect("it is patched");
+        let written = written(function);
+        assert!(written.contains(part), "tenure.{function} has no {part:?}: {written}");
+        let patched = written.replace(part, instead);
+        self.admin.batch_execute(&patched).await.expect("it is patched");
+        self.admin.batch_execute(UNPIN).await.expect("the function is on the stage");
         sound
     }
 
     pub(crate) async fn restore(&self, sound: &str) {
         self.admin.batch_execute(sound).await.expect("it is restored");
     }
+}
+
+/// A function as its file has it: the server shows a body without quotes in its own words.
+fn written(function: &str) -> String {
+    let script = tenure::schema::script();
+    let begin = script.find(&format!("create function tenure.{function}(")).expect("it is there");
+    let rest = &script[begin..];
+    let end = rest.find("\n\n").unwrap_or(rest.len());
+    rest[..end].replacen("create function", "create or replace function", 1)
 }
 
 pub(crate) fn same(what: &str, model: &Value, database: &Value) -> Result<(), String> {
