@@ -22,7 +22,10 @@ use crate::protocol::{
 
 mod tables;
 
-pub use tables::{Candidate, MemberRow, RoleRow, Tables};
+pub use tables::{Candidate, Lineage, MemberRow, RoleRow, Tables};
+
+/// The debtor where it is a session that is no member's.
+pub const UNKNOWN: &str = "(unknown)";
 
 /// A backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,8 +43,7 @@ pub struct Joiner {
 /// Which line of history the server is on, and which stretch of it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Boot {
-    /// From zero; PostgreSQL counts from one.
-    timeline: u32,
+    lineage: Lineage,
     start: u64,
     /// Changes with every crash, also with one that the postmaster survives.
     mark: u64,
@@ -64,6 +66,8 @@ pub struct Model {
     sessions: BTreeMap<SessionId, String>,
     /// The session that holds a role's advisory lock.
     locks: BTreeMap<LockKey, SessionId>,
+    /// The locks that sessions hold which are no member's.
+    strangers: BTreeSet<LockKey>,
     told: Vec<Told>,
     last_id: u64,
 }
@@ -95,13 +99,12 @@ impl Model {
 
     /// The server's identity between two starts.
     pub fn incarnation(&self) -> String {
-        let Boot { timeline, start, mark } = self.boot;
-        format!("{timeline}/{start}/{mark}")
+        let Boot { lineage: Lineage { copy, timeline }, start, mark } = self.boot;
+        format!("{copy}/{timeline}/{start}/{mark}")
     }
 
-    /// The server's line of history, from zero; PostgreSQL counts from one.
-    pub fn timeline(&self) -> u32 {
-        self.boot.timeline
+    pub fn lineage(&self) -> Lineage {
+        self.boot.lineage
     }
 
     // --- sessions ---
@@ -159,14 +162,34 @@ impl Model {
     /// A standby is promoted whose tables are `left`.
     pub fn fail_over(&mut self, left: Tables) {
         self.tables = left;
-        let Boot { timeline, start, mark } = self.boot;
-        self.boot = Boot { timeline: timeline + 1, start: start + 1, mark: mark + 1 };
+        self.boot.lineage.timeline += 1;
+        self.boot.start += 1;
+        self.boot.mark += 1;
         self.end_all();
+    }
+
+    /// The database is replaced by a copy whose tables are `left`. The server runs on, and a copy of
+    /// `boot` keeps its mark.
+    pub fn replace_by_copy(&mut self, left: Tables) {
+        self.tables = left;
+        self.boot.lineage.copy += 1;
+        self.end_all();
+    }
+
+    /// A session that is no member's takes a lock, if it is free. Returns whether it did.
+    pub fn stranger_takes(&mut self, key: LockKey) -> bool {
+        !self.locks.contains_key(&key) && self.strangers.insert(key)
+    }
+
+    /// It lets go of it.
+    pub fn stranger_leaves(&mut self, key: LockKey) {
+        self.strangers.remove(&key);
     }
 
     fn end_all(&mut self) {
         self.sessions.clear();
         self.locks.clear();
+        self.strangers.clear();
         self.told.clear();
     }
 
@@ -247,20 +270,27 @@ impl Model {
             return refuse(RegisterRefusal::Collision { with: other.clone() });
         }
         // New on the line of history on which the schema was born: nobody ever led it.
-        let fresh = (self.boot.timeline == 0).then_some(incarnation);
+        let known = self.tables.terms.get(&q.role).copied();
+        let is_new = known.is_none() && self.boot.lineage == Lineage::default();
+        let fresh = is_new.then_some(incarnation);
+        // Its row was deleted, and it was led: by which member is not known.
+        let longest = self.tables.members.values().map(|member| member.lease_ms).max();
+        let owed = known.and(longest);
         let row = self.tables.roles.entry(q.role.clone()).or_insert_with(|| RoleRow {
             key: q.key,
             policy: q.policy,
-            lease_ms,
-            epoch: Epoch::ZERO,
-            timeline: None,
+            lease_ms: owed.unwrap_or(lease_ms),
+            epoch: known.unwrap_or(Epoch::ZERO),
+            lineage: None,
             holder: None,
             held_in: None,
             last_holder: None,
-            debtor: None,
-            debtor_lease_ms: None,
+            debtor: owed.map(|_| UNKNOWN.to_owned()),
+            debtor_lease_ms: owed,
             acted_in: None,
             paid_in: fresh,
+            waited_for: None,
+            waited_ms: 0,
             successor: None,
             paused: false,
             order: None,
@@ -293,8 +323,12 @@ impl Model {
         if let (Some(RoleRow { holder: None, epoch, .. }), Some(to)) = (&row, better) {
             return Claim::Yield { epoch: *epoch, holder: None, to };
         }
-        if let Some(holder) = self.locks.get(&q.key) {
-            assert_ne!(*holder, session, "a role that is held is never claimed");
+        let lock = self.locks.get(&q.key).copied();
+        if lock.is_some() || self.strangers.contains(&q.key) {
+            assert_ne!(lock, Some(session), "a role that is held is never claimed");
+            if !lock.is_some_and(|session| self.is_seat(session)) {
+                self.owe_a_stranger(&q.role);
+            }
             let holder = row.as_ref().and_then(|row| row.holder.clone());
             let held_by_us = holder.as_deref().map(|holder| holder == me);
             return Claim::Held { epoch: row.map(|row| row.epoch), holder, held_by_us };
@@ -324,12 +358,21 @@ impl Model {
         let paid = r.policy == TakeoverPolicy::Fenced
             || r.debtor.is_none() && r.paid_in.as_ref() == here
             || mine && acted_here;
-        let timeline = self.boot.timeline;
-        let moved_to = (r.timeline.unwrap_or(0) != timeline).then_some(timeline + 1);
-        let won = next_epoch(epoch, q.seen, moved_to);
+        let lineage = self.boot.lineage;
+        let moved = r.lineage.unwrap_or_default() != lineage;
+        let moved_to = moved.then_some(lineage.timeline + 1);
+        let terms = self.tables.terms.entry(q.role.clone()).or_default();
+        let won = next_epoch(epoch.max(*terms), q.seen, moved_to);
+        *terms = won;
+        let debtor = r.debtor.as_ref().and_then(|debtor| self.tables.members.get_key_value(debtor));
+        let waits_for = debtor.map(|(name, row)| format!("{name} {} {incarnation}", row.beat));
+        let same = waits_for.is_some() && waits_for == r.waited_for;
+        let waited_ms = if same { r.waited_ms } else { 0 };
         let row = self.role(&q.role);
+        row.waited_for = waits_for.filter(|_| !paid);
+        row.waited_ms = if paid { 0 } else { waited_ms };
         row.epoch = won;
-        row.timeline = Some(timeline);
+        row.lineage = Some(lineage);
         row.last_holder = holder.clone().or(row.last_holder.take());
         row.holder = Some(me.to_owned());
         row.held_in = Some(incarnation.clone());
@@ -359,8 +402,28 @@ impl Model {
             beat: debtor.map(|d| d.beat),
             debtor: r.debtor,
             lease: lease.map(Duration::from_millis),
+            waited: Duration::from_millis(waited_ms),
         };
         Claim::Won(Won { epoch: won, holder, debt: (!paid).then_some(debt) })
+    }
+
+    /// The lock is held, and by no member that the row knows of: the next winner owes a wait.
+    fn owe_a_stranger(&mut self, role: &RoleName) {
+        let Some(row) = self.tables.roles.get_mut(role).filter(|row| row.holder.is_none()) else {
+            return;
+        };
+        if row.debtor.as_deref() != Some(UNKNOWN) {
+            row.debtor = Some(UNKNOWN.to_owned());
+            row.debtor_lease_ms = row.debtor_lease_ms.max(Some(row.lease_ms));
+            row.acted_in = None;
+            row.paid_in = None;
+        }
+    }
+
+    /// Whether that session is the seat of record of a member.
+    fn is_seat(&self, session: SessionId) -> bool {
+        let member = self.sessions.get(&session).and_then(|name| self.tables.members.get(name));
+        member.is_some_and(|row| row.session == session && row.left_at.is_none())
     }
 
     /// Why another candidate should have the role first, if one should.
@@ -418,6 +481,8 @@ impl Model {
         row.debtor_lease_ms = Some(lease_ms);
         row.acted_in = Some(incarnation);
         row.paid_in = None;
+        row.waited_for = None;
+        row.waited_ms = 0;
         true
     }
 
@@ -469,7 +534,7 @@ impl Model {
             let member = self.member(&me);
             (member.lease_ms, member.incarnation.clone())
         };
-        for ReleaseRow { term, clean, to } in rows {
+        for ReleaseRow { term, clean, to, waited_ms } in rows {
             let Some(row) = self.tables.roles.get_mut(&term.role) else { continue };
             if row.epoch != term.epoch || row.holder.as_deref() != Some(&me) {
                 continue;
@@ -480,6 +545,9 @@ impl Model {
             row.order = None;
             let lease = Duration::from_millis(lease_ms);
             row.successor = to.clone().map(|to| (to, now + lease));
+            if row.waited_for.is_some() {
+                row.waited_ms += waited_ms.unwrap_or(0);
+            }
             // A debt from another incarnation is not ours to pay: a failover may have lost the member
             // that led after us.
             let ours = row.acted_in.as_ref() == Some(&incarnation);

@@ -54,6 +54,10 @@ pub struct ReleaseRow {
     pub clean: bool,
     /// The successor that was asked for.
     pub to: Option<String>,
+    /// How long a term that never acted waited under the lock, on this member's clock: the next claimant
+    /// need not wait that long again for the same debt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waited_ms: Option<u64>,
 }
 
 /// One round trip.
@@ -113,6 +117,12 @@ pub enum RegisterRefusal {
          max_locks_per_transaction"
     )]
     Locks { room: i64 },
+    /// A member without tables would not see what members with tables do, and they not what it does.
+    #[error(
+        "members with tables use its lock key, and a lock-only member beside them would lead at the same \
+         time; take part without lock-only, or use another key"
+    )]
+    Tables,
     /// Another transaction holds the role's row: nothing happened, try again.
     #[error("another transaction holds the role's row; it is tried again")]
     Blocked,
@@ -172,6 +182,8 @@ pub struct Debt {
     pub debtor: Option<String>,
     pub beat: Option<i64>,
     pub lease: Option<Duration>,
+    /// How long claimants that gave up have waited for exactly this beat, under the lock.
+    pub waited: Duration,
 }
 
 /// [`Won`] as the database prints it.
@@ -183,6 +195,8 @@ struct WonRow {
     debtor: Option<String>,
     debtor_beat: Option<i64>,
     debtor_lease_ms: Option<u64>,
+    #[serde(default)]
+    waited_ms: u64,
 }
 
 impl From<WonRow> for Won {
@@ -191,6 +205,7 @@ impl From<WonRow> for Won {
             debtor: row.debtor,
             beat: row.debtor_beat,
             lease: row.debtor_lease_ms.map(Duration::from_millis),
+            waited: Duration::from_millis(row.waited_ms),
         };
         Won { epoch: row.epoch, holder: row.holder, debt: (!row.acting).then_some(debt) }
     }
@@ -315,11 +330,12 @@ mod tests {
     fn each_verdict_is_read_with_what_belongs_to_it() {
         let read = |text| from_value::<Claimed>(text).expect("a verdict").claim;
         let owed = json!({"role": "r", "out": "won", "epoch": 3, "holder": "a", "acting": false,
-            "debtor": "a", "debtor_beat": 9, "debtor_lease_ms": 3000});
+            "debtor": "a", "debtor_beat": 9, "debtor_lease_ms": 3000, "waited_ms": 700});
         let debt = Debt {
             debtor: Some("a".to_owned()),
             beat: Some(9),
             lease: Some(Duration::from_secs(3)),
+            waited: Duration::from_millis(700),
         };
         let won = Won { epoch: Epoch(3), holder: Some("a".to_owned()), debt: Some(debt) };
         assert_eq!(read(owed), Claim::Won(won));

@@ -3,7 +3,10 @@
 -- Invariants:
 --   * role.epoch only grows. Only the session that holds the role's advisory lock raises it.
 --   * role.debtor is the last member whose gate may have been open. It is replaced only by a
---     durable write just before another gate opens, and cleared only by a clean release.
+--     durable write just before another gate opens, and cleared only by a clean release, or by an order
+--     that waited the debt out under the role's lock.
+--   * A role that `term` or `tombstone` remembers was led: a row made anew continues above their epochs,
+--     with a debt.
 --   * No wall clock in these tables takes part in a safety decision; timestamps are for people.
 
 create table tenure.origin (
@@ -16,7 +19,10 @@ create unlogged table tenure.boot (
     -- Empty after every crash: also after one that the postmaster survives (a killed backend), in
     -- which acknowledged beats are lost although pg_postmaster_start_time() stays what it was.
     only_row boolean primary key default true check (only_row),
-    mark     text not null
+    mark     text not null,
+    -- The transaction that wrote this row. A row that a restore wrote, from a dump of another day, has
+    -- another number, and its mark is void.
+    made_by  xid not null
 );
 
 create table tenure.member (
@@ -44,15 +50,17 @@ create table tenure.role (
     policy          text not null check (policy in ('exclusive', 'fenced')),
     lease_ms        integer not null check (lease_ms > 0),  -- never below any gate's lease
     epoch           bigint not null default 0 check (epoch >= 0),
-    lineage         text not null default '',  -- (system identifier, timeline) of the last bump
+    lineage         text not null default '',  -- tenure.lineage() at the last bump
     holder          text,
     held_in         text,                      -- incarnation in which holder took it
     since           timestamptz,
     released_at     timestamptz,
-    debtor          text,
+    debtor          text,                      -- '(unknown)': a session that is no member's
     debtor_lease_ms integer,
     acted_in        text,                      -- incarnation of the last `acting` write
     paid_in         text,                      -- incarnation of the last clean release
+    waited_for      text,                      -- debtor, its beat, incarnation: what was waited for
+    waited_ms       bigint not null default 0, -- and for how long, by claimants that gave up
     successor       text,
     successor_until timestamptz,
     paused          boolean not null default false,
@@ -88,6 +96,13 @@ create table tenure.term (
     ended_at    timestamptz,
     how         text check (how in ('released', 'abandoned', 'replaced', 'forced')),
     primary key (role, epoch)
+);
+
+create table tenure.tombstone (
+    -- A role that was forgotten. Its name, used again, continues above this epoch.
+    role         text primary key,
+    epoch        bigint not null,
+    forgotten_at timestamptz not null default clock_timestamp()
 );
 
 create sequence tenure.order_id;

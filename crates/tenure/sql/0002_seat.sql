@@ -9,19 +9,24 @@
 --   * A role that was not won leaves no lock; a role that failed half way unlocks itself.
 --   * Every function that a seat calls first proves that it runs on the seat of record.
 
--- (system identifier, timeline). The timeline comes from the current WAL position: the control
--- file lags behind a promotion.
+-- (system identifier, database, table; timeline). The timeline comes from the current WAL position: the
+-- control file lags behind a promotion. A copy of a database, by a template or a dump, is another database
+-- or another table: what led in the original since the copy was made is not known in it.
 create function tenure.lineage() returns text language sql volatile
-return (select system_identifier from pg_control_system())::text || '/' ||
+return (select system_identifier from pg_control_system())::text || '.' ||
+       (select oid from pg_database where datname = current_database()) || '.' ||
+       to_regclass('tenure.role')::oid || '/' ||
        ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::integer;
 
 insert into tenure.origin (lineage) values (tenure.lineage());
 
--- What no acknowledged write was lost in: it ends with every restart, crash and promotion.
+-- What no acknowledged write was lost in: it ends with every restart, crash, promotion and restore.
 create function tenure.incarnation() returns text language sql volatile
 begin atomic
-    insert into tenure.boot (mark) select gen_random_uuid()
+    insert into tenure.boot (mark, made_by) select gen_random_uuid(), pg_current_xact_id()::xid
         where not exists (select from tenure.boot) on conflict do nothing;
+    update tenure.boot set mark = gen_random_uuid(), made_by = pg_current_xact_id()::xid
+        where xmin <> made_by;
     select tenure.lineage() || '/' || extract(epoch from pg_postmaster_start_time())
            || '/' || (select mark from tenure.boot);
 end;
@@ -157,19 +162,38 @@ declare
     -- New on the line of history on which the schema was born: no member ever led it.
     fresh text := (select m.incarnation from tenure.origin
                    where lineage = tenure.lineage_of(m.incarnation));
-    -- Tenure never uses more than a quarter of the lock table.
-    known bigint := (select count(*) from tenure.role);
+    -- Tenure never uses more than a quarter of the lock table. Only a candidate can hold a role's lock.
+    known bigint := (select count(*) from (select distinct role from tenure.candidate) c);
+    over  text[];
     room  bigint := current_setting('max_locks_per_transaction')::bigint / 4.0
         * (current_setting('max_connections')::bigint
            + current_setting('max_prepared_transactions')::bigint);
 begin
     -- Lowering a role's lease must see every registration: see tenure.lower_lease().
     perform pg_advisory_xact_lock_shared(tenure.lease_key());
-    insert into tenure.role (name, key, pair, policy, lease_ms, paid_in)
-        select x.role, x.key, x.pair, x.policy, m.lease_ms, fresh
+    over := array(select x.role
+        from jsonb_to_recordset(p_roles) as x(role text, key bigint, pair boolean)
+        where not exists (select from tenure.candidate c where c.role = x.role)
+        order by x.pair, x.key offset greatest(room - known, 0));
+    insert into tenure.role (name, key, pair, policy, lease_ms, paid_in, epoch, debtor, debtor_lease_ms)
+        select x.role, x.key, x.pair, x.policy, m.lease_ms, fresh, 0, null, null
         from jsonb_to_recordset(p_roles) as x(role text, key bigint, pair boolean, policy text)
-        where not exists (select from tenure.role r where r.name = x.role)
-        order by x.pair, x.key limit greatest(room - known, 0)
+        where x.role <> all (over)
+          and not exists (select from tenure.role r where r.name = x.role)
+          and not exists (select from tenure.term t where t.role = x.role)
+          and not exists (select from tenure.tombstone t where t.role = x.role)
+        union all
+        -- Its row was deleted, and it was led: by which member, and whether that still acts, is not known.
+        select x.role, x.key, x.pair, x.policy, longest, null, greatest(
+                (select max(t.epoch) from tenure.term t where t.role = x.role),
+                (select t.epoch from tenure.tombstone t where t.role = x.role)), '(unknown)', longest
+        from jsonb_to_recordset(p_roles) as x(role text, key bigint, pair boolean, policy text),
+            (select max(lease_ms) as longest from tenure.member) l
+        where x.role <> all (over)
+          and not exists (select from tenure.role r where r.name = x.role)
+          and (exists (select from tenure.term t where t.role = x.role)
+               or exists (select from tenure.tombstone t where t.role = x.role))
+        order by 3, 2
         on conflict do nothing;
     -- Raised before it is used: successors wait at least this long.
     low := array(select r.name from jsonb_to_recordset(p_roles) as x(role text)
@@ -184,6 +208,7 @@ begin
                 (select jsonb_build_object('because', 'collision', 'with', name)
                  from tenure.role where key = x.key and pair = x.pair),
                 jsonb_build_object('because', 'locks', 'room', room))
+            when x.role = any (over) then jsonb_build_object('because', 'locks', 'room', room)
             when (r.key, r.pair) is distinct from (x.key, x.pair) then
                 jsonb_build_object('because', 'key', 'key', r.key, 'pair', r.pair)
             when r.policy <> x.policy then
@@ -237,10 +262,12 @@ end $$;
 -- The verdict on one role whose lock is held: `q` as it was asked for, its row `r` as it was read after
 -- the lock, its debtor `d`, and why a better candidate should have it. It decides every claim, and it
 -- writes nothing. A claim that is won leads at once if it is `paid`; otherwise the claimant waits
--- `wait_ms`, counted from the debtor's last beat.
+-- `wait_ms`, counted from the debtor's last beat. `waits_for` names that beat, in this incarnation: claimants
+-- that gave up have already waited `waited_ms` for the same.
 create function tenure.verdict(m tenure.member, q tenure.ask, r tenure.role, d tenure.member,
                                better text)
-returns table (outcome text, paid boolean, next bigint, wait_ms integer) language sql stable
+returns table (outcome text, paid boolean, next bigint, wait_ms integer, waits_for text,
+               already_ms bigint) language sql stable
 begin atomic
     select case
             when (r.key, r.pair) is distinct from (q.key, q.pair) then 'unknown'
@@ -254,14 +281,18 @@ begin atomic
         r.policy = 'fenced'
             or r.debtor is null and r.paid_in is not distinct from m.incarnation
             or coalesce(r.debtor = m.identity and r.acted_in = m.incarnation, false),
-        tenure.next_epoch(greatest(r.epoch, q.seen),
+        -- The history may know of epochs that the row does not: rows were restored, or written by hand.
+        tenure.next_epoch(greatest(r.epoch, q.seen,
+                (select max(t.epoch) from tenure.term t where t.role = r.name)),
             case when tenure.lineage_of(m.incarnation) <> case when r.lineage = ''
                           then (select lineage from tenure.origin) else r.lineage end
                  then split_part(m.incarnation, '/', 2)::integer end),
         -- In this incarnation no write was lost, so the debtor's own lease is known; otherwise the
         -- debtor may have been any member that ever registered.
         case when r.debtor is not null and r.acted_in = m.incarnation then r.debtor_lease_ms
-             else greatest(r.debtor_lease_ms, r.lease_ms, d.lease_ms) end;
+             else greatest(r.debtor_lease_ms, r.lease_ms, d.lease_ms) end,
+        w.waits_for, case when r.waited_for = w.waits_for then r.waited_ms else 0 end
+    from (select d.identity || ' ' || d.beat || ' ' || m.incarnation as waits_for) w;
 end;
 
 -- Claims roles, in key order. The caller holds none of their locks; on return a lock is held exactly
@@ -275,6 +306,7 @@ language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
     yields  text[];
     locked  tenure.ask[];
+    odd     text[];
     names   text[];
     rows    tenure.role[];
     ours    text[];
@@ -292,12 +324,34 @@ begin
     -- The locks; then, in statements that see what the locks protect, the rows.
     select coalesce(array_agg(t.q) filter (where t.got), '{}'),
            coalesce(jsonb_agg(jsonb_build_object('role', (t.q).role, 'out', 'held',
-               'holder', r.holder, 'epoch', r.epoch, 'held_by_us', r.holder = m.identity)) filter (where not t.got), '[]')
-        into locked, more
+               'holder', r.holder, 'epoch', r.epoch, 'held_by_us', r.holder = m.identity)) filter (where not t.got), '[]'),
+           coalesce(array_agg(r.name) filter (where not t.got and r.holder is null
+               and r.debtor is distinct from '(unknown)'), '{}')
+        into locked, more, odd
         from (select q, tenure.try_lock(q.key, q.pair) as got
               from unnest(asked) q where q.role <> all (yields) offset 0) t
             left join tenure.role r on r.name = (t.q).role;
     answers := answers || more;
+    -- Held, and by no member that the row knows of: by another program, or by a member without tables. What
+    -- it does meanwhile is not known, so the next winner owes it a wait. A member between the two halves of
+    -- its release, or in the middle of its claim, is told by its member lock.
+    if odd <> '{}' then
+        update tenure.role r set debtor = '(unknown)', paid_in = null, acted_in = null,
+            debtor_lease_ms = greatest(r.debtor_lease_ms, r.lease_ms)
+        where r.holder is null and r.name in (
+                select name from tenure.role where name = any (odd) order by pair, key
+                for no key update skip locked)
+          and not exists (
+            select from pg_locks l join pg_locks seat on seat.pid = l.pid
+                join tenure.member o on seat.classid = ((o.key >> 32) & 4294967295)::oid
+                    and seat.objid = (o.key & 4294967295)::oid and seat.objsubid = 1
+            where l.locktype = 'advisory' and l.granted and seat.locktype = 'advisory'
+              and seat.granted and seat.mode = 'ExclusiveLock' and seat.database = l.database
+              and l.database = (select oid from pg_database where datname = current_database())
+              and l.classid = ((r.key >> 32) & 4294967295)::oid
+              and l.objid = (r.key & 4294967295)::oid
+              and l.objsubid = case when r.pair then 2 else 1 end);
+    end if;
     names := array(select q.role from unnest(locked) q);
     if p_wait then
         rows := array(select r from tenure.role r where r.name = any (names) for update);
@@ -315,7 +369,7 @@ begin
         where p_wait or r.name is not null
     ), taken as materialized (select * from seen where outcome = 'won'),
     ended as (
-        update tenure.term t set ended_at = clock_timestamp(), how = 'replaced'
+        update tenure.term t set ended_at = clock_timestamp(), how = coalesce(t.how, 'replaced')
         from taken w where t.role = w.name and t.epoch = w.epoch and t.ended_at is null
     ), bumped as (
         update tenure.role r set epoch = w.next, lineage = tenure.lineage_of(m.incarnation),
@@ -326,7 +380,9 @@ begin
             debtor = case when w.paid then m.identity else r.debtor end,
             debtor_lease_ms = case when w.paid then m.lease_ms else r.debtor_lease_ms end,
             acted_in = case when w.paid then m.incarnation else r.acted_in end,
-            paid_in = case when w.paid then null else r.paid_in end
+            paid_in = case when w.paid then null else r.paid_in end,
+            waited_for = case when w.paid then null else w.waits_for end,
+            waited_ms = case when w.paid then 0 else w.already_ms end
         from taken w where r.name = w.name
     ), begun as (
         -- One reading of the clock for both: a term that acts at once acts when it is claimed.
@@ -357,7 +413,8 @@ begin
                when s.outcome = 'won' then
                    jsonb_build_object('role', s.name, 'out', s.outcome, 'holder', s.holder,
                        'epoch', s.next, 'acting', false, 'debtor', s.debtor,
-                       'debtor_beat', s.debtor_beat, 'debtor_lease_ms', s.wait_ms)
+                       'debtor_beat', s.debtor_beat, 'debtor_lease_ms', s.wait_ms,
+                       'waited_ms', s.already_ms)
                else
                    jsonb_build_object('role', s.name, 'out', s.outcome, 'holder', s.holder,
                        'epoch', s.epoch) end), '[]')
@@ -438,7 +495,7 @@ declare
 begin
     with done as (
         update tenure.role r set debtor = me, debtor_lease_ms = m.lease_ms,
-            acted_in = m.incarnation, paid_in = null
+            acted_in = m.incarnation, paid_in = null, waited_for = null, waited_ms = 0
         from jsonb_to_recordset(p_roles) as x(role text, epoch bigint)
         where r.name = any (free) and r.name = x.role and r.epoch = x.epoch and r.holder = me
         returning r.name, r.epoch
@@ -515,6 +572,7 @@ begin
             debtor = case when x.pays then null else r.debtor end,
             debtor_lease_ms = case when x.pays then null else r.debtor_lease_ms end,
             paid_in = case when x.pays then m.incarnation else r.paid_in end,
+            waited_ms = r.waited_ms + case when r.waited_for is null then 0 else coalesce(x.waited_ms, 0) end,
             order_id = null, order_to = null,
             successor = x."to",
             successor_until = case when x."to" is not null
@@ -522,7 +580,8 @@ begin
         -- A debt from another incarnation is not paid by a release: a failover may have lost the member
         -- that led after this one.
         from (select y.*, y.clean and o.debtor = me and o.acted_in = m.incarnation as pays
-              from jsonb_to_recordset(p_roles) as y(role text, epoch bigint, clean boolean, "to" text)
+              from jsonb_to_recordset(p_roles) as y(role text, epoch bigint, clean boolean, "to" text,
+                      waited_ms bigint)
                   join tenure.role o on o.name = y.role) x
         where r.name = any (free) and r.name = x.role and r.epoch = x.epoch and r.holder = me
         returning r.name, r.epoch

@@ -487,7 +487,8 @@ impl Look<'_> {
                     ('tenure.role', 'update'), ('tenure.term', 'select'), \
                     ('tenure.term', 'insert'), ('tenure.term', 'update'), \
                     ('tenure.event', 'insert'), ('tenure.origin', 'select'), \
-                    ('tenure.boot', 'select'), ('tenure.boot', 'insert')) v(t, p) \
+                    ('tenure.boot', 'select'), ('tenure.boot', 'insert'), \
+                    ('tenure.boot', 'update')) v(t, p) \
                 where has_schema_privilege('tenure', 'usage') \
                   and not has_table_privilege(t, p)) s), '[]'))";
         let text = self.ask(line, sql).await?;
@@ -518,7 +519,9 @@ impl Look<'_> {
     }
 
     async fn lock_table(&self, line: &Line, report: &mut Report) -> Result<(), Stop> {
-        let known = if self.lock_only { "0" } else { "(select count(*) from tenure.role)" };
+        // Only a candidate can hold a role's lock.
+        let known = "(select count(*) from (select distinct role from tenure.candidate) c)";
+        let known = if self.lock_only { "0" } else { known };
         let sql = format!(
             "select current_setting('max_locks_per_transaction')::bigint * \
              (current_setting('max_connections')::bigint + \

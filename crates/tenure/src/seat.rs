@@ -12,8 +12,8 @@ use tenure_core::epoch::Epoch;
 use tenure_core::key::{LockKey, RoleName};
 use tenure_core::lease::Lease;
 use tenure_core::protocol::{
-    Beaten, Claim, Claimed, Debt, Done, MarkedActing, Op, Registered, Seated, TermRow, Won,
-    member_key, millis,
+    Beaten, Claim, Claimed, Debt, Done, MarkedActing, Op, RegisterRefusal, Registered, Seated,
+    TermRow, Won, member_key, millis,
 };
 use tokio::sync::mpsc;
 
@@ -181,12 +181,30 @@ impl Seat {
             format!("select jsonb_build_array({})", parts.join(", "))
         };
         Ok(match op {
-            Op::Register(rows) => Done::Registered(
-                rows.iter()
-                    .map(|row| Registered { role: row.role.clone(), refused: None })
-                    .collect(),
-            ),
+            Op::Register(rows) => {
+                let known = self.keys_with_tables(rows.iter().map(|row| row.key)).await?;
+                Done::Registered(
+                    rows.iter()
+                        .map(|row| Registered {
+                            role: row.role.clone(),
+                            refused: known.contains(&row.key).then_some(RegisterRefusal::Tables),
+                        })
+                        .collect(),
+                )
+            }
             Op::Claim { rows, .. } => {
+                // Members with tables may have come since: then the registration is told again, and
+                // refused.
+                let known = self.keys_with_tables(rows.iter().map(|row| row.key)).await?;
+                let (unfit, rows): (Vec<_>, Vec<_>) =
+                    rows.iter().partition(|row| known.contains(&row.key));
+                let unfit: Vec<Claimed> = unfit
+                    .into_iter()
+                    .map(|row| Claimed { role: row.role.clone(), claim: Claim::Unknown })
+                    .collect();
+                if rows.is_empty() {
+                    return Ok(Done::Claimed(unfit));
+                }
                 let sql = all(rows
                     .iter()
                     .map(|row| (row.role.clone(), lock_call("pg_try_advisory_lock", row.key)))
@@ -206,6 +224,7 @@ impl Seat {
                             };
                             Claimed { role, claim }
                         })
+                        .chain(unfit)
                         .collect(),
                 )
             }
@@ -244,6 +263,26 @@ impl Seat {
             }
             Op::LeaveSeat => Done::LeftSeat,
         })
+    }
+
+    /// Those of the lock keys that members with tables know, as far as this login role may see them.
+    async fn keys_with_tables(
+        &self,
+        keys: impl Iterator<Item = LockKey>,
+    ) -> Result<Vec<LockKey>, LineError> {
+        let readable = "select coalesce((select has_schema_privilege(n.oid, 'usage') \
+                 and has_table_privilege(c.oid, 'select') \
+             from pg_class c join pg_namespace n on n.oid = c.relnamespace \
+             where n.nspname = 'tenure' and c.relname = 'role'), false)";
+        if self.line.ask(readable, self.deadline).await?.as_deref() != Some("t") {
+            return Ok(Vec::new());
+        }
+        let sql = format!(
+            "select coalesce(jsonb_agg(x), '[]') from jsonb_array_elements({}) x join tenure.role r \
+             on r.key = (x->>'key')::bigint and r.pair = (x->>'pair')::boolean",
+            json(&keys.collect::<Vec<_>>())
+        );
+        answer(&self.line, &sql, self.deadline).await
     }
 
     async fn ping(&self) -> Result<(), LineError> {

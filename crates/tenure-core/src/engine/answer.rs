@@ -185,7 +185,10 @@ impl Context {
                 .map_or(now, |peer| peer.first_seen),
             (Some(_), None) => now,
         };
-        self.lease.takeover_at(saw, contact, lease)
+        // Claimants that gave up waited for this very beat, in this incarnation, one after the other and
+        // each on its own clock: what is left runs from now.
+        let rest = (lease + self.lease.margin_for(lease)).saturating_sub(debt.waited);
+        self.lease.takeover_at(saw, contact, lease).min(now + rest)
     }
 }
 
@@ -208,7 +211,8 @@ impl Role {
                 why @ (RegisterRefusal::Collision { .. }
                 | RegisterRefusal::Key { .. }
                 | RegisterRefusal::Policy { .. }
-                | RegisterRefusal::Locks { .. }),
+                | RegisterRefusal::Locks { .. }
+                | RegisterRefusal::Tables),
             ) => {
                 self.registration.refuse();
                 context.outputs.push_back(Output::Registered(name, Err(why)));
@@ -319,6 +323,7 @@ impl Role {
                     context.outputs.push_back(Output::TookOver(name));
                 }
                 let open_at = won.debt.map(|debt| context.open_at(&debt, now));
+                self.waits = open_at.map(|_| (won.epoch, now));
                 self.input(Input::Claimed { epoch: won.epoch, open_at }, now, context);
                 return;
             }
@@ -351,13 +356,13 @@ impl Role {
             }
             Claim::Unknown => {
                 self.registration.outdate();
-                (NotAcquired::Blocked, None)
+                (NotAcquired::Unknown, None)
             }
             Claim::Failed { sqlstate, error } => {
                 // The database undid it and unlocked: this role's trouble, not the session's.
                 let error = Notice::Error(explain_claim(&sqlstate, &error));
                 context.outputs.push_back(Output::Notice(name, error));
-                (NotAcquired::Blocked, None)
+                (NotAcquired::Failed, None)
             }
         };
         self.errand = Errand::Rest { wake_at: if hinted { Some(now) } else { wake_at } };

@@ -7,11 +7,11 @@ use super::{BATCH, Engine, INSPECT_EVERY, Output, ROW_WAIT};
 use crate::clock::Tick;
 use crate::epoch::Epoch;
 use crate::lifecycle::LockState;
-use crate::protocol::{ClaimRow, Op, RegisterRow, ReleaseRow, TermRow};
+use crate::protocol::{ClaimRow, Op, RegisterRow, ReleaseRow, TermRow, millis};
 
 impl Engine {
     pub(super) fn choose_op(&mut self, now: Tick) -> Option<Op> {
-        let releases = self.batch(Role::next_release);
+        let releases = self.batch(|role| role.next_release(now));
         if !releases.is_empty() {
             return Some(Op::Release(releases));
         }
@@ -68,13 +68,15 @@ fn claim_wait(deadline: Duration) -> Duration {
 }
 
 impl Role {
-    fn next_release(&mut self) -> Option<ReleaseRow> {
+    fn next_release(&mut self, now: Tick) -> Option<ReleaseRow> {
         match &mut self.errand {
             Errand::Release { epoch, to } => {
                 let (epoch, to) = (*epoch, to.take());
                 self.errand = Errand::Releasing;
                 let clean = self.keeper.in_flight() == 0;
-                Some(ReleaseRow { term: self.term(epoch), clean, to })
+                let waits = self.waits.take().filter(|(of, _)| *of == epoch);
+                let waited_ms = waits.map(|(_, since)| millis(now.saturating_since(since)));
+                Some(ReleaseRow { term: self.term(epoch), clean, to, waited_ms })
             }
             Errand::Rest { .. }
             | Errand::Claim

@@ -29,6 +29,7 @@ impl Role {
                 Effect::MarkActing { epoch } => self.errand = Errand::Mark { epoch },
                 Effect::OpenGate { epoch } => {
                     self.insist_at = None;
+                    self.waits = None;
                     self.errand = Errand::REST;
                     if self.keeper.open(epoch, context.lease_until) {
                         let name = self.candidacy.name.clone();

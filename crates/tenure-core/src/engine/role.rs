@@ -24,6 +24,8 @@ pub(super) struct Role {
     pub(super) insist_at: Option<Tick>,
     /// Its holder died and may come back: until then its lock is left to it.
     pub(super) yield_until: Option<Tick>,
+    /// Since then the lock of that term is held on this seat, and a debt is waited out.
+    pub(super) waits: Option<(Epoch, Tick)>,
     /// The highest epoch that was ever seen of it.
     pub(super) seen: Epoch,
     pub(super) holder: Option<String>,
@@ -156,6 +158,7 @@ impl Role {
             blocked_since: None,
             insist_at: None,
             yield_until: None,
+            waits: None,
             seen: Epoch::ZERO,
             holder: None,
             preempted_at: None,
@@ -236,6 +239,7 @@ impl Role {
     /// The gate is shut already.
     pub(super) fn seat_lost(&mut self, error: &str, now: Tick, context: &mut Context) {
         self.registration.outdate();
+        self.waits = None;
         self.errand = match self.errand {
             // Still wanted back, on the next seat, until its grace ends.
             Errand::Reclaim { epoch }

@@ -126,6 +126,10 @@ pub enum NotAcquired {
     Reserved,
     /// This member is an observer, or is not ready while others are.
     Ineligible,
+    /// The database does not know the role any more; it is registered again.
+    Unknown,
+    /// The database failed to carry the claim out; an error event says why.
+    Failed,
 }
 
 impl fmt::Display for NotAcquired {
@@ -136,6 +140,8 @@ impl fmt::Display for NotAcquired {
             NotAcquired::Paused => "the role is paused",
             NotAcquired::Reserved => "the role is reserved for another member",
             NotAcquired::Ineligible => "this member may not lead now",
+            NotAcquired::Unknown => "the database does not know the role any more",
+            NotAcquired::Failed => "the database could not carry the claim out",
         })
     }
 }

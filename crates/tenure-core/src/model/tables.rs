@@ -9,6 +9,15 @@ use crate::lease::TakeoverPolicy;
 
 use super::SessionId;
 
+/// A line of history.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Lineage {
+    /// Zero is the database in which the schema was born; every copy has a number of its own.
+    pub copy: u32,
+    /// From zero; PostgreSQL counts from one.
+    pub timeline: u32,
+}
+
 /// What the tables hold. Everything that a crash may take back is in here, and nothing else.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say it")]
@@ -16,6 +25,8 @@ pub struct Tables {
     pub members: BTreeMap<String, MemberRow>,
     pub roles: BTreeMap<RoleName, RoleRow>,
     pub candidates: BTreeMap<(RoleName, String), Candidate>,
+    /// The highest epoch of each role that `tenure.term` knows; a deleted row does not take it along.
+    pub terms: BTreeMap<RoleName, Epoch>,
 }
 
 /// A row of `tenure.member`.
@@ -41,7 +52,7 @@ pub struct RoleRow {
     pub lease_ms: u64,
     pub epoch: Epoch,
     /// Where the epoch was last raised; none: never.
-    pub timeline: Option<u32>,
+    pub lineage: Option<Lineage>,
     pub holder: Option<String>,
     pub held_in: Option<String>,
     pub last_holder: Option<String>,
@@ -49,6 +60,8 @@ pub struct RoleRow {
     pub debtor_lease_ms: Option<u64>,
     pub acted_in: Option<String>,
     pub paid_in: Option<String>,
+    pub waited_for: Option<String>,
+    pub waited_ms: u64,
     /// The successor, and until when it has a head start.
     pub successor: Option<(String, Tick)>,
     pub paused: bool,

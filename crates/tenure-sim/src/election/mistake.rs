@@ -38,11 +38,16 @@ pub enum Mistake {
     OldSightings,
     /// The margin is below the drift of the clocks.
     NarrowMargin,
+    /// What claimants that gave up have waited counts in another incarnation too, in which the debtor
+    /// may have led again.
+    OldCredit,
+    /// It counts for the debtor, whatever beats it has sent since.
+    CreditForAnyBeat,
 }
 
 impl Mistake {
     /// Every mistake there is.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 13] = [
         Self::IgnoreTheDebt,
         Self::DebtMovesWithTheClaim,
         Self::ForgetTheLease,
@@ -54,6 +59,8 @@ impl Mistake {
         Self::QuietMark,
         Self::OldSightings,
         Self::NarrowMargin,
+        Self::OldCredit,
+        Self::CreditForAnyBeat,
     ];
 
     /// The name in the file of seeds.
@@ -71,6 +78,8 @@ impl Mistake {
             Self::QuietMark => "quiet-mark",
             Self::OldSightings => "old-sightings",
             Self::NarrowMargin => "narrow-margin",
+            Self::OldCredit => "old-credit",
+            Self::CreditForAnyBeat => "credit-for-any-beat",
         }
     }
 
@@ -87,12 +96,33 @@ impl Mistake {
 
     /// Alters the rows before a statement of `me` reads them.
     pub(super) fn before(self, model: &mut Model, me: &str, op: &Op) {
-        let (incarnation, timeline) = (model.incarnation(), model.timeline());
-        let roles = &mut model.tables.roles;
+        let (incarnation, lineage) = (model.incarnation(), model.lineage());
+        let Tables { roles, members, .. } = &mut model.tables;
         match (self, op) {
+            (Self::OldCredit | Self::CreditForAnyBeat, Op::Claim { rows, .. }) => {
+                for row in rows {
+                    alter(roles, &row.role, |role| {
+                        let debtor =
+                            role.debtor.as_ref().and_then(|one| members.get_key_value(one));
+                        let Some(((name, member), waited)) = debtor.zip(role.waited_for.as_ref())
+                        else {
+                            return;
+                        };
+                        let was = if self == Self::OldCredit {
+                            waited.starts_with(&format!("{name} {} ", member.beat))
+                        } else {
+                            waited.starts_with(&format!("{name} "))
+                                && waited.ends_with(&format!(" {incarnation}"))
+                        };
+                        if was {
+                            role.waited_for = Some(format!("{name} {} {incarnation}", member.beat));
+                        }
+                    });
+                }
+            }
             (Self::OneGeneration, Op::Claim { rows, .. }) => {
                 for row in rows {
-                    alter(roles, &row.role, |role| role.timeline = Some(timeline));
+                    alter(roles, &row.role, |role| role.lineage = Some(lineage));
                 }
             }
             (Self::KeepInAnyIncarnation, Op::Claim { rows, .. }) => {
@@ -145,7 +175,7 @@ impl Mistake {
                         }
                         Self::NextGeneration => {
                             let old = &before.roles[role];
-                            let moved = old.timeline.unwrap_or(0) != model.timeline();
+                            let moved = old.lineage.unwrap_or_default() != model.lineage();
                             let seen = seen.expect("an answer belongs to its question");
                             let epoch = next_epoch(old.epoch, seen, moved.then_some(1));
                             won.epoch = epoch;

@@ -135,3 +135,13 @@ fn sightings_that_outlive_their_session_are_caught() {
 fn a_margin_below_the_drift_of_the_clocks_is_caught() {
     assert_caught(Mistake::NarrowMargin);
 }
+
+#[test]
+fn time_waited_that_counts_in_another_incarnation_is_caught() {
+    assert_caught(Mistake::OldCredit);
+}
+
+#[test]
+fn time_waited_that_counts_for_a_later_beat_is_caught() {
+    assert_caught(Mistake::CreditForAnyBeat);
+}

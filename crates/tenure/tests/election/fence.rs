@@ -210,7 +210,8 @@ async fn a_transaction_behind_two_fences_does_not_wait_for_itself() {
         .await
         .expect("it stands behind both fences already");
     client.batch_execute("commit").await.unwrap();
-    let waits = client.batch_execute("set statement_timeout = '100ms'; select tenure.fence('r', 1)");
+    let waits =
+        client.batch_execute("set statement_timeout = '100ms'; select tenure.fence('r', 1)");
     assert_eq!(waits.await.expect_err("the barrier").code().map(|code| code.code()), Some("57014"));
 }
 

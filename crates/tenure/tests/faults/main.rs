@@ -12,6 +12,7 @@
 
 mod chaos;
 mod claimants;
+mod copies;
 mod database;
 mod group;
 mod network;

@@ -56,6 +56,8 @@ pub(crate) struct Setup {
     pub(crate) control: u16,
     /// Its clock stands still while the process is frozen.
     pub(crate) clock_lies: bool,
+    /// It takes part without tables.
+    pub(crate) lock_only: bool,
 }
 
 impl Setup {
@@ -80,6 +82,7 @@ impl Setup {
             say_every: Duration::from_millis(20),
             control: 0,
             clock_lies: false,
+            lock_only: false,
         }
     }
 
@@ -94,7 +97,8 @@ impl Setup {
             .heartbeat(self.heartbeat)
             .lease(self.lease)
             .statement_deadline(self.statement_deadline)
-            .kill_grace(Duration::from_millis(100));
+            .kill_grace(Duration::from_millis(100))
+            .lock_only(self.lock_only);
         if let Some(margin) = self.margin {
             builder = builder.margin(margin);
         }

@@ -49,6 +49,8 @@ async fn the_model_answers_and_writes_what_the_sql_does() {
         "Unknown",
         "Won with a debt",
         "Won with a debt of no member",
+        "Won with a debt that was waited for",
+        "Won with a debt to a stranger",
         "Yield Priority",
         "Yield Ready",
         "Yield Successor",
@@ -60,12 +62,17 @@ async fn the_model_answers_and_writes_what_the_sql_does() {
 }
 
 /// Mistakes in the SQL: a function, a part of its text, and what stands there instead.
-const PLANTED: [(&str, &str, &str); 9] = [
+const PLANTED: [(&str, &str, &str); 14] = [
     ("verdict", "then r.debtor_lease_ms", "then r.lease_ms"),
     ("verdict", "greatest(r.debtor_lease_ms, r.lease_ms, d.lease_ms)", "r.debtor_lease_ms"),
     ("verdict", "r.debtor = m.identity and r.acted_in = m.incarnation", "r.debtor = m.identity"),
     ("verdict", "and r.held_in = m.incarnation", ""),
-    ("verdict", "greatest(r.epoch, q.seen)", "r.epoch"),
+    ("verdict", "greatest(r.epoch, q.seen,", "greatest(r.epoch, 0,"),
+    ("verdict", "from tenure.term t where t.role = r.name", "from tenure.term t where false"),
+    ("verdict", "|| d.beat ||", "|| 'any' ||"),
+    ("register", "'(unknown)', longest", "null, longest"),
+    ("claim_rows", "debtor = '(unknown)', paid_in = null", "debtor = r.debtor, paid_in = null"),
+    ("mark_acting", "waited_for = null, waited_ms = 0", "waited_ms = 0"),
     ("release", "and o.acted_in = m.incarnation", ""),
     ("better_candidates", "r.holder is null and", "false and"),
     ("beat", "/ 250.0", "/ 1000.0"),

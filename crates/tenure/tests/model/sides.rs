@@ -7,7 +7,7 @@ use tenure::Member;
 use tenure::config::{Config, RoleSpec};
 use tenure_core::clock::Tick;
 use tenure_core::key::{LockKey, RoleName};
-use tenure_core::model::{Joiner, Model, SessionId};
+use tenure_core::model::{Joiner, Lineage, Model, SessionId};
 use tenure_core::protocol::member_key;
 use tenure_testkit::{Database, shared_cluster};
 use tokio_postgres::{Client, SimpleQueryMessage};
@@ -27,7 +27,7 @@ const STAGE: &str = "
     create or replace function tenure.incarnation() returns text language sql volatile as
         $$ select incarnation from test.boot $$;
     alter table tenure.member alter seen_at set default test.clock_timestamp();
-    update tenure.origin set lineage = 'server/1';";
+    update tenure.origin set lineage = 'server.0/1';";
 
 /// Functions that pin their search_path find the stage all the same.
 const UNPIN: &str = "do $$ declare f regprocedure; begin
@@ -46,7 +46,10 @@ const DUMP: &str = "select jsonb_build_object(
             grace_ms, incarnation, test.ms(seen_at), test.ms(left_at))) from tenure.member),
     'roles', (select jsonb_object_agg(name, jsonb_build_array(key, pair, policy, lease_ms, epoch,
             lineage, holder, held_in, last_holder, debtor, debtor_lease_ms, acted_in, paid_in,
-            successor, test.ms(successor_until), paused, order_id, order_to)) from tenure.role),
+            successor, test.ms(successor_until), paused, order_id, order_to, waited_for, waited_ms))
+        from tenure.role),
+    'terms', (select jsonb_object_agg(role, epoch)
+        from (select role, max(epoch) as epoch from tenure.term group by role) t),
     'candidates', (select jsonb_object_agg(role || ' ' || member,
             jsonb_build_array(priority, ready, observer)) from tenure.candidate))";
 
@@ -127,9 +130,24 @@ impl Sides {
         for (member, _) in MEMBERS {
             self.end(member).await;
         }
+        let end = "select pg_advisory_unlock_all()";
+        self.admin.batch_execute(end).await.expect("strangers' locks are given back");
         let incarnation = incarnation(&self.model.incarnation());
         let sql = format!("update test.boot set incarnation = '{incarnation}'");
         self.admin.batch_execute(&sql).await.expect("a new incarnation");
+    }
+
+    /// A session that is no member's takes a role's lock if it is free, or lets go of it.
+    pub(crate) async fn stranger(&mut self, key: LockKey) -> Result<(), String> {
+        let took = self.model.stranger_takes(key);
+        let lock = format!("pg_try_advisory_lock({})", key.args());
+        if took {
+            return same("a stranger's lock", &json!(true), &self.order(&lock).await?);
+        }
+        // It may have it already, or a member has.
+        self.model.stranger_leaves(key);
+        let unlock = format!("pg_advisory_unlock({})", key.args());
+        self.order(&unlock).await.map(drop)
     }
 
     // --- statements ---
@@ -165,16 +183,19 @@ impl Sides {
         let mut sql = "delete from tenure.role; delete from tenure.candidate; delete from tenure.term; \
             insert into tenure.role (name, key, pair, policy, lease_ms, epoch, lineage, holder, held_in, \
                 last_holder, debtor, debtor_lease_ms, acted_in, paid_in, successor, successor_until, \
-                paused, order_id, order_to) \
+                paused, order_id, order_to, waited_for, waited_ms) \
             select k, (v->>0)::bigint, (v->>1)::boolean, v->>2, (v->>3)::int, (v->>4)::bigint, v->>5, \
                 v->>6, v->>7, v->>8, v->>9, (v->>10)::int, v->>11, v->>12, v->>13, \
                 timestamptz 'epoch' + (v->>14)::bigint * interval '1 ms', (v->>15)::boolean, \
-                (v->>16)::bigint, v->>17 from jsonb_each($1) as x(k, v); \
+                (v->>16)::bigint, v->>17, v->>18, (v->>19)::bigint from jsonb_each($1) as x(k, v); \
+            insert into tenure.term (role, epoch, member) \
+            select k, v::bigint, 'm' from jsonb_each($4) as x(k, v); \
             insert into tenure.candidate (role, member, priority, ready, observer) \
             select split_part(k, ' ', 1), split_part(k, ' ', 2), (v->>0)::int, (v->>1)::boolean, \
                 (v->>2)::boolean from jsonb_each($2) as x(k, v);"
             .replace("$1", &literal(&tables["roles"]))
-            .replace("$2", &literal(&tables["candidates"]));
+            .replace("$2", &literal(&tables["candidates"]))
+            .replace("$4", &literal(&tables["terms"]));
         if members {
             sql += &"delete from tenure.member; \
                 insert into tenure.member (identity, host, pid, backend_pid, backend_start, seat, key, \
@@ -184,6 +205,11 @@ impl Sides {
                     timestamptz 'epoch' + (v->>6)::bigint * interval '1 ms' \
                 from jsonb_each($3) as x(k, v);"
                 .replace("$3", &literal(&tables["members"]));
+            for (member, _) in MEMBERS {
+                let key = Self::key(member);
+                sql +=
+                    &format!("update tenure.member set key = {key} where identity = '{member}';");
+            }
         }
         self.admin.batch_execute(&sql).await.expect("the rows are written");
     }
@@ -192,7 +218,7 @@ impl Sides {
     pub(crate) async fn compare(&self) -> Result<(), String> {
         let database = last(self.admin.simple_query(DUMP).await.expect("the rows are read"));
         let model = self.dump_model();
-        for table in ["members", "roles", "candidates"] {
+        for table in ["members", "roles", "candidates", "terms"] {
             let rows = |side: &Value| side[table].as_object().cloned().unwrap_or_default();
             let (model, database) = (rows(&model), rows(&database));
             for name in model.keys().chain(database.keys()) {
@@ -222,7 +248,7 @@ impl Sides {
             .iter()
             .map(|(name, r)| {
                 let key = serde_json::to_value(r.key).expect("a key is JSON");
-                let lineage = r.timeline.map_or(String::new(), |t| format!("server/{}", t + 1));
+                let lineage = r.lineage.map_or(String::new(), lineage);
                 let (successor, until) = r.successor.clone().unzip();
                 let (order, to) = r.order.clone().unzip();
                 let row = json!([
@@ -243,7 +269,9 @@ impl Sides {
                     until.map(ms),
                     r.paused,
                     order,
-                    to.flatten()
+                    to.flatten(),
+                    r.waited_for.as_deref().map(waited_for),
+                    r.waited_ms
                 ]);
                 (name.as_str(), row)
             })
@@ -255,7 +283,9 @@ impl Sides {
                 (format!("{role} {member}"), json!([c.priority, c.ready, c.observer]))
             })
             .collect();
-        json!({"members": members, "roles": roles, "candidates": candidates})
+        let terms: BTreeMap<&str, i64> =
+            tables.terms.iter().map(|(role, epoch)| (role.as_str(), epoch.get())).collect();
+        json!({"members": members, "roles": roles, "candidates": candidates, "terms": terms})
     }
 
     // --- mistakes ---
@@ -305,9 +335,21 @@ pub(crate) fn key(number: i32) -> LockKey {
 
 /// The model's incarnation as the database writes it.
 fn incarnation(model: &str) -> String {
-    let (timeline, rest) = model.split_once('/').expect("an incarnation has parts");
-    let timeline: u32 = timeline.parse().expect("the first of them is the timeline");
-    format!("server/{}/{rest}", timeline + 1)
+    let mut parts = model.splitn(3, '/');
+    let mut number = || parts.next().and_then(|part| part.parse().ok()).expect("a number");
+    let (copy, timeline) = (number(), number());
+    let rest = parts.next().expect("the start and the mark");
+    format!("{}/{rest}", lineage(Lineage { copy, timeline }))
+}
+
+/// The same at the end of what was waited for.
+fn waited_for(model: &str) -> String {
+    let (beat, within) = model.rsplit_once(' ').expect("an incarnation is at its end");
+    format!("{beat} {}", incarnation(within))
+}
+
+fn lineage(model: Lineage) -> String {
+    format!("server.{}/{}", model.copy, model.timeline + 1)
 }
 
 fn literal(value: &Value) -> String {

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tenure_core::epoch::Epoch;
 use tenure_core::key::{LockKey, RoleName};
 use tenure_core::lease::TakeoverPolicy;
-use tenure_core::model::{Candidate, RoleRow, Tables};
+use tenure_core::model::{Candidate, Lineage, RoleRow, Tables, UNKNOWN};
 use tenure_core::protocol::{
     Beaten, Claim, ClaimRow, Claimed, Done, MarkedActing, Op, RegisterRefusal, RegisterRow,
     Registered, ReleaseRow, TermRow, Won,
@@ -55,8 +55,9 @@ pub(crate) async fn walk(sides: &mut Sides, seed: u64) -> Result<BTreeSet<String
             75..79 => walk.session_dies(member).await,
             79..82 => walk.record_death(member).await,
             82..84 => walk.leave_seat(member).await,
-            84..88 => walk.operate(member).await,
-            88..94 => walk.alter().await,
+            84..86 => walk.operate(member).await,
+            86..89 => walk.stranger(member).await,
+            89..94 => walk.alter().await,
             94..98 => walk.wait(),
             _ => walk.start_anew().await,
         };
@@ -111,8 +112,17 @@ impl Walk<'_> {
     }
 
     async fn register(&mut self, member: &str) -> Result<(), String> {
+        let roles = self.some_roles();
+        self.register_roles(member, roles).await
+    }
+
+    async fn register_roles(
+        &mut self,
+        member: &str,
+        roles: Vec<(RoleName, LockKey)>,
+    ) -> Result<(), String> {
         let mut rows = Vec::new();
-        for (name, key) in self.some_roles() {
+        for (name, key) in roles {
             let number = name.as_str()[1..].parse::<i32>().expect("a role is named by number");
             let mut policy = match number % 4 {
                 0 => TakeoverPolicy::Fenced,
@@ -151,6 +161,7 @@ impl Walk<'_> {
                 Some(RegisterRefusal::Key { .. }) => "Key",
                 Some(RegisterRefusal::Policy { .. }) => "Policy",
                 Some(RegisterRefusal::Locks { .. }) => "Locks",
+                Some(RegisterRefusal::Tables) => "Tables",
                 Some(RegisterRefusal::Blocked) => "Blocked",
             };
             self.outcomes.insert(outcome.to_owned());
@@ -159,8 +170,17 @@ impl Walk<'_> {
     }
 
     async fn claim(&mut self, member: &str) -> Result<(), String> {
+        let roles = self.some_roles();
+        self.claim_roles(member, roles).await
+    }
+
+    async fn claim_roles(
+        &mut self,
+        member: &str,
+        roles: Vec<(RoleName, LockKey)>,
+    ) -> Result<(), String> {
         let mut rows = Vec::new();
-        for (name, mut key) in self.some_roles() {
+        for (name, mut key) in roles {
             if self.held.contains(&(member.to_owned(), key)) {
                 continue;
             }
@@ -185,6 +205,14 @@ impl Walk<'_> {
                 Claim::Won(Won { debt: None, .. }) => "Won at once".to_owned(),
                 Claim::Won(Won { debt: Some(debt), .. }) if debt.debtor.is_none() => {
                     "Won with a debt of no member".to_owned()
+                }
+                Claim::Won(Won { debt: Some(debt), .. })
+                    if debt.debtor.as_deref() == Some(UNKNOWN) =>
+                {
+                    "Won with a debt to a stranger".to_owned()
+                }
+                Claim::Won(Won { debt: Some(debt), .. }) if debt.waited > Duration::ZERO => {
+                    "Won with a debt that was waited for".to_owned()
                 }
                 Claim::Won(_) => "Won with a debt".to_owned(),
                 Claim::Kept { .. } => "Kept".to_owned(),
@@ -263,7 +291,9 @@ impl Walk<'_> {
             if !self.held.remove(&(member.to_owned(), term.key)) {
                 continue;
             }
-            rows.push(ReleaseRow { term, clean: self.chance(70), to: self.some_member() });
+            let waited_ms = self.chance(50).then(|| self.random.random_range(0..2000));
+            let (clean, to) = (self.chance(70), self.some_member());
+            rows.push(ReleaseRow { term, clean, to, waited_ms });
         }
         let json = json_literal(&rows);
         let (now, session) = (self.sides.tick(), self.sides.sessions[member]);
@@ -298,11 +328,24 @@ impl Walk<'_> {
         same("record_death", &json!(model), &self.sides.order(&call).await?)
     }
 
-    /// An operator pauses a role, orders a step-down or lowers a lease.
+    /// A session that is no member's takes a lock, a member may find it held, and the lock is free again.
+    async fn stranger(&mut self, member: &str) -> Result<(), String> {
+        let role = self.some_roles().remove(0);
+        self.sides.stranger(role.1).await?;
+        if self.chance(80) {
+            self.claim_roles(member, vec![role.clone()]).await?;
+            self.sides.stranger(role.1).await?;
+            let other = self.any_member();
+            self.claim_roles(&other, vec![role]).await?;
+        }
+        Ok(())
+    }
+
+    /// An operator pauses a role, orders a step-down, lowers a lease or deletes a role's row.
     async fn operate(&mut self, member: &str) -> Result<(), String> {
         let (name, _) = self.some_roles().remove(0);
         let Some(row) = self.sides.model.tables.roles.get_mut(&name) else { return Ok(()) };
-        match self.random.random_range(0..4) {
+        match self.random.random_range(0..5) {
             0 | 1 => {
                 let paused = !row.paused;
                 self.sides.model.set_paused(&name, paused);
@@ -311,6 +354,11 @@ impl Walk<'_> {
             2 => {
                 row.order = Some((7, Some(member.to_owned())));
                 self.sides.upload(false).await;
+            }
+            3 => {
+                let row = self.sides.model.tables.roles.remove(&name).expect("just found");
+                self.sides.upload(false).await;
+                self.register_roles(member, vec![(name, row.key)]).await?;
             }
             _ => {
                 // The model has no such order: it takes over what the database says.
@@ -328,21 +376,26 @@ impl Walk<'_> {
     /// A role and a candidacy get into a state that the steps may not lead to.
     async fn alter(&mut self) -> Result<(), String> {
         let (name, _) = self.some_roles().remove(0);
-        let incarnations = ["0/7/7".to_owned(), self.sides.model.incarnation()];
-        let timeline = self.sides.model.timeline();
+        let incarnations = ["0/0/7/7".to_owned(), self.sides.model.incarnation()];
+        let here = self.sides.model.lineage();
         let until = self.sides.tick() + Duration::from_millis(self.random.random_range(0..3000));
         let [holder, debtor, last, successor] = [(); 4].map(|()| self.some_member());
         let [held, acted, paid] = [(); 3].map(|()| {
             let one = incarnations.choose(&mut self.random).expect("there are two").clone();
             self.random.random_ratio(4, 5).then_some(one)
         });
-        let old = self.random.random_range(0..=timeline);
+        let lineage = Lineage {
+            copy: self.random.random_range(0..=here.copy),
+            timeline: self.random.random_range(0..=here.timeline),
+        };
         let candidate = Candidate {
             priority: self.random.random_range(0..3),
             ready: self.chance(70),
             observer: self.chance(10),
         };
         let (member, leaves_holder) = (self.any_member(), self.chance(60));
+        let goes_back = self.chance(20);
+        let waited_in = incarnations.choose(&mut self.random).expect("there are two").clone();
         let tables = &mut self.sides.model.tables;
         let Some(row) = tables.roles.get_mut(&name) else { return Ok(()) };
         if row.holder.is_some() && leaves_holder {
@@ -358,7 +411,13 @@ impl Walk<'_> {
         row.acted_in = acted;
         row.paid_in = paid;
         row.successor = successor.map(|to| (to, until));
-        row.timeline = Some(old);
+        if goes_back {
+            row.epoch = Epoch(row.epoch.0 / 2);
+        }
+        let debtor = row.debtor.as_ref().and_then(|name| tables.members.get_key_value(name));
+        row.waited_for = debtor.map(|(name, row)| format!("{name} {} {waited_in}", row.beat));
+        row.waited_ms = 700;
+        row.lineage = Some(lineage);
         tables.candidates.insert((name, member), candidate);
         self.sides.upload(false).await;
         Ok(())
@@ -369,15 +428,16 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// A restart, a crash or a failover, which may take commits back.
+    /// A restart, a crash, a failover or a copy in the database's place, which may take commits back.
     async fn start_anew(&mut self) -> Result<(), String> {
         let last = self.past.len() - 1;
         let back = last - self.random.random_range(0..=last.min(6));
         let left = self.past[back].clone();
         let model = &mut self.sides.model;
-        match self.random.random_range(0..4) {
+        match self.random.random_range(0..5) {
             0 => model.restart(),
             1 => model.crash(left, self.random.random()),
+            2 => model.replace_by_copy(left),
             _ => model.fail_over(left),
         }
         self.held.clear();
