@@ -72,6 +72,10 @@ pub(crate) enum Command {
     Release(Release),
     /// Shorten what a role's successors wait out, once every member's lease is shorter
     LowerLease(Order),
+    /// Change a paused role's policy, key or lease, once no member takes part in it
+    Alter(Alter),
+    /// Delete a paused role and its history, once no member takes part in it
+    Forget(Order),
     /// Write a support bundle without secrets
     Doctor(Doctor),
     /// Create the schema, or bring it up to date
@@ -319,12 +323,30 @@ pub(crate) struct Order {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct Alter {
+    #[command(flatten)]
+    pub(crate) order: Order,
+    /// The policy that all its members use from now on: exclusive or fenced
+    #[arg(long, value_name = "POLICY", value_parser = policy)]
+    pub(crate) policy: Option<TakeoverPolicy>,
+    /// The lock key that all its members use from now on
+    #[arg(long, value_name = "KEY", allow_hyphen_values = true)]
+    pub(crate) new_key: Option<LockKey>,
+    /// The lease that its successors wait out; a member with a longer one raises it again
+    #[arg(long, value_name = "TIME", value_parser = some_time)]
+    pub(crate) lease: Option<Duration>,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct History {
     #[command(flatten)]
     pub(crate) order: Order,
     /// How many terms, the latest first
     #[arg(long, default_value_t = 20, value_name = "N")]
     pub(crate) limit: u32,
+    /// Only what operators ordered, and which of them
+    #[arg(long)]
+    pub(crate) orders: bool,
     /// As JSON
     #[arg(long)]
     pub(crate) json: bool,

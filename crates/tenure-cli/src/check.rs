@@ -10,7 +10,7 @@ use crate::exit::{Exit, Failure};
 use crate::output::{out, print_json};
 use crate::setting::Setting;
 use crate::status::known;
-use crate::table::{print, table};
+use crate::table::{moment, print, table};
 
 #[derive(Serialize)]
 struct Finding<'a> {
@@ -67,8 +67,15 @@ pub(crate) async fn audit(args: Audit) -> Result<Exit, Failure> {
             audit.terms,
             audit.roles
         );
+        if let Some(since) = audit.since {
+            out!(
+                "terms are kept since {}; what a failover of the database lost, and what a leader did on a \
+                 primary that was given up, is not among them",
+                moment(Some(since))
+            );
+        }
     } else {
-        out!("{} of {} terms break a promise:", audit.violations.len(), audit.terms);
+        out!("{} of {} terms break a promise:", audit.broken, audit.terms);
         print(&table(
             &["role", "epoch", "member", "next epoch", "what is wrong"],
             audit.violations.iter().map(|bad| {

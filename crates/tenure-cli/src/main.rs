@@ -37,6 +37,7 @@ mod log;
 mod manual;
 mod order;
 mod output;
+mod retirement;
 mod run;
 mod setting;
 mod signals;
@@ -88,6 +89,8 @@ fn dispatch(command: Command) -> Result<Exit, Failure> {
             Command::Resume(args) => order::resume(args).await,
             Command::Release(args) => order::release(args).await,
             Command::LowerLease(args) => order::lower_lease(args).await,
+            Command::Alter(args) => retirement::alter(args).await,
+            Command::Forget(args) => retirement::forget(args).await,
             Command::Doctor(args) => check::doctor(args).await,
             Command::Migrate(args) => check::migrate(args).await,
             Command::Key(args) => manual::key(&args),

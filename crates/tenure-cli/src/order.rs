@@ -144,6 +144,12 @@ pub(crate) async fn release(args: Release) -> Result<Exit, Failure> {
     let ordered = operator.force_release(&role).await?;
     operator.close().await;
     let ended = ordered.sessions_ended.unwrap_or(0);
+    if let Some(left @ 1..) = ordered.sessions_left {
+        return Err(Failure::failed(format!(
+            "{left} session(s) that hold the lock of {role} did not end within two seconds; nothing was \
+             changed. Ask again, or end the server process itself"
+        )));
+    }
     let holder = name(ordered.holder.as_ref());
     out!(
         "{role}: {ended} session(s) ended, last held by {holder} under epoch {}; under exclusive the \

@@ -231,9 +231,31 @@ pub(crate) async fn history(args: History) -> Result<Exit, Failure> {
         known(&operator, name).await?;
     }
     let terms = operator.history(name.as_ref(), args.limit).await?;
+    let orders = operator.orders(name.as_ref(), args.limit).await?;
     operator.close().await;
+    if args.json && args.orders {
+        print_json(&orders);
+        return Ok(Exit::Clean);
+    }
     if args.json {
         print_json(&terms);
+        return Ok(Exit::Clean);
+    }
+    if args.orders || !orders.is_empty() {
+        print(&table(
+            &["role", "ordered", "what", "epoch", "by"],
+            orders.iter().map(|order| {
+                vec![
+                    order.role.to_string(),
+                    moment(Some(order.at)),
+                    order.kind.clone(),
+                    order.epoch.map_or_else(|| "-".to_owned(), |epoch| epoch.to_string()),
+                    order.detail.clone(),
+                ]
+            }),
+        ));
+    }
+    if args.orders {
         return Ok(Exit::Clean);
     }
     print(&table(

@@ -16,51 +16,61 @@ return hashtextextended('tenure fence ' || p_role, 0);
 -- role, its own number, epoch. The lock on the row and the line come and go together, also with a
 -- savepoint; the number makes a line that another transaction left worthless. A role's name has no
 -- control characters, so a line is never part of another one.
+--
+-- What it costs is mostly how many expressions and queries it has, each of which is set up anew in every
+-- transaction: so the settings are written by the query that takes the lock. If that query then finds no row,
+-- the exception takes them back.
 create function tenure.fence(p_role text, p_epoch bigint) returns bigint
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
 declare
-    lines text := coalesce(current_setting('tenure.fenced', true), '');
-    ms    integer;
-    now_is bigint;
-    idle  text;
+    found_it boolean;
+    now_is   bigint;
 begin
     -- Behind this fence already: it holds until the end of the transaction, and a transaction must not
     -- wait at the barrier for itself.
-    if lines <> '' and position(E'\n' || p_role || E'\t' || pg_current_xact_id_if_assigned()::text
-                                || E'\t' || p_epoch || E'\n' in lines) > 0 then
+    if position(E'\n' || p_role || E'\t' || pg_current_xact_id_if_assigned()::text || E'\t' || p_epoch
+                || E'\n' in current_setting('tenure.fenced', true)) > 0 then
         return p_epoch;
     end if;
-    perform pg_advisory_lock_shared(tenure.barrier(p_role));
-    perform pg_advisory_unlock_shared(tenure.barrier(p_role));
+    if (pg_try_advisory_lock_shared(tenure.barrier(p_role))
+        and pg_advisory_unlock_shared(tenure.barrier(p_role))) is not true then
+        perform pg_advisory_lock_shared(tenure.barrier(p_role));
+        perform pg_advisory_unlock_shared(tenure.barrier(p_role));
+    end if;
+    -- An open fenced transaction holds up the next leader, so it may not outlive the lease idly.
     if current_setting('transaction_isolation') = 'read committed' then
-        select r.lease_ms into ms from tenure.role r
+        select set_config('tenure.fenced', coalesce(nullif(current_setting('tenure.fenced', true), ''), E'\n')
+                   || p_role || E'\t' || pg_current_xact_id()::text || E'\t' || p_epoch || E'\n', true) <> ''
+               and case when extract(epoch from current_setting('idle_in_transaction_session_timeout')
+                                     ::interval) * 1000 between 1 and r.lease_ms then true
+                   else set_config('idle_in_transaction_session_timeout', r.lease_ms::text, true) <> '' end
+            into found_it from tenure.role r
             where r.name = p_role and r.epoch = p_epoch for key share;
     else
         begin
-            select r.lease_ms into ms from tenure.role r
+            select set_config('tenure.fenced',
+                       coalesce(nullif(current_setting('tenure.fenced', true), ''), E'\n')
+                       || p_role || E'\t' || pg_current_xact_id()::text || E'\t' || p_epoch || E'\n', true) <> ''
+                   and case when extract(epoch from current_setting('idle_in_transaction_session_timeout')
+                                         ::interval) * 1000 between 1 and r.lease_ms then true
+                       else set_config('idle_in_transaction_session_timeout', r.lease_ms::text, true) <> '' end
+                into found_it from tenure.role r
                 where r.name = p_role and r.epoch = p_epoch for key share;
         exception when serialization_failure then
-            ms := null;
+            found_it := null;
         end;
     end if;
-    if ms is null then
-        select r.epoch into now_is from tenure.role r where r.name = p_role;
-        if now_is is null then
-            raise exception 'tenure knows no role "%"', p_role
-                using errcode = 'TN003', hint = 'Register the role before fencing with it.';
-        end if;
-        raise exception 'epoch % of role "%" is stale', p_epoch, p_role
-            using errcode = 'TN001',
-                  hint = 'Another member leads: roll back and stop acting for this role.';
+    if found_it then
+        return p_epoch;
     end if;
-    perform set_config('tenure.fenced', case when lines = '' then E'\n' else lines end || p_role
-        || E'\t' || pg_current_xact_id()::text || E'\t' || p_epoch || E'\n', true);
-    -- An open fenced transaction holds up the next leader, so it may not outlive the lease idly.
-    idle := current_setting('idle_in_transaction_session_timeout');
-    if idle = '0' or extract(epoch from idle::interval) * 1000 > ms then
-        perform set_config('idle_in_transaction_session_timeout', ms::text, true);
+    select r.epoch into now_is from tenure.role r where r.name = p_role;
+    if now_is is null then
+        raise exception 'tenure knows no role "%"', p_role
+            using errcode = 'TN003', hint = 'Register the role before fencing with it.';
     end if;
-    return p_epoch;
+    raise exception 'epoch % of role "%" is stale', p_epoch, p_role
+        using errcode = 'TN001',
+              hint = 'Another member leads: roll back and stop acting for this role.';
 end $$;
 
 -- The epoch with which this transaction stands behind a role's fence; null if it does not.

@@ -1,7 +1,9 @@
 -- The operators' orders: each is recorded in tenure.event and told to the group.
 --
 -- Invariant: an order never touches epoch, debtor or lock; the leader carries it out by itself.
--- The exception is force_release, the last resort: it ends the holder's session, and the debt stays.
+-- The exceptions are force_release, the last resort: it ends the holder's session, and the debt stays; and
+-- forget_role and alter_role, for a role that is paused, in which no member takes part, and whose last gate
+-- was waited out.
 
 create function tenure.notify_role(p_channel text, p_role text) returns void
 language sql volatile return pg_notify(p_channel, p_role);
@@ -79,26 +81,156 @@ begin
     return jsonb_build_object('from_ms', r.lease_ms, 'to_ms', least(r.lease_ms, low));
 end $$;
 
+-- The sessions that hold a role's lock.
+create function tenure.lock_pids(k bigint, pair boolean) returns setof integer language sql volatile
+begin atomic
+    select l.pid from pg_locks l
+    where l.locktype = 'advisory' and l.granted and l.pid is not null
+      and l.database = (select oid from pg_database where datname = current_database())
+      and l.classid = ((k >> 32) & 4294967295)::oid and l.objid = (k & 4294967295)::oid
+      and l.objsubid = case when lock_pids.pair then 2 else 1 end;
+end;
+
+-- Ends every session that holds the role's lock, a member's or not. The debt stays, and the term is over: its
+-- holder cannot take it up again. Counted are the sessions that really ended, within two seconds.
 create function tenure.force_release(p_role text, p_by text) returns jsonb
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
-    r tenure.role;
-    m tenure.member;
-    n integer;
+    r     tenure.role;
+    pids  integer[];
+    still integer;
+    until timestamptz := clock_timestamp() + interval '2 seconds';
+begin
+    perform set_config('lock_timeout', '1000', true);
+    -- The row first: a holder that reconnects waits for it, and finds that its term is over.
+    select * into r from tenure.role where name = p_role for no key update;
+    if not found then return jsonb_build_object('error', 'unknown_role'); end if;
+    pids := array(select l.pid from tenure.lock_pids(r.key, r.pair) l(pid));
+    perform pg_terminate_backend(pid) from unnest(pids) pid;
+    loop
+        select count(*) into still from tenure.lock_pids(r.key, r.pair) l(pid) where l.pid = any (pids);
+        exit when still = 0 or clock_timestamp() > until;
+        perform pg_sleep(0.01);
+    end loop;
+    if still = 0 then
+        update tenure.role set holder = null, held_in = null, released_at = clock_timestamp(),
+            last_holder = coalesce(r.holder, last_holder), order_id = null, order_to = null
+            where name = p_role;
+        update tenure.term set ended_at = clock_timestamp(), how = 'forced'
+            where role = p_role and epoch = r.epoch and ended_at is null;
+    end if;
+    insert into tenure.event (role, member, epoch, kind, detail)
+        values (p_role, r.holder, r.epoch, 'force_release', 'asked by ' || p_by || ', sessions ended: '
+                || cardinality(pids) - still || case when still > 0 then ', not ended: ' || still else '' end);
+    return jsonb_build_object('holder', r.holder, 'epoch', r.epoch,
+        'sessions_ended', cardinality(pids) - still, 'sessions_left', still);
+end $$;
+
+-- A role is settled for good in two steps, between which the operator waits, under the role's lock and on its
+-- own clock, until no gate of the role can be open: `settle` takes the lock and says how long, and
+-- `forget_role` or `alter_role` is refused unless the same session still holds it and nothing has changed.
+-- The lock belongs to the session: it goes with `unsettle`, or with the session.
+create function tenure.settle(p_role text) returns jsonb
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+    inc  text := tenure.incarnation();
+    r    tenure.role;
+    live text;
 begin
     select * into r from tenure.role where name = p_role;
     if not found then return jsonb_build_object('error', 'unknown_role'); end if;
-    -- The session that holds the lock, a member's or not.
-    select count(pg_terminate_backend(l.pid, 2000)) into n from pg_locks l
-        where l.locktype = 'advisory' and l.granted
-          and l.database = (select oid from pg_database where datname = current_database())
-          and l.classid = ((r.key >> 32) & 4294967295)::oid
-          and l.objid = (r.key & 4294967295)::oid
-          and l.objsubid = case when r.pair then 2 else 1 end;
-    update tenure.term set ended_at = clock_timestamp(), how = 'forced'
-        where role = p_role and epoch = r.epoch and ended_at is null;
-    insert into tenure.event (role, member, epoch, kind, detail)
-        values (p_role, r.holder, r.epoch, 'force_release',
-                'asked by ' || p_by || ', sessions ended: ' || n);
-    return jsonb_build_object('holder', r.holder, 'epoch', r.epoch, 'sessions_ended', n);
+    live := tenure.not_settled(r);
+    if live is not null then return jsonb_build_object('error', live); end if;
+    if not tenure.try_lock(r.key, r.pair) then return jsonb_build_object('error', 'held'); end if;
+    -- What was read before the lock is stale.
+    select * into r from tenure.role where name = p_role;
+    return jsonb_build_object('epoch', r.epoch, 'incarnation', inc, 'wait_ms',
+        -- Under either policy: a gate may be open although no claimant would wait for it.
+        case when r.debtor is null and r.paid_in is not distinct from inc then 0
+             else greatest(r.debtor_lease_ms, r.lease_ms, (select max(lease_ms) from tenure.member)) end);
+end $$;
+
+-- Why a role is not to be touched: it is not paused, or a member takes part in it.
+create function tenure.not_settled(r tenure.role) returns text
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+    if not r.paused then return 'not_paused'; end if;
+    -- A member that is gone without a word has let go of its member lock.
+    perform tenure.record_death(m.identity, m.key) from tenure.candidate c
+        join tenure.member m on m.identity = c.member
+        where c.role = r.name and m.left_at is null and pg_try_advisory_xact_lock_shared(m.key);
+    if exists (select from tenure.candidate c join tenure.member m on m.identity = c.member
+               where c.role = r.name and m.left_at is null) then
+        return 'candidates';
+    end if;
+    return null;
+end $$;
+
+create function tenure.unsettle(p_role text) returns jsonb
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+    perform tenure.unlock_key(key, pair) from tenure.role r
+        where name = p_role and pg_backend_pid() in (select tenure.lock_pids(r.key, r.pair));
+    return '{}';
+end $$;
+
+-- The row of a role that this session has settled, locked; null if anything has changed since.
+create function tenure.settled(p_role text, p_epoch bigint, p_incarnation text) returns tenure.role
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+    r tenure.role;
+begin
+    perform set_config('lock_timeout', '1000', true);
+    select * into r from tenure.role where name = p_role for update;
+    if r.epoch = p_epoch and tenure.incarnation() = p_incarnation and tenure.not_settled(r) is null
+        and pg_backend_pid() in (select tenure.lock_pids(r.key, r.pair)) then
+        return r;
+    end if;
+    return null;
+end $$;
+
+-- Deletes a role and its history. Its name, used again, continues above its epochs, and owes a wait.
+create function tenure.forget_role(p_role text, p_epoch bigint, p_incarnation text, p_by text)
+returns jsonb language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+    r   tenure.role := tenure.settled(p_role, p_epoch, p_incarnation);
+    top bigint;
+    n   bigint;
+begin
+    if r.name is null then return jsonb_build_object('error', 'changed'); end if;
+    select greatest(r.epoch, max(epoch)), count(*) into top, n from tenure.term where role = p_role;
+    insert into tenure.tombstone as t (role, epoch) values (p_role, top)
+        on conflict (role) do update set epoch = greatest(t.epoch, excluded.epoch),
+            forgotten_at = clock_timestamp();
+    delete from tenure.candidate where role = p_role;
+    delete from tenure.term where role = p_role;
+    delete from tenure.role where name = p_role;
+    insert into tenure.event (role, epoch, kind, detail)
+        values (p_role, top, 'forget', 'asked by ' || p_by || ', terms: ' || n);
+    perform tenure.unlock_key(r.key, r.pair);
+    return jsonb_build_object('epoch', top, 'terms', n);
+end $$;
+
+-- Changes a role's policy, key or lease; null leaves it. No gate of the role is open and no member takes
+-- part, so that nothing is owed any more.
+create function tenure.alter_role(p_role text, p_epoch bigint, p_incarnation text, p_by text, p_to jsonb)
+returns jsonb language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+    r     tenure.role := tenure.settled(p_role, p_epoch, p_incarnation);
+    other text;
+begin
+    if r.name is null then return jsonb_build_object('error', 'changed'); end if;
+    select name into other from tenure.role where name <> p_role
+        and (key, pair) = ((p_to->>'key')::bigint, (p_to->>'pair')::boolean);
+    if found then return jsonb_build_object('error', 'collision', 'with', other); end if;
+    update tenure.role set policy = coalesce(p_to->>'policy', policy),
+        key = coalesce((p_to->>'key')::bigint, key), pair = coalesce((p_to->>'pair')::boolean, pair),
+        lease_ms = coalesce((p_to->>'lease_ms')::integer, lease_ms),
+        holder = null, held_in = null, debtor = null, debtor_lease_ms = null, acted_in = null,
+        waited_for = null, waited_ms = 0, paid_in = p_incarnation
+        where name = p_role;
+    insert into tenure.event (role, epoch, kind, detail)
+        values (p_role, r.epoch, 'alter', 'asked by ' || p_by || ': ' || p_to::text);
+    perform tenure.unlock_key(r.key, r.pair);
+    return jsonb_build_object('epoch', r.epoch);
 end $$;

@@ -5,7 +5,7 @@ grant select, insert, update, delete on tenure.member, tenure.candidate to {role
 grant select, insert, update on tenure.role, tenure.term to {role};
 grant select, insert on tenure.event to {role};
 grant select, insert, update on tenure.boot to {role};
-grant select on tenure.origin, tenure.migration to {role};
+grant select on tenure.origin, tenure.migration, tenure.tombstone to {role};
 grant select on tenure.leader_state, tenure.leaders, tenure.leader_heartbeat to {role};
 grant usage on sequence tenure.order_id to {role};
 grant execute on all functions in schema tenure to {role};

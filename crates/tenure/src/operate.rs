@@ -1,7 +1,11 @@
 //! What an operator asks and orders, from any machine: a session of its own, no seat, no role.
 //!
 //! An order touches neither lock nor epoch: it is written down, the group is told, and the leader
-//! carries it out itself. The exception is [`Operator::force_release`].
+//! carries it out itself. The exceptions are [`Operator::force_release`], and what is done to a role at
+//! rest: [`Operator::forget`] and [`Operator::alter`].
+
+mod audit;
+mod settle;
 
 use std::time::Duration;
 
@@ -10,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use tenure_core::epoch::Epoch;
 use tenure_core::identity::Identity;
 use tenure_core::key::{LockKey, RoleName};
-use tenure_core::lease::TakeoverPolicy;
+use tenure_core::lease::{Lease, TakeoverPolicy};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 
@@ -21,6 +25,9 @@ use crate::line::{Heard, Line, LineError};
 use crate::schema::SCHEMA;
 use crate::seat::settings;
 use crate::sql::{identifier, literal};
+
+pub use audit::Audit;
+pub use settle::{Change, Forgotten};
 
 /// A role as the database knows it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -158,16 +165,22 @@ impl std::fmt::Display for TermEnd {
     }
 }
 
-/// What an audit found.
+/// An order, as it was written down.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[non_exhaustive]
-pub struct Audit {
-    /// How many terms were looked at.
-    pub terms: u64,
-    /// Of how many roles.
-    pub roles: u64,
-    /// The terms that break a promise.
-    pub violations: Vec<Violation>,
+pub struct OrderRecord {
+    /// When it was given, by the database's clock.
+    pub at: Timestamp,
+    /// The role it is about.
+    pub role: RoleName,
+    /// The member that held the role.
+    pub member: Option<String>,
+    /// The role's epoch.
+    pub epoch: Option<Epoch>,
+    /// What was ordered: `step_down`, `pause`, `resume`, `force_release`, `lower_lease`, `alter`, `forget`.
+    pub kind: String,
+    /// By whom, and what it changed.
+    pub detail: String,
 }
 
 /// A term that breaks a promise.
@@ -197,6 +210,9 @@ pub struct Ordered {
     /// How many sessions were ended by force.
     #[serde(default)]
     pub sessions_ended: Option<u64>,
+    /// How many of them did not end in time: the role is still held.
+    #[serde(default)]
+    pub sessions_left: Option<u64>,
 }
 
 /// A role's lease before and after [`Operator::lower_lease`].
@@ -216,6 +232,7 @@ pub struct Operator {
     hears: mpsc::UnboundedReceiver<Heard>,
     channel: String,
     deadline: Duration,
+    lease: Lease,
     name: String,
 }
 
@@ -241,7 +258,8 @@ impl Operator {
         line.ask(&pins, deadline).await.map_err(TenureError::session)?;
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let name = format!("operator on {host}, pid {}", std::process::id());
-        Ok(Operator { line, hears, channel: config.channel().to_owned(), deadline, name })
+        let (channel, lease) = (config.channel().to_owned(), *config.lease());
+        Ok(Operator { line, hears, channel, deadline, lease, name })
     }
 
     /// The schema's version in the database; 0 if there is none.
@@ -295,12 +313,17 @@ impl Operator {
         self.query(&with_role(&sql, role)).await
     }
 
-    /// Checks the durable terms: epochs strictly increase, no two terms of a role overlap.
+    /// The latest orders, newest first.
     ///
     /// # Errors
     /// If the session fails.
-    pub async fn audit(&self, role: Option<&RoleName>) -> Result<Audit, TenureError> {
-        self.query(&with_role(include_str!("../sql/audit.sql"), role)).await
+    pub async fn orders(
+        &self,
+        role: Option<&RoleName>,
+        limit: u32,
+    ) -> Result<Vec<OrderRecord>, TenureError> {
+        let sql = include_str!("../sql/orders.sql").replace("{limit}", &limit.to_string());
+        self.query(&with_role(&sql, role)).await
     }
 
     /// Asks a role's leader, wherever it runs, to drain and hand over, to `to` if one is named.
@@ -366,8 +389,9 @@ impl Operator {
         self.order(role, &call).await
     }
 
-    /// The last resort: ends every session that holds the role's lock, of whatever program. The debt
-    /// stays, so that under `exclusive` the successor still waits out the lease.
+    /// The last resort: ends every session that holds the role's lock, of whatever program, and the term
+    /// with it: its holder cannot take it up again. The debt stays, so that under `exclusive` another
+    /// member still waits out the lease. If a session does not end, nothing is changed.
     ///
     /// # Errors
     /// If there is no such role, or the login role may not end that session.
@@ -386,7 +410,21 @@ impl Operator {
         self.order(role, &format!("tenure.lower_lease({}, {})", name(role), self.by())).await
     }
 
+    /// An order that the group is told of.
     async fn order<T: serde::de::DeserializeOwned>(
+        &self,
+        role: &RoleName,
+        call: &str,
+    ) -> Result<T, TenureError> {
+        let done = self.demand(role, call).await?;
+        // In a transaction of its own that writes nothing.
+        let tell = format!("select tenure.notify_role({}, {})", literal(&self.channel), name(role));
+        self.ask(&tell).await?;
+        Ok(done)
+    }
+
+    /// One call; what the database will not do is an error.
+    async fn demand<T: serde::de::DeserializeOwned>(
         &self,
         role: &RoleName,
         call: &str,
@@ -404,12 +442,24 @@ impl Operator {
                 "already_leader" => {
                     TenureError::Order(format!("that member leads role {role} already"))
                 }
+                "not_paused" => TenureError::Order(format!(
+                    "role {role} is not paused; run `tenure pause --role {role}` first"
+                )),
+                "candidates" => TenureError::Order(format!(
+                    "members still take part in role {role}; stop them first, `tenure status` lists them"
+                )),
+                "held" => TenureError::Order(format!(
+                    "a session holds the lock of role {role}; `tenure status` names it"
+                )),
+                "changed" => TenureError::Order(format!(
+                    "role {role} changed while its last lease was waited out; nothing was done, try again"
+                )),
+                "collision" => TenureError::Order(format!(
+                    "another role has that lock key already; give role {role} another one"
+                )),
                 other => TenureError::Order(other.to_owned()),
             });
         }
-        // In a transaction of its own that writes nothing.
-        let tell = format!("select tenure.notify_role({}, {})", literal(&self.channel), name(role));
-        self.ask(&tell).await?;
         serde_json::from_value(value).map_err(|error| TenureError::Session(error.to_string()))
     }
 

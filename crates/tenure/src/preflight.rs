@@ -487,6 +487,7 @@ impl Look<'_> {
                     ('tenure.role', 'update'), ('tenure.term', 'select'), \
                     ('tenure.term', 'insert'), ('tenure.term', 'update'), \
                     ('tenure.event', 'insert'), ('tenure.origin', 'select'), \
+                    ('tenure.tombstone', 'select'), \
                     ('tenure.boot', 'select'), ('tenure.boot', 'insert'), \
                     ('tenure.boot', 'update')) v(t, p) \
                 where has_schema_privilege('tenure', 'usage') \
@@ -538,38 +539,17 @@ impl Look<'_> {
         Ok(())
     }
 
+    /// Whether a failover can lose what was acknowledged, as far as the server shows it.
     async fn standbys(&self, line: &Line, report: &mut Report) -> Result<(), Stop> {
-        // The view hides what others' sessions do from a plain role, but not that they are there.
-        let sql = "select current_setting('synchronous_standby_names') || '/' || \
-            (select count(*) from pg_stat_replication) || '/' || \
-            (select count(*) from (select coalesce(sync_state, 'async') as state, \
-                count(*) over (partition by sync_state) as alike from pg_stat_replication) s \
-             where state in ('async', 'potential') or state = 'quorum' and alike > substring( \
-                current_setting('synchronous_standby_names') from '(?i)any *([0-9]+)')::bigint)";
-        let text = self.ask(line, sql).await?;
-        let mut parts = text.rsplitn(3, '/');
-        let lagging: i64 = parts.next().and_then(|n| n.parse().ok()).unwrap_or(0);
-        let standbys: i64 = parts.next().and_then(|n| n.parse().ok()).unwrap_or(0);
-        let names = parts.next().unwrap_or_default();
-        if names.is_empty() && standbys == 0 {
-            report.good("failover", "no standby: epochs and debts cannot be lost");
-        } else if names.is_empty() {
-            report.warn(
-                "failover",
-                "standbys do not acknowledge commits: a promotion is safe only once the old \
-                 primary is surely down; set synchronous_standby_names to every promotable \
-                 standby",
-            );
-        } else if lagging > 0 {
-            report.warn(
-                "failover",
-                format!(
-                    "{lagging} of {standbys} standbys need not acknowledge commits and must \
-                     never be promoted while the old primary runs"
-                ),
-            );
-        } else {
-            report.good("failover", "every connected standby acknowledges commits");
+        let text = self.ask(line, include_str!("../sql/standbys.sql")).await?;
+        let seen: Standbys = serde_json::from_str(&text)
+            .map_err(|error| Stop::Line(LineError::Unreadable(error.to_string())))?;
+        match seen.danger() {
+            None if seen.names.is_empty() => {
+                report.good("failover", "no standby: epochs and debts cannot be lost");
+            }
+            None => report.good("failover", "every connected standby acknowledges commits"),
+            Some(danger) => report.warn("failover", danger),
         }
         Ok(())
     }
@@ -603,6 +583,72 @@ impl Look<'_> {
             );
         }
         Ok(())
+    }
+}
+
+/// What the server shows of its standbys.
+#[derive(Debug, Default, Deserialize)]
+struct Standbys {
+    user: String,
+    /// `synchronous_standby_names`.
+    names: String,
+    /// Whether the login role may see what others' sessions do.
+    visible: bool,
+    timeline: i64,
+    /// Physical replication slots that no session uses.
+    idle_slots: i64,
+    /// Sessions that replicate, of whatever kind.
+    senders: i64,
+    /// Those of standbys that can be promoted: no backups, archives and logical subscribers.
+    standbys: i64,
+    /// Those of them that need not acknowledge a commit.
+    lagging: i64,
+    /// Those of them that acknowledge, and how many a commit waits for.
+    acknowledge: i64,
+    needed: i64,
+}
+
+impl Standbys {
+    /// What weakens the promise, with a remedy.
+    fn danger(&self) -> Option<String> {
+        let Standbys { user, names, standbys, lagging, acknowledge, needed, .. } = self;
+        if !self.visible && (self.senders > 0 || !names.is_empty()) {
+            return Some(format!(
+                "whether standbys acknowledge commits cannot be told: the login role {user} may not see \
+                 them; grant it pg_read_all_stats"
+            ));
+        }
+        if names.is_empty() && *standbys > 0 {
+            return Some(
+                "standbys do not acknowledge commits: a promotion is safe only once the old primary is \
+                 surely down; set synchronous_standby_names to every promotable standby"
+                    .to_owned(),
+            );
+        }
+        if names.is_empty() && (self.idle_slots > 0 || self.timeline > 1) {
+            let evidence = if self.idle_slots > 0 {
+                format!("{} replication slot(s) wait for one", self.idle_slots)
+            } else {
+                format!("the server was promoted before (timeline {})", self.timeline)
+            };
+            return Some(format!(
+                "no standby is connected and commits wait for none, but {evidence}: a standby that is \
+                 promoted now lacks what was acknowledged; set synchronous_standby_names, or drop what is \
+                 left of a cluster that is no more"
+            ));
+        }
+        if !names.is_empty() && acknowledge < needed {
+            return Some(format!(
+                "no commit can finish: {acknowledge} of {needed} standbys that must acknowledge are \
+                 connected; bring them back, or take them out of synchronous_standby_names"
+            ));
+        }
+        (*lagging > 0).then(|| {
+            format!(
+                "{lagging} of {standbys} standbys need not acknowledge commits and must never be promoted \
+                 while the old primary runs"
+            )
+        })
     }
 }
 
@@ -652,6 +698,28 @@ mod tests {
         let version = "CockroachDB CCL v23.1.11 (x86_64-pc-linux-gnu, built 2023/09/27, go1.19.10)";
         let refused = judge_version(version).expect("refused");
         assert!(refused.to_string().contains("CockroachDB is not PostgreSQL"), "{refused}");
+    }
+
+    #[test]
+    fn a_cluster_whose_standbys_are_down_is_told_from_a_lone_server() {
+        let lone = Standbys { visible: true, timeline: 1, ..Standbys::default() };
+        assert_eq!(lone.danger(), None);
+        let says = |seen: Standbys, words: &str| {
+            let danger = seen.danger().unwrap_or_default();
+            assert!(danger.contains(words), "{danger:?} does not say {words:?}");
+        };
+        let alone = || Standbys { visible: true, timeline: 1, ..Standbys::default() };
+        says(Standbys { idle_slots: 2, ..alone() }, "2 replication slot(s) wait");
+        says(Standbys { timeline: 3, ..alone() }, "timeline 3");
+        says(Standbys { senders: 2, standbys: 2, ..alone() }, "do not acknowledge");
+        says(Standbys { senders: 1, visible: false, ..alone() }, "grant it pg_read_all_stats");
+        let named = || Standbys { names: "s".to_owned(), needed: 1, ..alone() };
+        says(named(), "no commit can finish");
+        let one = || Standbys { senders: 1, standbys: 1, acknowledge: 1, ..named() };
+        assert_eq!(one().danger(), None);
+        // A backup, an archive or a logical subscriber beside it is no standby.
+        assert_eq!(Standbys { senders: 3, ..one() }.danger(), None);
+        says(Standbys { standbys: 2, lagging: 1, ..one() }, "1 of 2 standbys need not");
     }
 
     #[test]

@@ -285,8 +285,12 @@ impl Seat {
         answer(&self.line, &sql, self.deadline).await
     }
 
+    /// The beat without tables. Where standbys must acknowledge commits it writes a message into the log, so
+    /// that its commit waits for them: a deposed primary that still runs cannot keep a leader.
     async fn ping(&self) -> Result<(), LineError> {
-        let sql = "select to_jsonb(coalesce(current_setting('tenure.seat', true), ''))";
+        let sql = "select to_jsonb(coalesce(current_setting('tenure.seat', true), '') || \
+            case when current_setting('synchronous_standby_names') = '' then '' \
+                 else left(pg_logical_emit_message(true, 'tenure', 'beat')::text, 0) end)";
         let token: String = answer(&self.line, sql, self.deadline).await?;
         if token.is_empty() {
             return Err(LineError::Unreadable("this session is not the seat".to_owned()));

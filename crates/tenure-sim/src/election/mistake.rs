@@ -41,13 +41,11 @@ pub enum Mistake {
     /// What claimants that gave up have waited counts in another incarnation too, in which the debtor
     /// may have led again.
     OldCredit,
-    /// It counts for the debtor, whatever beats it has sent since.
-    CreditForAnyBeat,
 }
 
 impl Mistake {
     /// Every mistake there is.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 12] = [
         Self::IgnoreTheDebt,
         Self::DebtMovesWithTheClaim,
         Self::ForgetTheLease,
@@ -60,7 +58,6 @@ impl Mistake {
         Self::OldSightings,
         Self::NarrowMargin,
         Self::OldCredit,
-        Self::CreditForAnyBeat,
     ];
 
     /// The name in the file of seeds.
@@ -79,7 +76,6 @@ impl Mistake {
             Self::OldSightings => "old-sightings",
             Self::NarrowMargin => "narrow-margin",
             Self::OldCredit => "old-credit",
-            Self::CreditForAnyBeat => "credit-for-any-beat",
         }
     }
 
@@ -99,23 +95,16 @@ impl Mistake {
         let (incarnation, lineage) = (model.incarnation(), model.lineage());
         let Tables { roles, members, .. } = &mut model.tables;
         match (self, op) {
-            (Self::OldCredit | Self::CreditForAnyBeat, Op::Claim { rows, .. }) => {
+            (Self::OldCredit, Op::Claim { rows, .. }) => {
                 for row in rows {
                     alter(roles, &row.role, |role| {
                         let debtor =
                             role.debtor.as_ref().and_then(|one| members.get_key_value(one));
-                        let Some(((name, member), waited)) = debtor.zip(role.waited_for.as_ref())
-                        else {
-                            return;
-                        };
-                        let was = if self == Self::OldCredit {
-                            waited.starts_with(&format!("{name} {} ", member.beat))
-                        } else {
-                            waited.starts_with(&format!("{name} "))
-                                && waited.ends_with(&format!(" {incarnation}"))
-                        };
-                        if was {
-                            role.waited_for = Some(format!("{name} {} {incarnation}", member.beat));
+                        let Some((name, member)) = debtor else { return };
+                        let beat = format!("{name} {} ", member.beat);
+                        if role.waited_for.as_ref().is_some_and(|waited| waited.starts_with(&beat))
+                        {
+                            role.waited_for = Some(format!("{beat}{incarnation}"));
                         }
                     });
                 }

@@ -5,6 +5,7 @@ mod claims;
 mod fence;
 mod handles;
 mod obstacles;
+mod orders;
 mod preference;
 mod preflight;
 mod quiet;
