@@ -1,6 +1,7 @@
 //! What is measured.
 
 mod election;
+mod fence;
 mod gossip;
 mod idle;
 mod tx;
@@ -15,6 +16,8 @@ pub(crate) enum Bench {
     Election(election::BenchArgs),
     /// How many transactions idle members cost the database
     Idle(idle::BenchArgs),
+    /// What `tenure.fence()` costs a transaction that inserts, with pgbench
+    Fence(fence::BenchArgs),
     /// Commit latency and failover of a gossip group, with real processes
     Gossip(gossip::BenchArgs),
     /// Accepted transactions per second against raw inserts, and the takeover of open ones
@@ -25,6 +28,7 @@ pub(crate) async fn run(bench: Bench) -> anyhow::Result<ExitCode> {
     match bench {
         Bench::Election(args) => election::run(args).await,
         Bench::Idle(args) => idle::run(args).await,
+        Bench::Fence(args) => fence::run(args).await,
         Bench::Gossip(args) => gossip::run(args).await,
         Bench::Tx(args) => tx::run(args).await,
     }

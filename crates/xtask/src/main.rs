@@ -7,6 +7,7 @@
 //! cargo run --release -p xtask -- bench election  how long a role is without a leader
 //! cargo run --release -p xtask -- bench idle      what idle members cost the database
 //! cargo run --release -p xtask -- bench gossip    commit latency and failover, real processes
+//! cargo run --release -p xtask -- bench fence     what the fence costs an insert, with pgbench
 //! cargo run --release -p xtask -- bench tx        accepted transactions against raw inserts
 //! ```
 
