@@ -42,18 +42,6 @@ pub fn run(seed: u64, mistake: Option<Mistake>) -> Verdict {
     world.verdict
 }
 
-/// The same in a world in which most claimants give up while they wait out a debt.
-#[must_use]
-pub fn run_impatient(seed: u64, mistake: Option<Mistake>) -> Verdict {
-    let mut world = World::new(seed, mistake);
-    world.impatient = true;
-    world.run_for(TROUBLE);
-    world.impatient = false;
-    world.heal();
-    world.run_until_led(RECOVERY);
-    world.verdict
-}
-
 /// The seeds on file that must catch a mistake.
 #[must_use]
 pub fn seeds_of(mistake: Mistake) -> Vec<u64> {

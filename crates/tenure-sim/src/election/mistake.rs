@@ -38,14 +38,11 @@ pub enum Mistake {
     OldSightings,
     /// The margin is below the drift of the clocks.
     NarrowMargin,
-    /// What claimants that gave up have waited counts in another incarnation too, in which the debtor
-    /// may have led again.
-    OldCredit,
 }
 
 impl Mistake {
     /// Every mistake there is.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 11] = [
         Self::IgnoreTheDebt,
         Self::DebtMovesWithTheClaim,
         Self::ForgetTheLease,
@@ -57,7 +54,6 @@ impl Mistake {
         Self::QuietMark,
         Self::OldSightings,
         Self::NarrowMargin,
-        Self::OldCredit,
     ];
 
     /// The name in the file of seeds.
@@ -75,7 +71,6 @@ impl Mistake {
             Self::QuietMark => "quiet-mark",
             Self::OldSightings => "old-sightings",
             Self::NarrowMargin => "narrow-margin",
-            Self::OldCredit => "old-credit",
         }
     }
 
@@ -93,22 +88,8 @@ impl Mistake {
     /// Alters the rows before a statement of `me` reads them.
     pub(super) fn before(self, model: &mut Model, me: &str, op: &Op) {
         let (incarnation, lineage) = (model.incarnation(), model.lineage());
-        let Tables { roles, members, .. } = &mut model.tables;
+        let roles = &mut model.tables.roles;
         match (self, op) {
-            (Self::OldCredit, Op::Claim { rows, .. }) => {
-                for row in rows {
-                    alter(roles, &row.role, |role| {
-                        let debtor =
-                            role.debtor.as_ref().and_then(|one| members.get_key_value(one));
-                        let Some((name, member)) = debtor else { return };
-                        let beat = format!("{name} {} ", member.beat);
-                        if role.waited_for.as_ref().is_some_and(|waited| waited.starts_with(&beat))
-                        {
-                            role.waited_for = Some(format!("{beat}{incarnation}"));
-                        }
-                    });
-                }
-            }
             (Self::OneGeneration, Op::Claim { rows, .. }) => {
                 for row in rows {
                     alter(roles, &row.role, |role| role.lineage = Some(lineage));

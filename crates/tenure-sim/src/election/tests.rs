@@ -2,7 +2,7 @@ use std::ops::Range;
 use std::thread;
 use std::time::Duration;
 
-use super::{Mistake, Verdict, run, run_impatient, seeds_of};
+use super::{Mistake, Verdict, run, seeds_of};
 
 /// How many seeds; `TENURE_SIM_FIRST` and `TENURE_SIM_SEEDS` run others and more of them.
 fn seeds(default: u64) -> Range<u64> {
@@ -16,7 +16,6 @@ fn run_all(seeds: Range<u64>, mistake: Option<Mistake>) -> Vec<(u64, Verdict)> {
     thread::scope(|scope| {
         let half = |odd: u64| {
             let seeds = seeds.clone().filter(move |seed| seed % 2 == odd);
-            let run = if mistake == Some(Mistake::OldCredit) { run_impatient } else { run };
             scope.spawn(move || seeds.map(|seed| (seed, run(seed, mistake))).collect::<Vec<_>>())
         };
         let halves: [_; 2] = [half(0), half(1)];
@@ -135,26 +134,4 @@ fn sightings_that_outlive_their_session_are_caught() {
 #[test]
 fn a_margin_below_the_drift_of_the_clocks_is_caught() {
     assert_caught(Mistake::NarrowMargin);
-}
-
-#[test]
-fn time_waited_that_counts_in_another_incarnation_is_caught() {
-    let seeds = seeds_of(Mistake::OldCredit);
-    assert!(!seeds.is_empty(), "no seed is on file");
-    for seed in seeds {
-        let wrong = run_impatient(seed, Some(Mistake::OldCredit)).wrong;
-        assert!(
-            wrong.is_some_and(|wrong| wrong.contains("are open")),
-            "seed {seed} does not catch it"
-        );
-        assert_eq!(run_impatient(seed, None).wrong, None, "seed {seed} without a mistake");
-    }
-}
-
-/// Claimants that give up leave the time they waited to the next one, and no two gates open for that.
-#[test]
-fn no_two_gates_open_where_claimants_give_up() {
-    for seed in seeds(300) {
-        assert_eq!(run_impatient(seed, None).wrong, None, "seed {seed}");
-    }
 }

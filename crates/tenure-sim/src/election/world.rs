@@ -137,8 +137,6 @@ pub(super) struct World {
     mixed: bool,
     grace: Option<Duration>,
     healed: bool,
-    /// Claimants give up while they wait.
-    pub(super) impatient: bool,
     pub(super) verdict: Verdict,
 }
 
@@ -159,7 +157,6 @@ impl World {
             mixed: random.random(),
             grace: random.random::<bool>().then_some(Duration::from_secs(1)),
             healed: false,
-            impatient: false,
             verdict: Verdict::default(),
             random,
         };
@@ -711,10 +708,6 @@ impl World {
         let stage = (state, epoch.is_some());
         if std::mem::replace(&mut node.stage, stage) == stage || self.healed {
             return;
-        }
-        if self.impatient && stage == (LockState::Acquiring, true) {
-            let soon = Duration::from_millis(self.random.random_range(200..3000));
-            return self.after(soon, Event::Fault(Fault::StepDown(index)));
         }
         let limit = if self.random.random() { 1500 } else { 20 };
         let soon = Duration::from_millis(self.random.random_range(0..limit));
