@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use tenure::config::parse_period;
 use tenure::connect::dsn::Secret;
 use tenure::{LockKey, TakeoverPolicy};
 
@@ -466,12 +467,7 @@ const LONGEST: Duration = Duration::from_secs(365 * 86_400);
 
 /// `3s`, `250ms`, `1m 30s`, or a plain number of seconds.
 pub(crate) fn period(text: &str) -> Result<Duration, String> {
-    let text = text.trim();
-    let parsed = match text.parse::<f64>() {
-        Ok(seconds) => Duration::try_from_secs_f64(seconds).ok(),
-        Err(_) => humantime::parse_duration(text).ok(),
-    };
-    parsed
+    parse_period(text)
         .filter(|time| *time <= LONGEST)
         .ok_or_else(|| "write 3s, 250ms, or a number of seconds, at most a year".to_owned())
 }

@@ -43,6 +43,7 @@ use tenure_core::retry::RetryStrategy;
 
 pub use environment::DSN_VARIABLES;
 pub use error::ConfigError;
+pub use period::parse_period;
 pub use role::{RoleConfig, RoleSpec};
 
 use period::Period;

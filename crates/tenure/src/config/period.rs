@@ -11,6 +11,13 @@ pub(super) struct Period(pub(super) Duration);
 
 pub(super) const EXPECTED: &str = "a length of time (`3s`, `250ms`, or a number of seconds)";
 
+/// A length of time as people write it in a file, a variable or an option: `3s`, `250ms`, `1m 30s`, or a
+/// plain number of seconds (`5`, `0.5`).
+#[must_use]
+pub fn parse_period(text: &str) -> Option<Duration> {
+    Period::parse(text).map(|period| period.0)
+}
+
 impl Period {
     pub(super) fn parse(text: &str) -> Option<Self> {
         let text = text.trim();
