@@ -420,7 +420,7 @@ impl<D: Database> Driver<D> {
                     // The driver has logged its own trouble, once for all roles.
                     let trouble = self.connecting.trouble.as_ref();
                     let logged = matches!(&notice, Notice::Error(error) if trouble == Some(error));
-                    let member = &self.profile.identity;
+                    let member = self.profile.identity.as_str();
                     self.roles.notice(&role, member, epoch, notice, logged, now);
                 }
                 Output::Gate(role, epoch) => self.roles.gate(&role, epoch),

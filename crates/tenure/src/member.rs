@@ -98,7 +98,7 @@ impl Member {
             tracing::warn!(member = %identity, "{warning}");
         }
         let profile = Profile {
-            identity: identity.as_str().to_owned(),
+            identity: identity.clone(),
             host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             pid: std::process::id(),
             lease,

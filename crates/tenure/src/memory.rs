@@ -116,7 +116,7 @@ impl MemoryGroup {
             .map_err(|error| TenureError::Order(format!("no identity: {error}")))?;
         let name = identity.as_str().to_owned();
         let profile = Profile {
-            identity: name.clone(),
+            identity: identity.clone(),
             host: "memory".to_owned(),
             pid: std::process::id(),
             lease,

@@ -199,7 +199,7 @@ impl Database for Postgres {
     }
 
     async fn preempt(&self, role: RoleName) {
-        let (me, name) = (literal(&self.profile.identity), literal(role.as_str()));
+        let (me, name) = (literal(self.profile.identity.as_str()), literal(role.as_str()));
         let sql = format!(
             "select tenure.order_step_down({name}, {me}, {me}) where exists (\
                select from tenure.role r \

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use tenure_core::epoch::Epoch;
+use tenure_core::identity::Identity;
 use tenure_core::key::{LockKey, RoleName};
 use tenure_core::lease::Lease;
 use tenure_core::protocol::{
@@ -25,7 +26,7 @@ use crate::sql::{identifier, json, literal};
 /// The member as its sessions know it.
 #[derive(Debug, Clone)]
 pub(crate) struct Profile {
-    pub(crate) identity: String,
+    pub(crate) identity: Identity,
     pub(crate) host: String,
     pub(crate) pid: u32,
     pub(crate) lease: Lease,
@@ -79,7 +80,7 @@ impl Seat {
         } else {
             let member = serde_json::json!({
                 "identity": profile.identity, "host": profile.host, "pid": profile.pid,
-                "seat": seat_token, "key": member_key(&profile.identity),
+                "seat": seat_token, "key": member_key(profile.identity.as_str()),
                 "lease_ms": millis(lease.lease()), "grace_ms": millis(profile.grace),
                 "lock_ms": millis(deadline / 2),
             });
@@ -105,7 +106,7 @@ impl Seat {
         if self.profile.lock_only {
             return self.run_lock_only(op).await;
         }
-        let me = literal(&self.profile.identity);
+        let me = literal(self.profile.identity.as_str());
         Ok(match op {
             Op::Register(rows) => {
                 Done::Registered(self.ask(&format!("tenure.register({me}, {})", json(rows))).await?)

@@ -133,7 +133,7 @@ impl Sentinel {
         wait: Duration,
         deadline: Duration,
     ) -> Result<usize, LineError> {
-        let me = literal(&self.profile.identity);
+        let me = literal(self.profile.identity.as_str());
         let ask = format!("select tenure.await_death({me}, {})", millis(wait));
         let Some(answer) = line.ask(&ask, wait + deadline).await? else {
             // Alone. `notified` is cancel-safe; a permit that was stored wakes us at once.

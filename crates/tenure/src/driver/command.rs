@@ -103,7 +103,7 @@ impl Handle {
 #[non_exhaustive]
 pub struct Health {
     /// The member.
-    pub identity: String,
+    pub identity: Identity,
     /// Whether its seat is taken.
     pub connected: bool,
     /// Time since the last successful round trip was sent; none before the first.
