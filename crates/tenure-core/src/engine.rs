@@ -132,7 +132,8 @@ struct InFlight {
 /// See the module's documentation.
 pub struct Engine {
     context: Context,
-    roles: BTreeMap<RoleName, Role>,
+    /// Boxed: a tree's nodes are half empty, and there may be ten thousand roles.
+    roles: BTreeMap<RoleName, Box<Role>>,
     in_flight: Option<InFlight>,
     /// The longest time between two repair polls.
     poll: Duration,
@@ -224,7 +225,8 @@ impl Engine {
     // --- inputs: commands ---
 
     pub fn add(&mut self, candidacy: Candidacy, life: Lifecycle, keeper: GateKeeper) {
-        self.roles.insert(candidacy.name.clone(), Role::new(candidacy, life, keeper));
+        let role = Role::new(candidacy, life, keeper);
+        self.roles.insert(role.candidacy.name.clone(), Box::new(role));
     }
 
     /// Feeds one input to one role's lifecycle and carries its effects out.
@@ -355,7 +357,7 @@ impl Engine {
     pub fn next_timeout(&self) -> Option<Tick> {
         let Context { up, lease_until, .. } = &self.context;
         let leads = self.roles.values().any(|role| role.life.state() == LockState::Leader);
-        let roles = self.roles.values().filter_map(Role::next_timeout);
+        let roles = self.roles.values().filter_map(|role| role.next_timeout());
         // What is due on the seat waits for the round trip under way: no timer before its end.
         let idle = up.as_ref().filter(|_| self.in_flight.is_none());
         let seat = idle.map(|up| up.next_beat.min(self.poll_at));

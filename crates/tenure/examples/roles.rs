@@ -19,7 +19,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     for n in 0..roles {
         builder = builder.role(RoleSpec::named(format!("roles:{n}")));
     }
-    let member = Member::start(builder.build()?).await?;
+    let config = builder.build()?;
+    let resident = resident_kib()?;
+    let member = Member::start(config).await?;
     let before = Instant::now();
     member.start_all().await?;
     let registered = before.elapsed();
@@ -28,6 +30,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         lock.wait_for_leadership(None).await?;
     }
     println!("{roles} roles: registered after {registered:?}, led after {:?}", before.elapsed());
+    let each = (resident_kib()? - resident) * 1024.0 / roles as f64;
+    println!("memory: {each:.0} bytes for each role");
     // A while of nothing: beats alone must keep every gate open.
     let (mut oldest, mut shut) = (Duration::ZERO, 0);
     let idle = Instant::now();
@@ -45,4 +49,11 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     member.shutdown(Some(Duration::from_secs(60))).await?;
     println!("let go after {:?}", before.elapsed());
     Ok(())
+}
+
+/// What the process has in memory, as Linux tells it.
+fn resident_kib() -> Result<f64, Box<dyn std::error::Error>> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    Ok(line.ok_or("no VmRSS")?.trim().trim_end_matches(" kB").parse()?)
 }

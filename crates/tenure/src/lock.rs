@@ -37,7 +37,7 @@ impl std::fmt::Debug for LeaderLock {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("LeaderLock")
             .field("role", &self.publisher.name.as_str())
-            .field("state", &self.publisher.view.borrow().state)
+            .field("state", &self.publisher.view().state)
             .finish()
     }
 }
@@ -65,7 +65,7 @@ impl LeaderLock {
 
     /// The lifecycle's state.
     pub fn state(&self) -> LockState {
-        self.publisher.view.borrow().state
+        self.publisher.view().state
     }
 
     /// Whether this process leads at this instant: what the gate says.
@@ -106,16 +106,15 @@ impl LeaderLock {
     /// # Errors
     /// [`TenureError::Timeout`] if that took longer than `within`; it goes on in the background.
     pub async fn shutdown(&self, within: Option<Duration>) -> Result<(), TenureError> {
-        let mut view = self.publisher.view.subscribe();
         if self.send(Command::Stop { role: self.publisher.name.clone() }).is_err() {
             return Ok(());
         }
-        let stopped = view.wait_for(|view| view.state == LockState::Stopped);
+        let stopped = self.publisher.until(|view| view.state == LockState::Stopped);
         match within {
-            None => drop(stopped.await),
+            None => stopped.await,
             Some(limit) => {
                 let done = timeout(limit, stopped).await;
-                done.map(drop).map_err(|_| TenureError::Timeout { what: "the shutdown", limit })?;
+                done.map_err(|_| TenureError::Timeout { what: "the shutdown", limit })?;
             }
         }
         Ok(())
@@ -151,7 +150,7 @@ impl LeaderLock {
 
     /// Leadership as it changes. The gate may say no sooner: it shuts by itself at its deadline.
     pub fn changes(&self) -> watch::Receiver<LeaderStateChanged> {
-        self.publisher.leading.subscribe()
+        self.publisher.watch_leading()
     }
 
     /// The gate's deadline as heartbeats move it, none while the gate is shut or drains.
@@ -185,26 +184,22 @@ impl LeaderLock {
         to: Option<Identity>,
         within: Option<Duration>,
     ) -> Result<(), TenureError> {
-        let mut view = self.publisher.view.subscribe();
         let leads = |state| {
             matches!(state, LockState::Leader | LockState::Releasing | LockState::Reconnecting)
         };
-        if !leads(view.borrow_and_update().state) {
+        let before = self.publisher.view();
+        if !leads(before.state) {
             return Ok(());
         }
-        let mut changes = self.changes();
-        let led = changes.borrow_and_update().epoch;
         let to = to.map(|member| member.as_str().to_owned());
         self.send(Command::StepDown { role: self.publisher.name.clone(), to, within })?;
-        // A watch shows the latest state alone: without a cool-down the next term may have begun
-        // before this task looked, and then the old one is over too. Both branches are cancel-safe.
-        tokio::select! {
-            over = view.wait_for(|view| !leads(view.state)) => over.map(drop),
-            next = changes.wait_for(|change| change.is_leader && change.epoch > led) => {
-                next.map(drop)
-            }
-        }
-        .map_err(|_| TenureError::Stopped)
+        // A view shows the latest state alone: without a cool-down the next term may have begun
+        // before this task looked, and then the old one is over too.
+        let led = before.leading.epoch;
+        self.publisher
+            .until(|view| !leads(view.state) || view.leading.is_leader && view.leading.epoch > led)
+            .await;
+        Ok(())
     }
 
     /// Says whether this member is ready to lead. One that is not ready leads only if no ready

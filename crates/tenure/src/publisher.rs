@@ -9,7 +9,8 @@ use tenure_core::gate::LeaderGate;
 use tenure_core::key::{LockKey, RoleName};
 use tenure_core::lifecycle::{LockState, Notice};
 use tokio::runtime::Handle;
-use tokio::sync::{broadcast, mpsc, watch};
+use tokio::sync::futures::Notified;
+use tokio::sync::{Notify, broadcast, mpsc, watch};
 
 /// Leadership of one role as it changes: true exactly while the gate is open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,6 +45,7 @@ pub struct Event {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct View {
     pub(crate) state: LockState,
+    pub(crate) leading: LeaderStateChanged,
 }
 
 /// How many events may wait for a slow callback.
@@ -54,14 +56,16 @@ const SUBSCRIBER_BACKLOG: usize = 64;
 
 type Callback = Arc<dyn Fn(&Notice) + Send + Sync>;
 
-/// What the driver publishes of one role to its handles. Subscribers and callbacks cost memory only
-/// where there are any: a member may have ten thousand roles.
+/// What the driver publishes of one role to its handles. Subscribers, watches and callbacks cost memory
+/// only where there are any: a member may have ten thousand roles.
 pub(crate) struct Publisher {
     pub(crate) name: RoleName,
     pub(crate) key: LockKey,
     pub(crate) gate: LeaderGate,
-    pub(crate) view: watch::Sender<View>,
-    pub(crate) leading: watch::Sender<LeaderStateChanged>,
+    view: Mutex<View>,
+    /// Wakes the tasks that wait for another view, or for a gate that opens.
+    changed: Notify,
+    leading: OnceLock<watch::Sender<LeaderStateChanged>>,
     deadline: OnceLock<watch::Sender<Option<Tick>>>,
     events: OnceLock<broadcast::Sender<Event>>,
     callbacks: OnceLock<Callbacks>,
@@ -82,13 +86,49 @@ impl Publisher {
             name,
             key,
             gate,
-            view: watch::Sender::new(View { state: LockState::Stopped }),
-            leading: watch::Sender::new(LeaderStateChanged { is_leader: false, epoch: None }),
+            view: Mutex::new(View {
+                state: LockState::Stopped,
+                leading: LeaderStateChanged::new(false, None),
+            }),
+            changed: Notify::new(),
+            leading: OnceLock::new(),
             deadline: OnceLock::new(),
             events: OnceLock::new(),
             callbacks: OnceLock::new(),
             runtime: Handle::current(),
         })
+    }
+
+    pub(crate) fn view(&self) -> View {
+        *self.view.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends with the next change of the view or of the gate's deadline after this call, not after the
+    /// first poll: so whatever is looked at in between is not missed.
+    pub(crate) fn changed(&self) -> Notified<'_> {
+        self.changed.notified()
+    }
+
+    /// Waits for such a view. Cancel-safe.
+    pub(crate) async fn until(&self, so: impl Fn(View) -> bool) {
+        loop {
+            let changed = self.changed();
+            if so(self.view()) {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    /// Under the view's lock, so that the watch follows every change from its beginning on.
+    pub(crate) fn watch_leading(&self) -> watch::Receiver<LeaderStateChanged> {
+        let view = self.view.lock().unwrap_or_else(PoisonError::into_inner);
+        self.leading.get_or_init(|| watch::Sender::new(view.leading)).subscribe()
+    }
+
+    fn set_state(&self, state: LockState) {
+        self.view.lock().unwrap_or_else(PoisonError::into_inner).state = state;
+        self.changed.notify_waiters();
     }
 
     pub(crate) fn subscribe(&self) -> broadcast::Receiver<Event> {
@@ -115,7 +155,7 @@ impl Publisher {
     /// Tells subscribers and callbacks, without waiting for any of them.
     pub(crate) fn tell(&self, notice: Notice, at: Tick) {
         if let Notice::StateChange { to, .. } = &notice {
-            self.view.send_replace(View { state: *to });
+            self.set_state(*to);
         }
         let event = Event { role: self.name.clone(), notice, at };
         if let Some(callbacks) = self.callbacks.get()
@@ -131,26 +171,29 @@ impl Publisher {
     }
 
     pub(crate) fn set_leading(&self, epoch: Option<Epoch>) {
+        let mut view = self.view.lock().unwrap_or_else(PoisonError::into_inner);
         if epoch.is_some() {
-            // Before the open gate is told: a step-down that follows must find a leader.
-            self.view.send_replace(View { state: LockState::Leader });
+            // With the open gate: a step-down that follows must find a leader.
+            view.state = LockState::Leader;
         }
-        self.leading.send_if_modified(|now| {
-            let next =
-                LeaderStateChanged { is_leader: epoch.is_some(), epoch: epoch.or(now.epoch) };
-            std::mem::replace(now, next) != next
-        });
+        view.leading = LeaderStateChanged::new(epoch.is_some(), epoch.or(view.leading.epoch));
+        if let Some(leading) = self.leading.get() {
+            let next = view.leading;
+            leading.send_if_modified(|now| std::mem::replace(now, next) != next);
+        }
+        drop(view);
         self.publish_deadline();
     }
 
     /// The driver has ended: handles find the role stopped.
     pub(crate) fn stop(&self) {
-        self.view.send_replace(View { state: LockState::Stopped });
+        self.set_state(LockState::Stopped);
         self.set_leading(None);
     }
 
     /// The gate has opened or shut, or a heartbeat has moved its deadline.
     pub(crate) fn publish_deadline(&self) {
+        self.changed.notify_waiters();
         let Some(deadline) = self.deadline.get().filter(|sender| sender.receiver_count() > 0)
         else {
             return;

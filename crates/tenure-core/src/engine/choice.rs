@@ -29,7 +29,9 @@ impl Engine {
             up.beats = up.beats.wrapping_add(1);
             if up.inspect || up.beats.is_multiple_of(INSPECT_EVERY) {
                 up.inspect = false;
-                return Some(Op::Inspect(self.roles.values().filter_map(Role::held).collect()));
+                return Some(Op::Inspect(
+                    self.roles.values().filter_map(|role| role.held()).collect(),
+                ));
             }
             return Some(Op::Beat);
         }
@@ -41,7 +43,7 @@ impl Engine {
     }
 
     fn batch<T>(&mut self, next: impl FnMut(&mut Role) -> Option<T>) -> Vec<T> {
-        self.roles.values_mut().filter_map(next).take(BATCH).collect()
+        self.roles.values_mut().map(Box::as_mut).filter_map(next).take(BATCH).collect()
     }
 
     fn choose_claim(&mut self, now: Tick) -> Option<Op> {

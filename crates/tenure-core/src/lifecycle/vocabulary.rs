@@ -9,7 +9,8 @@ use crate::clock::Tick;
 use crate::epoch::Epoch;
 use crate::retry::{ExponentialBackoff, RetryStrategy};
 
-/// Where a role's lifecycle stands.
+/// Where a role's lifecycle stands. A closed set: `docs/lifecycle.md` has every state and every way from one
+/// to another, so a program may match on it without a catch-all.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LockState {

@@ -20,7 +20,7 @@ use crate::publisher::Publisher;
 type Answer = oneshot::Sender<Result<(), TenureError>>;
 
 #[derive(Default)]
-pub(super) struct Roles(BTreeMap<RoleName, Role>);
+pub(super) struct Roles(BTreeMap<RoleName, Box<Role>>);
 
 struct Role {
     publisher: Arc<Publisher>,
@@ -56,7 +56,7 @@ impl Roles {
         metrics::role_added(&publisher.name);
         let role =
             Role { starts: Vec::new(), led_since: None, attempts: 0, obstacle: None, publisher };
-        self.0.insert(role.publisher.name.clone(), role);
+        self.0.insert(role.publisher.name.clone(), Box::new(role));
     }
 
     /// The answer comes when the database has taken the registration, or could not be asked.
@@ -110,7 +110,7 @@ impl Roles {
             Notice::Late { .. } | Notice::Well { .. } | Notice::Recovered { .. } => {}
             Notice::StateChange { .. } | Notice::AcquireFailed { .. } | Notice::Error(_) => {}
         }
-        let Role { publisher, attempts, .. } = role;
+        let Role { publisher, attempts, .. } = &mut **role;
         metrics::notice(name, member, publisher.key, epoch, *attempts, &notice, logged);
         if matches!(notice, Notice::Acquired { .. }) {
             *attempts = 0;

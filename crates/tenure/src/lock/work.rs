@@ -104,11 +104,11 @@ impl LeaderLock {
     /// this returns.
     async fn run_until_shut(&self, act: &Act, work: impl Future<Output = ()>) -> bool {
         let gate = &self.publisher.gate;
-        let mut changes = self.changes();
         let mut work = pin!(work);
         // Its own act apart, none is in flight that a drain would wait for.
         let is_over = || act.check().is_err() || (!gate.is_leader() && gate.in_flight() <= 1);
         loop {
+            let changed = self.publisher.changed();
             if is_over() {
                 return false;
             }
@@ -127,7 +127,7 @@ impl LeaderLock {
             // Every branch is cancel-safe; the work is kept and only borrowed.
             tokio::select! {
                 biased;
-                _ = changes.changed() => {}
+                () = changed => {}
                 () = sleep(look) => {}
                 finished = poll => return finished,
             }
@@ -136,12 +136,11 @@ impl LeaderLock {
 
     /// Waits for an open gate, of another term than `finished`.
     pub(super) async fn opened(&self, finished: Option<Epoch>) -> Result<LeaderToken, TenureError> {
-        let mut changes = self.changes();
-        let mut deadline = self.deadline();
         loop {
-            // Marked as seen before the gate is asked: what changes afterwards wakes this task.
-            let leads = changes.borrow_and_update().is_leader;
-            deadline.mark_unchanged();
+            // Before the gate is asked: what changes afterwards wakes this task. That is also a late
+            // heartbeat, which opens a gate again whose deadline had passed.
+            let changed = self.publisher.changed();
+            let leads = self.publisher.view().leading.is_leader;
             // The gate alone is a moment ahead of the state: a step-down would not find a leader yet.
             if leads
                 && let Ok(token) = self.publisher.gate.peek()
@@ -150,9 +149,7 @@ impl LeaderLock {
                 return Ok(token);
             }
             tokio::select! {
-                _ = changes.changed() => {}
-                // A late heartbeat opens a gate again whose deadline had passed.
-                _ = deadline.changed() => {}
+                () = changed => {}
                 () = self.commands.closed() => return Err(TenureError::Stopped),
             }
         }
@@ -160,17 +157,15 @@ impl LeaderLock {
 
     /// Waits until the role has left STOPPED; false if the member is gone.
     async fn has_begun(&self) -> bool {
-        let mut view = self.publisher.view.subscribe();
         tokio::select! {
-            begun = view.wait_for(|view| view.state != LockState::Stopped) => begun.is_ok(),
+            () = self.publisher.until(|view| view.state != LockState::Stopped) => true,
             () = self.commands.closed() => false,
         }
     }
 
     async fn stopped(&self) {
-        let mut view = self.publisher.view.subscribe();
         tokio::select! {
-            _ = view.wait_for(|view| view.state == LockState::Stopped) => {}
+            () = self.publisher.until(|view| view.state == LockState::Stopped) => {}
             () = self.commands.closed() => {}
         }
     }
