@@ -86,7 +86,9 @@ impl Seat {
             });
             format!("select tenure.take_seat({})", json(&member))
         };
-        let seated = match answer(&line, &take, deadline).await? {
+        // The first statement of its kind on this session: it is given more time than the others, and
+        // no gate of ours is open meanwhile.
+        let seated = match answer(&line, &take, deadline * 3).await? {
             Answer::Seated(seated) => seated,
             Answer::Busy { .. } => {
                 let message = "another session still holds this member's seat".to_owned();
