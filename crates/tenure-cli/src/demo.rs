@@ -10,10 +10,12 @@
 //! member, heals, and waits until all three take part again. It passes if after every fault a member
 //! led under a higher epoch, and the audit of the durable record found no overlap.
 
+mod lanes;
 mod link;
 mod node;
 mod view;
 
+use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -32,9 +34,10 @@ use crate::output::out;
 use crate::signals::Signals;
 use crate::table::{print, table};
 
+use lanes::Phase;
 use link::Link;
-use node::{Node, Said};
-use view::View;
+use node::{MemberEvent, Node};
+use view::{Key, View};
 
 const ROLE: &str = "demo";
 const NAMES: [&str; 3] = ["north", "east", "west"];
@@ -90,17 +93,23 @@ struct Outcome {
 
 pub(crate) async fn demo(args: Demo) -> Result<Exit, Failure> {
     let mut signals = Signals::listen()?;
+    let (view, mut keys) = View::open(args.plain, &NAMES).map_err(failed)?;
     // Dropped on every way out: members are killed, the server is stopped, the folder removed.
     let mut stage = tokio::select! {
-        stage = Stage::set(&args) => stage.map_err(failed)?,
+        stage = Stage::set(view) => stage.map_err(failed)?,
         () = signals.next() => return Ok(Exit::Failed),
+        ended = quit(&mut keys, None) => return ended.map(|()| Exit::Failed),
     };
+    let view = Rc::clone(&stage.view);
     let played = tokio::select! {
         played = stage.play(&args) => played.map_err(failed),
-        () = signals.next() => Err(Failure::failed("the demo was interrupted")),
+        () = signals.next() => Err(interrupted()),
+        // What has happened so far is judged all the same.
+        ended = quit(&mut keys, Some(&view)) => ended,
     };
-    stage.view.close();
-    let outcomes = played?;
+    view.close();
+    played?;
+    let outcomes = &stage.outcomes;
     print(&table(
         &["fault", "led before", "epoch", "led after", "epoch", "without a leader"],
         outcomes.iter().map(|outcome| {
@@ -126,16 +135,35 @@ pub(crate) async fn demo(args: Demo) -> Result<Exit, Failure> {
     Ok(Exit::Clean)
 }
 
+/// Returns when a person wants to leave; draws anew when the terminal has another size.
+async fn quit(keys: &mut mpsc::UnboundedReceiver<Key>, view: Option<&View>) -> Result<(), Failure> {
+    loop {
+        match (keys.recv().await, view) {
+            (Some(Key::Quit), _) => return Ok(()),
+            (Some(Key::Interrupt), _) => return Err(interrupted()),
+            (Some(Key::Resized), Some(view)) => view.redraw(),
+            (Some(Key::Resized), None) => {}
+            // There is no keyboard.
+            (None, _) => std::future::pending().await,
+        }
+    }
+}
+
+fn interrupted() -> Failure {
+    Failure::failed("the demo was interrupted")
+}
+
 fn failed(error: anyhow::Error) -> Failure {
     Failure::failed(format!("the demo failed: {error:#}"))
 }
 
 /// Everything the demo runs.
 struct Stage {
-    view: View,
+    view: Rc<View>,
     nodes: Vec<Node>,
     links: Vec<Link>,
-    said: mpsc::UnboundedReceiver<(usize, Said)>,
+    events: mpsc::UnboundedReceiver<(usize, MemberEvent)>,
+    outcomes: Vec<Outcome>,
     /// The latest term that a member announced, and when each member's last one ended.
     leader: Option<Term>,
     ended_ns: [u64; 3],
@@ -156,9 +184,8 @@ impl Drop for Server {
 }
 
 impl Stage {
-    async fn set(args: &Demo) -> anyhow::Result<Self> {
+    async fn set(view: View) -> anyhow::Result<Self> {
         use std::os::unix::fs::PermissionsExt;
-        let view = View::open(args.plain, &NAMES)?;
         // The server's account must be able to pass through.
         let passable = std::fs::Permissions::from_mode(0o711);
         let folder =
@@ -169,7 +196,7 @@ impl Stage {
             tokio::task::spawn_blocking(|| Embedded::start_or_attach(Some(data))).await??;
         let server = Server { embedded, _folder: folder };
         let config = Config::builder().dsn(server.embedded.dsn()?).build()?;
-        let (tell, said) = mpsc::unbounded_channel();
+        let (sender, events) = mpsc::unbounded_channel();
         let mut links = Vec::new();
         let mut nodes = Vec::new();
         let upstream = server.embedded.path().join("run").join(link::SOCKET);
@@ -178,20 +205,29 @@ impl Stage {
             std::fs::create_dir(&place)?;
             links.push(Link::open(&place, &upstream)?);
             let dsn = format!("host='{}' user=tenure dbname=postgres", place.display());
-            nodes.push(Node::start(index, name, &dsn, tell.clone())?);
+            nodes.push(Node::start(index, name, &dsn, sender.clone())?);
         }
-        Ok(Stage { view, nodes, links, said, leader: None, ended_ns: [0; 3], config, server })
+        Ok(Stage {
+            view: Rc::new(view),
+            nodes,
+            links,
+            events,
+            outcomes: Vec::new(),
+            leader: None,
+            ended_ns: [0; 3],
+            config,
+            server,
+        })
     }
 
-    async fn play(&mut self, args: &Demo) -> anyhow::Result<Vec<Outcome>> {
+    async fn play(&mut self, args: &Demo) -> anyhow::Result<()> {
         let seed = args.seed.unwrap_or_else(|| rand::rng().random());
         let mut random = StdRng::seed_from_u64(seed);
         let until = Instant::now() + Duration::from_secs(args.seconds);
-        let mut outcomes = Vec::new();
         self.led_above(0).await.context("nobody led at first")?;
         loop {
             let mut faults = Fault::ALL;
-            if args.seed.is_some() || !outcomes.is_empty() {
+            if args.seed.is_some() || !self.outcomes.is_empty() {
                 faults.shuffle(&mut random);
             }
             for fault in faults {
@@ -206,10 +242,10 @@ impl Stage {
                     outcome.after.epoch,
                     outcome.vacancy.as_secs_f64()
                 ));
-                outcomes.push(outcome);
+                self.outcomes.push(outcome);
             }
             if Instant::now() >= until {
-                return Ok(outcomes);
+                return Ok(());
             }
         }
     }
@@ -221,14 +257,17 @@ impl Stage {
         match fault {
             Fault::Kill => {
                 self.view.fault(&format!("{victim}: kill -9"));
+                self.view.hit(before.node, Phase::Killed);
                 self.nodes[before.node].kill().await;
             }
             Fault::Freeze => {
                 self.view.fault(&format!("{victim}: frozen (SIGSTOP)"));
+                self.view.hit(before.node, Phase::Frozen);
                 self.nodes[before.node].freeze();
             }
             Fault::Partition => {
                 self.view.fault(&format!("{victim}: cut off from the database"));
+                self.view.hit(before.node, Phase::CutOff);
                 self.links[before.node].hold();
             }
             Fault::Handover => {
@@ -259,7 +298,7 @@ impl Stage {
             Fault::Partition => self.links[before.node].heal(),
             Fault::Handover | Fault::Restart => {}
         }
-        self.view.note("healed");
+        self.view.healed(before.node);
         Ok(Outcome { fault, before, after, vacancy })
     }
 
@@ -300,24 +339,24 @@ impl Stage {
     /// Takes in what the members say for a while.
     async fn listen(&mut self, time: Duration) {
         let until = Instant::now() + time;
-        while let Ok(Some((node, said))) = timeout_at(until, self.said.recv()).await {
-            self.heard(node, said);
+        while let Ok(Some((node, event))) = timeout_at(until, self.events.recv()).await {
+            self.heard(node, &event);
         }
         self.view.draw();
     }
 
-    fn heard(&mut self, node: usize, said: Said) {
-        match said.event.as_str() {
+    fn heard(&mut self, node: usize, event: &MemberEvent) {
+        match event.event.as_str() {
             "acquired" => {
-                let epoch = said.epoch.unwrap_or(0);
+                let epoch = event.epoch.unwrap_or(0);
                 if self.leader.is_none_or(|leader| epoch > leader.epoch) {
-                    self.leader = Some(Term { node, epoch, since_ns: said.mono_ns });
+                    self.leader = Some(Term { node, epoch, since_ns: event.mono_ns });
                 }
             }
-            "released" | "lost" | "late" => self.ended_ns[node] = said.mono_ns,
+            "released" | "lost" | "late" => self.ended_ns[node] = event.mono_ns,
             _ => {}
         }
-        self.view.said(node, &said);
+        self.view.heard(node, event);
     }
 
     async fn audit(&self) -> anyhow::Result<tenure::operate::Audit> {

@@ -12,10 +12,9 @@ use super::{HEARTBEAT, LEASE, ROLE};
 
 /// One event of a member.
 #[derive(Debug, Clone, Deserialize)]
-pub(super) struct Said {
+pub(super) struct MemberEvent {
     pub(super) event: String,
     pub(super) epoch: Option<i64>,
-    pub(super) to: Option<String>,
     pub(super) reason: Option<String>,
     pub(super) mono_ns: u64,
 }
@@ -25,7 +24,7 @@ pub(super) struct Node {
     index: usize,
     name: &'static str,
     dsn: String,
-    tell: mpsc::UnboundedSender<(usize, Said)>,
+    events: mpsc::UnboundedSender<(usize, MemberEvent)>,
     child: Child,
 }
 
@@ -34,10 +33,10 @@ impl Node {
         index: usize,
         name: &'static str,
         dsn: &str,
-        tell: mpsc::UnboundedSender<(usize, Said)>,
+        events: mpsc::UnboundedSender<(usize, MemberEvent)>,
     ) -> anyhow::Result<Self> {
-        let child = spawn(index, name, dsn, tell.clone())?;
-        Ok(Node { index, name, dsn: dsn.to_owned(), tell, child })
+        let child = spawn(index, name, dsn, events.clone())?;
+        Ok(Node { index, name, dsn: dsn.to_owned(), events, child })
     }
 
     pub(super) async fn kill(&mut self) {
@@ -45,7 +44,7 @@ impl Node {
     }
 
     pub(super) fn start_again(&mut self) -> anyhow::Result<()> {
-        self.child = spawn(self.index, self.name, &self.dsn, self.tell.clone())?;
+        self.child = spawn(self.index, self.name, &self.dsn, self.events.clone())?;
         Ok(())
     }
 
@@ -69,7 +68,7 @@ fn spawn(
     index: usize,
     name: &str,
     dsn: &str,
-    tell: mpsc::UnboundedSender<(usize, Said)>,
+    events: mpsc::UnboundedSender<(usize, MemberEvent)>,
 ) -> anyhow::Result<Child> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["run", "--role", ROLE, "--output", "json", "--instance", name, "--dsn", dsn]);
@@ -84,8 +83,8 @@ fn spawn(
         tokio::spawn(async move {
             let mut lines = BufReader::new(stdout).lines();
             while let Ok(Some(line)) = lines.next_line().await {
-                if let Ok(said) = serde_json::from_str(&line)
-                    && tell.send((index, said)).is_err()
+                if let Ok(event) = serde_json::from_str(&line)
+                    && events.send((index, event)).is_err()
                 {
                     return;
                 }
