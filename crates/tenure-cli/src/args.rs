@@ -348,6 +348,9 @@ pub(crate) struct History {
     /// Only what operators ordered, and which of them
     #[arg(long)]
     pub(crate) orders: bool,
+    /// Whole names, times to the millisecond and more columns, however wide
+    #[arg(long)]
+    pub(crate) wide: bool,
     /// As JSON
     #[arg(long)]
     pub(crate) json: bool,

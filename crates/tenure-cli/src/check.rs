@@ -10,7 +10,7 @@ use crate::exit::{Exit, Failure};
 use crate::output::{out, print_json};
 use crate::setting::Setting;
 use crate::status::known;
-use crate::table::{moment, print, table};
+use crate::table::{Hue, moment, paint, print, span, table};
 
 #[derive(Serialize)]
 struct Finding<'a> {
@@ -33,6 +33,16 @@ fn findings(report: &Report) -> Vec<Finding<'_>> {
     told.collect()
 }
 
+/// A verdict, in colour on a terminal.
+fn painted(verdict: &str) -> String {
+    let padded = format!("{verdict:<8}");
+    match verdict {
+        "good" => paint(&padded, Hue::Good),
+        "refused" => paint(&padded, Hue::Bad),
+        _ => paint(&padded, Hue::Care),
+    }
+}
+
 pub(crate) async fn check(args: Check) -> Result<Exit, Failure> {
     let setting = Setting::asking(&args.database, &args.taking)?;
     let report = preflight::check(&setting.config).await?;
@@ -44,7 +54,7 @@ pub(crate) async fn check(args: Check) -> Result<Exit, Failure> {
             out!("{which}{dsn}");
         }
         for Finding { what, verdict, text } in findings(&report) {
-            out!("{verdict:<8} {what:<10} {text}");
+            out!("{} {what:<10} {text}", painted(verdict));
         }
     }
     Ok(if report.refusal().is_some() { Exit::Refused } else { Exit::Clean })
@@ -145,12 +155,12 @@ pub(crate) async fn doctor(args: Doctor) -> Result<Exit, Failure> {
         if setting.embedded { " (the private server)" } else { "" }
     );
     out!(
-        "timings: heartbeat {:?}, lease {:?}, margin {:?}, statement deadline {:?}, kill grace {:?}",
-        lease.heartbeat(),
-        lease.lease(),
-        lease.margin(),
-        lease.statement_deadline(),
-        lease.kill_grace()
+        "timings: heartbeat {}, lease {}, margin {}, statement deadline {}, grace {}",
+        span(lease.heartbeat()),
+        span(lease.lease()),
+        span(lease.margin()),
+        span(lease.statement_deadline()),
+        span(lease.kill_grace())
     );
     for role in config.roles() {
         out!("role: {} key {} policy {}", role.name(), role.key(), role.policy());
@@ -174,17 +184,20 @@ pub(crate) async fn doctor(args: Doctor) -> Result<Exit, Failure> {
     }
     let operator = Operator::connect(config).await?;
     out!("\nschema: version {} (known: {})", operator.schema_version().await?, schema::VERSION);
+    out!("\nstatus:");
     match operator.status(None).await {
         Ok(roles) => print_json(&roles),
-        Err(error) => out!("status: {error}"),
+        Err(error) => out!("{error}"),
     }
+    out!("\nhistory, the latest 20 terms:");
     match operator.history(None, 20).await {
         Ok(terms) => print_json(&terms),
-        Err(error) => out!("history: {error}"),
+        Err(error) => out!("{error}"),
     }
+    out!("\naudit:");
     match operator.audit(None).await {
         Ok(audit) => print_json(&audit),
-        Err(error) => out!("audit: {error}"),
+        Err(error) => out!("{error}"),
     }
     operator.close().await;
     Ok(exit)

@@ -4,7 +4,7 @@
 //! once, so much time for each; a client that hangs loses its own answer and nothing else.
 
 use std::future::Future;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,12 +34,19 @@ const LIFETIME: Duration = Duration::from_secs(60);
 /// A histogram keeps every sample until it is told to fold them.
 const UPKEEP: Duration = Duration::from_secs(5);
 
-/// An address, or a port alone: then this machine's own.
+/// An address, a host's name with a port, or a port alone: then this machine's own. A name is looked
+/// up once, here; of several addresses the first counts.
 pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
+    const FORMS: &str = "write a port, or an address or name with one, as localhost:9464";
     if let Ok(port) = text.parse::<u16>() {
         return Ok((Ipv4Addr::LOCALHOST, port).into());
     }
-    text.parse().map_err(|_| "neither a port nor an address with one, as 127.0.0.1:9464".to_owned())
+    match text.rsplit_once(':') {
+        Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => {}
+        Some(_) | None => return Err(FORMS.to_owned()),
+    }
+    let found = text.to_socket_addrs().map_err(|error| format!("{error}; {FORMS}"))?.next();
+    found.ok_or_else(|| format!("that name has no address; {FORMS}"))
 }
 
 /// Whether the process does its work, and the details for people.
@@ -149,7 +156,9 @@ mod tests {
         let parsed = |text| address(text).map(|address| address.to_string());
         assert_eq!(parsed("9464").as_deref(), Ok("127.0.0.1:9464"));
         assert_eq!(parsed("0.0.0.0:9464").as_deref(), Ok("0.0.0.0:9464"));
-        for wrong in ["", "localhost", "70000", "127.0.0.1"] {
+        assert_eq!(parsed("[::1]:9464").as_deref(), Ok("[::1]:9464"));
+        assert!(address("localhost:9464").is_ok_and(|address| address.ip().is_loopback()));
+        for wrong in ["", "localhost", "70000", "127.0.0.1", ":9464", "localhost:http"] {
             assert!(parsed(wrong).is_err(), "{wrong}");
         }
     }

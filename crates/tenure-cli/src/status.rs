@@ -241,36 +241,44 @@ pub(crate) async fn history(args: History) -> Result<Exit, Failure> {
         print_json(&terms);
         return Ok(Exit::Clean);
     }
+    let time = |at| if args.wide { moment(at) } else { second(at) };
     if args.orders || !orders.is_empty() {
-        print(&table(
+        print(&table_of(
             &["role", "ordered", "what", "epoch", "by"],
             orders.iter().map(|order| {
                 vec![
                     order.role.to_string(),
-                    moment(Some(order.at)),
+                    time(Some(order.at)),
                     order.kind.clone(),
                     order.epoch.map_or_else(|| "-".to_owned(), |epoch| epoch.to_string()),
                     order.detail.clone(),
                 ]
             }),
+            args.wide,
         ));
     }
     if args.orders {
         return Ok(Exit::Clean);
     }
-    print(&table(
-        &["role", "epoch", "member", "claimed", "led from", "until", "how it ended"],
-        terms.iter().map(|term| {
-            vec![
-                term.role.to_string(),
-                term.epoch.to_string(),
-                term.member.to_string(),
-                moment(Some(term.claimed_at)),
-                moment(term.acting_at),
-                moment(term.ended_at),
-                term.how.map_or_else(|| "-".to_owned(), |how| how.to_string()),
-            ]
-        }),
-    ));
+    let names = Names::of(terms.iter().map(|term| &term.member), args.wide);
+    let mut header = vec!["role", "epoch", "member", "led from", "until", "how it ended"];
+    if args.wide {
+        header.push("claimed");
+    }
+    let rows = terms.iter().map(|term| {
+        let mut row = vec![
+            term.role.to_string(),
+            term.epoch.to_string(),
+            names.short(&term.member).to_owned(),
+            time(term.acting_at),
+            time(term.ended_at),
+            term.how.map_or_else(|| "-".to_owned(), |how| how.to_string()),
+        ];
+        if args.wide {
+            row.push(moment(Some(term.claimed_at)));
+        }
+        row
+    });
+    print(&table_of(&header, rows, args.wide));
     Ok(Exit::Clean)
 }

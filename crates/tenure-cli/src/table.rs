@@ -55,7 +55,7 @@ pub(crate) enum Hue {
 }
 
 pub(crate) fn colour(cell: Cell, hue: Hue) -> Cell {
-    if std::env::var_os("NO_COLOR").is_some_and(|set| !set.is_empty()) {
+    if !has_colours() {
         return cell;
     }
     cell.fg(match hue {
@@ -63,6 +63,21 @@ pub(crate) fn colour(cell: Cell, hue: Hue) -> Cell {
         Hue::Care => Color::Yellow,
         Hue::Bad => Color::Red,
     })
+}
+
+/// The same for a line that is no table.
+pub(crate) fn paint(text: &str, hue: Hue) -> String {
+    let code = match hue {
+        Hue::Good => 32,
+        Hue::Care => 33,
+        Hue::Bad => 31,
+    };
+    if has_colours() { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+}
+
+/// A pipe gets no control codes.
+fn has_colours() -> bool {
+    std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty())
 }
 
 /// Short names of members: each is a part of one member's identity that no other one has, which is

@@ -324,11 +324,17 @@ impl Dsn {
 impl fmt::Display for Dsn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let password = if self.password.is_some() { ":***" } else { "" };
-        write!(f, "postgresql://{}{password}@", self.user)?;
+        write!(f, "postgresql://{}{password}@", text::encode(&self.user))?;
         for (at, host) in self.hosts.iter().enumerate() {
-            write!(f, "{}{host}", if at == 0 { "" } else { "," })?;
+            let comma = if at == 0 { "" } else { "," };
+            if host.is_unix() {
+                // A slash would end the host: in this form psql and our own parser take it.
+                write!(f, "{comma}{}:{}", text::encode(&host.name), host.port)?;
+            } else {
+                write!(f, "{comma}{host}")?;
+            }
         }
-        write!(f, "/{}", self.database)?;
+        write!(f, "/{}", text::encode(&self.database))?;
         if let Some(mode) = self.ssl_mode {
             write!(f, "?sslmode={}", mode.as_str())?;
         }
@@ -434,5 +440,25 @@ fn expand(path: &str, home: Option<&Path>) -> PathBuf {
     match (path.strip_prefix("~/"), home) {
         (Some(rest), Some(home)) => home.join(rest),
         _ => PathBuf::from(path),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_shown_can_be_used_again() {
+        for text in [
+            "host=/tmp/a/run port=5433 user=tenure dbname=postgres",
+            "host=/tmp/a,db.example port=5432,5433 user='o''brien@x' dbname='a/b c'",
+            "postgresql://leader@[::1]:6000/app?sslmode=disable",
+        ] {
+            let text = text.replace("''", "\\'");
+            let dsn = Dsn::parse_with(&text, &NoEnv).expect("valid");
+            let again = Dsn::parse_with(&dsn.to_string(), &NoEnv).expect("what is shown is valid");
+            let parts = |dsn: &Dsn| (dsn.hosts.clone(), dsn.user.clone(), dsn.database.clone());
+            assert_eq!(parts(&again), parts(&dsn), "{dsn}");
+        }
     }
 }

@@ -24,7 +24,7 @@ pub(crate) struct NodeArgs {
     #[arg(long, default_value = "tenure-gossip")]
     data: PathBuf,
     /// Where it listens
-    #[arg(long, default_value = "127.0.0.1:7400")]
+    #[arg(long, default_value = "127.0.0.1:7400", value_parser = listener::address)]
     listen: SocketAddr,
     /// Where others reach it (default: where it listens)
     #[arg(long)]

@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use serde_json::json;
 use tenure::config::RoleSpec;
 use tenure::connect::dsn::Secret;
-use tenure::{Member, TakeoverPolicy};
+use tenure::{Lease, Member, TakeoverPolicy};
 use tenure_tx::account::{AccountId, Signer};
 use tenure_tx::chain::Chain;
 use tenure_tx::chain::ethereum::{EthereumChain, EthereumOptions, EthereumSigner, Finality};
@@ -63,7 +63,7 @@ pub(crate) struct NodeArgs {
     #[arg(long, env = "TENURE_TX_ACCOUNT", value_parser = account_of)]
     pub(crate) account: Option<AccountId>,
     /// Where callers ask
-    #[arg(long, default_value = "127.0.0.1:0")]
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0", value_parser = listener::address)]
     pub(crate) listen: SocketAddr,
     /// Serve /metrics and /health here: an address, or a port of this machine alone
     #[arg(long, value_name = "ADDR", value_parser = listener::address)]
@@ -96,9 +96,9 @@ pub(crate) struct NodeArgs {
     /// may forget what was accepted, and a retry would then pay twice
     #[arg(long, conflicts_with = "standalone")]
     pub(crate) accept_loss: bool,
-    /// The lease: how long a frozen leader is waited for
-    #[arg(long, default_value = "3s", value_parser = period)]
-    pub(crate) lease: Duration,
+    /// The lease: how long a frozen leader is waited for [default: TENURE_LEASE, the file's, or 3s]
+    #[arg(long, value_parser = period)]
+    pub(crate) lease: Option<Duration>,
 }
 
 /// What kind of chain a node works on.
@@ -208,8 +208,10 @@ pub(super) async fn run(args: NodeArgs) -> Result<Exit, Failure> {
         )));
     }
     let instance = args.instance.clone().unwrap_or_else(|| format!("node-{}", std::process::id()));
-    let (member, mode) = if args.standalone {
-        (None, Mode::Standalone { journal: journal(args.journal.clone(), &account)? })
+    let (member, mode, lease) = if args.standalone {
+        let journal = journal(args.journal.clone(), &account)?;
+        let lease = args.lease.unwrap_or_else(|| Lease::default().lease());
+        (None, Mode::Standalone { journal }, lease)
     } else {
         if args.accept_loss {
             tracing::warn!(
@@ -225,16 +227,19 @@ pub(super) async fn run(args: NodeArgs) -> Result<Exit, Failure> {
         let role = args.table.role_of(&account);
         // Every effect carries the epoch or a nonce that is used once, so the next leader need
         // not wait for the last one's lease.
-        let config = setting::builder(&args.table.database, None, &Taking::default())?
+        let mut builder = setting::builder(&args.table.database, None, &Taking::default())?
             .instance(instance.clone())
-            .lease(args.lease)
-            .heartbeat(args.lease / 3)
-            .role(RoleSpec::named(&role).policy(TakeoverPolicy::Fenced))
-            .build()?;
+            .role(RoleSpec::named(&role).policy(TakeoverPolicy::Fenced));
+        // What the environment and the file say of the timings counts unless the option says more.
+        if let Some(lease) = args.lease {
+            builder = builder.lease(lease).heartbeat(lease / 3);
+        }
+        let config = builder.build()?;
+        let lease = config.lease().lease();
         let member = Member::start(config).await?;
         let lock = member.lock(&role)?;
         lock.start().await?;
-        (Some(member), Mode::group(&lock, store))
+        (Some(member), Mode::group(&lock, store), lease)
     };
     let max_tip = args.max_tip.unwrap_or(u128::MAX);
     let usual_tip = match args.chain {
@@ -252,7 +257,7 @@ pub(super) async fn run(args: NodeArgs) -> Result<Exit, Failure> {
             ..EngineConfig::default()
         },
         head_every: args.poll,
-        act: args.lease / 6,
+        act: lease / 6,
         keep: args.keep,
         keep_ids: args.keep_ids,
         tip: args.tip.unwrap_or(usual_tip.min(max_tip)),

@@ -55,6 +55,9 @@ async fn help_tells_the_exit_codes_and_what_the_guardian_cannot_cover() {
 #[tokio::test]
 async fn a_program_without_a_command_shows_its_help_and_is_wrong_usage() {
     assert_eq!(code(&ends(&[]).await), 2);
+    let help = ends(&["help", "run"]).await;
+    assert_eq!(code(&help), 0);
+    assert!(stdout(&help).contains("--no-auto-reacquire"), "{}", stdout(&help));
 }
 
 #[tokio::test]

@@ -55,6 +55,14 @@ async fn a_bad_file_is_named_with_its_line() {
     let path = path.to_str().expect("text");
     let output = ends(&["run", "--config", path, "--role", "r"]).await;
     refuses(&output, 2, "line 2");
+    for (text, expected) in [
+        ("[role]\nname = 'r'\n", "a role is written `[[role]]`"),
+        ("[[role]]\nname = 'r'\nkey = 99999999999999999999\n", "an integer of 64 bits"),
+        ("[member]\nlease = true\n", "a length of time"),
+    ] {
+        std::fs::write(path, text).expect("written");
+        refuses(&ends(&["run", "--config", path, "--role", "r"]).await, 2, expected);
+    }
     refuses(&ends(&["run", "--config", "/nowhere", "--role", "r"]).await, 2, "/nowhere");
 }
 

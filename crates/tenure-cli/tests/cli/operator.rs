@@ -214,7 +214,9 @@ async fn history_lists_terms_and_audit_judges_them() {
     let epochs: Vec<i64> =
         terms.as_array().expect("a list").iter().map(|t| t["epoch"].as_i64().unwrap()).collect();
     assert_eq!(epochs, [3, 2]);
-    assert!(stdout(&ends(&["history", "--role", "r", "--dsn", &dsn]).await).contains("released"));
+    let table = stdout(&ends(&["history", "--role", "r", "--dsn", &dsn]).await);
+    assert!(table.contains("released"), "{table}");
+    assert!(table.lines().all(|line| line.chars().count() <= 80), "{table}");
     let good = ends(&["audit", "--dsn", &dsn]).await;
     assert_eq!(code(&good), 0);
     assert!(stdout(&good).contains("3 terms of 1 roles"), "{}", stdout(&good));

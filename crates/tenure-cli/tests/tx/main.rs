@@ -6,3 +6,4 @@ mod commands;
 mod ends;
 mod group;
 mod kit;
+mod timings;

@@ -111,6 +111,20 @@ fn host_and_port(entry: &str) -> Result<(&str, &str), DsnError> {
     }
 }
 
+/// As a URL has it: what would end its part is percent-encoded.
+pub(super) fn encode(text: &str) -> String {
+    let mut out = String::new();
+    for byte in text.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
+                out.push(char::from(byte));
+            }
+            _ => out.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    out
+}
+
 fn decode(text: &str) -> Result<String, DsnError> {
     const BAD: &str = "a % is not followed by two hexadecimal digits (write a bare % as %25)";
     let mut bytes = Vec::with_capacity(text.len());

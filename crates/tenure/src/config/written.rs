@@ -143,8 +143,8 @@ impl Written {
             line: error
                 .span()
                 .map(|span| 1 + text[..span.start.min(text.len())].matches('\n').count()),
+            message: explained(without_values(error.message()), &path),
             path,
-            message: without_values(error.message()),
         };
         let deserializer = toml::Deserializer::parse(text).map_err(|e| bad(&e, String::new()))?;
         let mut written: Self =
@@ -234,6 +234,21 @@ impl Role {
 
 fn secret<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Secret>, D::Error> {
     Ok(Some(Secret::new(String::deserialize(deserializer)?)))
+}
+
+/// The parser's own words where they name what is expected, else ours.
+fn explained(message: String, path: &str) -> String {
+    let list = path == "role" && message.contains("expected a sequence");
+    let number = message.contains("as i128") || message.contains("as u128");
+    if list {
+        "a role is written `[[role]]`, with two brackets, once for each role".to_owned()
+    } else if number && path.ends_with("key") {
+        "a key is an integer of 64 bits, or text such as \"0x2a\" or \"1,100\"".to_owned()
+    } else if number {
+        "the number is too large".to_owned()
+    } else {
+        message
+    }
 }
 
 /// A parser's message without the values it quotes: one of them may be a DSN in the wrong place.
