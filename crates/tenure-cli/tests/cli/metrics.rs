@@ -72,3 +72,23 @@ async fn clients_that_hang_leave_room_for_others() {
     let (status, _) = get(&address, "/metrics").await;
     assert_eq!(status, "HTTP/1.1 200 OK");
 }
+
+/// The names are contract, and the manual is where people look them up.
+#[test]
+fn the_manual_lists_every_metric() {
+    let manual = include_str!("../../../../docs/metrics.md");
+    let sources = [
+        include_str!("../../../tenure/src/metrics.rs"),
+        include_str!("../../../tenure-tx/src/metrics.rs"),
+        include_str!("../../../tenure-gossip/src/metrics.rs"),
+    ];
+    let words = sources.iter().flat_map(|source| source.split('"'));
+    let is_name = |word: &&str| {
+        word.starts_with("tenure_") && word.chars().all(|c| c == '_' || c.is_ascii_lowercase())
+    };
+    let names: Vec<&str> = words.filter(is_name).collect();
+    assert!(names.len() > 30, "{names:?}");
+    for name in names {
+        assert!(manual.contains(&format!("| `{name}` |")), "docs/metrics.md lacks {name}");
+    }
+}
