@@ -80,6 +80,9 @@ async fn attempt(
 /// be waited out first.
 async fn win(candidacy: &mut Candidacy, wait: Duration) -> Result<(), Failure> {
     let until = Instant::now() + wait;
+    let lease = *candidacy.config().lease();
+    // An attempt may be held up by another transaction and never be answered.
+    let unanswered = until + lease.lease() + lease.margin();
     let mut changes = candidacy.lock.changes();
     let mut refused: Option<String> = None;
     let mut claiming = Claiming::default();
@@ -97,6 +100,9 @@ async fn win(candidacy: &mut Candidacy, wait: Duration) -> Result<(), Failure> {
             if let Some(why) = refused.as_ref().filter(|_| state != LockState::Acquiring) {
                 return Err(not_won(candidacy, why, wait));
             }
+        }
+        if Instant::now() >= unanswered && state != LockState::Acquiring {
+            return Err(not_won(candidacy, "no attempt was answered", wait));
         }
         // All branches are cancel-safe; the last one only wakes us.
         tokio::select! {

@@ -55,7 +55,7 @@ pub(crate) enum Command {
     Run(Run),
     /// Try once to lead: exit 0 if won, 1 if not
     Acquire(Acquire),
-    /// Show who leads, who waits, and who else holds the locks
+    /// Show which members lead, which wait, and which other programs hold the locks
     Status(Status),
     /// Ask a role's leader, wherever it runs, to drain and hand over
     StepDown(StepDown),
@@ -65,7 +65,7 @@ pub(crate) enum Command {
     Audit(Audit),
     /// Look the server over, line by line, with remedies
     Check(Check),
-    /// Let nobody lead a role; its leader drains
+    /// Let no member lead a role; its leader drains
     Pause(Order),
     /// End a pause
     Resume(Order),
@@ -307,7 +307,7 @@ pub(crate) struct Status {
 pub(crate) struct StepDown {
     #[command(flatten)]
     pub(crate) order: Order,
-    /// Who should lead next: a member's identity, or a part of it that only one has
+    /// Which member should lead next: its identity, or a part of it that only one has
     #[arg(long, value_name = "MEMBER")]
     pub(crate) to: Option<String>,
     /// How long to wait for the successor
@@ -380,7 +380,7 @@ pub(crate) struct Check {
 pub(crate) struct Release {
     #[command(flatten)]
     pub(crate) order: Order,
-    /// Yes, end the session that holds the lock, whoever's it is; it is recorded
+    /// Yes, end the session that holds the lock, of whatever program; it is recorded
     #[arg(long)]
     pub(crate) force: bool,
 }
@@ -422,7 +422,7 @@ pub(crate) struct EmbeddedArgs {
 pub(crate) enum EmbeddedAction {
     /// Whether it runs, and how to connect
     Status,
-    /// Stop it for everybody; the data stays
+    /// Stop it for every program that uses it; the data stays
     Stop,
     /// The folder that holds it
     Path,

@@ -20,7 +20,7 @@ struct Finding<'a> {
 }
 
 fn findings(report: &Report) -> Vec<Finding<'_>> {
-    let told = report.findings.iter().map(|finding| Finding {
+    let lines = report.findings.iter().map(|finding| Finding {
         what: finding.what,
         verdict: match finding.verdict {
             Verdict::Good => "good",
@@ -30,7 +30,7 @@ fn findings(report: &Report) -> Vec<Finding<'_>> {
         },
         text: &finding.text,
     });
-    told.collect()
+    lines.collect()
 }
 
 /// A verdict, in colour on a terminal.

@@ -224,7 +224,7 @@ impl Stage {
         let seed = args.seed.unwrap_or_else(|| rand::rng().random());
         let mut random = StdRng::seed_from_u64(seed);
         let until = Instant::now() + Duration::from_secs(args.seconds);
-        self.led_above(0).await.context("nobody led at first")?;
+        self.led_above(0).await.context("no member led at first")?;
         loop {
             let mut faults = Fault::ALL;
             if args.seed.is_some() || !self.outcomes.is_empty() {
@@ -251,7 +251,7 @@ impl Stage {
     }
 
     async fn suffer(&mut self, fault: Fault) -> anyhow::Result<Outcome> {
-        let before = self.leader.context("nobody leads")?;
+        let before = self.leader.context("no member leads")?;
         let began_ns = now_ns();
         let victim = NAMES[before.node];
         match fault {
@@ -312,8 +312,8 @@ impl Stage {
             let known = roles.first().filter(|role| role.acting).map(|role| {
                 (role.epoch.get(), role.waiting.len(), self.leader.map(|leader| leader.epoch))
             });
-            if let Some((epoch, 2, Some(told))) = known
-                && epoch == told
+            if let Some((epoch, 2, Some(heard))) = known
+                && epoch == heard
             {
                 break;
             }
@@ -331,7 +331,7 @@ impl Stage {
             if let Some(term) = self.leader.filter(|term| term.epoch > epoch) {
                 return Ok(term);
             }
-            anyhow::ensure!(Instant::now() < until, "nobody took over within {PATIENCE:?}");
+            anyhow::ensure!(Instant::now() < until, "no member took over within {PATIENCE:?}");
             self.listen(Duration::from_millis(20)).await;
         }
     }

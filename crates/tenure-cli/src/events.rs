@@ -320,13 +320,13 @@ mod tests {
         let lost = line("lost", None, None, None);
         let story = [attempt("held"), attempt("held"), attempt("paused")].concat().into_iter();
         let mut waiting = None;
-        let told: Vec<String> = story
+        let shown: Vec<String> = story
             .chain([lost])
             .chain(attempt("paused"))
             .filter(|line| !line.is_stale(&mut waiting))
             .map(|line| line.reason.unwrap_or(line.event.to_owned()))
             .collect();
-        assert_eq!(told, ["state_change", "held", "paused", "lost", "state_change", "paused"]);
+        assert_eq!(shown, ["state_change", "held", "paused", "lost", "state_change", "paused"]);
     }
 
     #[test]

@@ -58,13 +58,16 @@ pub(crate) fn start(form: Form) -> Result<Log, Failure> {
 
 /// Says how many lines were lost, once the reader reads again.
 fn watch(lost: &ErrorCounter) {
-    let mut told = 0;
+    let mut reported = 0;
     loop {
         std::thread::sleep(LOOK);
         let now = lost.dropped_lines();
-        if now > told {
-            tracing::warn!(lines = now - told, "standard error was not read; log lines were lost");
-            told = now;
+        if now > reported {
+            tracing::warn!(
+                lines = now - reported,
+                "standard error was not read; log lines were lost"
+            );
+            reported = now;
         }
     }
 }

@@ -81,7 +81,7 @@ async fn show(operator: &Operator, args: &Status) -> Result<Exit, Failure> {
         if args.json {
             print_json(&holders);
         } else if holders.is_empty() {
-            out!("nobody holds lock {key}");
+            out!("no session holds lock {key}");
         } else {
             let rows = holders.iter().map(|holder| {
                 let user = holder.user.clone().unwrap_or_default();

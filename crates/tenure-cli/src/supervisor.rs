@@ -153,8 +153,8 @@ impl Candidacy {
     fn not_started(&self, command: &[OsString], epoch: Epoch, errno: i32) -> Ended {
         let why = std::io::Error::from_raw_os_error(errno);
         let program = command.first().map(|name| name.to_string_lossy()).unwrap_or_default();
-        let told = format!("`{program}` cannot be run: {why}; check its name and permissions");
-        self.events.trouble(Some(epoch), told);
+        let reason = format!("`{program}` cannot be run: {why}; check its name and permissions");
+        self.events.trouble(Some(epoch), reason);
         let missing = why.kind() == std::io::ErrorKind::NotFound;
         Ended::NotStarted(if missing { 127 } else { 126 })
     }

@@ -51,6 +51,8 @@ pub(super) struct Lane {
     pub(super) name: &'static str,
     /// From when on which phase; times never decrease.
     phases: Vec<(u64, Phase)>,
+    /// When its last bar as a leader ended.
+    led_until: u64,
 }
 
 impl Lane {
@@ -65,9 +67,13 @@ impl Lane {
 
     fn enter(&mut self, at: u64, phase: Phase) {
         let last = self.phases.last().map_or(0, |(from, _)| *from);
-        if self.now() != phase {
-            self.phases.push((at.max(last), phase));
+        if self.now() == phase {
+            return;
         }
+        if let Phase::Leads { .. } = self.now() {
+            self.led_until = at.max(last);
+        }
+        self.phases.push((at.max(last), phase));
     }
 }
 
@@ -81,7 +87,7 @@ pub(super) struct Lanes {
 
 impl Lanes {
     pub(super) fn new(names: &[&'static str]) -> Self {
-        let lane = |name: &&'static str| Lane { name, phases: Vec::new() };
+        let lane = |name: &&'static str| Lane { name, phases: Vec::new(), led_until: 0 };
         Lanes { lanes: names.iter().map(lane).collect(), epoch: 0 }
     }
 
@@ -92,12 +98,13 @@ impl Lanes {
             ("acquired" | "well" | "recovered", Some(epoch)) if epoch >= self.epoch => {
                 self.epoch = epoch;
                 for (other, lane) in self.lanes.iter_mut().enumerate() {
-                    if other == node {
-                        lane.enter(at, Phase::Leads { epoch });
-                    } else if let Phase::Leads { .. } = lane.now() {
+                    if other != node && matches!(lane.now(), Phase::Leads { .. }) {
                         lane.enter(at, Phase::Waits);
                     }
                 }
+                // Word of an end may come before word of the next beginning, whatever their times.
+                let free = self.lanes.iter().map(|lane| lane.led_until).max().unwrap_or(0);
+                self.lanes[node].enter(at.max(free), Phase::Leads { epoch });
             }
             ("released" | "lost" | "late" | "stopped", _) => {
                 if let Phase::Leads { .. } = self.lanes[node].now() {
