@@ -292,6 +292,11 @@ async def test_an_unreachable_database_is_no_error_and_is_told(dsn: str, server:
     await lock.start()
     assert not await lock.wait_for_leadership(0.5)
     assert lock.state in (LockState.FOLLOWER, LockState.ACQUIRING)
+    for _ in range(200):
+        if errors:
+            break
+        await asyncio.sleep(0.05)
+    assert isinstance(errors[0], tenure.ConnectionError), errors
     await asyncio.wait_for(lock.shutdown(), 10)
 
 

@@ -30,7 +30,7 @@ class StructuredLogger:
         self.log(logging.INFO, event, **context)
 
     def warning(self, event: str, **context: Any) -> None:
-        """A line about what somebody should look at."""
+        """A line that an operator should look at."""
         self.log(logging.WARNING, event, **context)
 
     def error(self, event: str, **context: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Callable, Deque, Dict, List, Optional, Set, TypeVar
 from . import _tenure
 from ._life import Life
 from ._logging import get_logger
-from .errors import ForkError, LockError
+from .errors import ConnectionError, ForkError, LockError
 from .models import Leader, LockState
 
 _C = TypeVar("_C", bound=Callable[..., Any])
@@ -54,6 +54,8 @@ class RoleLock(_tenure.Handle):
         self._over: Optional[asyncio.Event] = None
         self._stopped: Optional[asyncio.Event] = None
         self._attempt = 0
+        #: The state that callbacks were told of last.
+        self._told_state = LockState.STOPPED
 
     # --- state ---
 
@@ -216,6 +218,7 @@ class RoleLock(_tenure.Handle):
         kind, log, context = event[0], self._logger, self._context
         if kind == "state_change":
             before, after = LockState(event[1]), LockState(event[2])
+            self._told_state = after
             if after is LockState.ACQUIRING:
                 self._attempt += 1
             if after is LockState.RECONNECTING:
@@ -247,7 +250,9 @@ class RoleLock(_tenure.Handle):
             await self._call("acquire_failed")
         elif kind == "error":
             log.warning("db_error", error=event[1], **context)
-            await self._tell_error(LockError(event[1]))
+            # On the way to a term the session is what fails; on the way out, the release.
+            kind_of = LockError if self._told_state is LockState.RELEASING else ConnectionError
+            await self._tell_error(kind_of(event[1]))
         elif kind == "exception":
             log.error("error", error=repr(event[1]), **context)
             await self._tell_error(event[1])
