@@ -52,10 +52,12 @@
 //! | leader crashes, freezes, is cut off | its gate shuts by the clock; another node is elected after the promise |
 //! | leader stops or steps down | no new act; acts in flight end (one lease at most); voters freed, successor in milliseconds |
 //! | voter is removed | it follows by history, and votes again only if it is added again |
-//! | goal unanswered | sent again every second; after the goal timeout, history from 3 peers |
+//! | goal unanswered | sent again every second, also through a neighbour; after the goal timeout, history from 3 peers |
 //! | node behind | log from the leader, history in chunks, or a snapshot in pieces |
 //! | disk fails | the node stops; its gate shuts |
-//! | contradiction in the history | the node halts: it applies nothing, acts never, says why |
+//! | contradiction in the history, or another state than the leader's at a checkpoint | the node halts: it gives up leadership, applies and serves nothing, says why |
+//! | voter put back to an old copy of its folder, or a copy beside it | the leader notices what it forgot, removes it and bars it |
+//! | snapshot on disk damaged | the node does not start |
 //!
 //! # Example
 //!

@@ -95,7 +95,14 @@ impl Store {
             tx.open_table(HISTORY).map_err(io)?;
         }
         tx.commit().map_err(io)?;
-        let folder = path.parent().unwrap_or(Path::new(".")).to_owned();
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let folder = folder.unwrap_or(Path::new(".")).to_owned();
+        for file in std::fs::read_dir(&folder).map_err(io)?.flatten() {
+            if file.path().extension().is_some_and(|extension| extension == "part") {
+                // A snapshot that was being written when the node stopped: it never counted.
+                let _ = std::fs::remove_file(file.path());
+            }
+        }
         Ok(Self { db: Arc::new(db), folder, waiting: Arc::default() })
     }
 

@@ -182,6 +182,12 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
             self.request_history(now, 3);
         }
         for (tx, goal) in again {
+            // Perhaps only the line to the leader is cut: a neighbour passes it on. It commits once.
+            let relay = self.gossip.sample(1).first().copied().filter(|p| Some(*p) != self.leader);
+            if let Some(relay) = relay.filter(|_| self.leader != Some(self.me)) {
+                let goal = goal.clone();
+                self.out.push_back(Output::Send(relay, Message::Goal { tx, goal, hops: HOPS - 1 }));
+            }
             self.route(now, tx, goal, HOPS);
         }
     }

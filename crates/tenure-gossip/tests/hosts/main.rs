@@ -96,8 +96,12 @@ async fn subscribers_see_every_record_and_a_failed_goal_does_not_stall() {
     for index in 1..=3 {
         assert_eq!(records.recv().await.unwrap().index, index);
     }
-    // The same transaction again: the same record, no new one.
-    assert_eq!(a.submit("main", TxId([3; 16]), put(9)).await.unwrap(), third);
+    // The same transaction again: the same record, no new one; and never another goal's.
+    assert_eq!(a.submit("main", TxId([3; 16]), put(3)).await.unwrap(), third);
+    assert!(matches!(
+        a.submit("main", TxId([3; 16]), put(9)).await,
+        Err(HostError::Refused(Refusal::Submit(SubmitError::OtherGoal)))
+    ));
     assert!(matches!(
         a.submit("nowhere", TxId([4; 16]), put(1)).await,
         Err(HostError::Refused(Refusal::NoNamespace(_)))

@@ -250,6 +250,23 @@ fn a_voter_put_back_to_an_earlier_copy_is_removed_and_the_others_go_on() {
 }
 
 #[test]
+fn a_goal_reaches_the_leader_through_a_neighbour_when_only_the_direct_line_is_cut() {
+    for seed in 0..10 {
+        let mut world = World::new(WorldConfig::calm(seed, 3));
+        assert!(world.run_until(10_000, |w| w.acting().is_some()).expect("sound"));
+        world.run(3_000).expect("sound");
+        let leader = world.acting().expect("a leader");
+        let caller = (leader + 1) % 3;
+        world.deafen(leader, caller);
+        world.deafen(caller, leader);
+        assert!(world.submit(caller, tx(1), &increment()));
+        let done = world.run_until(8_000, |w| w.node(caller).is_some_and(|n| n.pending() == 0));
+        assert!(done.expect("sound"), "seed {seed}: its caller still waits");
+        assert!(world.committed(&tx(1)).is_some());
+    }
+}
+
+#[test]
 fn a_change_of_the_members_counts_when_it_is_committed() {
     let mut world = settled(5);
     let leader = world.acting().expect("a leader");
