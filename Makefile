@@ -6,7 +6,7 @@ FEATURES := --workspace --features tenure-tx/ethereum,tenure-tx/substrate
 # Every test program, by the target that runs it; `lint` sees to it that none is forgotten.
 UNIT := cli config conformance connect election embedded gate guardians gossip hosts kit lifecycle_properties \
 	lifecycle_table model observe
-CHAIN := durability ethereum engine_properties service store substrate tx
+CHAIN := durability edge ethereum engine_properties service store substrate tx
 ELSEWHERE := faults gate_loom
 
 # Compiled from scratch in CI: incremental state would only cost time.

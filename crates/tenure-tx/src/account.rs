@@ -85,6 +85,9 @@ pub struct Signed {
     pub hash: Hash,
     /// The last block it is valid in, if it is mortal.
     pub valid_until: Option<u64>,
+    /// The most it pays for each unit of work, tip and the chain's own fee together, if it has such a
+    /// bound.
+    pub bid: Option<u128>,
 }
 
 /// Holds the account's key. An implementation never prints it.

@@ -3,6 +3,8 @@
 
 #[cfg(feature = "ethereum")]
 pub mod ethereum;
+#[cfg(any(feature = "ethereum", feature = "substrate"))]
+mod quiet;
 #[cfg(feature = "substrate")]
 pub mod substrate;
 
@@ -34,6 +36,45 @@ pub struct Head {
     pub finalized_nonce: u64,
     /// The account's next nonce, the node's pool counted in.
     pub pool_nonce: u64,
+    /// What the next block asks for each unit of work, beside the tip; 0 if the chain has no such fee.
+    pub base_fee: u128,
+    /// What recent blocks were tipped for each unit of work; 0 if the node does not say.
+    pub tip: u128,
+    /// The most the account pays for each unit of work, if it has such a cap.
+    pub fee_cap: Option<u128>,
+    /// What the account owns, in the chain's smallest unit, if the node says so.
+    pub balance: Option<u128>,
+}
+
+impl Head {
+    /// Whether the next block asks for more than the account pays: then it waits.
+    #[must_use]
+    pub fn is_above_cap(&self) -> bool {
+        self.fee_cap.is_some_and(|cap| self.base_fee > cap)
+    }
+}
+
+/// Which chain a node is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChainIdentity {
+    /// The number that its signatures cover, if it has one.
+    pub id: Option<u64>,
+    /// The hash of its first block.
+    pub genesis: Hash,
+}
+
+/// How a price was too low.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shortfall {
+    /// A transaction with this nonce is in the pool and pays as much or more.
+    Outbid,
+    /// The node takes nothing this cheap; the least tip it takes, if it says so.
+    BelowMinimum {
+        /// In the unit of [`Head::tip`].
+        needed: Option<u128>,
+    },
+    /// The block asks for more than it offers in all.
+    BelowBaseFee,
 }
 
 /// A node's answer to a submission.
@@ -46,27 +87,90 @@ pub enum Outcome {
     AlreadyKnown,
     /// Its nonce is used: this one, or another, is in a block.
     Outdated,
-    /// Another transaction with this nonce pays as much or more.
-    Underpriced,
+    /// It offers too little.
+    Underpriced(Shortfall, String),
     /// Its last valid block has passed.
     Expired,
-    /// Not now: the pool is full, or bans it for a while.
+    /// The account cannot pay for it now.
+    Unfunded(String),
+    /// Not now: the pool is full, or an earlier nonce is missing. The node may keep it for later.
     Busy(String),
-    /// Not this: a bad signature, no funds, a call that cannot be.
+    /// It never left this process.
+    NotSent(String),
+    /// Not this, on its merits: a bad signature, too large, a call that cannot be.
     Refused(String),
-    /// No answer, so it may be there.
-    Unreachable(String),
+    /// No answer, or one that this version does not know. The node may have it.
+    Uncertain(String),
+}
+
+impl Outcome {
+    /// What the node said, if it was not a yes.
+    #[must_use]
+    pub fn answer(&self) -> Option<&str> {
+        match self {
+            Outcome::Pooled | Outcome::AlreadyKnown | Outcome::Outdated => None,
+            Outcome::Expired => Some("its last valid block has passed"),
+            Outcome::Underpriced(_, said)
+            | Outcome::Unfunded(said)
+            | Outcome::Busy(said)
+            | Outcome::NotSent(said)
+            | Outcome::Refused(said)
+            | Outcome::Uncertain(said) => Some(said),
+        }
+    }
+}
+
+/// What the chain says of a transaction in a block.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Receipt {
+    /// The block's number.
+    pub number: Option<u64>,
+    /// Whether its call succeeded, if the node says so.
+    pub success: Option<bool>,
+    /// Why it failed, if the node says so.
+    pub reason: Option<String>,
+    /// What the account paid for it, in the chain's smallest unit, if the node says so.
+    pub fee: Option<u128>,
+}
+
+/// What a watch reports.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Report {
+    /// The transaction's status.
+    pub status: TransactionStatus,
+    /// Of a final one: what the chain says of it.
+    pub receipt: Option<Receipt>,
+}
+
+impl From<TransactionStatus> for Report {
+    fn from(status: TransactionStatus) -> Self {
+        Report { status, receipt: None }
+    }
+}
+
+/// A nonce and the signed forms that may have used it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sought {
+    /// The nonce.
+    pub nonce: u64,
+    /// The hashes of all its forms.
+    pub attempts: Vec<Hash>,
+    /// The best block's number when the first form was built: none is in an earlier block.
+    pub since: u64,
 }
 
 /// Which transaction used a nonce.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the names say it")]
 pub enum Located {
-    /// This one, in this block.
-    InBlock { hash: Hash, block: Hash, finalized: bool },
-    /// The finalised state is past the nonce and none of the attempts is in the chain.
-    Consumed,
+    /// This one, in this block of the best chain.
+    InBlock { hash: Hash, block: Hash, finalized: bool, receipt: Option<Receipt> },
+    /// Another one, in a final block that was read; its hash, if it is known.
+    Usurped { by: Option<Hash> },
+    /// The finalised state is past the nonce, and the node finds none of the attempts. It may not
+    /// have looked everywhere.
+    Missing,
     /// The best state is not past the nonce.
     Free,
     /// The node cannot answer now; ask again.
@@ -74,7 +178,7 @@ pub enum Located {
 }
 
 /// The statuses of one submission, until one that ends or until the connection does.
-pub type StatusStream = BoxStream<'static, TransactionStatus>;
+pub type StatusStream = BoxStream<'static, Report>;
 
 /// A node's answer with the watch that belongs to it.
 #[allow(missing_docs, reason = "the names say it")]
@@ -130,19 +234,27 @@ pub trait Chain: Send + Sync + 'static {
     /// [`ChainError::Unreachable`]: ask again.
     async fn head(&self, account: &AccountId) -> Result<Head, ChainError>;
 
+    /// Which chain the node is of. It never changes for one value of this type.
+    ///
+    /// # Errors
+    /// [`ChainError::Unreachable`]: ask again.
+    async fn identity(&self) -> Result<ChainIdentity, ChainError>;
+
+    /// The cheapest question: whether a node answers at all.
+    ///
+    /// # Errors
+    /// [`ChainError::Unreachable`]: none does.
+    async fn alive(&self) -> Result<(), ChainError> {
+        self.identity().await.map(drop)
+    }
+
     /// Hands signed bytes to the node and watches them. The same bytes may be handed over again, also
-    /// after a restart. An answer that does not come is [`Outcome::Unreachable`].
+    /// after a restart. An answer that does not come, or that is not understood, is
+    /// [`Outcome::Uncertain`], unless the node says elsewhere that it has them.
     async fn submit(&self, account: &AccountId, nonce: u64, raw: Bytes) -> Submission;
 
-    /// Tells which of `attempts` used `nonce`. `since` is the best block's number when the first
-    /// was built: no attempt is in an earlier block.
-    async fn locate(
-        &self,
-        account: &AccountId,
-        nonce: u64,
-        attempts: &[Hash],
-        since: u64,
-    ) -> Located;
+    /// Tells, for each nonce, which of its attempts used it; one answer each, in order.
+    async fn locate(&self, account: &AccountId, sought: &[Sought]) -> Vec<Located>;
 
     /// Reads signed bytes.
     ///
@@ -158,6 +270,9 @@ pub enum ChainError {
     /// No answer in time, or a broken connection. A retry helps.
     #[error("the chain's node does not answer: {0}; check its address and that it runs")]
     Unreachable(String),
+    /// The node has no block that it calls final.
+    #[error("the chain's node knows no finalised block; choose a number of confirmations instead")]
+    NoFinality,
     /// An answer that makes no sense.
     #[error("the chain's node gave an answer this version cannot read: {0}")]
     Unreadable(String),

@@ -11,6 +11,8 @@
 
 mod content;
 mod effect;
+mod health;
+mod hold;
 mod pending;
 mod recovery;
 
@@ -25,12 +27,12 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::account::{SignError, Signed, Signer};
-use crate::chain::{Chain, Head, Located, Outcome};
+use crate::chain::{Chain, Head, Located, Outcome, Report};
 use crate::election::Election;
-use crate::engine::{Engine, Input, NonceError, Order};
+use crate::engine::{Engine, Holds, Input, NonceError, Order};
 use crate::metrics;
 use crate::service::{DrainOutcome, SendError, SendRequest, ServiceOptions, TransactionHandle};
-use crate::status::{Hash, TransactionStatus};
+use crate::status::Hash;
 use crate::store::{Snapshot, Store, StoredTransaction};
 use crate::writer::{self, Job};
 use content::Content;
@@ -59,9 +61,9 @@ enum Answer {
     Found { id: String, row: Result<Option<Box<StoredTransaction>>, SendError> },
     Signed { nonce: u64, tip: u128, noop: Option<Order>, signed: Result<Signed, SignError> },
     Submitted { nonce: u64, hash: Hash, outcome: Outcome },
-    Status { nonce: u64, hash: Hash, status: TransactionStatus },
+    Status { nonce: u64, hash: Hash, report: Report },
     WatchClosed { nonce: u64, hash: Hash },
-    Located { nonce: u64, located: Located },
+    Located(Vec<(u64, Located)>),
     Head(Head),
 }
 
@@ -106,6 +108,8 @@ pub(crate) struct Driver {
     refuse_new: bool,
     /// How many heads in a row were below what the table knows to be final.
     behind: u8,
+    /// What kept the account waiting when it was last told.
+    holds: Holds,
     waiting_recovered: Vec<oneshot::Sender<Option<Duration>>>,
     answers: mpsc::UnboundedSender<(u64, Answer)>,
     inbox: Option<mpsc::UnboundedReceiver<(u64, Answer)>>,
@@ -124,6 +128,8 @@ impl Driver {
         options: ServiceOptions,
         clock: Arc<dyn Clock>,
     ) -> Self {
+        let mut options = options;
+        options.engine.filler_tip = options.engine.filler_tip.max(options.tip);
         // Unbounded: what comes back is bounded by what is open (`max_open`).
         let (answers, inbox) = mpsc::unbounded_channel();
         Driver {
@@ -146,6 +152,7 @@ impl Driver {
             draining: None,
             refuse_new: false,
             behind: 0,
+            holds: Holds::default(),
             waiting_recovered: Vec::new(),
             answers,
             inbox: Some(inbox),
@@ -161,6 +168,13 @@ impl Driver {
         self.jobs = Some(jobs);
         let mut writer = JoinSet::new();
         writer.spawn(writer::run(self.store.clone(), from, to));
+        writer.spawn(health::watch(
+            Arc::clone(&self.chain),
+            self.election.clone(),
+            self.reader.as_ref().map(Store::on_another_session),
+            self.options.chain_lost_after,
+            Arc::clone(&self.clock),
+        ));
         let mut changes = self.election.changes();
         let mut elected = true;
         // The timer may stand still while the machine is suspended; it only wakes this loop, and
@@ -192,6 +206,7 @@ impl Driver {
                     self.reconsider();
                     self.feed(Input::TimePassed);
                     metrics::set(metrics::OPEN, self.engine.open());
+                    self.tell_holds();
                 }
             }
             debug_assert_eq!(self.contents.len(), self.engine.open(), "one content per open nonce");
@@ -290,10 +305,12 @@ impl Driver {
         if let Some(content) = known.filter(|c| c.handle.borrow().dropped().is_some()) {
             return Ok(content.handle(nonce));
         }
+        // What no node can have ends by the order itself, and its handle tells.
+        let handle = self.contents.get(&nonce).map(|content| content.handle(nonce));
         let effects = self.engine.cancel(nonce)?;
         self.carry_out(effects);
-        let content = self.contents.get(&nonce).ok_or(NonceError::NotOpen(nonce))?;
-        Ok(content.handle(nonce))
+        let filled = || self.contents.get(&nonce).map(|content| content.handle(nonce));
+        handle.or_else(filled).ok_or_else(|| NonceError::NotOpen(nonce).into())
     }
 
     fn check_drained(&mut self) {
@@ -317,10 +334,18 @@ impl Driver {
             Answer::Signed { nonce, tip, noop, signed } => {
                 return self.signed(nonce, tip, noop, signed);
             }
-            Answer::Submitted { nonce, hash, outcome } => Input::Submitted { nonce, hash, outcome },
-            Answer::Status { nonce, hash, status } => Input::Status { nonce, hash, status },
+            Answer::Submitted { nonce, hash, outcome } => {
+                self.tell(nonce, &outcome);
+                Input::Submitted { nonce, hash, outcome }
+            }
+            Answer::Status { nonce, hash, report } => Input::Status { nonce, hash, report },
             Answer::WatchClosed { nonce, hash } => Input::WatchClosed { nonce, hash },
-            Answer::Located { nonce, located } => Input::Located { nonce, located },
+            Answer::Located(all) => {
+                for (nonce, located) in all {
+                    self.feed(Input::Located { nonce, located });
+                }
+                return;
+            }
             Answer::Head(head) => {
                 self.head = head;
                 // Nonces above what the chain will ever reach are sent in vain, and another chain

@@ -32,6 +32,8 @@ pub(crate) enum Unready {
     StaleView,
     /// Its own data is behind.
     Behind,
+    /// No node of the chain answers.
+    Chain,
 }
 
 /// What the service needs of an election: the gate, its changes, its lease, and a switch for
@@ -42,6 +44,7 @@ pub struct Election {
     changes: watch::Receiver<LeaderStateChanged>,
     lease: Option<Duration>,
     set_ready: Arc<dyn Fn(bool) + Send + Sync>,
+    step_down: Arc<dyn Fn() + Send + Sync>,
     /// Why this node is not ready: it is when nothing is left here.
     unready: Arc<Mutex<BTreeSet<Unready>>>,
     /// Keeps the gate of a standalone node open.
@@ -64,8 +67,18 @@ impl From<&LeaderLock> for Election {
                 tracing::debug!(%error, "readiness was not taken; the member has stopped");
             }
         };
+        let handle = lock.clone();
+        let step_down = move || {
+            let handle = handle.clone();
+            // It takes as long as the acts in flight; the caller goes on meanwhile.
+            tokio::spawn(async move {
+                if let Err(error) = handle.step_down(None).await {
+                    tracing::debug!(%error, "did not step down; the member has stopped");
+                }
+            });
+        };
         let election = Self::new(lock.gate(), lock.changes(), lock.lease(), set_ready);
-        Election { name: Some(lock.role().clone()), ..election }
+        Election { name: Some(lock.role().clone()), ..election.with_step_down(step_down) }
     }
 }
 
@@ -79,9 +92,23 @@ impl Election {
         lease: Duration,
         set_ready: impl Fn(bool) + Send + Sync + 'static,
     ) -> Self {
-        let (set_ready, unready) = (Arc::new(set_ready), Arc::default());
-        let (lease, standalone, name) = (Some(lease), None, None);
-        Election { gate, changes, lease, set_ready, unready, standalone, name }
+        Election {
+            gate,
+            changes,
+            lease: Some(lease),
+            set_ready: Arc::new(set_ready),
+            step_down: Arc::new(|| ()),
+            unready: Arc::default(),
+            standalone: None,
+            name: None,
+        }
+    }
+
+    /// The same with a way to give the leadership up; without one a leader that lost its chain leads
+    /// on. It must not block, and is called in a tokio runtime.
+    #[must_use]
+    pub fn with_step_down(self, step_down: impl Fn() + Send + Sync + 'static) -> Self {
+        Election { step_down: Arc::new(step_down), ..self }
     }
 
     /// A gate that is open for ever, for a node that has no group.
@@ -123,6 +150,11 @@ impl Election {
         if changed {
             (self.set_ready)(reasons.is_empty());
         }
+    }
+
+    /// Gives the leadership up, if this node has it.
+    pub(crate) fn step_down(&self) {
+        (self.step_down)();
     }
 
     pub(crate) fn role(&self) -> NodeRole {

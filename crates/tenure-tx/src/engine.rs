@@ -12,6 +12,9 @@
 //!   twice.
 //! * **Intent first.** [`Effect::Submit`] for a hash is emitted only after [`Input::Built`]
 //!   reported that the row with that hash is committed.
+//! * **No no-op without an order.** Bytes that a node may have are replaced by a no-op only when the
+//!   request was dropped, or its deadline has passed. An answer that is not understood is looked up;
+//!   it is never a refusal.
 //! * **Nothing is forgotten.** Every entry is in a phase that something ends: a store answer, a
 //!   node's answer, a watch, a location or a time.
 //! * **A follower is silent.** Without leadership there are no entries, hence no effects.
@@ -20,8 +23,15 @@
 //!
 //! A pool that says `dropped`, `invalid` or `finality_timeout` ends its *watch*; the transaction may
 //! still be mined. The duty ends only when the nonce is consumed in a finalised block (by us:
-//! finalized; by another: usurped), or when no node ever took the transaction (invalid). Until
-//! then the row stays open (`ended_at` is null) and the next leader takes it over.
+//! finalized; by another: usurped), or when no node can have the transaction (invalid): it was
+//! refused on its merits, dropped, or its deadline passed. Until then the row stays open (`ended_at`
+//! is null) and the next leader takes it over.
+//!
+//! # What keeps an account waiting
+//!
+//! A lowest nonce whose answer is *uncertain*, an account that cannot pay (*unfunded*), and a base fee
+//! above the cap hold up all that is behind it. None of them ends a request; [`Engine::holds`] tells
+//! them, and the row carries the node's last answer.
 //!
 //! ```text
 //!           Requested             Built               Pooled
@@ -43,10 +53,10 @@ use std::collections::{BTreeMap, HashMap};
 
 use tenure_core::clock::Tick;
 
-use crate::chain::{Head, Located, Outcome};
+use crate::chain::{Head, Located, Outcome, Receipt, Report, Shortfall};
 use crate::status::{Hash, Note, State, TransactionStatus};
 pub use config::EngineConfig;
-use entry::{Entry, Phase};
+use entry::{Entry, Hold, Phase};
 pub use message::{Attempt, Effect, Input, OpenTransaction, Order, Request};
 pub use nonces::NonceError;
 
@@ -56,6 +66,17 @@ pub use nonces::NonceError;
 pub struct Engine {
     config: EngineConfig,
     leading: Option<Leading>,
+}
+
+/// What keeps an account waiting.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Holds {
+    /// Nonces whose last answer says nothing for certain.
+    pub uncertain: usize,
+    /// Nonces that the account cannot pay for.
+    pub unfunded: usize,
+    /// The next block asks for more than the account pays.
+    pub above_cap: bool,
 }
 
 /// What a leader knows.
@@ -126,6 +147,18 @@ impl Engine {
         self.leading.as_ref().map_or(0, |leading| leading.consumed)
     }
 
+    /// What keeps nonces from the pool.
+    #[must_use]
+    pub fn holds(&self) -> Holds {
+        let Some(leading) = &self.leading else { return Holds::default() };
+        let count = |hold| leading.entries.values().filter(|e| e.hold == Some(hold)).count();
+        Holds {
+            uncertain: count(Hold::Uncertain),
+            unfunded: count(Hold::Unfunded),
+            above_cap: !leading.entries.is_empty() && leading.head.is_above_cap(),
+        }
+    }
+
     /// The nonces nothing uses although higher ones are in use, at most `limit` of them.
     #[must_use]
     pub fn gaps(&self, limit: usize) -> Vec<u64> {
@@ -134,24 +167,45 @@ impl Engine {
 
     // Mutators.
 
-    /// Gives up the request at `nonce`: a no-op takes its place. If the original is mined first,
-    /// it wins. A gap is filled at once.
+    /// Gives up the request at `nonce`. If no node can have it, it ends at once; else a no-op takes
+    /// its place, and if the original is mined first, that one wins. What is in a block stays as it
+    /// is. A gap is filled at once.
     ///
     /// # Errors
     /// [`NonceError`]; nothing changed.
     pub fn cancel(&mut self, nonce: u64) -> Result<Vec<Effect>, NonceError> {
         let leading = self.leading.as_mut().ok_or(NonceError::NotLeading)?;
         let mut effects = Vec::new();
-        if let Some(entry) = leading.entries.get_mut(&nonce) {
-            // A build under way still carries the request: when it is stored, a no-op follows it.
-            entry.noop = Some(Order::Drop);
-            entry.rebuild(nonce, entry.bumped(&self.config), &mut effects);
+        if let Some(entry) = leading.entries.get(&nonce) {
+            if entry.status.state() != State::InBlock && entry.noop.is_none() {
+                self.give_up(nonce, Order::Drop, &mut effects);
+            }
         } else if leading.is_gap(nonce) {
-            leading.fill(nonce, &mut effects);
+            leading.fill(nonce, self.config.filler_tip, &mut effects);
         } else {
             return Err(NonceError::NotOpen(nonce));
         }
         Ok(effects)
+    }
+
+    /// The only place where a request's nonce is given to a no-op.
+    fn give_up(&mut self, nonce: u64, order: Order, out: &mut Vec<Effect>) {
+        let config = self.config.clone();
+        let Some(entry) = self.entry(nonce) else { return };
+        entry.noop = Some(order);
+        match entry.current() {
+            Some(hash) if entry.is_unsent() => {
+                let why = match order {
+                    Order::Drop => "dropped by order before any node had it",
+                    Order::Deadline => "its deadline passed before any node had it",
+                    Order::Gap => "nothing used the nonce",
+                };
+                let status = TransactionStatus::Invalid(Some(why.to_owned()));
+                self.end(nonce, hash, status, None, out);
+            }
+            // A build under way still carries the request: when it is stored, a no-op follows it.
+            Some(_) | None => entry.rebuild(nonce, entry.bumped(&config), out),
+        }
     }
 
     /// Takes one input; returns what to do.
@@ -172,8 +226,8 @@ impl Engine {
             Input::Submitted { nonce, hash, outcome } => {
                 self.submitted(now, nonce, hash, outcome, &mut effects);
             }
-            Input::Status { nonce, hash, status } => {
-                self.reported(now, nonce, hash, status, &mut effects);
+            Input::Status { nonce, hash, report } => {
+                self.reported(now, nonce, hash, report, &mut effects);
             }
             Input::WatchClosed { nonce, hash } => {
                 // No end was reported, so none is assumed: look again at the next input.
@@ -196,7 +250,14 @@ impl Engine {
     }
 
     /// The entry ends: its record is final. An invalid one never lived, so its nonce is free again.
-    fn end(&mut self, nonce: u64, hash: Hash, status: TransactionStatus, out: &mut Vec<Effect>) {
+    fn end(
+        &mut self,
+        nonce: u64,
+        hash: Hash,
+        status: TransactionStatus,
+        receipt: Option<Receipt>,
+        out: &mut Vec<Effect>,
+    ) {
         let Some(leading) = self.leading.as_mut() else {
             return;
         };
@@ -204,7 +265,8 @@ impl Engine {
             if status.state() != State::Invalid {
                 leading.consumed = leading.consumed.max(nonce + 1);
             }
-            let note = Note { end: Some(Box::new(entry.end(hash, &status))), ..Note::default() };
+            let note =
+                Note { end: Some(Box::new(entry.end(hash, &status, receipt))), ..Note::default() };
             out.push(Effect::Record { nonce, hash, status, note });
         }
     }
@@ -232,9 +294,14 @@ impl Engine {
     /// Gives a new request its nonce: the one it was signed for, else the first gap, else the next
     /// above all that is known.
     fn requested(&mut self, request: Request, out: &mut Vec<Effect>) {
-        let tip = request.tip;
+        let max_tip = self.config.max_tip;
         match self.give_nonce(&request.id, request.nonce) {
             Ok((leading, nonce)) => {
+                // What recent blocks were tipped is what the next one takes; bytes that are signed
+                // already tip what they tip.
+                let going = if request.resignable { leading.head.tip } else { 0 };
+                let tip = request.tip.max(going.min(max_tip));
+                let request = Request { tip, ..request };
                 leading.gaps.remove(&nonce);
                 leading.insert(nonce, Entry::requested(request));
                 out.push(Effect::Build { nonce, attempt: 1, tip, noop: None });
@@ -286,35 +353,65 @@ impl Engine {
         out: &mut Vec<Effect>,
     ) {
         let config = self.config.clone();
+        let head = self.leading.as_ref().map_or_else(Head::default, |leading| leading.head);
         let Some(entry) = self.entry(nonce) else {
             return;
         };
         if entry.current() != Some(hash) || entry.phase != Phase::Submitting {
             return;
         }
+        let held = entry.hold.take();
+        if let Some(answer) = outcome.answer() {
+            entry.answered(nonce, Some(answer), now, out);
+        }
         match outcome {
             Outcome::Pooled => {
                 entry.may_live = true;
                 entry.tries = 0;
+                entry.refusals = 0;
                 entry.phase = Phase::Watching;
+                entry.answered(nonce, None, now, out);
+                if held == Some(Hold::Unfunded) {
+                    self.resume(now);
+                }
             }
             // Known, but this connection has no watch on it: heads and ticks will look.
             Outcome::AlreadyKnown => {
                 entry.may_live = true;
+                entry.answered(nonce, None, now, out);
                 entry.wait(now, &config);
             }
-            Outcome::Unreachable(_) => {
+            Outcome::Uncertain(_) => {
+                entry.may_live = true;
+                entry.hold = Some(Hold::Uncertain);
+                entry.wait(now, &config);
+            }
+            Outcome::Busy(_) => {
                 entry.may_live = true;
                 entry.wait(now, &config);
             }
-            Outcome::Busy(_) => entry.wait(now, &config),
+            Outcome::NotSent(_) => entry.wait(now, &config),
+            // For certain not taken. What is behind it waits with it.
+            Outcome::Unfunded(_) => {
+                entry.hold = Some(Hold::Unfunded);
+                entry.wait(now, &config);
+            }
             Outcome::Outdated => entry.locate(nonce, out),
-            Outcome::Underpriced => {
+            Outcome::Underpriced(Shortfall::Outbid, _) => {
                 // Something else with this nonce sits in the pool.
                 entry.may_live = true;
-                if !entry.replace(nonce, &config, out) {
+                if !entry.replace(nonce, &head, now, &config, out) {
                     entry.wait(now, &config);
                 }
+            }
+            Outcome::Underpriced(Shortfall::BelowMinimum { needed }, _) => {
+                entry.raise(needed, &config);
+                entry.wait(now, &config);
+            }
+            // Signed anew it follows the base fee, up to the cap.
+            Outcome::Underpriced(Shortfall::BelowBaseFee, _) => {
+                entry.stale = true;
+                entry.wait(now, &config);
             }
             Outcome::Expired => {
                 if !entry.refresh(nonce, out) {
@@ -325,6 +422,16 @@ impl Engine {
         }
     }
 
+    /// The account can pay again: nothing waits for its back-off any more.
+    fn resume(&mut self, now: Tick) {
+        let entries = self.leading.iter_mut().flat_map(|leading| leading.entries.values_mut());
+        for entry in entries.filter(|entry| entry.status.state() != State::InBlock) {
+            if let Phase::Waiting { until } = &mut entry.phase {
+                *until = now.min(*until);
+            }
+        }
+    }
+
     /// A node refused the bytes on their merits.
     fn refused(&mut self, now: Tick, nonce: u64, reason: String, out: &mut Vec<Effect>) {
         let config = self.config.clone();
@@ -332,19 +439,19 @@ impl Engine {
             return;
         };
         let Some(hash) = entry.current() else { return };
-        entry.refusals += 1;
-        let status = TransactionStatus::Invalid(Some(reason));
-        if entry.noop.is_some() || (entry.resignable && entry.refusals < config.max_refusals) {
-            entry.record(nonce, hash, status, now, out);
+        entry.refusals = entry.refusals.saturating_add(1);
+        let signable = entry.resignable || entry.noop.is_some();
+        if entry.may_live {
+            // Some node may still hold a form of it, and this node's word is not the chain's: only
+            // an order, or a block, settles the nonce.
+            entry.hold = Some(Hold::Uncertain);
+            entry.stale = signable;
+            entry.wait(now, &config);
+        } else if entry.noop.is_some() || (signable && entry.refusals < config.max_refusals) {
             entry.stale = true;
             entry.wait(now, &config);
-        } else if entry.may_live {
-            // Some node may still hold an earlier form: only a no-op settles the nonce.
-            entry.record(nonce, hash, status, now, out);
-            entry.noop = Some(Order::Drop);
-            entry.rebuild(nonce, entry.bumped(&config), out);
         } else {
-            self.end(nonce, hash, status, out);
+            self.end(nonce, hash, TransactionStatus::Invalid(Some(reason)), None, out);
         }
     }
 
@@ -353,10 +460,11 @@ impl Engine {
         now: Tick,
         nonce: u64,
         hash: Hash,
-        status: TransactionStatus,
+        report: Report,
         out: &mut Vec<Effect>,
     ) {
         let config = self.config.clone();
+        let Report { status, receipt } = report;
         let Some(entry) = self.entry(nonce) else {
             return;
         };
@@ -365,51 +473,82 @@ impl Engine {
         }
         if let TransactionStatus::Finalized(_) = status {
             // An older attempt that finalised wins over the current one.
-            return self.end(nonce, hash, status, out);
+            return self.end(nonce, hash, status, receipt, out);
         }
-        if entry.current() != Some(hash) {
-            return;
-        }
-        entry.may_live = true;
+        let current = entry.current() == Some(hash);
+        let about = current || entry.form() == Some(hash);
         // A build under way keeps its phase: it ends in a submission, and that has an answer.
         let busy = matches!(entry.phase, Phase::Building | Phase::Submitting);
         match &status {
+            // Whichever form is in a block is told; a build under way is of no use then, and its
+            // bytes find the nonce used.
+            TransactionStatus::InBlock(_) => {
+                entry.may_live = true;
+                return entry.record(nonce, hash, status, now, out);
+            }
+            TransactionStatus::Retracted(_) if about => {
+                entry.may_live = true;
+                entry.record(nonce, hash, status, now, out);
+                if !current && !busy {
+                    entry.wait(now, &config);
+                }
+                return;
+            }
             TransactionStatus::Future
             | TransactionStatus::Ready
             | TransactionStatus::Broadcast(_)
-            | TransactionStatus::InBlock(_)
-            | TransactionStatus::Retracted(_) => {}
+            | TransactionStatus::Retracted(_)
+            | TransactionStatus::FinalityTimeout(_)
+            | TransactionStatus::Dropped
+            | TransactionStatus::Usurped(_)
+            | TransactionStatus::Invalid(_)
+            | TransactionStatus::Finalized(_) => {}
+        }
+        if !current {
+            return;
+        }
+        entry.may_live = true;
+        match &status {
+            TransactionStatus::Future
+            | TransactionStatus::Ready
+            | TransactionStatus::Broadcast(_) => {}
             TransactionStatus::FinalityTimeout(_) | TransactionStatus::Dropped => {
                 if !busy {
                     entry.wait(now, &config);
                 }
             }
-            TransactionStatus::Usurped(by) => {
-                if by.is_some_and(|by| entry.knows(by)) {
+            // The nonce is used: by which, the chain says. Until it does, nothing is claimed.
+            TransactionStatus::Usurped(None) => {
+                if !busy {
+                    entry.locate(nonce, out);
+                }
+                return;
+            }
+            TransactionStatus::Usurped(Some(by)) => {
+                if entry.knows(*by) {
                     return;
                 }
                 // Perhaps the owner cancelled it by hand: do not outbid, wait for finality.
                 if !busy {
-                    entry.phase = Phase::Waiting { until: now + config.stuck_after };
+                    entry.rest(now, config.stuck_after);
                 }
             }
             TransactionStatus::Invalid(_) => {
-                entry.refusals += 1;
                 entry.stale = true;
-                if entry.refusals >= config.max_refusals.saturating_mul(2) {
-                    entry.noop = Some(Order::Drop);
-                }
                 if !busy {
                     entry.wait(now, &config);
                 }
             }
-            TransactionStatus::Finalized(_) => unreachable!("answered above"),
+            TransactionStatus::InBlock(_)
+            | TransactionStatus::Retracted(_)
+            | TransactionStatus::Finalized(_) => unreachable!("answered above"),
         }
         entry.record(nonce, hash, status, now, out);
     }
 
     fn located(&mut self, now: Tick, nonce: u64, located: Located, out: &mut Vec<Effect>) {
         let config = self.config.clone();
+        let head = self.leading.as_ref().map_or_else(Head::default, |leading| leading.head);
         let Some(entry) = self.entry(nonce) else {
             return;
         };
@@ -417,49 +556,59 @@ impl Engine {
             return;
         }
         match located {
-            Located::InBlock { hash, block, finalized } if entry.knows(hash) => {
-                entry.missing = 0;
+            Located::InBlock { hash, block, finalized, receipt } if entry.knows(hash) => {
+                entry.missing = None;
                 if finalized {
-                    return self.end(nonce, hash, TransactionStatus::Finalized(block), out);
+                    let status = TransactionStatus::Finalized(block);
+                    return self.end(nonce, hash, status, receipt, out);
                 }
-                if entry.current() == Some(hash) {
-                    entry.record(nonce, hash, TransactionStatus::InBlock(block), now, out);
-                }
-                entry.tries = 0;
-                entry.wait(now, &config);
+                entry.record(nonce, hash, TransactionStatus::InBlock(block), now, out);
+                // Heads say when it is final, or no longer there; the time is for lost heads.
+                entry.rest(now, config.stuck_after);
             }
-            // A foreign transaction holds the nonce. One answer may come from a node that lags
-            // behind: three in a row are needed.
             Located::InBlock { hash, finalized: true, .. } => {
-                self.missing(now, nonce, Some(hash), out);
+                self.usurped(now, nonce, Some(hash), out);
             }
-            Located::Consumed => self.missing(now, nonce, None, out),
+            Located::Usurped { by } => self.usurped(now, nonce, by, out),
+            Located::Missing => {
+                let gone = entry.is_gone(&head, &config);
+                match entry.current().filter(|_| gone) {
+                    Some(hash) => {
+                        self.end(nonce, hash, TransactionStatus::Usurped(None), None, out);
+                    }
+                    None => entry.wait(now, &config),
+                }
+            }
             Located::InBlock { finalized: false, .. } | Located::Unknown => {
                 entry.wait(now, &config);
             }
             Located::Free => {
-                entry.missing = 0;
+                entry.missing = None;
                 if let Some(block) = entry.status.block()
                     && entry.status.state() == State::InBlock
                     && let Some(hash) = entry.current()
                 {
-                    entry.record(nonce, hash, TransactionStatus::Retracted(block), now, out);
+                    let form = entry.form().unwrap_or(hash);
+                    entry.record(nonce, form, TransactionStatus::Retracted(block), now, out);
                 }
-                entry.submit(nonce, out);
+                // Not at once: a node that calls a free nonce used would be asked without a pause.
+                entry.wait(now, &config);
             }
         }
     }
 
-    fn missing(&mut self, now: Tick, nonce: u64, by: Option<Hash>, out: &mut Vec<Effect>) {
+    /// Another transaction has the nonce in a final block. One answer may come from a node of
+    /// another view: three in a row are needed.
+    fn usurped(&mut self, now: Tick, nonce: u64, by: Option<Hash>, out: &mut Vec<Effect>) {
         let config = self.config.clone();
         let Some(entry) = self.entry(nonce) else {
             return;
         };
-        entry.missing += 1;
-        if entry.missing < 3 {
-            entry.wait(now, &config);
-        } else if let Some(hash) = entry.current() {
-            self.end(nonce, hash, TransactionStatus::Usurped(by), out);
+        match entry.current() {
+            Some(hash) if entry.is_usurped() => {
+                self.end(nonce, hash, TransactionStatus::Usurped(by), None, out);
+            }
+            Some(_) | None => entry.wait(now, &config),
         }
     }
 
@@ -483,12 +632,30 @@ impl Engine {
         };
         // Only the lowest unmined nonce can be stuck on its own merits; the rest wait for it.
         let first = leading.head.best_nonce.max(leading.consumed);
+        let unfunded = leading.entries.iter().find(|(_, e)| e.hold == Some(Hold::Unfunded));
+        let unfunded = unfunded.map(|(nonce, _)| *nonce);
+        let mut overdue = Vec::new();
         for (&nonce, entry) in &mut leading.entries {
+            if entry.is_overdue(nonce, &leading.head, now) && entry.phase != Phase::Building {
+                overdue.push(nonce);
+                continue;
+            }
+            // Behind a nonce that the account cannot pay for, nothing is asked.
+            if unfunded.is_some_and(|lowest| lowest < nonce)
+                && let Phase::Waiting { until } = &mut entry.phase
+                && *until <= now
+            {
+                *until = now + config.retry_max;
+                continue;
+            }
             entry.on_time(nonce, nonce == first, &leading.head, now, &config, out);
         }
         leading.age_gaps(now);
         for nonce in leading.gaps_older_than(now, config.gap_after) {
-            leading.fill(nonce, out);
+            leading.fill(nonce, config.filler_tip, out);
+        }
+        for nonce in overdue {
+            self.give_up(nonce, Order::Deadline, out);
         }
     }
 }

@@ -20,6 +20,16 @@ pub const UNCERTAIN: &str = "tenure_tx_uncertain_submissions_total";
 pub const OPEN: &str = "tenure_tx_open";
 /// Gauge: 1 while this node's view of the table is stale.
 pub const VIEW_STALE: &str = "tenure_tx_view_stale";
+/// Gauge: nonces whose last answer of the chain's node says nothing for certain.
+pub const UNCERTAIN_NONCES: &str = "tenure_tx_uncertain_nonces";
+/// Gauge: nonces that the account cannot pay for.
+pub const UNFUNDED_NONCES: &str = "tenure_tx_unfunded_nonces";
+/// Gauge: 1 while the chain's base fee is above the cap on fees.
+pub const FEE_ABOVE_CAP: &str = "tenure_tx_fee_above_cap";
+/// Gauge: what the account owns, in the chain's smallest unit.
+pub const BALANCE: &str = "tenure_tx_balance";
+/// Gauge: 1 while this node reaches no node of its chain.
+pub const CHAIN_LOST: &str = "tenure_tx_chain_lost";
 /// Histogram: rows per commit.
 pub const BATCH: &str = "tenure_tx_rows_per_commit";
 
@@ -31,6 +41,10 @@ pub fn begin_at_zero() {
     }
     set(OPEN, 0);
     set(VIEW_STALE, 0);
+    set(UNCERTAIN_NONCES, 0);
+    set(UNFUNDED_NONCES, 0);
+    set(FEE_ABOVE_CAP, 0);
+    set(CHAIN_LOST, 0);
 }
 
 pub(crate) fn count(name: &'static str) {
@@ -44,6 +58,11 @@ pub(crate) fn count_by(name: &'static str, label: &'static str, value: &'static 
 #[allow(clippy::cast_precision_loss, reason = "a gauge is a float")]
 pub(crate) fn set(name: &'static str, value: usize) {
     gauge!(name).set(value as f64);
+}
+
+#[allow(clippy::cast_precision_loss, reason = "a gauge is a float")]
+pub(crate) fn set_amount(name: &'static str, amount: u128) {
+    gauge!(name).set(amount as f64);
 }
 
 #[allow(clippy::cast_precision_loss, reason = "a histogram is of floats")]

@@ -365,6 +365,17 @@ impl Store {
         Ok(self.bounded(session.client.query_one(newest, &[&account])).await?.get(0))
     }
 
+    /// Whether another candidate of the role is ready to lead.
+    pub(crate) async fn has_ready_rival(&self) -> Result<bool, StoreError> {
+        let session = self.session().await?;
+        let rival = "select exists (select from tenure.candidate c \
+             join tenure.role r on r.name = c.role \
+             where c.role = $1 and c.member is distinct from r.holder \
+             and c.ready and not c.observer)";
+        let row = self.bounded(session.client.query_one(rival, &[&self.0.options.role])).await?;
+        Ok(row.get(0))
+    }
+
     /// Moves ended rows below the finalised nonce to the past, and forgets the oldest of that;
     /// returns how many of either at most.
     ///

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use tenure_core::clock::Tick;
-use tenure_tx::chain::{Block, Head, Located, Outcome};
+use tenure_tx::chain::{Block, Head, Located, Outcome, Shortfall};
 use tenure_tx::engine::{
     Attempt, Effect, Engine, EngineConfig, Input, NonceError, OpenTransaction, Order, Request,
 };
-use tenure_tx::status::{Hash, State, TransactionStatus};
+use tenure_tx::status::{End, EndKind, Hash, Note, State, TransactionStatus};
 
 /// What a signed transaction carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -23,6 +23,8 @@ enum Content {
 #[derive(Debug, Clone)]
 struct Row {
     request: Option<u32>,
+    deadline: Option<Tick>,
+    end: Option<End>,
     attempts: Vec<Attempt>,
     status: TransactionStatus,
     ended: bool,
@@ -31,6 +33,8 @@ struct Row {
 #[derive(Debug, Clone)]
 enum Action {
     Send,
+    /// With a deadline.
+    SendDue(u64),
     /// A caller asks again under the id of the n-th open row.
     SendAgain(usize),
     /// Carry out the n-th outstanding effect; the fate decides how it goes.
@@ -85,7 +89,9 @@ struct World {
     /// Requests with a nonce whose row is not stored yet: they were never accepted.
     wanted: BTreeMap<u64, u32>,
     accepted: BTreeSet<u32>,
+    /// Nonces whose request was dropped by order.
     cancelled: BTreeSet<u64>,
+    deadlines: BTreeMap<u32, Tick>,
     serial: u32,
 }
 
@@ -110,6 +116,7 @@ impl World {
             wanted: BTreeMap::new(),
             accepted: BTreeSet::new(),
             cancelled: BTreeSet::new(),
+            deadlines: BTreeMap::new(),
             serial: 0,
         };
         world.promote();
@@ -135,6 +142,7 @@ impl World {
             best_nonce,
             finalized_nonce: self.mined(self.finalized).count() as u64,
             pool_nonce,
+            ..Head::default()
         }
     }
 
@@ -160,7 +168,7 @@ impl World {
             match effect {
                 // The table is written in order and at once; losing it is `Resync` and `Crash`.
                 Effect::Record { nonce, hash, status, note } => {
-                    self.record(nonce, hash, status, note.end.is_some());
+                    self.record(nonce, hash, status, note);
                 }
                 Effect::Build { nonce, attempt: 1, noop: None, .. } => {
                     let id = self.engine.request_at(nonce).expect("a first attempt has a request");
@@ -182,12 +190,14 @@ impl World {
         }
     }
 
-    fn record(&mut self, nonce: u64, hash: Hash, status: TransactionStatus, ended: bool) {
+    fn record(&mut self, nonce: u64, hash: Hash, status: TransactionStatus, note: Note) {
+        let ended = note.end.is_some();
         let row = self.rows.get_mut(&nonce).expect("a status is recorded only for a stored row");
         assert!(!row.ended, "nothing follows an end");
         assert!(row.attempts.iter().any(|a| a.hash == hash), "a foreign hash was recorded");
         row.status = status;
         row.ended = ended;
+        row.end = note.end.map(|end| *end);
         if ended {
             row.attempts.sort_by_key(|a| a.hash == hash);
         }
@@ -203,7 +213,7 @@ impl World {
             attempts: row.attempts.clone(),
             status: row.status.clone(),
             resignable: true,
-            deadline: None,
+            deadline: row.deadline,
         };
         let rows = self.rows.iter().filter(|(_, row)| !row.ended).map(open).collect();
         let used = |(nonce, row): (&u64, &Row)| {
@@ -239,7 +249,7 @@ impl World {
             tip,
             noop: noop.is_some(),
             order: noop,
-            valid_until: None,
+            ..Attempt::default()
         };
         let lived = false;
         self.signed.insert(attempt.hash, Transaction { nonce, content, tip, lived });
@@ -250,7 +260,9 @@ impl World {
         }
         if reusable {
             let status = TransactionStatus::Future;
-            let row = Row { request, attempts: vec![], status, ended: false };
+            let deadline = request.and_then(|request| self.deadlines.get(&request).copied());
+            let (attempts, end) = (vec![], None);
+            let row = Row { request, deadline, end, attempts, status, ended: false };
             self.rows.insert(nonce, row);
         }
         self.wanted.remove(&nonce);
@@ -271,7 +283,7 @@ impl World {
         assert!(row.attempts.iter().any(|a| a.hash == hash), "nothing is sent before its row");
         let next = self.mined(self.chain.len()).count() as u64;
         let outcome = match fate {
-            Fate::NotDone => Outcome::Unreachable("cut before".into()),
+            Fate::NotDone => Outcome::Uncertain("cut before".into()),
             Fate::Refused => Outcome::Refused("so it goes".into()),
             Fate::Well | Fate::AnswerLost if nonce < next => Outcome::Outdated,
             Fate::Well | Fate::AnswerLost => self.pooled(nonce, hash),
@@ -280,9 +292,9 @@ impl World {
         if outcome == Outcome::Pooled && !lost {
             self.watches.insert((nonce, hash));
             let status = TransactionStatus::Ready;
-            self.reports.push_back(Input::Status { nonce, hash, status });
+            self.reports.push_back(Input::Status { nonce, hash, report: status.into() });
         }
-        let outcome = if lost { Outcome::Unreachable("cut after".into()) } else { outcome };
+        let outcome = if lost { Outcome::Uncertain("cut after".into()) } else { outcome };
         self.feed(Input::Submitted { nonce, hash, outcome });
     }
 
@@ -292,7 +304,7 @@ impl World {
                 return Outcome::AlreadyKnown;
             }
             if self.signed[&other].tip >= self.signed[&hash].tip {
-                return Outcome::Underpriced;
+                return Outcome::Underpriced(Shortfall::Outbid, "outbid".into());
             }
             let status = TransactionStatus::Usurped(Some(hash));
             self.say(other, status);
@@ -310,7 +322,7 @@ impl World {
             if status.state().is_ended() {
                 self.watches.remove(&(nonce, hash));
             }
-            self.reports.push_back(Input::Status { nonce, hash, status });
+            self.reports.push_back(Input::Status { nonce, hash, report: status.into() });
         }
     }
 
@@ -319,8 +331,10 @@ impl World {
         let found = hashes.iter().find_map(|h| self.block_of(*h).map(|b| (*h, b)));
         let located = match (fate, found) {
             (Fate::NotDone | Fate::AnswerLost, _) => Located::Unknown,
-            (_, Some((hash, (block, finalized)))) => Located::InBlock { hash, block, finalized },
-            (_, None) if nonce < head.finalized_nonce => Located::Consumed,
+            (_, Some((hash, (block, finalized)))) => {
+                Located::InBlock { hash, block, finalized, receipt: None }
+            }
+            (_, None) if nonce < head.finalized_nonce => Located::Missing,
             (_, None) if nonce >= head.best_nonce => Located::Free,
             (_, None) => Located::Unknown,
         };
@@ -395,7 +409,7 @@ impl World {
             nonce: None,
             tip: 10,
             resignable: true,
-            deadline: None,
+            deadline: self.deadlines.get(&request).copied(),
         }));
     }
 
@@ -403,6 +417,12 @@ impl World {
         match action {
             Action::Send => {
                 self.serial += 1;
+                self.send(self.serial);
+            }
+            Action::SendDue(seconds) => {
+                self.serial += 1;
+                let due = self.now + Duration::from_secs(seconds);
+                self.deadlines.insert(self.serial, due);
                 self.send(self.serial);
             }
             Action::SendAgain(index) => {
@@ -518,16 +538,20 @@ impl World {
             let count = mined.get(request).copied().unwrap_or(0);
             assert!(count <= 1, "request {request} executed {count} times");
             let fate = self.rows.iter().find(|(_, row)| row.request == Some(*request));
-            // Not executed: only because it was refused or cancelled, and the row says so, or
-            // because no node ever took it and its nonce went to another.
+            // Not executed: only because no node ever had it, or by order; and the row says so.
             if count == 0
                 && let Some((nonce, row)) = fate
             {
-                let last = row.attempts.last().expect("never empty");
-                assert!(
-                    row.status.state() == State::Invalid || last.noop,
-                    "request {request} at nonce {nonce} was lost: {row:?}"
-                );
+                let ordered =
+                    self.cancelled.contains(nonce) || self.deadlines.contains_key(request);
+                let lived = |hash: &Hash| self.signed[hash].lived;
+                let never = !row.attempts.iter().any(|a| !a.noop && lived(&a.hash));
+                assert!(never || ordered, "request {request} was lost at nonce {nonce}: {row:?}");
+            }
+            if let Some((_, row)) = fate {
+                let end = row.end.as_ref().expect("every row has ended").kind;
+                let told = matches!(end, EndKind::Executed | EndKind::Reverted);
+                assert_eq!(told, count == 1, "request {request} ended as {end}: {row:?}");
             }
         }
         for (nonce, row) in &self.rows {
@@ -552,6 +576,7 @@ fn fate() -> impl Strategy<Value = Fate> {
 fn action() -> impl Strategy<Value = Action> {
     prop_oneof![
         8 => Just(Action::Send),
+        1 => (0u64..40).prop_map(Action::SendDue),
         1 => (0usize..8).prop_map(Action::SendAgain),
         20 => (0usize..8, fate()).prop_map(|(i, f)| Action::Deliver(i, f)),
         8 => (0usize..8).prop_map(Action::Report),

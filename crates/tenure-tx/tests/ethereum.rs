@@ -127,7 +127,7 @@ async fn sending_the_same_bytes_again_leaves_their_watch_alone() {
     anvil.mine(1).await;
     let mined = async {
         while let Some(status) = watch.next().await {
-            if status.state() == State::InBlock {
+            if status.status.state() == State::InBlock {
                 return true;
             }
         }

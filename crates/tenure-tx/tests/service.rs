@@ -19,12 +19,13 @@ use tenure_testkit::anvil::Anvil;
 use tenure_testkit::{Meter, Proxy, shared_cluster};
 use tenure_tx::account::{AccountId, Signer as _, Unsigned};
 use tenure_tx::chain::ethereum::EthereumChain;
-use tenure_tx::chain::{Chain, ChainError, Head, Inspected, Located, Submission};
+use tenure_tx::chain::{
+    Chain, ChainError, ChainIdentity, Head, Inspected, Located, Sought, Submission,
+};
 use tenure_tx::election::NodeRole;
 use tenure_tx::events::{EventBus, FollowerSync, Readiness};
 use tenure_tx::feed::FeedOptions;
 use tenure_tx::service::{Mode, SendError, SendRequest, ServiceOptions, TransactionService};
-use tenure_tx::status::Hash;
 use tenure_tx::store::StoreError;
 use tokio::time::timeout;
 
@@ -38,7 +39,8 @@ fn quickly_stale() -> ServiceOptions {
 async fn a_write_of_unknown_outcome_is_settled_by_the_table() {
     let (db, anvil) = (database().await, Anvil::start(&[]).await);
     let proxy = Proxy::start(shared_cluster().await.addr()).await.expect("a proxy");
-    let Node { election: _election, service } = Node::leader(&proxy.dsn(db.name()), &anvil).await;
+    let Node { election: _election, service, .. } =
+        Node::leader(&proxy.dsn(db.name()), &anvil).await;
     let service = Arc::new(service);
     let mut senders = tokio::task::JoinSet::new();
     for tag in 0..60 {
@@ -77,7 +79,7 @@ async fn a_write_of_unknown_outcome_is_settled_by_the_table() {
 #[tokio::test]
 async fn one_request_id_is_one_transaction_however_often_it_is_sent() {
     let (db, anvil) = (database().await, Anvil::start(&[]).await);
-    let Node { election, service } = Node::follower("a", &db.dsn(), &anvil, impatient()).await;
+    let Node { election, service, .. } = Node::follower("a", &db.dsn(), &anvil, impatient()).await;
     // Sent before the table is read: they wait for it.
     election.lead(E1);
     let request = SendRequest::call(pay(1, 1)).with_id("once");
@@ -93,7 +95,7 @@ async fn one_request_id_is_one_transaction_however_often_it_is_sent() {
 #[tokio::test]
 async fn a_request_id_with_other_content_is_refused_and_never_swallowed() {
     let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
-    let Node { election: _election, service } = Node::leader(&db.dsn(), &anvil).await;
+    let Node { election: _election, service, .. } = Node::leader(&db.dsn(), &anvil).await;
     let invoice = |tag, id: &str| service.send(SendRequest::call(pay(tag, 1)).with_id(id));
     let reused = |outcome| matches!(outcome, Err(SendError::RequestIdReused(id)) if id == "seven");
     // At once, so that the second meets the first on its way into the table.
@@ -121,7 +123,7 @@ async fn a_request_id_with_other_content_is_refused_and_never_swallowed() {
 #[tokio::test]
 async fn a_follower_refuses_to_cancel_as_it_refuses_to_send() {
     let (db, anvil) = (database().await, Anvil::start(&[]).await);
-    let Node { election: _election, service } =
+    let Node { election: _election, service, .. } =
         Node::follower("b", &db.dsn(), &anvil, impatient()).await;
     assert!(matches!(service.cancel(0).await, Err(SendError::NotLeader)));
     assert!(matches!(service.send(SendRequest::call(pay(1, 1))).await, Err(SendError::NotLeader)));
@@ -132,7 +134,7 @@ async fn a_caller_is_told_when_nothing_answers_instead_of_waiting_for_ever() {
     let db = database().await;
     let anvil = Anvil::start(&[]).await;
     let options = ServiceOptions { accept_within: Duration::from_millis(300), ..impatient() };
-    let Node { election, service } = Node::follower("a", &db.dsn(), &anvil, options).await;
+    let Node { election, service, .. } = Node::follower("a", &db.dsn(), &anvil, options).await;
     drop(anvil);
     election.lead(E1);
     let sent = service.send(SendRequest::call(pay(1, 1)).with_id("one"));
@@ -146,7 +148,7 @@ async fn a_caller_is_told_when_nothing_answers_instead_of_waiting_for_ever() {
 #[tokio::test]
 async fn a_live_row_of_another_creator_is_stepped_around_and_finished_too() {
     let (db, anvil) = (database().await, Anvil::start(&[]).await);
-    let Node { election: _election, service } = Node::leader(&db.dsn(), &anvil).await;
+    let Node { election: _election, service, .. } = Node::leader(&db.dsn(), &anvil).await;
     // Behind the leader's back another creator takes the nonce it would give next.
     let chain = chain(&anvil);
     let ours = signer(&chain).await;
@@ -176,7 +178,7 @@ async fn a_row_of_an_unknown_state_stops_a_new_leader_until_it_is_repaired() {
     let odd = "alter table tenure_tx.pending_transactions drop constraint known_state; \
                update tenure_tx.pending_transactions set state = 'pondering'";
     client.batch_execute(odd).await.expect("a newer version's state");
-    let Node { election, service } = Node::follower("a", &db.dsn(), &anvil, impatient()).await;
+    let Node { election, service, .. } = Node::follower("a", &db.dsn(), &anvil, impatient()).await;
     election.lead(E1);
     let early = timeout(Duration::from_millis(500), service.recovered()).await;
     assert!(early.is_err(), "what is owed is not known: {early:?}");
@@ -194,7 +196,7 @@ async fn a_row_of_an_unknown_state_stops_a_new_leader_until_it_is_repaired() {
 #[tokio::test]
 async fn a_stale_leader_stops_at_its_first_write() {
     let (db, anvil) = (database().await, Anvil::start(&[]).await);
-    let Node { election: _election, service } = Node::leader(&db.dsn(), &anvil).await;
+    let Node { election: _election, service, .. } = Node::leader(&db.dsn(), &anvil).await;
     // Another leader was elected and this node's gate has not noticed.
     bump(&db).await;
     let refused = service.send(SendRequest::call(pay(1, 1))).await;
@@ -208,7 +210,7 @@ async fn a_stale_leader_stops_at_its_first_write() {
 #[tokio::test]
 async fn a_drain_finishes_what_is_in_flight_and_refuses_what_is_new() {
     let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
-    let Node { election: _election, service } = Node::leader(&db.dsn(), &anvil).await;
+    let Node { election: _election, service, .. } = Node::leader(&db.dsn(), &anvil).await;
     let sends = (0..20).map(|tag| service.send(SendRequest::call(pay(tag, 1))));
     for sent in futures_util::future::join_all(sends).await {
         sent.expect("accepted");
@@ -274,7 +276,7 @@ async fn a_follower_is_ready_when_its_own_data_is() {
 async fn a_follower_whose_database_is_away_says_so_and_is_not_ready() {
     let (db, anvil) = (database().await, Anvil::start(&[]).await);
     let proxy = Proxy::start(shared_cluster().await.addr()).await.expect("a proxy");
-    let Node { election, service } =
+    let Node { election, service, .. } =
         Node::follower("b", &proxy.dsn(db.name()), &anvil, quickly_stale()).await;
     assert!(!service.is_stale());
     proxy.refuse(true).await.expect("refuses");
@@ -290,7 +292,7 @@ async fn a_follower_whose_database_is_away_says_so_and_is_not_ready() {
 async fn a_view_that_went_stale_unheard_is_fresh_again_for_a_subscriber_that_came_meanwhile() {
     let (db, anvil) = (database().await, Anvil::start(&[]).await);
     let proxy = Proxy::start(shared_cluster().await.addr()).await.expect("a proxy");
-    let Node { election, service } =
+    let Node { election, service, .. } =
         Node::follower("b", &proxy.dsn(db.name()), &anvil, quickly_stale()).await;
     proxy.refuse(true).await.expect("refuses");
     proxy.reset();
@@ -326,7 +328,7 @@ async fn ten_thousand_open_rows_are_taken_over_in_a_handful_of_statements() {
     // The view is read when a node starts and then not before a minute is over: it does not count.
     let feed = FeedOptions { poll: Duration::from_secs(60), ..FeedOptions::default() };
     let options = ServiceOptions { feed, ..impatient() };
-    let Node { election, service } =
+    let Node { election, service, .. } =
         Node::follower("new", &tap.dsn(db.name()), &anvil, options).await;
     let before = tap.statements();
     election.lead(E1);
@@ -359,8 +361,12 @@ impl Chain for Lapsing {
         submission
     }
 
-    async fn locate(&self, a: &AccountId, nonce: u64, attempts: &[Hash], since: u64) -> Located {
-        self.chain.locate(a, nonce, attempts, since).await
+    async fn identity(&self) -> Result<ChainIdentity, ChainError> {
+        self.chain.identity().await
+    }
+
+    async fn locate(&self, account: &AccountId, sought: &[Sought]) -> Vec<Located> {
+        self.chain.locate(account, sought).await
     }
 
     fn inspect(&self, raw: &[u8]) -> Result<Inspected, ChainError> {

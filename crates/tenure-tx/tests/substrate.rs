@@ -20,7 +20,7 @@ use tenure_testkit::Database;
 use tenure_testkit::substrate::{ScriptedNode, signer_script};
 use tenure_tx::account::{AccountId, SignError, Signed, Signer, Unsigned};
 use tenure_tx::chain::substrate::{SubstrateChain, extrinsic_hash};
-use tenure_tx::chain::{Chain as _, Located, Outcome};
+use tenure_tx::chain::{Chain as _, Located, Outcome, Report, Shortfall, Sought};
 use tenure_tx::service::{Mode, SendError, SendRequest, ServiceOptions, TransactionService};
 use tenure_tx::status::{Hash, State, TransactionStatus};
 use tokio::time::timeout;
@@ -50,7 +50,7 @@ impl Signer for ToySigner {
         let mut raw = vec![u8::try_from(body.len() << 2).expect("short")];
         raw.extend(body);
         let valid_until = self.mortal.map(|period| unsigned.head.best.number + period);
-        Ok(Signed { hash: extrinsic_hash(&raw), raw: raw.into(), valid_until })
+        Ok(Signed { hash: extrinsic_hash(&raw), raw: raw.into(), valid_until, bid: None })
     }
 }
 
@@ -116,7 +116,7 @@ async fn all_ten_statuses_are_understood() {
     let seen: Vec<_> = timeout(Duration::from_secs(10), watch.take(10).collect::<Vec<_>>())
         .await
         .expect("ten statuses");
-    assert_eq!(seen, script.map(|(_, status)| status));
+    assert_eq!(seen, script.map(|(_, status)| Report::from(status)));
 }
 
 #[tokio::test]
@@ -129,11 +129,11 @@ async fn errors_of_the_pool_are_told_apart() {
         (1010, "Transaction has an ancient birth block", Outcome::Expired),
         (1010, "Transaction has a bad signature", Outcome::Refused(String::new())),
         (1011, "unknown validity", Outcome::Busy(String::new())),
-        (1012, "temporarily banned", Outcome::Unreachable(String::new())),
+        (1012, "temporarily banned", Outcome::Uncertain(String::new())),
         (1013, "already imported", Outcome::AlreadyKnown),
-        (1014, "priority is too low", Outcome::Underpriced),
+        (1014, "priority is too low", Outcome::Underpriced(Shortfall::Outbid, String::new())),
         (1016, "immediately dropped", Outcome::Busy(String::new())),
-        (-32603, "internal error", Outcome::Unreachable(String::new())),
+        (-32603, "internal error", Outcome::Uncertain(String::new())),
     ];
     for (code, data, wanted) in cases {
         let (line, raw) = (Arc::clone(&chain), raw.clone());
@@ -163,14 +163,20 @@ async fn a_used_nonce_is_traced_to_its_extrinsic() {
     node.finalize();
     node.mine(&[&extrinsic(20)]);
     let ours = [extrinsic_hash(&extrinsic(13))];
-    let found = chain.locate(&account(), 13, &ours, 0).await;
-    let block = block_hash(28);
-    assert_eq!(found, Located::InBlock { hash: ours[0], block, finalized: true });
-    assert_eq!(chain.locate(&account(), 12, &ours, 0).await, Located::Consumed);
     let best = [extrinsic_hash(&extrinsic(20))];
-    let found = chain.locate(&account(), 20, &best, 0).await;
-    assert_eq!(found, Located::InBlock { hash: best[0], block: block_hash(41), finalized: false });
-    assert_eq!(chain.locate(&account(), 21, &best, 0).await, Located::Free);
+    let sought = |nonce, attempts: &[Hash]| Sought { nonce, attempts: attempts.to_vec(), since: 0 };
+    let all = [sought(13, &ours), sought(12, &ours), sought(20, &best), sought(21, &best)];
+    let in_block = |hash, number, finalized| {
+        let (block, receipt) = (block_hash(number), None);
+        Located::InBlock { hash, block, finalized, receipt }
+    };
+    let wanted = [
+        in_block(ours[0], 28, true),
+        Located::Usurped { by: None },
+        in_block(best[0], 41, false),
+        Located::Free,
+    ];
+    assert_eq!(chain.locate(&account(), &all).await, wanted);
     let head = chain.head(&account()).await.expect("answers");
     assert_eq!((head.best_nonce, head.finalized_nonce, head.pool_nonce), (21, 20, 21));
 }

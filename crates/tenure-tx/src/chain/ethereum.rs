@@ -5,39 +5,42 @@
 //! watch what that means. What is in no block is looked up every few polls; a
 //! transaction the node does not know, twice in a row, was dropped.
 //!
-//! | node says | outcome |
-//! |---|---|
-//! | accepted, already known | pooled, watched (already known, if it is watched) |
-//! | nonce too low | outdated: which attempt was it? |
-//! | replacement underpriced, fee below the base fee | underpriced: higher tip |
-//! | insufficient funds, bad gas, bad signature | refused |
-//! | pool full, rate limit | busy: later |
-//! | nothing, or anything unclear | unreachable: it may be there |
+//! What a node's answer to a submission means is in the table of `answer`; before a no counts, and
+//! whenever an answer is uncertain, the node is asked whether it knows the hash.
+//!
+//! For any number of transactions, a poll is a handful of requests: calls that belong together go
+//! in one. Several addresses may be given; the first that answers is asked.
 
+mod answer;
 mod follower;
 mod rpc;
+mod run;
 mod signer;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use alloy_consensus::transaction::SignerRecoverable as _;
 use alloy_consensus::{Transaction as _, TxEnvelope};
 use alloy_eips::eip2718::Decodable2718 as _;
-use alloy_json_rpc::{ErrorPayload, RpcError};
-use alloy_primitives::{B256, hex};
+use alloy_json_rpc::RpcError;
+use alloy_primitives::{Address, B256, U64, hex};
 use alloy_transport::TransportErrorKind;
 use async_trait::async_trait;
 use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::json;
 use url::Url;
 
 use super::{
-    Block, Chain, ChainError, Head, Inspected, Located, Outcome, Submission, without_addresses,
+    Block, Chain, ChainError, ChainIdentity, Head, Inspected, Located, Outcome, Receipt, Sought,
+    Submission, without_addresses,
 };
 use crate::account::AccountId;
 use crate::status::Hash;
 use follower::Follower;
-use rpc::Rpc;
+use rpc::{Call, Rpc, RpcBlock, RpcReceipt, RpcTransaction, read};
 pub use signer::{EthereumCall, EthereumSigner, Fees};
 
 /// When a block counts as final.
@@ -62,6 +65,11 @@ pub struct EthereumOptions {
     pub finality: Finality,
     /// Every how many polls transactions outside any block are looked up. Default 5.
     pub lookup_every: u32,
+    /// The most that is ever paid for a unit of gas, in wei, tip and base fee together. Default: no
+    /// cap. A base fee above it is waited out.
+    pub max_fee_per_gas: Option<u128>,
+    /// The most that is ever paid for one transaction's gas, in wei. Default: no cap.
+    pub max_fee: Option<u128>,
 }
 
 impl Default for EthereumOptions {
@@ -71,11 +79,13 @@ impl Default for EthereumOptions {
             timeout: Duration::from_secs(5),
             finality: Finality::Tag,
             lookup_every: 5,
+            max_fee_per_gas: None,
+            max_fee: None,
         }
     }
 }
 
-/// One Ethereum node. Cheap to clone; the follower ends with the last clone.
+/// One Ethereum chain, through one node or several. Cheap to clone; the follower ends with the last clone.
 #[derive(Clone)]
 pub struct EthereumChain {
     rpc: Rpc,
@@ -90,13 +100,28 @@ impl EthereumChain {
     /// # Errors
     /// [`ChainError::BadAddress`] if it is not an HTTP URL.
     pub fn new(url: &str, options: EthereumOptions) -> Result<Self, ChainError> {
-        let url: Url = url.parse().map_err(|_| ChainError::BadAddress("http:// or https://"))?;
-        if !matches!(url.scheme(), "http" | "https") {
-            return Err(ChainError::BadAddress("http:// or https://"));
+        Self::with_endpoints([url], options)
+    }
+
+    /// As [`EthereumChain::new`], with several nodes of the same chain, the preferred one first. One
+    /// that fails is left alone for a while, and one of another chain is never used.
+    ///
+    /// # Errors
+    /// [`ChainError::BadAddress`] if one is not an HTTP URL, or if there is none.
+    pub fn with_endpoints<'a>(
+        urls: impl IntoIterator<Item = &'a str>,
+        options: EthereumOptions,
+    ) -> Result<Self, ChainError> {
+        let bad = || ChainError::BadAddress("http:// or https://");
+        let parse = |url: &str| url.parse::<Url>().map_err(|_| bad());
+        let urls = urls.into_iter().map(parse).collect::<Result<Vec<_>, _>>()?;
+        if urls.is_empty() || urls.iter().any(|url| !matches!(url.scheme(), "http" | "https")) {
+            return Err(bad());
         }
-        let rpc = Rpc::new(url, options.timeout, options.finality);
+        let rpc = Rpc::new(urls, options.timeout, options.finality);
         let follower = Follower::start(rpc.clone(), &options);
-        Ok(EthereumChain { rpc, follower, fees: Fees::default() })
+        let fees = Fees::with_caps(options.max_fee_per_gas, options.max_fee);
+        Ok(EthereumChain { rpc, follower, fees })
     }
 
     /// The chain's id, which a signature covers.
@@ -104,7 +129,8 @@ impl EthereumChain {
     /// # Errors
     /// [`ChainError`].
     pub async fn chain_id(&self) -> Result<u64, ChainError> {
-        self.rpc.chain_id().await
+        let identity = self.rpc.identity().await?;
+        identity.id.ok_or_else(|| ChainError::Unreadable("no chain id".to_owned()))
     }
 
     /// The base fee as last seen, for [`EthereumSigner`]. Every [`Chain::head`] of this chain or of
@@ -124,56 +150,52 @@ impl std::fmt::Debug for EthereumChain {
 #[async_trait]
 impl Chain for EthereumChain {
     async fn head(&self, account: &AccountId) -> Result<Head, ChainError> {
-        let view = self.rpc.view(account).await?;
-        self.fees.set_base(view.base_fee);
-        Ok(view.head)
+        let head = self.rpc.view(account).await?.head;
+        self.fees.set_base(head.base_fee);
+        Ok(Head { fee_cap: self.fees.cap_per_gas(), ..head })
+    }
+
+    async fn identity(&self) -> Result<ChainIdentity, ChainError> {
+        self.rpc.identity().await
+    }
+
+    async fn alive(&self) -> Result<(), ChainError> {
+        self.rpc.alive().await
     }
 
     async fn submit(&self, account: &AccountId, nonce: u64, raw: Bytes) -> Submission {
         let hash = Hash(alloy_primitives::keccak256(&raw).0);
-        let outcome = self.rpc.send_raw(&raw).await.map_err(|error| outcome_of(&error));
+        let outcome = match self.rpc.send_raw(&raw).await {
+            // A node that has it has taken it, whatever was said of it on the way.
+            no @ (Outcome::Uncertain(_) | Outcome::Refused(_)) if !self.knows(hash).await => no,
+            Outcome::Uncertain(_) | Outcome::Refused(_) => Outcome::AlreadyKnown,
+            outcome => outcome,
+        };
         match outcome {
-            Ok(()) | Err(Outcome::AlreadyKnown) => {
+            Outcome::Pooled | Outcome::AlreadyKnown => {
                 match self.follower.watch(account, nonce, hash) {
                     Some(watch) => Submission::watched(watch),
                     None => Submission::answer(Outcome::AlreadyKnown),
                 }
             }
-            Err(outcome) => Submission::answer(outcome),
+            outcome => Submission::answer(outcome),
         }
     }
 
-    async fn locate(
-        &self,
-        account: &AccountId,
-        nonce: u64,
-        attempts: &[Hash],
-        _since: u64,
-    ) -> Located {
+    async fn locate(&self, account: &AccountId, sought: &[Sought]) -> Vec<Located> {
         // The nonces first: whatever they count is then in a receipt.
         let Ok(view) = self.rpc.view(account).await else {
-            return Located::Unknown;
+            return vec![Located::Unknown; sought.len()];
         };
-        let hashes: Vec<B256> = attempts.iter().map(|h| B256::from(h.0)).collect();
-        let Ok(receipts) = self.rpc.receipts(&hashes).await else {
-            return Located::Unknown;
+        let Ok(mut located) = self.find(sought, &view.head).await else {
+            return vec![Located::Unknown; sought.len()];
         };
-        for (hash, receipt) in attempts.iter().zip(receipts) {
-            if let Some(receipt) = receipt {
-                return Located::InBlock {
-                    hash: *hash,
-                    block: Hash(receipt.block_hash.0),
-                    finalized: receipt.block_number.to::<u64>() <= view.head.finalized.number,
-                };
+        for (one, found) in sought.iter().zip(&mut located) {
+            if *found == Located::Missing {
+                *found = self.usurper(account, one, &view.head).await.unwrap_or(Located::Missing);
             }
         }
-        if nonce < view.head.finalized_nonce {
-            Located::Consumed
-        } else if nonce >= view.head.best_nonce {
-            Located::Free
-        } else {
-            Located::Unknown
-        }
+        located
     }
 
     fn inspect(&self, raw: &[u8]) -> Result<Inspected, ChainError> {
@@ -192,44 +214,141 @@ impl Chain for EthereumChain {
     }
 }
 
+impl EthereumChain {
+    /// Whether the node has these bytes, in its pool or in a block.
+    async fn knows(&self, hash: Hash) -> bool {
+        let call = ("eth_getTransactionByHash", json!([B256::from(hash.0)]));
+        let answer = self.rpc.many(&[call]).await.map(|mut answers| answers.pop());
+        let Ok(Some(answer)) = answer else { return false };
+        matches!(read::<Option<RpcTransaction>>(answer), Ok(Some(_)))
+    }
+
+    /// Looks for a receipt of any attempt, in a block that is the chain's at its height.
+    async fn find(&self, sought: &[Sought], head: &Head) -> Result<Vec<Located>, TransportError> {
+        let hashes = sought.iter().flat_map(|one| &one.attempts);
+        let call = |hash: &Hash| ("eth_getTransactionReceipt", json!([B256::from(hash.0)]));
+        let calls: Vec<Call> = hashes.map(call).collect();
+        let mut answers = self.rpc.many(&calls).await?.into_iter();
+        let mut found = Vec::with_capacity(sought.len());
+        for one in sought {
+            let mut receipt = Ok(None);
+            for hash in &one.attempts {
+                let answer = answers.next().map_or_else(|| Ok(None), read::<Option<RpcReceipt>>);
+                match answer {
+                    Ok(Some(seen)) => receipt = Ok(Some((*hash, seen))),
+                    Ok(None) => {}
+                    // One that could not be asked for may be the one.
+                    Err(_) if matches!(receipt, Ok(None)) => receipt = Err(()),
+                    Err(_) => {}
+                }
+            }
+            found.push(receipt);
+        }
+        let mut heights: Vec<u64> = Vec::new();
+        heights.extend(found.iter().flatten().flatten().map(|(_, r)| r.block_number.to::<u64>()));
+        heights.sort_unstable();
+        heights.dedup();
+        let call = |at: &u64| ("eth_getBlockByNumber", json!([U64::from(*at), false]));
+        let calls: Vec<Call> = heights.iter().map(call).collect();
+        let blocks = match calls.is_empty() {
+            true => Vec::new(),
+            false => self.rpc.many(&calls).await?,
+        };
+        let canonical: HashMap<u64, B256> = heights
+            .into_iter()
+            .zip(blocks)
+            .filter_map(|(at, block)| Some((at, read::<RpcBlock>(block).ok()?.hash)))
+            .collect();
+        let place = |one: &Sought, receipt| match receipt {
+            Ok(Some((hash, receipt))) => placed(hash, &receipt, &canonical, head),
+            Err(()) => Located::Unknown,
+            Ok(None) if one.nonce < head.finalized_nonce => Located::Missing,
+            Ok(None) if one.nonce >= head.best_nonce => Located::Free,
+            Ok(None) => Located::Unknown,
+        };
+        Ok(sought.iter().zip(found).map(|(one, receipt)| place(one, receipt)).collect())
+    }
+
+    /// Searches the final block that used a nonce, and reads it: by which transaction. `None` if the
+    /// node cannot look that far back.
+    async fn usurper(&self, account: &AccountId, one: &Sought, head: &Head) -> Option<Located> {
+        let (mut low, mut high) = (one.since.min(head.finalized.number), head.finalized.number);
+        while low < high {
+            let middle = low.midpoint(high);
+            let place = json!([account.to_string(), U64::from(middle)]);
+            let answer = self.rpc.many(&[("eth_getTransactionCount", place)]).await.ok()?.pop()?;
+            match read::<U64>(answer).ok()?.to::<u64>() > one.nonce {
+                true => high = middle,
+                false => low = middle + 1,
+            }
+        }
+        let call = ("eth_getBlockByNumber", json!([U64::from(low), true]));
+        let block: FullBlock = read(self.rpc.many(&[call]).await.ok()?.pop()?).ok()?;
+        let from = |tx: &&FullTransaction| tx.from.as_slice() == account.as_bytes();
+        let used = |tx: &&FullTransaction| tx.nonce.to::<u64>() == one.nonce;
+        let tx = block.transactions.iter().filter(from).find(used)?;
+        let (hash, block) = (Hash(tx.hash.0), Hash(block.hash.0));
+        Some(match one.attempts.contains(&hash) {
+            // Ours after all: its receipt is what is missing.
+            true => {
+                let receipt = Receipt { number: Some(low), ..Receipt::default() };
+                Located::InBlock { hash, block, finalized: true, receipt: Some(receipt) }
+            }
+            false => Located::Usurped { by: Some(hash) },
+        })
+    }
+}
+
+/// A block with its transactions, as far as the search for a usurper needs it.
+#[derive(Debug, Deserialize)]
+struct FullBlock {
+    hash: B256,
+    transactions: Vec<FullTransaction>,
+}
+
+#[derive(Debug, Deserialize)]
+struct FullTransaction {
+    hash: B256,
+    from: Address,
+    nonce: U64,
+}
+
+fn placed(
+    hash: Hash,
+    receipt: &RpcReceipt,
+    canonical: &HashMap<u64, B256>,
+    head: &Head,
+) -> Located {
+    let number = receipt.block_number.to::<u64>();
+    if canonical.get(&number) != Some(&receipt.block_hash) {
+        // A receipt of a block that is not, or no longer, the chain's.
+        return Located::Unknown;
+    }
+    Located::InBlock {
+        hash,
+        block: Hash(receipt.block_hash.0),
+        finalized: number <= head.finalized.number,
+        receipt: Some(receipt_of(receipt)),
+    }
+}
+
+fn receipt_of(receipt: &RpcReceipt) -> Receipt {
+    let success = receipt.status.map(|status| status == U64::from(1));
+    let fee = receipt.gas_used.zip(receipt.effective_gas_price);
+    let unknown = || "the call failed; the node gives no reason".to_owned();
+    Receipt {
+        number: Some(receipt.block_number.to()),
+        success,
+        reason: (success == Some(false))
+            .then(|| receipt.revert_reason.clone().unwrap_or_else(unknown)),
+        fee: fee.map(|(gas, price)| gas.to::<u128>().saturating_mul(price.to())),
+    }
+}
+
 type TransportError = RpcError<TransportErrorKind>;
 
 fn plainly(error: &TransportError) -> String {
     without_addresses(error.to_string())
-}
-
-/// What a failed `eth_sendRawTransaction` means.
-fn outcome_of(error: &TransportError) -> Outcome {
-    match error.as_error_resp() {
-        Some(payload) => outcome_of_answer(payload),
-        None => match error {
-            RpcError::Transport(TransportErrorKind::HttpError(http)) if http.status == 429 => {
-                Outcome::Busy("HTTP 429".to_owned())
-            }
-            // A gateway's own error may come after its node has taken the bytes.
-            other => Outcome::Unreachable(plainly(other)),
-        },
-    }
-}
-
-fn outcome_of_answer(payload: &ErrorPayload) -> Outcome {
-    let message = payload.message.to_lowercase();
-    let says = |any: &[&str]| any.iter().any(|part| message.contains(part));
-    if says(&["already known", "already imported", "known transaction"]) {
-        Outcome::AlreadyKnown
-    } else if says(&["nonce too low", "nonce is too low"]) {
-        Outcome::Outdated
-    } else if says(&["underpriced", "less than block base fee", "fee too low", "feetoolow"]) {
-        Outcome::Underpriced
-    } else if says(&["pool is full", "rate limit", "too many", "nonce too high", "nonce gap"]) {
-        Outcome::Busy(payload.message.to_string())
-    } else if matches!(payload.code, -32000 | -32003 | -32602) {
-        // The codes of a refused transaction.
-        Outcome::Refused(payload.message.to_string())
-    } else {
-        // The node's own trouble: how far it came is unknown.
-        Outcome::Unreachable(payload.message.to_string())
-    }
 }
 
 fn block(number: u64, hash: B256) -> Block {
@@ -244,29 +363,6 @@ fn hex_of(bytes: &[u8]) -> String {
 mod tests {
     use super::*;
 
-    fn answer(code: i64, message: &str) -> Outcome {
-        let payload = ErrorPayload { code, message: message.to_owned().into(), data: None };
-        outcome_of_answer(&payload)
-    }
-
-    #[test]
-    fn answers_of_geth_and_anvil_are_told_apart() {
-        assert_eq!(answer(-32000, "already known"), Outcome::AlreadyKnown);
-        assert_eq!(answer(-32003, "transaction already imported"), Outcome::AlreadyKnown);
-        assert_eq!(answer(-32000, "nonce too low: next nonce 3, tx nonce 1"), Outcome::Outdated);
-        assert_eq!(answer(-32000, "replacement transaction underpriced"), Outcome::Underpriced);
-        assert_eq!(
-            answer(-32000, "max fee per gas less than block base fee: ..."),
-            Outcome::Underpriced
-        );
-        assert!(matches!(answer(-32000, "txpool is full"), Outcome::Busy(_)));
-        assert!(matches!(
-            answer(-32003, "Insufficient funds for gas * price + value"),
-            Outcome::Refused(_)
-        ));
-        assert!(matches!(answer(-32603, "internal error"), Outcome::Unreachable(_)));
-    }
-
     #[tokio::test]
     async fn an_address_with_a_key_in_it_is_never_shown() {
         let secret = "0123456789abcdef";
@@ -276,7 +372,7 @@ mod tests {
         let head = chain.head(&account).await.expect_err("nobody listens there").to_string();
         let id = chain.chain_id().await.expect_err("nobody listens there").to_string();
         let sent = chain.submit(&account, 0, Bytes::from_static(b"x")).await;
-        let Outcome::Unreachable(sent) = sent.outcome else { panic!("{sent:?}") };
+        let Outcome::Uncertain(sent) = sent.outcome else { panic!("{sent:?}") };
         let malformed =
             EthereumChain::new(&format!("ht tp://{secret}"), EthereumOptions::default());
         let malformed = malformed.expect_err("no URL").to_string();

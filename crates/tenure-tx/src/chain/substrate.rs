@@ -10,11 +10,11 @@
 //! | 1010 outdated | outdated: which attempt was it? |
 //! | 1010 ancient birth block | expired: sign anew |
 //! | 1010 anything else | refused |
-//! | 1012 temporarily banned | already known if it is pending, else unreachable: it may be there |
+//! | 1012 temporarily banned | already known if it is pending, else uncertain: it may be there |
 //! | 1013 already imported | already known, unwatched |
 //! | 1014 priority too low | underpriced: higher tip |
 //! | 1011 unknown validity, 1016 dropped at once | busy: later |
-//! | others, or nothing | unreachable: it may be there |
+//! | others, or nothing | uncertain: it may be there |
 //!
 //! How an extrinsic is encoded and signed depends on the runtime: the caller brings the
 //! [`crate::account::Signer`] (with subxt, say), or a program ([`CommandSigner`]);
@@ -37,8 +37,10 @@ use subxt_rpcs::{Error as RpcError, UserError};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
+use super::quiet::quietly;
 use super::{
-    Block, Chain, ChainError, Head, Inspected, Located, Outcome, Submission, without_addresses,
+    Block, Chain, ChainError, ChainIdentity, Head, Inspected, Located, Outcome, Report, Shortfall,
+    Sought, Submission, without_addresses,
 };
 use crate::account::{AccountId, MalformedAccount};
 use crate::status::{Hash, TransactionStatus, unhex};
@@ -132,7 +134,8 @@ impl SubstrateChain {
             return Ok(client.clone());
         }
         // The caller chose the scheme; plain text is its decision.
-        let connect = RpcClient::from_insecure_url(&self.url);
+        let url = self.url.clone();
+        let connect = quietly(async move { RpcClient::from_insecure_url(url).await });
         let client = timeout(self.timeout, connect).await.map_err(|_| late())??;
         *slot = Some(client.clone());
         Ok(client)
@@ -192,7 +195,7 @@ impl SubstrateChain {
         let best_nonce = self.nonce_at(account, best.hash).await?;
         let params = rpc_params![address(account)];
         let pool_nonce = self.request("system_accountNextIndex", params).await?;
-        Ok(Head { best, finalized, best_nonce, finalized_nonce, pool_nonce })
+        Ok(Head { best, finalized, best_nonce, finalized_nonce, pool_nonce, ..Head::default() })
     }
 
     /// The first block after which the account's nonce is above `nonce`, and which of `attempts`
@@ -222,6 +225,24 @@ impl SubstrateChain {
         Ok((block, ours))
     }
 
+    async fn locate_one(&self, account: &AccountId, one: &Sought, head: &Head) -> Located {
+        let Sought { nonce, ref attempts, since } = *one;
+        if nonce >= head.best_nonce {
+            return Located::Free;
+        }
+        let finalized = nonce < head.finalized_nonce;
+        let range = if finalized {
+            (since.min(head.finalized.number), head.finalized.number)
+        } else {
+            (head.finalized.number, head.best.number)
+        };
+        match self.search(account, nonce, attempts, range).await {
+            Ok((block, Some(hash))) => Located::InBlock { hash, block, finalized, receipt: None },
+            Ok((_, None)) if finalized => Located::Usurped { by: None },
+            Ok((_, None)) | Err(_) => Located::Unknown,
+        }
+    }
+
     async fn is_pending(&self, raw: &[u8]) -> bool {
         let pending: Result<Vec<String>, _> =
             self.request("author_pendingExtrinsics", rpc_params![]).await;
@@ -239,7 +260,7 @@ impl Chain for SubstrateChain {
         let client = match self.client().await {
             Ok(client) => client,
             // Nothing left this process, but a node may have it from before.
-            Err(error) => return Submission::answer(Outcome::Unreachable(plainly(&error))),
+            Err(error) => return Submission::answer(Outcome::Uncertain(plainly(&error))),
         };
         let params = rpc_params![format!("0x{}", hex::encode(&raw))];
         let subscribe =
@@ -254,32 +275,25 @@ impl Chain for SubstrateChain {
                 }
                 Submission::answer(outcome)
             }
-            Err(error) => Submission::answer(Outcome::Unreachable(plainly(&error))),
+            Err(error) => Submission::answer(Outcome::Uncertain(plainly(&error))),
         }
     }
 
-    async fn locate(
-        &self,
-        account: &AccountId,
-        nonce: u64,
-        attempts: &[Hash],
-        since: u64,
-    ) -> Located {
-        let Ok(head) = self.view(account).await else { return Located::Unknown };
-        if nonce >= head.best_nonce {
-            return Located::Free;
-        }
-        let finalized = nonce < head.finalized_nonce;
-        let range = if finalized {
-            (since.min(head.finalized.number), head.finalized.number)
-        } else {
-            (head.finalized.number, head.best.number)
+    async fn identity(&self) -> Result<ChainIdentity, ChainError> {
+        let genesis = self.hash_at(0).await;
+        let genesis = genesis.map_err(|error| ChainError::Unreachable(plainly(&error)))?;
+        Ok(ChainIdentity { id: None, genesis })
+    }
+
+    async fn locate(&self, account: &AccountId, sought: &[Sought]) -> Vec<Located> {
+        let Ok(head) = self.view(account).await else {
+            return vec![Located::Unknown; sought.len()];
         };
-        match self.search(account, nonce, attempts, range).await {
-            Ok((block, Some(hash))) => Located::InBlock { hash, block, finalized },
-            Ok((_, None)) if finalized => Located::Consumed,
-            Ok((_, None)) | Err(_) => Located::Unknown,
+        let mut located = Vec::with_capacity(sought.len());
+        for one in sought {
+            located.push(self.locate_one(account, one, &head).await);
         }
+        located
     }
 
     fn inspect(&self, raw: &[u8]) -> Result<Inspected, ChainError> {
@@ -319,7 +333,7 @@ fn statuses(
     let watch = stream::unfold((client, subscription), |(client, mut subscription)| async {
         // An error is the end of the watch, not of the transaction.
         let status = subscription.next().await?.ok()?;
-        Some((translate(status), (client, subscription)))
+        Some((Report::from(translate(status)), (client, subscription)))
     });
     watch.boxed()
 }
@@ -347,10 +361,10 @@ fn outcome_of(error: &UserError) -> Outcome {
         1010 if detail.contains("ancient birth block") => Outcome::Expired,
         1010 | 1015 | 1017 | 1018 => Outcome::Refused(text),
         1013 => Outcome::AlreadyKnown,
-        1014 => Outcome::Underpriced,
+        1014 => Outcome::Underpriced(Shortfall::Outbid, text),
         1011 | 1016 => Outcome::Busy(text),
         // A transaction that is banned was in the pool before; all else is the node's own trouble.
-        _ => Outcome::Unreachable(text),
+        _ => Outcome::Uncertain(text),
     }
 }
 

@@ -22,6 +22,8 @@ pub(super) struct Content {
     pub(super) handle: watch::Sender<HandleState>,
     /// The attempt being stored, with its bytes: what is not stored is never sent.
     pub(super) storing: Option<(Attempt, Bytes)>,
+    /// What the node last said and was logged.
+    pub(super) said: Option<String>,
 }
 
 impl Content {
@@ -30,15 +32,15 @@ impl Content {
         let status = TransactionStatus::Future;
         let (hash, note) = (Hash::default(), Note::default());
         let state = HandleState { hash, status, noop: false, note };
-        let handle = watch::Sender::new(state);
         Content {
             request_id,
             call,
             raw: Bytes::new(),
             block,
             deadline: None,
-            handle,
+            handle: watch::Sender::new(state),
             storing: None,
+            said: None,
         }
     }
 
@@ -55,13 +57,10 @@ impl Content {
             None => watch::Sender::new(state),
         };
         Content {
-            request_id: row.request_id,
-            call: row.call,
             raw: row.raw.unwrap_or_default(),
-            block: row.built_at_block,
             deadline,
             handle,
-            storing: None,
+            ..Content::new(row.request_id, row.call, row.built_at_block)
         }
     }
 

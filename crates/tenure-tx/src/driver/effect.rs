@@ -9,7 +9,7 @@ use super::content::Content;
 use super::pending::Stage;
 use super::{Answer, Driver};
 use crate::account::{SignError, Signed, Unsigned};
-use crate::chain::{Outcome, Submission};
+use crate::chain::{Located, Outcome, Sought, Submission};
 use crate::engine::{Attempt, Effect, Input, Order};
 use crate::metrics;
 use crate::service::{HandleState, Payload, SendError};
@@ -22,6 +22,8 @@ const MAX_CLASHES: u8 = 3;
 
 impl Driver {
     pub(super) fn carry_out(&mut self, effects: Vec<Effect>) {
+        // Asked together: a thousand rows are a few requests to the node.
+        let mut sought = Vec::new();
         for effect in effects {
             match effect {
                 Effect::Build { nonce, attempt, tip, noop } => {
@@ -35,11 +37,17 @@ impl Driver {
                 Effect::Refuse { request, error } => self.refuse(&request, error.into()),
                 Effect::Free { nonce } => drop(self.contents.remove(&nonce)),
                 Effect::Submit { nonce, hash } => self.submit(nonce, hash),
-                Effect::Locate { nonce, hashes } => self.locate(nonce, hashes),
+                Effect::Locate { nonce, hashes: attempts } => {
+                    let since = self.contents.get(&nonce).map_or(0, |content| content.block);
+                    sought.push(Sought { nonce, attempts, since });
+                }
                 Effect::Record { nonce, hash, status, note } => {
                     self.record(nonce, hash, status, note);
                 }
             }
+        }
+        if !sought.is_empty() {
+            self.locate(sought);
         }
     }
 
@@ -111,6 +119,7 @@ impl Driver {
             noop: noop.is_some(),
             valid_until: signed.valid_until,
             order: noop,
+            bid: signed.bid,
         };
         let mut attempts = self.engine.attempts(nonce).to_vec();
         content.storing = Some((attempt.clone(), signed.raw.clone()));
@@ -179,9 +188,9 @@ impl Driver {
         let Some(content) = self.contents.get_mut(&nonce) else { return };
         let Some((attempt, raw)) = content.storing.take() else { return };
         content.raw = raw;
-        content.handle.send_modify(|state| {
-            (state.hash, state.noop) = (attempt.hash, attempt.noop);
-        });
+        // As the row says: the new form has been nowhere yet.
+        let (hash, status, noop) = (attempt.hash, TransactionStatus::Future, attempt.noop);
+        content.handle.send_replace(HandleState { hash, status, noop, note: Note::default() });
         if let Some(pending) = self.pending.remove(&content.request_id) {
             metrics::count(metrics::ACCEPTED);
             pending.answer(Ok(content.handle(nonce)));
@@ -240,7 +249,7 @@ impl Driver {
                 Ok(act) if act.epoch() == epoch => act,
                 Ok(_) => return,
                 Err(refused) => {
-                    let outcome = Outcome::Busy(refused.to_string());
+                    let outcome = Outcome::NotSent(refused.to_string());
                     let _ = answers.send((generation, Answer::Submitted { nonce, hash, outcome }));
                     return;
                 }
@@ -255,8 +264,8 @@ impl Driver {
             metrics::count_by(metrics::SUBMISSIONS, "outcome", outcome_name(&outcome));
             let _ = answers.send((generation, Answer::Submitted { nonce, hash, outcome }));
             let Some(mut watch) = watch else { return };
-            while let Some(status) = watch.next().await {
-                let answer = Answer::Status { nonce, hash, status };
+            while let Some(report) = watch.next().await {
+                let answer = Answer::Status { nonce, hash, report };
                 if answers.send((generation, answer)).is_err() {
                     return;
                 }
@@ -265,14 +274,16 @@ impl Driver {
         });
     }
 
-    fn locate(&mut self, nonce: u64, hashes: Vec<Hash>) {
-        let since = self.contents.get(&nonce).map_or(0, |content| content.block);
+    fn locate(&mut self, sought: Vec<Sought>) {
         let (chain, account) = (Arc::clone(&self.chain), self.signer.account().clone());
         let permits = Arc::clone(&self.permits);
         self.spawn(async move |answers, generation| {
             let Ok(_permit) = permits.acquire_owned().await else { return };
-            let located = chain.locate(&account, nonce, &hashes, since).await;
-            let _ = answers.send((generation, Answer::Located { nonce, located }));
+            let located = chain.locate(&account, &sought).await;
+            // A chain that answers less than it was asked has not answered the rest.
+            let located = located.into_iter().chain(std::iter::repeat(Located::Unknown));
+            let all = sought.iter().map(|one| one.nonce).zip(located).collect();
+            let _ = answers.send((generation, Answer::Located(all)));
         });
     }
 
@@ -297,15 +308,17 @@ impl Driver {
     }
 }
 
-fn outcome_name(outcome: &Outcome) -> &'static str {
+pub(super) fn outcome_name(outcome: &Outcome) -> &'static str {
     match outcome {
         Outcome::Pooled => "pooled",
         Outcome::AlreadyKnown => "already_known",
         Outcome::Outdated => "outdated",
-        Outcome::Underpriced => "underpriced",
+        Outcome::Underpriced(..) => "underpriced",
         Outcome::Expired => "expired",
+        Outcome::Unfunded(_) => "unfunded",
         Outcome::Busy(_) => "busy",
+        Outcome::NotSent(_) => "not_sent",
         Outcome::Refused(_) => "refused",
-        Outcome::Unreachable(_) => "unreachable",
+        Outcome::Uncertain(_) => "uncertain",
     }
 }

@@ -250,7 +250,7 @@ impl Driver {
             let message = "these bytes do not tell their nonce; send the call instead";
             return Err(ChainError::Malformed(message.to_owned()).into());
         };
-        let signed = Signed { raw: raw.clone(), hash: seen.hash, valid_until: None };
+        let signed = Signed { raw: raw.clone(), hash: seen.hash, valid_until: None, bid: None };
         Ok((Some(nonce), seen.tip.unwrap_or(tip), Some(signed)))
     }
 }

@@ -11,7 +11,9 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::account::{AccountId, SignError, Signed, Signer, Unsigned};
-use crate::chain::{Chain, ChainError, Head, Inspected, Located, Outcome, Submission};
+use crate::chain::{
+    Chain, ChainError, ChainIdentity, Head, Inspected, Located, Outcome, Sought, Submission,
+};
 use crate::service::{Mode, SendRequest, ServiceOptions, TransactionService};
 use crate::status::Hash;
 
@@ -50,13 +52,17 @@ impl Chain for Silent {
         Ok(Head::default())
     }
 
-    async fn submit(&self, _: &AccountId, _: u64, _: Bytes) -> Submission {
-        self.submissions.send_modify(|count| *count += 1);
-        Submission::answer(Outcome::Unreachable("silent".to_owned()))
+    async fn identity(&self) -> Result<ChainIdentity, ChainError> {
+        Ok(ChainIdentity { id: None, genesis: Hash([7; 32]) })
     }
 
-    async fn locate(&self, _: &AccountId, _: u64, _: &[Hash], _: u64) -> Located {
-        Located::Free
+    async fn submit(&self, _: &AccountId, _: u64, _: Bytes) -> Submission {
+        self.submissions.send_modify(|count| *count += 1);
+        Submission::answer(Outcome::Uncertain("silent".to_owned()))
+    }
+
+    async fn locate(&self, _: &AccountId, sought: &[Sought]) -> Vec<Located> {
+        vec![Located::Free; sought.len()]
     }
 
     fn inspect(&self, _: &[u8]) -> Result<Inspected, ChainError> {
@@ -80,7 +86,7 @@ impl Signer for Plain {
 
     async fn sign(&self, unsigned: Unsigned<'_>) -> Result<Signed, SignError> {
         let call = unsigned.call.unwrap_or_default().to_vec();
-        Ok(Signed { raw: call.into(), hash: Hash([1; 32]), valid_until: None })
+        Ok(Signed { raw: call.into(), hash: Hash([1; 32]), valid_until: None, bid: None })
     }
 }
 

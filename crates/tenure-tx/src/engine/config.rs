@@ -17,17 +17,29 @@ pub struct EngineConfig {
     pub retry: Duration,
     /// Longest pause between resubmissions. Default 30 s; at least `retry`.
     pub retry_max: Duration,
-    /// How often one nonce may be replaced by a higher tip. Default 10.
+    /// How often one nonce may be replaced by a higher tip although it offers as much as the chain
+    /// asks. Default 10. A base fee that outgrew the offer is followed however often it does, up to
+    /// the caps.
     pub max_replacements: u32,
+    /// The least time between two replacements of one nonce; a new block must have come as well.
+    /// Default 10 s.
+    pub replace_every: Duration,
     /// How much each replacement adds to the tip, in percent. Default 25 (most pools ask for 10).
     pub tip_bump_percent: u32,
     /// The least a replacement adds, so that a tip of zero grows. Default 1; at least 1.
     pub min_tip_bump: u128,
     /// The most it may ever tip. Default: no bound but `max_replacements`.
     pub max_tip: u128,
-    /// How often a refused transaction is signed anew before its request is given up. Default 3; at
-    /// least 1.
+    /// The tip of a no-op that fills a gap, if the chain's recent blocks were not tipped more. Default
+    /// 0; the service sets it to the tip of a first attempt.
+    pub filler_tip: u128,
+    /// How often a transaction that no node can have is signed anew after a refusal, before its
+    /// request is given up. Default 3; at least 1.
     pub max_refusals: u32,
+    /// How many blocks must come, all attempts missing, before a used nonce counts as used by another
+    /// program's transaction that was not found either. Default 12. Too few and a node that answers
+    /// late about its past makes an executed request look usurped.
+    pub missing_blocks: u64,
     /// How many transactions may be open before a new one is refused. Default 50,000; at least 1.
     pub max_open: usize,
 }
@@ -40,10 +52,13 @@ impl Default for EngineConfig {
             retry: Duration::from_millis(500),
             retry_max: Duration::from_secs(30),
             max_replacements: 10,
+            replace_every: Duration::from_secs(10),
             tip_bump_percent: 25,
             min_tip_bump: 1,
             max_tip: u128::MAX,
+            filler_tip: 0,
             max_refusals: 3,
+            missing_blocks: 12,
             max_open: 50_000,
         }
     }

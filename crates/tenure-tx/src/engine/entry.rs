@@ -1,9 +1,11 @@
 //! One nonce of the account, from reservation to its end.
 
+use std::time::Duration;
+
 use tenure_core::clock::Tick;
 
 use super::{Attempt, Effect, EngineConfig, OpenTransaction, Order, Request};
-use crate::chain::Head;
+use crate::chain::{Head, Receipt};
 use crate::status::{End, EndKind, Hash, Note, State, TransactionStatus};
 
 /// What an entry waits for.
@@ -21,6 +23,24 @@ pub(super) enum Phase {
     Locating,
 }
 
+/// What keeps an entry from the pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Hold {
+    /// The node's last answer says nothing for certain.
+    Uncertain,
+    /// The account cannot pay.
+    Unfunded,
+}
+
+/// How long a nonce has been used by a transaction that is not found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Missing {
+    /// The best block when it was first so.
+    since: u64,
+    /// How many answers in a row said so.
+    answers: u32,
+}
+
 #[derive(Debug)]
 pub(super) struct Entry {
     /// The request's id; `None` for a no-op that fills a gap.
@@ -29,23 +49,26 @@ pub(super) struct Entry {
     pub(super) attempts: Vec<Attempt>,
     pub(super) status: TransactionStatus,
     pub(super) phase: Phase,
-    /// A no-op takes the request's place, by this order.
+    /// A no-op takes the request's place, by this order. Nothing else permits one.
     pub(super) noop: Option<Order>,
     /// Its content can be signed anew.
     pub(super) resignable: bool,
     /// When the request is given up.
-    #[expect(dead_code, reason = "nothing looks at it yet")]
     pub(super) deadline: Option<Tick>,
     /// Some node may hold some form of it. Once true, true for good.
     pub(super) may_live: bool,
-    /// The current bytes were refused: sign anew before sending again.
+    /// The current bytes will not be taken as they are: sign anew before sending again.
     pub(super) stale: bool,
+    pub(super) hold: Option<Hold>,
     /// Consecutive waits, for the back-off.
     pub(super) tries: u32,
     pub(super) refusals: u32,
     pub(super) replacements: u32,
-    /// How often in a row the chain answered that the nonce is used and by none of ours.
-    pub(super) missing: u32,
+    /// When it was last replaced, and the best block then.
+    replaced: Option<(Tick, u64)>,
+    pub(super) missing: Option<Missing>,
+    /// What the status and the note were when they were last recorded.
+    note: Note,
     /// The tip of the next build.
     tip: u128,
     /// Last progress.
@@ -56,11 +79,11 @@ impl Entry {
     /// Of a caller's request.
     pub(super) fn requested(request: Request) -> Self {
         let Request { id, tip, resignable, deadline, nonce: _ } = request;
-        Entry { request: Some(id), tip, resignable, deadline, noop: None, ..Self::filler() }
+        Entry { request: Some(id), resignable, deadline, noop: None, ..Self::filler(tip) }
     }
 
     /// A no-op at a nonce that nothing uses.
-    pub(super) fn filler() -> Self {
+    pub(super) fn filler(tip: u128) -> Self {
         Entry {
             request: None,
             attempts: Vec::new(),
@@ -71,11 +94,14 @@ impl Entry {
             resignable: true,
             may_live: false,
             stale: false,
+            hold: None,
             tries: 0,
             refusals: 0,
             replacements: 0,
-            missing: 0,
-            tip: 0,
+            replaced: None,
+            missing: None,
+            note: Note::default(),
+            tip,
             since: Tick::ZERO,
         }
     }
@@ -83,22 +109,19 @@ impl Entry {
     /// Of a row: the leader that wrote it may have sent it.
     pub(super) fn recovered(row: OpenTransaction, now: Tick) -> Self {
         let last = row.attempts.last();
+        let tip = last.map_or(0, |a| a.tip);
         Entry {
             request: Some(row.request),
             noop: last.filter(|a| a.noop).map(|a| a.order.unwrap_or(Order::Drop)),
             deadline: row.deadline,
-            tip: last.map_or(0, |a| a.tip),
             replacements: u32::try_from(row.attempts.len().saturating_sub(1)).unwrap_or(u32::MAX),
             attempts: row.attempts,
             status: row.status,
             phase: Phase::Waiting { until: now },
             resignable: row.resignable,
             may_live: true,
-            stale: false,
-            tries: 0,
-            refusals: 0,
-            missing: 0,
             since: now,
+            ..Self::filler(tip)
         }
     }
 
@@ -111,24 +134,17 @@ impl Entry {
     }
 
     /// How it ended, given the status that ends it and the form this is about.
-    pub(super) fn end(&self, hash: Hash, status: &TransactionStatus) -> End {
-        let form = self.attempts.iter().find(|a| a.hash == hash);
+    pub(super) fn end(
+        &self,
+        hash: Hash,
+        status: &TransactionStatus,
+        receipt: Option<Receipt>,
+    ) -> End {
+        let receipt = receipt.unwrap_or_default();
         let end = match status {
-            TransactionStatus::Finalized(_) => match form.filter(|a| a.noop).map(|a| a.order) {
-                None => End::new(EndKind::Executed),
-                Some(Some(Order::Deadline)) => {
-                    End::new(EndKind::Expired).because("its deadline passed")
-                }
-                Some(Some(Order::Gap)) => {
-                    End::new(EndKind::Replaced).because("nothing used the nonce")
-                }
-                Some(Some(Order::Drop) | None) => {
-                    End::new(EndKind::Replaced).because("dropped by order")
-                }
-            },
+            TransactionStatus::Finalized(_) => self.end_in_block(hash, &receipt),
             TransactionStatus::Invalid(reason) => {
-                let end = End::new(EndKind::Refused);
-                End { reason: reason.clone(), ..end }
+                End { reason: reason.clone(), ..End::new(self.end_unsent()) }
             }
             // Only these three end a duty; what another transaction did is all that is left.
             TransactionStatus::Future
@@ -138,7 +154,8 @@ impl Entry {
             | TransactionStatus::Retracted(_)
             | TransactionStatus::FinalityTimeout(_)
             | TransactionStatus::Dropped
-            | TransactionStatus::Usurped(_) => End::new(EndKind::Usurped),
+            | TransactionStatus::Usurped(_) => End::new(EndKind::Usurped)
+                .because("a transaction of another program used its nonce"),
         };
         let hash = match status {
             TransactionStatus::Usurped(by) => *by,
@@ -152,7 +169,38 @@ impl Entry {
             | TransactionStatus::Dropped
             | TransactionStatus::Invalid(_) => None,
         };
-        End { hash, block: status.block(), ..end }
+        let (block, block_number) = (status.block(), receipt.number);
+        End { hash, block, block_number, fee: receipt.fee, ..end }
+    }
+
+    /// Of a form in a final block: the form decides, whatever was ordered since.
+    fn end_in_block(&self, hash: Hash, receipt: &Receipt) -> End {
+        let form = self.attempts.iter().find(|a| a.hash == hash);
+        match form.filter(|a| a.noop).map(|a| a.order) {
+            None if receipt.success == Some(false) => {
+                let end = End::new(EndKind::Reverted);
+                End { reason: receipt.reason.clone(), ..end }
+            }
+            None if receipt.success.is_none() => End::new(EndKind::Executed)
+                .because("the node does not say whether the call succeeded"),
+            None => End::new(EndKind::Executed),
+            Some(Some(Order::Deadline)) => {
+                End::new(EndKind::Expired).because("its deadline passed; a no-op has its nonce")
+            }
+            Some(Some(Order::Gap)) => End::new(EndKind::Replaced).because("nothing used the nonce"),
+            Some(Some(Order::Drop) | None) => {
+                End::new(EndKind::Replaced).because("dropped by order; a no-op has its nonce")
+            }
+        }
+    }
+
+    /// Of one that no node ever had.
+    fn end_unsent(&self) -> EndKind {
+        match self.noop {
+            Some(Order::Deadline) => EndKind::Expired,
+            Some(Order::Drop) => EndKind::Replaced,
+            Some(Order::Gap) | None => EndKind::Refused,
+        }
     }
 
     pub(super) fn built(&mut self, nonce: u64, attempt: Attempt, now: Tick, out: &mut Vec<Effect>) {
@@ -165,13 +213,13 @@ impl Entry {
         self.attempts.retain(|known| known.hash != attempt.hash);
         self.attempts.push(attempt);
         self.status = TransactionStatus::Future;
+        self.note = Note::default();
         self.since = now;
         self.stale = false;
         if self.noop.is_some() && !is_noop {
-            // Cancelled while it was being stored: it never left, and must not.
-            let tip = self.tip;
+            // Given up while it was being stored: it never left, and must not.
             self.phase = Phase::Waiting { until: now };
-            self.rebuild(nonce, tip, out);
+            self.rebuild(nonce, self.tip, out);
         } else {
             self.submit(nonce, out);
         }
@@ -208,19 +256,39 @@ impl Entry {
         self.tip.saturating_add(step.max(config.min_tip_bump)).min(config.max_tip)
     }
 
+    /// No node has it, because it tips too little: the next build tips enough.
+    pub(super) fn raise(&mut self, needed: Option<u128>, config: &EngineConfig) {
+        self.tip = self.bumped(config).max(needed.unwrap_or(0)).min(config.max_tip);
+        self.stale = true;
+    }
+
+    /// Whether the chain asks for more than the current form offers in all.
+    fn is_outgrown(&self, head: &Head) -> bool {
+        self.attempts.last().and_then(|a| a.bid).is_some_and(|bid| bid < head.base_fee)
+    }
+
     /// Replaces the current attempt by one with a higher tip, if the bounds allow it.
     pub(super) fn replace(
         &mut self,
         nonce: u64,
+        head: &Head,
+        now: Tick,
         config: &EngineConfig,
         out: &mut Vec<Effect>,
     ) -> bool {
         let tip = self.bumped(config);
-        let allowed = (self.resignable || self.noop.is_some())
-            && self.replacements < config.max_replacements
-            && tip > self.tip;
+        // At most one for each block and for each pause, or a full pool, a foreign transaction or a
+        // rising fee would be paid for many times within one block.
+        let rested = self
+            .replaced
+            .is_none_or(|(at, block)| now >= at + config.replace_every && head.best.number > block);
+        let few = self.replacements < config.max_replacements
+            || self.noop.is_some()
+            || self.is_outgrown(head);
+        let allowed = (self.resignable || self.noop.is_some()) && few && rested && tip > self.tip;
         if allowed {
-            self.replacements += 1;
+            self.replacements = self.replacements.saturating_add(1);
+            self.replaced = Some((now, head.best.number));
             self.rebuild(nonce, tip, out);
         }
         allowed
@@ -243,21 +311,86 @@ impl Entry {
         self.phase = Phase::Waiting { until: now + pause };
     }
 
-    /// Notes a status that is not an end; the same one is recorded once.
+    /// Waits for the chain, not for a time: a new head examines it.
+    pub(super) fn rest(&mut self, now: Tick, pause: Duration) {
+        self.tries = 0;
+        self.phase = Phase::Waiting { until: now + pause };
+    }
+
+    /// Notes the node's last answer beside the status.
+    pub(super) fn answered(
+        &mut self,
+        nonce: u64,
+        answer: Option<&str>,
+        now: Tick,
+        out: &mut Vec<Effect>,
+    ) {
+        if let Some(hash) = self.current() {
+            let note = Note { answer: answer.map(str::to_owned), ..self.note.clone() };
+            self.put(nonce, hash, self.status.clone(), note, now, out);
+        }
+    }
+
+    /// Notes a status that is not an end, of any form; the same one is recorded once.
     pub(super) fn record(
         &mut self,
         nonce: u64,
-        hash: Hash,
+        form: Hash,
         status: TransactionStatus,
         now: Tick,
         out: &mut Vec<Effect>,
     ) {
-        if self.status == status {
+        if let Some(hash) = self.current() {
+            let note = Note { form: Some(form).filter(|form| *form != hash), ..Note::default() };
+            self.put(nonce, hash, status, note, now, out);
+        }
+    }
+
+    fn put(
+        &mut self,
+        nonce: u64,
+        hash: Hash,
+        status: TransactionStatus,
+        note: Note,
+        now: Tick,
+        out: &mut Vec<Effect>,
+    ) {
+        if self.status == status && self.note == note {
             return;
         }
-        self.since = now;
-        self.status = status.clone();
-        out.push(Effect::Record { nonce, hash, status, note: Note::default() });
+        if self.status != status {
+            self.since = now;
+        }
+        (self.status, self.note) = (status.clone(), note.clone());
+        out.push(Effect::Record { nonce, hash, status, note });
+    }
+
+    /// The older form that the status is about, if it is not about the current one.
+    pub(super) fn form(&self) -> Option<Hash> {
+        self.note.form
+    }
+
+    /// Another answer that none of the attempts is found. Blocks are counted, not answers alone: a
+    /// node that is slow to index its past answers quickly.
+    pub(super) fn is_gone(&mut self, head: &Head, config: &EngineConfig) -> bool {
+        let first = Missing { since: head.best.number, answers: 0 };
+        let Missing { since, answers } = self.missing.unwrap_or(first);
+        let missing = Missing { since, answers: answers.saturating_add(1) };
+        self.missing = Some(missing);
+        missing.answers >= 3 && head.best.number >= since.saturating_add(config.missing_blocks)
+    }
+
+    /// Whether another transaction was found in its place, three times in a row.
+    pub(super) fn is_usurped(&mut self) -> bool {
+        let answers = self.missing.map_or(0, |missing| missing.answers).saturating_add(1);
+        let since = self.missing.map_or(0, |missing| missing.since);
+        self.missing = Some(Missing { since, answers });
+        answers >= 3
+    }
+
+    /// Whether no node can have any form of it, and none is being asked to.
+    pub(super) fn is_unsent(&self) -> bool {
+        !self.may_live && matches!(self.phase, Phase::Waiting { .. }) && !self.attempts.is_empty()
     }
 
     /// Decides what a waiting entry needs: a location if its nonce is used, else a submission.
@@ -283,9 +416,11 @@ impl Entry {
             // A passed nonce need not wait for its time: but once per step, and not against an
             // answer that was just given (the back-off of a location).
             Phase::Waiting { .. } => {
-                let passed = nonce < head.best_nonce && self.status.state() != State::InBlock;
+                let in_block = self.status.state() == State::InBlock;
+                let passed = nonce < head.best_nonce && !in_block;
                 let settled = nonce < head.finalized_nonce;
-                if (passed || settled) && self.missing == 0 {
+                let retracted = nonce >= head.best_nonce && in_block;
+                if (passed || settled || retracted) && self.missing.is_none() {
                     self.locate(nonce, out);
                 }
             }
@@ -307,6 +442,12 @@ impl Entry {
         nonce >= head.best_nonce && until.is_some_and(|until| until < head.finalized.number)
     }
 
+    /// Whether its deadline has passed and nothing is in a block: then it is to be given up.
+    pub(super) fn is_overdue(&self, nonce: u64, head: &Head, now: Tick) -> bool {
+        let in_block = self.status.state() == State::InBlock || nonce < head.best_nonce;
+        self.noop.is_none() && !in_block && self.deadline.is_some_and(|deadline| deadline <= now)
+    }
+
     pub(super) fn on_time(
         &mut self,
         nonce: u64,
@@ -324,9 +465,12 @@ impl Entry {
                 }
                 match self.status.state() {
                     State::Future | State::Ready | State::Broadcast | State::Retracted => {
-                        self.since = now;
-                        if !self.replace(nonce, config, out) {
-                            self.submit(nonce, out);
+                        // What waits for a time has been answered: only what a pool has is stuck.
+                        if self.phase == Phase::Watching || self.hold.is_none() {
+                            self.since = now;
+                            if !self.replace(nonce, head, now, config, out) {
+                                self.submit(nonce, out);
+                            }
                         }
                     }
                     // The head says that it is not, or no longer, in a block.

@@ -3,7 +3,7 @@
 use tenure_core::clock::Tick;
 
 use super::NonceError;
-use crate::chain::{Head, Located, Outcome};
+use crate::chain::{Head, Located, Outcome, Report};
 use crate::status::{Hash, Note, TransactionStatus};
 
 /// What happens to the engine.
@@ -30,7 +30,7 @@ pub enum Input {
     /// The node answered a submission, or did not.
     Submitted { nonce: u64, hash: Hash, outcome: Outcome },
     /// A watch reports.
-    Status { nonce: u64, hash: Hash, status: TransactionStatus },
+    Status { nonce: u64, hash: Hash, report: Report },
     /// A watch ended without an ended status.
     WatchClosed { nonce: u64, hash: Hash },
     /// The chain was asked where a nonce's attempts are.
@@ -115,6 +115,31 @@ pub struct Attempt {
     /// Of a no-op: what permitted it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub order: Option<Order>,
+    /// The most it pays for each unit of work, tip and the chain's own fee together.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "bid_text")]
+    pub bid: Option<u128>,
+}
+
+/// As `tip_text`, for a number that may be absent.
+mod bid_text {
+    use serde::Deserialize as _;
+
+    pub(super) fn serialize<S: serde::Serializer>(
+        bid: &Option<u128>,
+        s: S,
+    ) -> Result<S::Ok, S::Error> {
+        match bid {
+            Some(bid) => s.collect_str(bid),
+            None => s.serialize_none(),
+        }
+    }
+
+    pub(super) fn deserialize<'de, D: serde::Deserializer<'de>>(
+        d: D,
+    ) -> Result<Option<u128>, D::Error> {
+        let text = Option::<String>::deserialize(d)?;
+        text.map(|text| text.parse().map_err(serde::de::Error::custom)).transpose()
+    }
 }
 
 /// JSON numbers lose tips above 2^53: they travel as text.

@@ -135,9 +135,11 @@ impl Leading {
     }
 
     /// Puts a no-op at a free nonce.
-    pub(super) fn fill(&mut self, nonce: u64, out: &mut Vec<Effect>) {
+    pub(super) fn fill(&mut self, nonce: u64, tip: u128, out: &mut Vec<Effect>) {
         self.gaps.remove(&nonce);
-        self.insert(nonce, Entry::filler());
-        out.push(Effect::Build { nonce, attempt: 1, tip: 0, noop: Some(Order::Gap) });
+        // What recent blocks were tipped: a pool takes no less.
+        let tip = tip.max(self.head.tip);
+        self.insert(nonce, Entry::filler(tip));
+        out.push(Effect::Build { nonce, attempt: 1, tip, noop: Some(Order::Gap) });
     }
 }

@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::*;
+use crate::chain::Block;
+use crate::status::{End, EndKind};
 
 fn hash(tag: u8) -> Hash {
     Hash([tag; 32])
@@ -66,7 +68,7 @@ fn answer(engine: &mut Engine, tag: u8, outcome: Outcome) -> Vec<Effect> {
 }
 
 fn report(engine: &mut Engine, tag: u8, status: TransactionStatus) -> Vec<Effect> {
-    engine.handle(T0, Input::Status { nonce: 0, hash: hash(tag), status })
+    engine.handle(T0, Input::Status { nonce: 0, hash: hash(tag), report: status.into() })
 }
 
 fn noted_as(status: TransactionStatus) -> Effect {
@@ -77,6 +79,16 @@ fn assert_ended(effects: &[Effect], wanted: &TransactionStatus) {
     let [Effect::Record { nonce: 0, status, note, .. }] = effects else { panic!("{effects:?}") };
     assert_eq!(status, wanted);
     assert!(note.end.is_some(), "{effects:?}");
+}
+
+fn at(seconds: u64) -> Tick {
+    T0 + Duration::from_secs(seconds)
+}
+
+/// A head at which nonce 0 is not used yet.
+fn block(number: u64) -> Head {
+    let best = Block { number, ..Block::default() };
+    Head { best, ..head(0, 0, 1) }
 }
 
 fn later(engine: &mut Engine, seconds: u64) -> Vec<Effect> {
@@ -239,6 +251,7 @@ fn only_the_lowest_unmined_nonce_is_replaced_and_only_so_often() {
     let mut now = 0;
     for round in 0..EngineConfig::default().max_replacements {
         now += 61;
+        assert!(engine.handle(at(now), Input::Head(block(round.into()))).is_empty());
         let effects = later(&mut engine, now);
         let [Effect::Build { nonce: 0, tip: bumped, noop: None, .. }] = effects[..] else {
             panic!("expected one replacement of nonce 0, got {effects:?}");
@@ -246,23 +259,60 @@ fn only_the_lowest_unmined_nonce_is_replaced_and_only_so_often() {
         assert!(bumped >= tip + tip / 10, "a pool wants at least a tenth more");
         tip = bumped;
         let tag = 100 + u8::try_from(round).expect("few rounds");
-        let at = T0 + Duration::from_secs(now);
-        engine.handle(at, Input::Built { nonce: 0, attempt: attempt(tag, tip) });
+        engine.handle(at(now), Input::Built { nonce: 0, attempt: attempt(tag, tip) });
         let outcome = Outcome::Pooled;
-        engine.handle(at, Input::Submitted { nonce: 0, hash: hash(tag), outcome });
+        engine.handle(at(now), Input::Submitted { nonce: 0, hash: hash(tag), outcome });
     }
     let effects = later(&mut engine, now + 61);
     assert!(matches!(effects[..], [Effect::Submit { nonce: 0, .. }]), "bounded: {effects:?}");
 }
 
 #[test]
-fn a_status_of_an_older_attempt_is_ignored_unless_it_finalised() {
+fn a_replacement_waits_for_a_block_and_for_its_pause() {
+    let mut engine = watching();
+    let outbid = || Outcome::Underpriced(Shortfall::Outbid, "underpriced".to_owned());
+    assert!(matches!(later(&mut engine, 61)[..], [Effect::Build { tip: 125, .. }]));
+    engine.handle(at(61), Input::Built { nonce: 0, attempt: attempt(2, 125) });
+    let submitted = |tag| Input::Submitted { nonce: 0, hash: hash(tag), outcome: outbid() };
+    let is_build = |effects: &[Effect]| effects.iter().any(|e| matches!(e, Effect::Build { .. }));
+    assert!(!is_build(&engine.handle(at(62), submitted(2))), "a second one within a second");
+    let effects = engine.handle(at(80), Input::TimePassed);
+    assert!(matches!(effects[..], [Effect::Submit { .. }]), "{effects:?}");
+    assert!(!is_build(&engine.handle(at(80), submitted(2))), "no block has come");
+    engine.handle(at(90), Input::Head(block(1)));
+    engine.handle(at(110), Input::TimePassed);
+    assert!(is_build(&engine.handle(at(110), submitted(2))), "a block and a pause later");
+}
+
+#[test]
+fn a_base_fee_that_outgrew_the_bid_is_followed_however_often() {
+    let mut engine = watching();
+    let mut now = 0;
+    for round in 1..=30u8 {
+        now += 61;
+        let base_fee = 100 * u128::from(round) + 1;
+        engine.handle(at(now), Input::Head(Head { base_fee, ..block(round.into()) }));
+        let effects = later(&mut engine, now);
+        let [Effect::Build { tip, .. }] = effects[..] else { panic!("{round}: {effects:?}") };
+        let bid = Some(base_fee + 99);
+        let attempt = Attempt { bid, ..attempt(100 + round, tip) };
+        engine.handle(at(now), Input::Built { nonce: 0, attempt });
+        let outcome = Outcome::Pooled;
+        engine.handle(at(now), Input::Submitted { nonce: 0, hash: hash(100 + round), outcome });
+    }
+}
+
+#[test]
+fn any_form_in_a_block_is_told_and_one_that_finalised_wins() {
     let mut engine = watching();
     let effects = later(&mut engine, 61);
     assert!(matches!(effects[..], [Effect::Build { nonce: 0, .. }]));
     engine.handle(T0, Input::Built { nonce: 0, attempt: attempt(2, 125) });
     assert!(report(&mut engine, 1, TransactionStatus::Usurped(Some(hash(2)))).is_empty());
-    assert!(report(&mut engine, 1, TransactionStatus::InBlock(hash(50))).is_empty());
+    let status = TransactionStatus::InBlock(hash(50));
+    let note = Note { form: Some(hash(1)), ..Note::default() };
+    let told = Effect::Record { nonce: 0, hash: hash(2), status: status.clone(), note };
+    assert_eq!(report(&mut engine, 1, status), [told], "the older form is in a block");
     assert!(report(&mut engine, 9, TransactionStatus::Finalized(hash(50))).is_empty(), "foreign");
     let status = TransactionStatus::Finalized(hash(50));
     let ended = report(&mut engine, 1, status.clone());
@@ -270,51 +320,259 @@ fn a_status_of_an_older_attempt_is_ignored_unless_it_finalised() {
 }
 
 #[test]
-fn usurped_is_believed_only_after_the_chain_said_it_three_times() {
+fn usurped_is_told_only_when_finality_says_it() {
+    // The pool lost it and the nonce is used: nothing is claimed, the chain is asked.
+    let mut engine = watching();
+    let effects = report(&mut engine, 1, TransactionStatus::Usurped(None));
+    assert_eq!(effects, [Effect::Locate { nonce: 0, hashes: vec![hash(1)] }]);
+    // Missing answers alone do not end it, however many: blocks must come.
+    let mut used = head(1, 1, 1);
+    used.best.number = 100;
+    for second in 0..20 {
+        let now = second * 60;
+        let located = Located::Missing;
+        let effects = engine.handle(at(now), Input::Located { nonce: 0, located });
+        assert!(effects.is_empty(), "{effects:?}");
+        engine.handle(at(now), Input::Head(used));
+        later(&mut engine, now + 40);
+    }
+    used.best.number = 112;
+    engine.handle(at(2_000), Input::Head(used));
+    let ended = engine.handle(at(2_000), Input::Located { nonce: 0, located: Located::Missing });
+    assert_ended(&ended, &TransactionStatus::Usurped(None));
+}
+
+#[test]
+fn a_usurper_that_was_read_in_a_final_block_is_believed_at_its_third_sight() {
     let mut engine = watching();
     report(&mut engine, 1, TransactionStatus::Usurped(Some(hash(9))));
     let effects = engine.handle(T0, Input::Head(head(1, 1, 1)));
     assert!(matches!(effects[..], [Effect::Locate { nonce: 0, .. }]));
     let mut ended = vec![];
     for second in 0..3 {
-        let at = T0 + Duration::from_secs(second * 60);
-        ended = engine.handle(at, Input::Located { nonce: 0, located: Located::Consumed });
+        let located = Located::Usurped { by: Some(hash(9)) };
+        ended = engine.handle(at(second * 60), Input::Located { nonce: 0, located });
         later(&mut engine, second * 60 + 40);
     }
-    let status = TransactionStatus::Usurped(None);
-    assert_ended(&ended, &status);
+    assert_ended(&ended, &TransactionStatus::Usurped(Some(hash(9))));
 }
 
-#[test]
-fn a_refused_transaction_ends_and_frees_its_nonce_only_if_no_node_ever_took_it() {
-    let refuse = || Outcome::Refused("no funds".to_owned());
+/// A request that a node refused on its merits, as it stands before its third refusal.
+fn refused(times: u8) -> (Engine, Vec<Effect>) {
     let (mut engine, _) = leading(vec![], head(0, 0, 0));
     request(&mut engine, None, 0, true).expect("leads");
     let mut effects = engine.handle(T0, Input::Built { nonce: 0, attempt: attempt(1, 0) });
-    for tag in 1..=3 {
+    for tag in 1..=times {
         assert!(matches!(effects[..], [Effect::Submit { .. }]), "{effects:?}");
-        effects = answer(&mut engine, tag, refuse());
-        if tag < 3 {
+        effects = answer(&mut engine, tag, Outcome::Refused("bad gas".to_owned()));
+        if tag < times {
             let rebuilt = later(&mut engine, 60);
             assert!(matches!(rebuilt[..], [Effect::Build { noop: None, .. }]), "{rebuilt:?}");
             let attempt = attempt(tag + 1, 0);
             effects = engine.handle(T0, Input::Built { nonce: 0, attempt });
         }
     }
-    assert_ended(&effects, &TransactionStatus::Invalid(Some("no funds".to_owned())));
-    assert_eq!(request(&mut engine, None, 0, true), Ok(0));
+    (engine, effects)
+}
 
-    // Signed by the caller, and once perhaps taken: a no-op must settle the nonce.
+fn end_of(effects: &[Effect]) -> End {
+    let Some(Effect::Record { note, .. }) = effects.last() else { panic!("{effects:?}") };
+    *note.end.clone().expect("an end")
+}
+
+#[test]
+fn a_refused_transaction_ends_with_its_reason_and_frees_its_nonce_if_no_node_can_have_it() {
+    let (mut engine, effects) = refused(3);
+    let end = end_of(&effects);
+    assert_eq!((end.kind, end.reason.as_deref()), (EndKind::Refused, Some("bad gas")));
+    assert_eq!(request(&mut engine, None, 0, true), Ok(0));
+}
+
+#[test]
+fn bytes_that_a_node_may_have_are_never_given_up_without_an_order() {
+    for resignable in [true, false] {
+        let (mut engine, _) = leading(vec![], head(0, 0, 0));
+        request(&mut engine, Some(0), 0, resignable).expect("leads");
+        engine.handle(T0, Input::Built { nonce: 0, attempt: attempt(1, 0) });
+        let effects = answer(&mut engine, 1, Outcome::Uncertain("timed out".to_owned()));
+        let [Effect::Record { note, .. }] = &effects[..] else { panic!("{effects:?}") };
+        assert_eq!(note.answer.as_deref(), Some("timed out"), "the row has the last answer");
+        assert_eq!(engine.holds().uncertain, 1);
+        let mut tag = 1;
+        for round in 1..50 {
+            for effect in later(&mut engine, round * 60) {
+                match effect {
+                    Effect::Build { noop, tip, .. } => {
+                        assert_eq!(noop, None, "a no-op without an order");
+                        tag += 1;
+                        let attempt = attempt(tag, tip);
+                        engine.handle(at(round * 60), Input::Built { nonce: 0, attempt });
+                    }
+                    Effect::Submit { .. } | Effect::Record { .. } => {}
+                    other => panic!("{other:?}"),
+                }
+            }
+            let outcome = Outcome::Refused("so it goes".to_owned());
+            let submitted = Input::Submitted { nonce: 0, hash: hash(tag), outcome };
+            for effect in engine.handle(at(round * 60), submitted) {
+                assert!(matches!(&effect, Effect::Record { note, .. } if note.end.is_none()));
+            }
+        }
+        assert_eq!(engine.open(), 1);
+        // The order permits it.
+        let effects = engine.cancel(0).expect("open");
+        assert!(matches!(effects[..], [Effect::Build { noop: Some(Order::Drop), .. }]));
+    }
+}
+
+#[test]
+fn an_account_without_funds_waits_and_loses_nothing() {
     let (mut engine, _) = leading(vec![], head(0, 0, 0));
-    request(&mut engine, Some(0), 0, false).expect("leads");
-    engine.handle(T0, Input::Built { nonce: 0, attempt: attempt(1, 0) });
-    answer(&mut engine, 1, Outcome::Unreachable("cut".to_owned()));
-    later(&mut engine, 60);
-    let effects = answer(&mut engine, 1, refuse());
-    assert!(
-        matches!(effects[..], [Effect::Record { .. }, Effect::Build { noop: Some(_), .. }]),
-        "{effects:?}"
-    );
+    for nonce in 0..3 {
+        assert_eq!(request(&mut engine, None, 0, true), Ok(nonce));
+        let tag = 1 + u8::try_from(nonce).expect("small");
+        engine.handle(T0, Input::Built { nonce, attempt: attempt(tag, 0) });
+        let outcome = Outcome::Unfunded("insufficient funds".to_owned());
+        engine.handle(T0, Input::Submitted { nonce, hash: hash(tag), outcome });
+    }
+    assert_eq!(engine.holds().unfunded, 3);
+    let mut asked = 0;
+    for second in 1..3_600 {
+        for effect in later(&mut engine, second) {
+            assert_eq!(effect, Effect::Submit { nonce: 0, hash: hash(1) }, "only the lowest");
+            asked += 1;
+            let outcome = Outcome::Unfunded("insufficient funds".to_owned());
+            engine.handle(at(second), Input::Submitted { nonce: 0, hash: hash(1), outcome });
+        }
+    }
+    assert!((60..300).contains(&asked), "{asked} times in an hour");
+    assert_eq!(engine.open(), 3);
+    // Funded: what waited goes at once.
+    while later(&mut engine, 3_660).is_empty() {}
+    let (nonce, outcome) = (0, Outcome::Pooled);
+    engine.handle(at(3_660), Input::Submitted { nonce, hash: hash(1), outcome });
+    let effects = later(&mut engine, 3_661);
+    assert!(matches!(effects[..], [Effect::Submit { nonce: 1, .. }]), "{effects:?}");
+}
+
+#[test]
+fn a_deadline_gives_up_at_once_what_no_node_can_have_and_orders_a_no_op_for_the_rest() {
+    let due = |outcome: Outcome| {
+        let (mut engine, _) = leading(vec![], head(0, 0, 0));
+        let (id, deadline) = ("due".to_owned(), Some(at(100)));
+        let due = Request { id, nonce: None, tip: 0, resignable: true, deadline };
+        engine.handle(T0, Input::Requested(due));
+        engine.handle(T0, Input::Built { nonce: 0, attempt: attempt(1, 0) });
+        answer(&mut engine, 1, outcome);
+        engine.handle(at(99), Input::TimePassed);
+        let nonce = Input::Submitted { nonce: 0, hash: hash(1), outcome: Outcome::AlreadyKnown };
+        (engine, nonce)
+    };
+    let (mut unfunded, _) = due(Outcome::Unfunded("no funds".to_owned()));
+    let outcome = Outcome::Unfunded("no funds".to_owned());
+    unfunded.handle(at(99), Input::Submitted { nonce: 0, hash: hash(1), outcome });
+    let effects = later(&mut unfunded, 100);
+    assert_eq!(end_of(&effects).kind, EndKind::Expired);
+    assert_eq!(unfunded.open(), 0);
+    let (mut sent, again) = due(Outcome::AlreadyKnown);
+    sent.handle(at(99), again);
+    let effects = later(&mut sent, 100);
+    assert!(matches!(effects[..], [Effect::Build { noop: Some(Order::Deadline), .. }]));
+}
+
+#[test]
+fn a_gap_is_filled_with_the_tip_that_the_chain_takes_and_raised_to_what_the_node_asks() {
+    let mut going = head(0, 0, 0);
+    going.tip = 7;
+    let (mut engine, _) = leading(vec![], going);
+    request(&mut engine, None, 0, true).expect("leads");
+    request(&mut engine, None, 0, true).expect("leads");
+    engine.handle(T0, Input::BuildFailed { nonce: 0 });
+    later(&mut engine, 0);
+    let filled = later(&mut engine, 31);
+    assert_eq!(filled, [Effect::Build { nonce: 0, attempt: 1, tip: 7, noop: Some(Order::Gap) }]);
+    let noop = Attempt { noop: true, order: Some(Order::Gap), ..attempt(1, 7) };
+    engine.handle(at(31), Input::Built { nonce: 0, attempt: noop });
+    let needed = Some(25_000_000_000);
+    let outcome = Outcome::Underpriced(Shortfall::BelowMinimum { needed }, "minimum".to_owned());
+    engine.handle(at(31), Input::Submitted { nonce: 0, hash: hash(1), outcome });
+    let effects = later(&mut engine, 40);
+    let tip = 25_000_000_000;
+    assert_eq!(effects, [Effect::Build { nonce: 0, attempt: 2, tip, noop: Some(Order::Gap) }]);
+}
+
+#[test]
+fn a_nonce_called_used_and_free_in_turn_is_asked_ever_more_slowly() {
+    let mut engine = watching();
+    engine.handle(T0, Input::WatchClosed { nonce: 0, hash: hash(1) });
+    let mut asked = 0;
+    for second in 0..600 {
+        for effect in later(&mut engine, second) {
+            match effect {
+                Effect::Submit { nonce, hash } => {
+                    asked += 1;
+                    let outcome = Outcome::Outdated;
+                    engine.handle(at(second), Input::Submitted { nonce, hash, outcome });
+                    let located = Located::Free;
+                    engine.handle(at(second), Input::Located { nonce, located });
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    assert!(asked < 40, "{asked} times in ten minutes");
+}
+
+#[test]
+fn what_is_in_a_block_is_looked_at_when_the_chain_moves_and_not_all_the_time() {
+    let row = OpenTransaction {
+        request: "taken over".to_owned(),
+        nonce: 0,
+        attempts: vec![attempt(1, 0)],
+        status: TransactionStatus::InBlock(hash(50)),
+        resignable: true,
+        deadline: None,
+    };
+    let (mut engine, effects) = leading(vec![row], head(1, 0, 1));
+    assert!(matches!(effects[..], [Effect::Locate { .. }]), "{effects:?}");
+    let in_block = |finalized| {
+        let (hash, block, receipt) = (hash(1), hash(50), None);
+        let located = Located::InBlock { hash, block, finalized, receipt };
+        Input::Located { nonce: 0, located }
+    };
+    assert!(engine.handle(T0, in_block(false)).is_empty(), "known already");
+    for second in 1..30 {
+        assert!(later(&mut engine, second).is_empty());
+        assert!(engine.handle(at(second), Input::Head(head(1, 0, 1))).is_empty());
+    }
+    let effects = engine.handle(at(30), Input::Head(head(1, 1, 1)));
+    assert!(matches!(effects[..], [Effect::Locate { .. }]), "{effects:?}");
+    assert_ended(&engine.handle(at(30), in_block(true)), &TransactionStatus::Finalized(hash(50)));
+}
+
+#[test]
+fn an_end_says_what_the_chain_says() {
+    let ended = |success, order: Option<Order>| {
+        let mut engine = watching();
+        if let Some(order) = order {
+            engine.give_up(0, order, &mut Vec::new());
+            let noop = Attempt { noop: true, order: Some(order), ..attempt(2, 200) };
+            engine.handle(T0, Input::Built { nonce: 0, attempt: noop });
+        }
+        let form = if order.is_some() { 2 } else { 1 };
+        let fee = Some(42);
+        let receipt = Some(Receipt { number: Some(5), success, reason: None, fee });
+        let report = Report { status: TransactionStatus::Finalized(hash(50)), receipt };
+        let effects = engine.handle(T0, Input::Status { nonce: 0, hash: hash(form), report });
+        let end = end_of(&effects);
+        assert_eq!((end.hash, end.block), (Some(hash(form)), Some(hash(50))));
+        assert_eq!((end.block_number, end.fee), (Some(5), Some(42)));
+        end.kind
+    };
+    assert_eq!(ended(Some(true), None), EndKind::Executed);
+    assert_eq!(ended(Some(false), None), EndKind::Reverted);
+    assert_eq!(ended(Some(true), Some(Order::Drop)), EndKind::Replaced);
+    assert_eq!(ended(Some(true), Some(Order::Deadline)), EndKind::Expired);
 }
 
 #[test]
@@ -339,7 +597,8 @@ fn a_finality_timeout_is_pursued_to_finality() {
     report(&mut engine, 1, TransactionStatus::FinalityTimeout(hash(50)));
     let effects = engine.handle(T0, Input::Head(head(1, 1, 1)));
     assert_eq!(effects, [Effect::Locate { nonce: 0, hashes: vec![hash(1)] }]);
-    let located = Located::InBlock { hash: hash(1), block: hash(50), finalized: true };
+    let (form, block, receipt) = (hash(1), hash(50), None);
+    let located = Located::InBlock { hash: form, block, finalized: true, receipt };
     let effects = engine.handle(T0, Input::Located { nonce: 0, located });
     let status = TransactionStatus::Finalized(hash(50));
     assert_ended(&effects, &status);

@@ -12,6 +12,10 @@ pub struct ServiceOptions {
     pub engine: EngineConfig,
     /// How often the chain's head is read. Default 1 s; above zero.
     pub head_every: Duration,
+    /// How long the chain's nodes may be silent before this node is not ready to lead, and hands over
+    /// if it leads and another member is ready. Default 15 s; above zero. Too short and a node that
+    /// restarts costs a change of leaders.
+    pub chain_lost_after: Duration,
     /// How often time is looked at. Default 200 ms; it bounds how exact all waits are. 1 ms
     /// to 10 s.
     pub tick: Duration,
@@ -45,6 +49,7 @@ impl Default for ServiceOptions {
         ServiceOptions {
             engine: EngineConfig::default(),
             head_every: Duration::from_secs(1),
+            chain_lost_after: Duration::from_secs(15),
             tick: Duration::from_millis(200),
             in_flight: 64,
             act: Duration::from_millis(500),
@@ -88,6 +93,8 @@ impl ServiceOptions {
         let positive =
             |time: Duration, field, reason| must(!time.is_zero(), field, "above zero", reason);
         positive(self.head_every, "head_every", "the chain's node would be asked without a pause")?;
+        let reason = "every node would seem to have lost its chain";
+        positive(self.chain_lost_after, "chain_lost_after", reason)?;
         let tick = Duration::from_millis(1)..=Duration::from_secs(10);
         let reason = "it bounds how exact every wait is, and how busy an idle node";
         must(tick.contains(&self.tick), "tick", "from 1 ms to 10 s", reason)?;
@@ -153,6 +160,7 @@ mod tests {
             options.check(LEASE).expect_err("out of bounds").field
         };
         assert_eq!(change(|o| o.head_every = Duration::ZERO), "head_every");
+        assert_eq!(change(|o| o.chain_lost_after = Duration::ZERO), "chain_lost_after");
         assert_eq!(change(|o| o.tick = Duration::ZERO), "tick");
         assert_eq!(change(|o| o.tick = Duration::from_secs(11)), "tick");
         assert_eq!(change(|o| o.in_flight = 0), "in_flight");

@@ -8,14 +8,33 @@ use tenure_tx::chain::ethereum::{
     EthereumCall, EthereumChain, EthereumOptions, EthereumSigner, Finality,
 };
 
-pub(crate) fn chain(anvil: &Anvil) -> EthereumChain {
-    let options = EthereumOptions {
+fn quick() -> EthereumOptions {
+    EthereumOptions {
         poll: Duration::from_millis(50),
         lookup_every: 2,
         finality: Finality::Tag,
         ..EthereumOptions::default()
-    };
-    EthereumChain::new(&anvil.url, options).expect("a URL")
+    }
+}
+
+pub(crate) fn chain(anvil: &Anvil) -> EthereumChain {
+    chain_at(&[&anvil.url])
+}
+
+/// Through these addresses, the first that answers.
+pub(crate) fn chain_at(urls: &[&str]) -> EthereumChain {
+    EthereumChain::with_endpoints(urls.iter().copied(), quick()).expect("URLs")
+}
+
+/// That never bids more for a unit of gas.
+pub(crate) fn capped(url: &str, cap: u128) -> EthereumChain {
+    let options = EthereumOptions { max_fee_per_gas: Some(cap), ..quick() };
+    EthereumChain::new(url, options).expect("a URL")
+}
+
+/// At the pace of the defaults.
+pub(crate) fn paced(url: &str) -> EthereumChain {
+    EthereumChain::new(url, EthereumOptions::default()).expect("a URL")
 }
 
 pub(crate) async fn signer(chain: &EthereumChain) -> EthereumSigner {

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use tenure_testkit::anvil::Anvil;
 use tenure_tx::account::Signer as _;
+use tenure_tx::chain::ethereum::EthereumChain;
 use tenure_tx::service::{Mode, ServiceBuilder, ServiceOptions, TransactionService};
+use tenure_tx::store::Store;
 
 use super::anvil::{chain, signer};
 use super::{E1, ManualElection, impatient, store_of};
@@ -12,6 +14,8 @@ use super::{E1, ManualElection, impatient, store_of};
 pub(crate) struct Node {
     pub(crate) election: ManualElection,
     pub(crate) service: TransactionService,
+    /// A session of the test's own.
+    pub(crate) store: Store,
 }
 
 impl Node {
@@ -35,9 +39,23 @@ impl Node {
         anvil: &Anvil,
         options: ServiceOptions,
     ) -> Self {
-        let (election, builder) = Self::builder(name, dsn, anvil).await;
+        Self::on(name, dsn, chain(anvil), options).await
+    }
+
+    /// A follower on this chain.
+    pub(crate) async fn on(
+        name: &str,
+        dsn: &str,
+        chain: EthereumChain,
+        options: ServiceOptions,
+    ) -> Self {
+        let election = ManualElection::new(name);
+        let signer = signer(&chain).await;
+        let store = store_of(dsn, name, signer.account().clone());
+        let mode = Mode::Group { election: election.election.clone(), store: store.clone() };
+        let builder = TransactionService::builder(mode, Arc::new(chain), Arc::new(signer));
         let service = builder.options(options).start().await.expect("starts");
-        Node { election, service }
+        Node { election, service, store: store.on_another_session() }
     }
 
     /// A node that leads at epoch 1 and has taken over what is open.

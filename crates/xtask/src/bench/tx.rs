@@ -33,7 +33,9 @@ use tenure::connect::Connector;
 use tenure::connect::TlsOptions;
 use tenure::connect::dsn::{Dsn, ProcessEnv};
 use tenure_tx::account::{AccountId, SignError, Signed, Signer, Unsigned};
-use tenure_tx::chain::{Chain, ChainError, Head, Inspected, Located, Submission};
+use tenure_tx::chain::{
+    Chain, ChainError, ChainIdentity, Head, Inspected, Located, Sought, Submission,
+};
 use tenure_tx::election::Election;
 use tenure_tx::engine::Attempt;
 use tenure_tx::service::{Mode, SendRequest, ServiceOptions, TransactionService};
@@ -309,12 +311,16 @@ impl Chain for NullChain {
 
     async fn submit(&self, _: &AccountId, _: u64, _: Bytes) -> Submission {
         self.submitted.send_modify(|count| *count += 1);
-        let ready = stream::once(async { TransactionStatus::Ready });
+        let ready = stream::once(async { TransactionStatus::Ready.into() });
         Submission::watched(ready.chain(stream::pending()).boxed())
     }
 
-    async fn locate(&self, _: &AccountId, _: u64, _: &[Hash], _: u64) -> Located {
-        Located::Unknown
+    async fn identity(&self) -> Result<ChainIdentity, ChainError> {
+        Ok(ChainIdentity { id: None, genesis: Hash([7; 32]) })
+    }
+
+    async fn locate(&self, _: &AccountId, sought: &[Sought]) -> Vec<Located> {
+        vec![Located::Unknown; sought.len()]
     }
 
     fn inspect(&self, _: &[u8]) -> Result<Inspected, ChainError> {
@@ -333,6 +339,6 @@ impl Signer for NullSigner {
 
     async fn sign(&self, unsigned: Unsigned<'_>) -> Result<Signed, SignError> {
         let raw = Bytes::from_static(&[7; 120]);
-        Ok(Signed { raw, hash: hash_of(unsigned.nonce), valid_until: None })
+        Ok(Signed { raw, hash: hash_of(unsigned.nonce), valid_until: None, bid: None })
     }
 }

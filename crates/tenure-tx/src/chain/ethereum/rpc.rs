@@ -1,19 +1,31 @@
-//! The handful of JSON-RPC calls the adapter makes, each with a deadline.
+//! The handful of JSON-RPC calls the adapter makes, each with a deadline, to the first of several
+//! endpoints that answers.
+//!
+//! Calls that belong together go in one request. An endpoint that fails is left alone for a while,
+//! ever longer; one of another chain is never used.
 
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use alloy_json_rpc::{RpcError, RpcRecv, RpcSend};
-use alloy_primitives::{B256, U64, U128};
+use alloy_json_rpc::RpcError;
+use alloy_primitives::{B256, U64, U128, U256};
 use alloy_rpc_client::RpcClient;
 use alloy_transport::TransportErrorKind;
+use futures_util::future::join_all;
 use serde::Deserialize;
-use serde_json::Value;
-use tokio::time::timeout;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tokio::sync::OnceCell;
+use tokio::time::{Instant, timeout};
 use url::Url;
 
+use super::answer::outcome_of;
 use super::{Finality, TransportError, block, hex_of, plainly};
 use crate::account::AccountId;
-use crate::chain::{ChainError, Head};
+use crate::chain::quiet::quietly;
+use crate::chain::{ChainError, ChainIdentity, Head, Outcome};
+use crate::status::Hash;
 
 /// A block with the hashes of its transactions.
 #[derive(Debug, Clone, Deserialize)]
@@ -33,144 +45,417 @@ pub(super) struct RpcBlock {
 pub(super) struct RpcReceipt {
     pub(super) block_number: U64,
     pub(super) block_hash: B256,
+    #[serde(default)]
+    pub(super) status: Option<U64>,
+    #[serde(default)]
+    pub(super) gas_used: Option<U128>,
+    #[serde(default)]
+    pub(super) effective_gas_price: Option<U128>,
+    #[serde(default)]
+    pub(super) revert_reason: Option<String>,
 }
 
 /// Where a transaction is, if the node knows it.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct RpcTransaction {
-    pub(super) block_hash: Option<B256>,
+    #[serde(default)]
     pub(super) block_number: Option<U64>,
+    #[serde(default)]
+    pub(super) block_hash: Option<B256>,
 }
 
-/// The chain as an account sees it, with the fee of the next block.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct RpcFeeHistory {
+    #[serde(default)]
+    base_fee_per_gas: Vec<U128>,
+    #[serde(default)]
+    reward: Option<Vec<Vec<U128>>>,
+}
+
+/// The chain as an account sees it.
 pub(super) struct View {
     pub(super) head: Head,
-    pub(super) base_fee: u128,
 }
 
-/// How many calls go into one batch: most nodes take 100.
-const BATCH: usize = 100;
+/// How many calls go into one request, at first: most nodes take 100.
+pub(super) const BATCH: usize = 100;
+
+/// How long a failing endpoint is left alone at first; doubles.
+const REST: Duration = Duration::from_secs(1);
+const REST_MAX: Duration = Duration::from_secs(30);
+
+/// How many recent blocks tell what is tipped.
+const FEE_BLOCKS: u64 = 5;
+
+/// A call: its method and its parameters.
+pub(super) type Call = (&'static str, Value);
+
+struct Endpoint {
+    client: RpcClient,
+    health: Mutex<Health>,
+    /// How many calls it takes in one request.
+    batch: AtomicUsize,
+    /// How many requests of several calls in a row it did not take.
+    untaken: AtomicUsize,
+}
+
+#[derive(Debug, Default)]
+struct Health {
+    failures: u32,
+    rests_until: Option<Instant>,
+    /// It was asked which chain it is of, since it last failed.
+    verified: bool,
+}
+
+impl Endpoint {
+    fn health(&self) -> std::sync::MutexGuard<'_, Health> {
+        self.health.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn answered(&self) {
+        let mut health = self.health();
+        (health.failures, health.rests_until) = (0, None);
+    }
+
+    /// Says whether it answered until now.
+    fn failed(&self) -> bool {
+        let mut health = self.health();
+        let first = health.failures == 0;
+        health.failures = health.failures.saturating_add(1);
+        let rest = REST.saturating_mul(1 << (health.failures - 1).min(5)).min(REST_MAX);
+        health.rests_until = Some(Instant::now() + rest);
+        health.verified = false;
+        first
+    }
+}
 
 #[derive(Clone)]
 pub(super) struct Rpc {
-    client: RpcClient,
+    endpoints: Arc<[Endpoint]>,
+    /// The endpoint that answered last.
+    preferred: Arc<AtomicUsize>,
+    identity: Arc<OnceCell<ChainIdentity>>,
+    /// The latest block's number, for the one that many blocks below it.
+    latest: Arc<AtomicU64>,
     timeout: Duration,
     finality: Finality,
 }
 
 impl Rpc {
-    pub(super) fn new(url: Url, timeout: Duration, finality: Finality) -> Self {
-        Rpc { client: RpcClient::new_http(url), timeout, finality }
-    }
-
-    async fn call<P: RpcSend, R: RpcRecv>(
-        &self,
-        method: &'static str,
-        params: P,
-    ) -> Result<R, TransportError> {
-        match timeout(self.timeout, self.client.request(method, params)).await {
-            Ok(answer) => answer,
-            Err(_) => Err(late()),
+    pub(super) fn new(urls: Vec<Url>, timeout: Duration, finality: Finality) -> Self {
+        let endpoint = |url| Endpoint {
+            client: RpcClient::new_http(url),
+            health: Mutex::default(),
+            batch: AtomicUsize::new(BATCH),
+            untaken: AtomicUsize::new(0),
+        };
+        Rpc {
+            endpoints: urls.into_iter().map(endpoint).collect(),
+            preferred: Arc::default(),
+            identity: Arc::default(),
+            latest: Arc::default(),
+            timeout,
+            finality,
         }
     }
 
-    /// Many calls of one method in few requests; one result each, in order.
-    async fn calls<R: RpcRecv>(
-        &self,
-        method: &'static str,
-        params: Vec<Value>,
-    ) -> Result<Vec<R>, TransportError> {
-        let mut answers = Vec::with_capacity(params.len());
-        for chunk in params.chunks(BATCH) {
-            let mut batch = self.client.new_batch();
-            let waiters = chunk
-                .iter()
-                .map(|p| batch.add_call::<_, R>(method, p))
-                .collect::<Result<Vec<_>, _>>()?;
-            let all = async {
-                batch.send().await?;
-                futures_util::future::try_join_all(waiters).await
-            };
-            answers.extend(timeout(self.timeout, all).await.map_err(|_| late())??);
+    /// Which endpoints to ask, the last that answered first. One that rests is asked only if all
+    /// do; then the one that has rested most.
+    fn order(&self) -> Vec<usize> {
+        let count = self.endpoints.len();
+        let first = self.preferred.load(Ordering::Relaxed);
+        let now = Instant::now();
+        let rests = |index: &usize| self.endpoints[*index].health().rests_until;
+        let all = (0..count).map(|step| (first + step) % count);
+        let awake: Vec<usize> =
+            all.filter(|index| rests(index).is_none_or(|until| until <= now)).collect();
+        match awake.is_empty() {
+            true => (0..count).min_by_key(|index| rests(index)).into_iter().collect(),
+            false => awake,
         }
+    }
+
+    /// Asks one endpoint; a refusal is an answer, and silence is a failure.
+    async fn ask(
+        &self,
+        index: usize,
+        calls: &[Call],
+    ) -> Result<Vec<Result<Value, TransportError>>, TransportError> {
+        let endpoint = &self.endpoints[index];
+        let mut answers = Vec::with_capacity(calls.len());
+        let mut at = 0;
+        while at < calls.len() {
+            let limit = endpoint.batch.load(Ordering::Relaxed).max(1);
+            let chunk = calls[at..calls.len().min(at + limit)].to_vec();
+            let taken = chunk.len();
+            let asked = quietly(exchange(endpoint.client.clone(), chunk));
+            match timeout(self.timeout, asked).await.unwrap_or_else(|_| Err(late())) {
+                Ok(some) => {
+                    endpoint.untaken.store(0, Ordering::Relaxed);
+                    answers.extend(some);
+                    at += taken;
+                }
+                // An answer to the whole, again: it takes no batches, or smaller ones. Once may be
+                // an answer that was cut short.
+                Err(error)
+                    if taken > 1
+                        && !is_silence(&error)
+                        && endpoint.untaken.fetch_add(1, Ordering::Relaxed) > 0 =>
+                {
+                    endpoint.batch.store((taken / 2).max(1), Ordering::Relaxed);
+                }
+                Err(error) => {
+                    if endpoint.failed() {
+                        let error = plainly(&error);
+                        tracing::warn!(endpoint = index + 1, error, "an RPC endpoint failed");
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        endpoint.answered();
         Ok(answers)
     }
 
-    pub(super) async fn chain_id(&self) -> Result<u64, ChainError> {
-        let id: U64 = self.call("eth_chainId", ()).await.map_err(|error| unreachable(&error))?;
-        Ok(id.to())
+    /// Makes sure that an endpoint is of the same chain as the others.
+    async fn verify(&self, index: usize) -> Result<(), TransportError> {
+        if self.endpoints.len() < 2 || self.endpoints[index].health().verified {
+            return Ok(());
+        }
+        let identity = identity_of(self.ask(index, &identity_calls()).await?)?;
+        let known = *self.identity.get_or_init(async || identity).await;
+        if known != identity {
+            let (is, others) = (identity.id, known.id);
+            let endpoint = index + 1;
+            tracing::error!(
+                endpoint,
+                ?is,
+                ?others,
+                "THIS RPC ENDPOINT IS OF ANOTHER CHAIN: not used"
+            );
+            self.endpoints[index].failed();
+            return Err(unreadable("an endpoint is of another chain"));
+        }
+        self.endpoints[index].health().verified = true;
+        Ok(())
     }
 
-    pub(super) async fn send_raw(&self, raw: &[u8]) -> Result<(), TransportError> {
-        self.call::<_, B256>("eth_sendRawTransaction", (hex_of(raw),)).await.map(drop)
-    }
-
-    pub(super) async fn latest(&self) -> Result<RpcBlock, TransportError> {
-        self.call("eth_getBlockByNumber", ("latest", false)).await
-    }
-
-    pub(super) async fn by_hash(&self, hash: B256) -> Result<Option<RpcBlock>, TransportError> {
-        self.call("eth_getBlockByHash", (hash, false)).await
-    }
-
-    /// The last final block, given the latest.
-    pub(super) async fn finalized(&self, latest: &RpcBlock) -> Result<RpcBlock, TransportError> {
-        match self.finality {
-            Finality::Tag => self.call("eth_getBlockByNumber", ("finalized", false)).await,
-            Finality::Confirmations(depth) => {
-                let number = latest.number.to::<u64>().saturating_sub(depth);
-                self.call("eth_getBlockByNumber", (U64::from(number), false)).await
+    /// Many calls in few requests, all to one endpoint; one result each, in order.
+    pub(super) async fn many(
+        &self,
+        calls: &[Call],
+    ) -> Result<Vec<Result<Value, TransportError>>, TransportError> {
+        let mut last = None;
+        for index in self.order() {
+            let asked = async {
+                self.verify(index).await?;
+                self.ask(index, calls).await
+            };
+            match asked.await {
+                // Nothing but refusals: another endpoint may know.
+                Ok(answers) if !answers.is_empty() && answers.iter().all(Result::is_err) => {
+                    last = answers.into_iter().next().and_then(Result::err);
+                }
+                Ok(answers) => {
+                    self.preferred.store(index, Ordering::Relaxed);
+                    return Ok(answers);
+                }
+                Err(error) => last = Some(error),
             }
+        }
+        Err(last.unwrap_or_else(late))
+    }
+
+    async fn one<T: DeserializeOwned>(&self, call: Call) -> Result<T, TransportError> {
+        let answers = self.many(&[call]).await?;
+        read(answers.into_iter().next().unwrap_or_else(|| Err(late())))
+    }
+
+    pub(super) async fn identity(&self) -> Result<ChainIdentity, ChainError> {
+        if let Some(known) = self.identity.get() {
+            return Ok(*known);
+        }
+        // Asked outside of the cell: an endpoint that is verified on the way fills it as well.
+        let answers = self.many(&identity_calls()).await.map_err(|error| unreachable(&error))?;
+        let identity = identity_of(answers).map_err(|error| unreachable(&error))?;
+        Ok(*self.identity.get_or_init(async || identity).await)
+    }
+
+    pub(super) async fn alive(&self) -> Result<(), ChainError> {
+        let number: Result<U64, _> = self.one(("eth_blockNumber", json!([]))).await;
+        number.map(drop).map_err(|error| unreachable(&error))
+    }
+
+    /// Hands over signed bytes: to the next endpoint too, if one says nothing for certain or will
+    /// not have them. The same bytes may be handed to all. A no counts only if none before it may
+    /// have said yes.
+    pub(super) async fn send_raw(&self, raw: &[u8]) -> Outcome {
+        let call: Call = ("eth_sendRawTransaction", json!([hex_of(raw)]));
+        let mut doubt = None;
+        let mut last = None;
+        for index in self.order() {
+            let asked = async {
+                self.verify(index).await?;
+                self.ask(index, std::slice::from_ref(&call)).await
+            };
+            let answer = asked.await.and_then(|mut all| all.pop().unwrap_or_else(|| Err(late())));
+            match answer.map_err(|error| outcome_of(&error)) {
+                Ok(_) => return Outcome::Pooled,
+                Err(Outcome::Uncertain(said)) => doubt = doubt.or(Some(said)),
+                Err(no @ (Outcome::Refused(_) | Outcome::Busy(_) | Outcome::Unfunded(_))) => {
+                    last = Some(no);
+                }
+                Err(answer) => return answer,
+            }
+        }
+        match (doubt, last) {
+            (Some(said), _) => Outcome::Uncertain(said),
+            (None, Some(no)) => no,
+            (None, None) => Outcome::Uncertain("no endpoint was asked".to_owned()),
         }
     }
 
-    pub(super) async fn receipts(
-        &self,
-        hashes: &[B256],
-    ) -> Result<Vec<Option<RpcReceipt>>, TransportError> {
-        let params = hashes.iter().map(|h| serde_json::json!([h])).collect();
-        self.calls("eth_getTransactionReceipt", params).await
+    /// The latest and the last final block.
+    pub(super) async fn ends(&self) -> Result<(RpcBlock, RpcBlock), TransportError> {
+        let finalized = self.finalized_place().await?;
+        let by_number = |place| ("eth_getBlockByNumber", json!([place, false]));
+        let calls = [by_number(json!("latest")), by_number(finalized)];
+        let mut answers = self.many(&calls).await?.into_iter();
+        let mut next = || read(answers.next().unwrap_or_else(|| Err(late())));
+        let (latest, finalized): (RpcBlock, RpcBlock) = (next()?, next()?);
+        self.latest.store(latest.number.to(), Ordering::Relaxed);
+        Ok((latest, finalized))
     }
 
-    pub(super) async fn transactions(
-        &self,
-        hashes: &[B256],
-    ) -> Result<Vec<Option<RpcTransaction>>, TransportError> {
-        let params = hashes.iter().map(|h| serde_json::json!([h])).collect();
-        self.calls("eth_getTransactionByHash", params).await
-    }
-
-    pub(super) async fn nonce(&self, account: &str, at: Value) -> Result<u64, TransportError> {
-        let count: U64 = self.call("eth_getTransactionCount", (account, at)).await?;
-        Ok(count.to())
+    /// How the last final block is named.
+    async fn finalized_place(&self) -> Result<Value, TransportError> {
+        let Finality::Confirmations(depth) = self.finality else { return Ok(json!("finalized")) };
+        let mut latest = self.latest.load(Ordering::Relaxed);
+        if latest == 0 {
+            latest = self.one::<U64>(("eth_blockNumber", json!([]))).await?.to();
+        }
+        Ok(json!(U64::from(latest.saturating_sub(depth))))
     }
 
     pub(super) async fn view(&self, account: &AccountId) -> Result<View, ChainError> {
-        let account = account.to_string();
-        let view = async {
-            let latest = self.latest().await?;
-            let finalized = self.finalized(&latest).await?;
-            let at = |b: &RpcBlock| serde_json::json!(b.number);
-            let (best_nonce, finalized_nonce) = tokio::join!(
-                self.nonce(&account, at(&latest)),
-                self.nonce(&account, at(&finalized)),
-            );
-            // Read last, so that it is never below what is in a block.
-            let pool_nonce = self.nonce(&account, "pending".into()).await?;
-            let head = Head {
-                best: block(latest.number.to(), latest.hash),
-                finalized: block(finalized.number.to(), finalized.hash),
-                best_nonce: best_nonce?,
-                // A node without the old state cannot say: zero claims nothing.
-                finalized_nonce: finalized_nonce.unwrap_or(0),
-                pool_nonce,
-            };
-            let base_fee = latest.base_fee_per_gas.unwrap_or_default().to();
-            Ok::<_, TransportError>(View { head, base_fee })
-        };
-        view.await.map_err(|error| unreachable(&error))
+        let view = self.read_view(&account.to_string()).await;
+        if view.is_err() {
+            // A chain that went back has no block of the number known.
+            self.latest.store(0, Ordering::Relaxed);
+        }
+        view
     }
+
+    async fn read_view(&self, account: &str) -> Result<View, ChainError> {
+        let finalized = self.finalized_place().await.map_err(|error| unreachable(&error))?;
+        let nonce_at = |place: &Value| ("eth_getTransactionCount", json!([account, place]));
+        let calls = [
+            ("eth_getBlockByNumber", json!(["latest", false])),
+            ("eth_getBlockByNumber", json!([finalized, false])),
+            nonce_at(&json!("latest")),
+            nonce_at(&finalized),
+            ("eth_getBalance", json!([account, "latest"])),
+            ("eth_feeHistory", json!([U64::from(FEE_BLOCKS), "latest", [50]])),
+            // Read last, so that it is never below what is in a block.
+            nonce_at(&json!("pending")),
+        ];
+        let answers = self.many(&calls).await.map_err(|error| unreachable(&error))?;
+        let [latest, finalized, best_nonce, final_nonce, balance, fees, pool_nonce] =
+            <[_; 7]>::try_from(answers)
+                .map_err(|_| ChainError::Unreadable("an answer is missing".to_owned()))?;
+        let bad = |error: TransportError| unreachable(&error);
+        let latest: RpcBlock = read(latest).map_err(bad)?;
+        let finalized: RpcBlock = read(finalized).map_err(|error| match is_silence(&error) {
+            true => unreachable(&error),
+            false => ChainError::NoFinality,
+        })?;
+        self.latest.store(latest.number.to(), Ordering::Relaxed);
+        // A node without a history of fees still tells the last block's.
+        let fees: Option<RpcFeeHistory> = read(fees).ok();
+        let next = fees.as_ref().and_then(|fees| fees.base_fee_per_gas.last().copied());
+        let base_fee = next.or(latest.base_fee_per_gas).unwrap_or_default().to();
+        let best_nonce: U64 = read(best_nonce).map_err(bad)?;
+        let pool_nonce: U64 = read(pool_nonce).map_err(bad)?;
+        let balance: Option<U256> = read(balance).ok();
+        let head = Head {
+            best: block(latest.number.to(), latest.hash),
+            finalized: block(finalized.number.to(), finalized.hash),
+            best_nonce: best_nonce.to(),
+            // A node without the old state cannot say: zero claims nothing.
+            finalized_nonce: read::<U64>(final_nonce).map_or(0, |nonce| nonce.to()),
+            pool_nonce: pool_nonce.to(),
+            base_fee,
+            tip: fees.and_then(|fees| fees.reward).map_or(0, |reward| going_tip(&reward)),
+            fee_cap: None,
+            balance: balance.map(|balance| balance.saturating_to()),
+        };
+        Ok(View { head })
+    }
+}
+
+/// The middle of what recent blocks' middle transactions tipped: one block's whim does not count.
+fn going_tip(reward: &[Vec<U128>]) -> u128 {
+    let mut tips: Vec<u128> = reward.iter().filter_map(|one| Some(one.first()?.to())).collect();
+    tips.sort_unstable();
+    tips.get(tips.len() / 2).copied().unwrap_or(0)
+}
+
+async fn exchange(
+    client: RpcClient,
+    calls: Vec<Call>,
+) -> Result<Vec<Result<Value, TransportError>>, TransportError> {
+    if let [(method, params)] = &calls[..] {
+        let answer = client.request::<_, Value>(*method, params.clone()).await;
+        return match answer {
+            Err(error) if is_silence(&error) => Err(error),
+            answer => Ok(vec![answer]),
+        };
+    }
+    let mut batch = client.new_batch();
+    let waiters = calls
+        .iter()
+        .map(|(method, params)| batch.add_call::<_, Value>(*method, params))
+        .collect::<Result<Vec<_>, _>>()?;
+    batch.send().await?;
+    Ok(join_all(waiters).await)
+}
+
+/// Whether no answer of a node came at all, not even a refusal.
+fn is_silence(error: &TransportError) -> bool {
+    match error {
+        // 413 and 400 are the answer of a server that does not take a request of this size.
+        RpcError::Transport(TransportErrorKind::HttpError(http)) => {
+            !matches!(http.status, 400 | 413)
+        }
+        RpcError::Transport(_) => true,
+        _ => false,
+    }
+}
+
+fn identity_calls() -> [Call; 2] {
+    [("eth_chainId", json!([])), ("eth_getBlockByNumber", json!(["0x0", false]))]
+}
+
+fn identity_of(
+    answers: Vec<Result<Value, TransportError>>,
+) -> Result<ChainIdentity, TransportError> {
+    let mut answers = answers.into_iter();
+    let id: U64 = read(answers.next().unwrap_or_else(|| Err(late())))?;
+    let first: RpcBlock = read(answers.next().unwrap_or_else(|| Err(late())))?;
+    Ok(ChainIdentity { id: Some(id.to()), genesis: Hash(first.hash.0) })
+}
+
+/// What an answer holds; one that cannot be read is no answer.
+pub(super) fn read<T: DeserializeOwned>(
+    answer: Result<Value, TransportError>,
+) -> Result<T, TransportError> {
+    serde_json::from_value(answer?).map_err(|_| unreadable("an answer has not the shape it should"))
+}
+
+fn unreadable(what: &'static str) -> TransportError {
+    RpcError::LocalUsageError(what.into())
 }
 
 fn late() -> TransportError {

@@ -47,26 +47,45 @@ impl EthereumCall {
     }
 }
 
-/// The base fee as last seen. Cheap to clone; all clones see the same. Take it from
-/// [`EthereumChain::fees`](super::EthereumChain::fees): a default one stays at zero, and its bids
-/// cover the tip only.
+/// The base fee as last seen, and the caps on what is paid. Cheap to clone; all clones see the same.
+/// Take it from [`EthereumChain::fees`](super::EthereumChain::fees): a default one stays at zero, and
+/// its bids cover the tip only.
 #[derive(Debug, Clone, Default)]
-pub struct Fees(Arc<Mutex<u128>>);
+pub struct Fees {
+    base: Arc<Mutex<u128>>,
+    per_gas: Option<u128>,
+    per_transaction: Option<u128>,
+}
 
 impl Fees {
+    pub(super) fn with_caps(per_gas: Option<u128>, per_transaction: Option<u128>) -> Self {
+        Fees { base: Arc::default(), per_gas, per_transaction }
+    }
+
     pub(super) fn set_base(&self, fee: u128) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = fee;
+        *self.base.lock().unwrap_or_else(PoisonError::into_inner) = fee;
     }
 
     fn base(&self) -> u128 {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.base.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn cap_per_gas(&self) -> Option<u128> {
+        self.per_gas
+    }
+
+    /// The most that a unit of gas may cost in a transaction with this gas limit.
+    fn cap(&self, gas: u64) -> u128 {
+        let shared = self.per_transaction.map(|most| most / u128::from(gas.max(1)));
+        self.per_gas.unwrap_or(u128::MAX).min(shared.unwrap_or(u128::MAX))
     }
 }
 
 /// A local key that signs EIP-1559 transactions. It is never printed.
 ///
 /// A first attempt bids twice the base fee plus the tip; a replacement bids at least an eighth more
-/// than the attempt it replaces.
+/// than the attempt it replaces. Neither bids more than the caps of [`Fees`]: where a pool would ask
+/// for more, the bytes stay as they are.
 #[derive(Clone)]
 pub struct EthereumSigner {
     key: PrivateKeySigner,
@@ -122,6 +141,28 @@ fn outbid(old: u128) -> u128 {
     old.saturating_add(old / 8).saturating_add(1)
 }
 
+/// The largest input of a call: nodes take transactions of 128 KiB, and the rest needs some bytes.
+const MAX_DATA: usize = 128 * 1024 - 512;
+
+/// Whether a node can ever take a call: what is accepted must not block the account for ever.
+fn possible(call: &EthereumCall) -> Result<(), SignError> {
+    let size = call.data.len();
+    if size > MAX_DATA {
+        let why = format!("{size} bytes of data are more than the {MAX_DATA} that nodes take");
+        return Err(SignError::Malformed(why));
+    }
+    let zeros = call.data.iter().filter(|byte| **byte == 0).count();
+    let data = (size - zeros).saturating_mul(16) + zeros.saturating_mul(4);
+    let create = if call.to.is_none() { 32_000 } else { 0 };
+    let least = 21_000 + create + u64::try_from(data).unwrap_or(u64::MAX);
+    if call.gas < least {
+        let why =
+            format!("a gas limit of {} is below the {least} that it costs at least", call.gas);
+        return Err(SignError::Malformed(why));
+    }
+    Ok(())
+}
+
 #[async_trait]
 impl Signer for EthereumSigner {
     fn account(&self) -> &AccountId {
@@ -145,32 +186,38 @@ impl Signer for EthereumSigner {
                 gas: 21_000,
             },
         };
-        let base = self.fees.base();
-        let mut priority = unsigned.tip;
-        let mut max = base.saturating_mul(2).saturating_add(priority);
+        let (base, cap) = (self.fees.base(), self.fees.cap(call.gas));
+        let mut priority = unsigned.tip.min(cap);
+        let mut max = base.saturating_mul(2).saturating_add(priority).min(cap);
         if let Some(raw) = unsigned.replaces {
             let old = TxEnvelope::decode_2718_exact(raw).map_err(|error| {
                 SignError::Malformed(format!("the replaced transaction: {error}"))
             })?;
             let (old_priority, old_max) =
                 (old.max_priority_fee_per_gas().unwrap_or(0), old.max_fee_per_gas());
-            if priority > old_priority {
+            let outbids = outbid(old_max).max(outbid(old_priority)) <= cap;
+            if priority > old_priority && outbids {
                 priority = priority.max(outbid(old_priority));
                 max = max.max(outbid(old_max));
             } else {
                 // Signed anew, not outbid: how much is paid is the engine's to say, within its
                 // bounds. The same fees give the same bytes, unless the base fee has outgrown them.
                 priority = old_priority;
-                if old_max >= base.saturating_add(priority) {
+                if old_max >= base.saturating_add(priority).min(cap) {
                     max = old_max;
                 }
             }
         }
+        // Of a request only, and before it is accepted: no node would ever take it.
+        if unsigned.call.is_some() && unsigned.replaces.is_none() {
+            possible(&call)?;
+        }
+        let bid = max.max(priority);
         let tx = TxEip1559 {
             chain_id: self.chain_id,
             nonce: unsigned.nonce,
             gas_limit: call.gas,
-            max_fee_per_gas: max.max(priority),
+            max_fee_per_gas: bid,
             max_priority_fee_per_gas: priority,
             to: call.to.map_or(TxKind::Create, TxKind::Call),
             value: call.value,
@@ -186,6 +233,7 @@ impl Signer for EthereumSigner {
             hash: Hash(signed.tx_hash().0),
             raw: signed.encoded_2718().into(),
             valid_until: None,
+            bid: Some(bid),
         })
     }
 }
@@ -237,6 +285,40 @@ mod tests {
         let again = Unsigned { replaces: Some(&first.raw), ..unsigned };
         let risen = signer.sign(again).await.expect("signs");
         assert_eq!(fee(&risen.raw), (10_010, 10));
+    }
+
+    #[tokio::test]
+    async fn nothing_is_ever_bid_above_the_caps() {
+        let fees = Fees::with_caps(Some(1_500), None);
+        fees.set_base(1_000);
+        let signer = EthereumSigner::from_hex(KEY, 1, fees.clone()).expect("a key");
+        let head = Head::default();
+        let unsigned = Unsigned { nonce: 3, tip: 10, call: None, head: &head, replaces: None };
+        let first = signer.sign(unsigned.clone()).await.expect("signs");
+        assert_eq!((fee(&first.raw), first.bid), ((1_500, 10), Some(1_500)));
+        // More cannot be bid: the same bytes, however high the base fee.
+        fees.set_base(9_000);
+        let again = Unsigned { replaces: Some(&first.raw), tip: 900, ..unsigned.clone() };
+        assert_eq!(signer.sign(again).await.expect("signs"), first);
+        // Of one transaction: 21,000 gas for 42,000,000 wei.
+        let fees = Fees::with_caps(None, Some(42_000_000));
+        fees.set_base(9_000);
+        let signer = EthereumSigner::from_hex(KEY, 1, fees).expect("a key");
+        let capped = signer.sign(unsigned).await.expect("signs");
+        assert_eq!(fee(&capped.raw), (2_000, 10));
+    }
+
+    #[tokio::test]
+    async fn a_call_that_no_node_can_take_is_never_accepted() {
+        let signer = EthereumSigner::from_hex(KEY, 1, Fees::default()).expect("a key");
+        let head = Head::default();
+        let large = format!(r#"{{"gas":90000000,"data":"0x{}"}}"#, "ff".repeat(MAX_DATA + 1));
+        for call in [r#"{"gas":20999,"to":"0x00000000000000000000000000000000000000aa"}"#, &large] {
+            let call = Some(call.as_bytes());
+            let unsigned = Unsigned { nonce: 0, tip: 0, call, head: &head, replaces: None };
+            let refused = signer.sign(unsigned).await;
+            assert!(matches!(refused, Err(SignError::Malformed(_))), "{refused:?}");
+        }
     }
 
     #[tokio::test]

@@ -136,7 +136,7 @@ impl Signer for CommandSigner {
         let raw = raw.ok_or_else(unclear)?;
         let valid_until =
             words.next().map(|word| word.parse::<u64>().map_err(|_| unclear())).transpose()?;
-        Ok(Signed { hash: extrinsic_hash(&raw), raw: raw.into(), valid_until })
+        Ok(Signed { hash: extrinsic_hash(&raw), raw: raw.into(), valid_until, bid: None })
     }
 }
 

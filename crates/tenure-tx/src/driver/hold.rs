@@ -1,0 +1,87 @@
+//! What keeps the account waiting is said aloud: once in the log when it begins and when it ends, and
+//! in gauges as long as it lasts.
+
+use super::Driver;
+use super::effect::outcome_name;
+use crate::chain::Outcome;
+use crate::metrics;
+
+impl Driver {
+    /// Logs an answer that is not a yes, once for each nonce and wording.
+    pub(super) fn tell(&mut self, nonce: u64, outcome: &Outcome) {
+        let Some(content) = self.contents.get_mut(&nonce) else { return };
+        let Some(answer) = outcome.answer() else {
+            content.said = None;
+            return;
+        };
+        if content.said.as_deref() == Some(answer) {
+            return;
+        }
+        let (request_id, meaning) = (&content.request_id, outcome_name(outcome));
+        let event = "tx_not_taken";
+        match outcome {
+            Outcome::Uncertain(_) | Outcome::Refused(_) | Outcome::Unfunded(_) => {
+                tracing::warn!(event, nonce, request_id, meaning, answer, "not taken by the node");
+            }
+            Outcome::Pooled
+            | Outcome::AlreadyKnown
+            | Outcome::Outdated
+            | Outcome::Underpriced(..)
+            | Outcome::Expired
+            | Outcome::Busy(_)
+            | Outcome::NotSent(_) => {
+                tracing::info!(event, nonce, request_id, meaning, answer, "not taken now");
+            }
+        }
+        content.said = Some(answer.to_owned());
+    }
+
+    /// Sets the gauges; logs what began and what ended.
+    pub(super) fn tell_holds(&mut self) {
+        let (was, is) = (self.holds, self.engine.holds());
+        metrics::set(metrics::UNCERTAIN_NONCES, is.uncertain);
+        metrics::set(metrics::UNFUNDED_NONCES, is.unfunded);
+        metrics::set(metrics::FEE_ABOVE_CAP, usize::from(is.above_cap));
+        if let Some(balance) = self.head.balance {
+            metrics::set_amount(metrics::BALANCE, balance);
+        }
+        let (nonces, balance) = (is.uncertain, self.head.balance);
+        match (was.uncertain > 0, nonces > 0) {
+            (false, true) => tracing::error!(
+                event = "tx_uncertain",
+                nonces,
+                "THE NODE'S ANSWERS SAY NOTHING FOR CERTAIN: the account waits behind them; `tx show` \
+                 has the last answer, `tx drop` gives a request up"
+            ),
+            (true, false) => tracing::warn!(event = "tx_certain", "the answers are certain again"),
+            (false, false) | (true, true) => {}
+        }
+        let (nonces, account) = (is.unfunded, self.signer.account());
+        match (was.unfunded > 0, nonces > 0) {
+            (false, true) => tracing::error!(
+                event = "tx_unfunded",
+                nonces,
+                ?balance,
+                %account,
+                "THE ACCOUNT CANNOT PAY: nothing is lost; all requests wait until it is funded, or \
+                 they are dropped or past their deadline"
+            ),
+            (true, false) => tracing::warn!(event = "tx_funded", ?balance, "the account can pay"),
+            (false, false) | (true, true) => {}
+        }
+        let (base_fee, cap) = (self.head.base_fee, self.head.fee_cap);
+        match (was.above_cap, is.above_cap) {
+            (false, true) => tracing::warn!(
+                event = "tx_fee_above_cap",
+                base_fee,
+                ?cap,
+                "the chain asks for more than the cap on fees allows; the account waits"
+            ),
+            (true, false) => {
+                tracing::warn!(event = "tx_fee_within_cap", base_fee, ?cap, "within the cap")
+            }
+            (false, false) | (true, true) => {}
+        }
+        self.holds = is;
+    }
+}

@@ -1,0 +1,189 @@
+//! A node's gateway that misbehaves as the test says: it loses answers, answers for the node in
+//! another client's words, or says that it is busy after it has passed the bytes on.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+
+/// What happens to one call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// Nothing.
+    Pass,
+    /// The line breaks before the node has it.
+    Cut,
+    /// The line breaks after the node has it.
+    LoseAnswer,
+    /// An answer for the node, which never has it.
+    Say(i64, String),
+    /// An answer for the node, which has it.
+    PassAndSay(i64, String),
+    /// An HTTP error; the node never has it.
+    Http(u16),
+    /// An HTTP error; the node has it.
+    PassAndHttp(u16),
+    /// The result `null`.
+    Null,
+    /// Silence for ever.
+    Hang,
+}
+
+type Rule = Box<dyn Fn(&str, &Value) -> Fault + Send + Sync>;
+
+pub(crate) struct RpcProxy {
+    pub(crate) url: String,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    node: SocketAddr,
+    rule: Mutex<Rule>,
+    requests: AtomicUsize,
+}
+
+impl RpcProxy {
+    /// In front of a node, and well-behaved at first.
+    pub(crate) async fn start(node: &str) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let url = format!("http://{}", listener.local_addr().expect("bound"));
+        let node = node.trim_start_matches("http://").parse().expect("an address");
+        let rule: Rule = Box::new(|_, _| Fault::Pass);
+        let (rule, requests) = (Mutex::new(rule), AtomicUsize::new(0));
+        let shared = Arc::new(Shared { node, rule, requests });
+        let serving = Arc::clone(&shared);
+        tokio::spawn(async move {
+            while let Ok((caller, _)) = listener.accept().await {
+                let shared = Arc::clone(&serving);
+                // A broken line is what a test asks for.
+                tokio::spawn(async move { drop(serve(caller, &shared).await) });
+            }
+        });
+        RpcProxy { url, shared }
+    }
+
+    /// Misbehaves so from now on.
+    pub(crate) fn rule(&self, rule: impl Fn(&str, &Value) -> Fault + Send + Sync + 'static) {
+        *self.shared.rule.lock().expect("unpoisoned") = Box::new(rule);
+    }
+
+    /// Behaves well from now on.
+    pub(crate) fn well(&self) {
+        self.rule(|_, _| Fault::Pass);
+    }
+
+    /// How many HTTP requests have come.
+    pub(crate) fn requests(&self) -> usize {
+        self.shared.requests.load(Ordering::Relaxed)
+    }
+}
+
+async fn serve(caller: TcpStream, shared: &Shared) -> std::io::Result<()> {
+    let (read, mut write) = caller.into_split();
+    let mut read = BufReader::new(read);
+    loop {
+        let Some(body) = body_of(&mut read).await? else { return Ok(()) };
+        shared.requests.fetch_add(1, Ordering::Relaxed);
+        let asked: Value = serde_json::from_slice(&body)?;
+        let calls = match &asked {
+            Value::Array(calls) => calls.clone(),
+            one => vec![one.clone()],
+        };
+        let mut answers = Vec::new();
+        for call in &calls {
+            let method = call["method"].as_str().unwrap_or_default();
+            let fault = (shared.rule.lock().expect("unpoisoned"))(method, &call["params"]);
+            let say = |code: i64, text: &str| {
+                let error = json!({"code": code, "message": text});
+                json!({"jsonrpc": "2.0", "id": call["id"], "error": error})
+            };
+            match fault {
+                Fault::Pass => answers.push(forward(shared.node, call).await?),
+                Fault::Cut => return Ok(()),
+                Fault::LoseAnswer => {
+                    forward(shared.node, call).await?;
+                    return Ok(());
+                }
+                Fault::Say(code, text) => answers.push(say(code, &text)),
+                Fault::PassAndSay(code, text) => {
+                    forward(shared.node, call).await?;
+                    answers.push(say(code, &text));
+                }
+                Fault::Http(status) => return refuse(&mut write, status).await,
+                Fault::PassAndHttp(status) => {
+                    forward(shared.node, call).await?;
+                    return refuse(&mut write, status).await;
+                }
+                Fault::Null => {
+                    answers.push(json!({"jsonrpc": "2.0", "id": call["id"], "result": null}));
+                }
+                Fault::Hang => std::future::pending().await,
+            }
+        }
+        let answer = match &asked {
+            Value::Array(_) => Value::Array(answers),
+            _ => answers.pop().unwrap_or_default(),
+        };
+        respond(&mut write, 200, &answer.to_string()).await?;
+    }
+}
+
+async fn refuse(to: &mut (impl tokio::io::AsyncWrite + Unpin), status: u16) -> std::io::Result<()> {
+    respond(to, status, "<html>no</html>").await
+}
+
+async fn respond(
+    to: &mut (impl tokio::io::AsyncWrite + Unpin),
+    status: u16,
+    body: &str,
+) -> std::io::Result<()> {
+    let head = format!(
+        "HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    to.write_all(head.as_bytes()).await?;
+    to.write_all(body.as_bytes()).await?;
+    to.flush().await
+}
+
+/// The body of the next message; `None` at the end of the line.
+async fn body_of(
+    from: &mut BufReader<impl tokio::io::AsyncRead + Unpin>,
+) -> std::io::Result<Option<Vec<u8>>> {
+    let mut length = 0;
+    loop {
+        let mut line = String::new();
+        if from.read_line(&mut line).await? == 0 {
+            return Ok(None);
+        }
+        let line = line.trim().to_lowercase();
+        if let Some(value) = line.strip_prefix("content-length:") {
+            length = value.trim().parse().expect("a length");
+        }
+        if line.is_empty() {
+            break;
+        }
+    }
+    let mut body = vec![0; length];
+    from.read_exact(&mut body).await?;
+    Ok(Some(body))
+}
+
+/// Asks the node one call, on a line of its own.
+async fn forward(node: SocketAddr, call: &Value) -> std::io::Result<Value> {
+    let stream = TcpStream::connect(node).await?;
+    let (read, mut write) = stream.into_split();
+    let body = call.to_string();
+    let head = format!(
+        "POST / HTTP/1.1\r\nhost: node\r\ncontent-type: application/json\r\n\
+         connection: close\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    write.write_all(head.as_bytes()).await?;
+    let mut read = BufReader::new(read);
+    let body = body_of(&mut read).await?.unwrap_or_default();
+    Ok(serde_json::from_slice(&body)?)
+}
