@@ -50,7 +50,8 @@
 //! # What it does not
 //!
 //! * It does not make a call succeed: a mined transaction may have failed on chain.
-//! * A request the node refuses on its merits, again and again, ends as *invalid*; it may be sent anew.
+//! * A request that no node can have, because each refused it on its merits, ends as *refused*; it may
+//!   be sent anew. Bytes that a node may have are given up only by an order: a drop, or a deadline.
 //! * If another program uses the account, its transaction may take a nonce: ours ends as *usurped*.
 //! * With `Finality::Confirmations` on Ethereum, a block is final after as many blocks as you say;
 //!   a deeper reorganisation makes a finalised status wrong.
@@ -70,6 +71,8 @@
 //! | database away | nothing new is accepted; what was sent goes on; the table is read again |
 //! | write of unknown outcome | the table decides; the request goes back into the queue under its id |
 //! | node of the chain away, pool lost | sent again when it answers |
+//! | a node's answer is not understood | looked up, sent again; never a refusal |
+//! | the account cannot pay, the base fee is above the cap | waited out, aloud |
 //! | dropped, invalid, retracted, finality timeout | pursued until the nonce is final |
 //! | stuck | same nonce, higher tip, bounded |
 //! | expired (mortal era) | same nonce, signed anew |

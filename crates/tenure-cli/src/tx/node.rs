@@ -47,7 +47,8 @@ pub(crate) struct NodeArgs {
     /// What kind of chain it is
     #[arg(long, value_enum, default_value_t = Kind::Ethereum)]
     pub(crate) chain: Kind,
-    /// The chain's JSON-RPC address: http(s):// on Ethereum, ws(s):// on Substrate
+    /// The chain's JSON-RPC address: http(s):// on Ethereum, ws(s):// on Substrate. On Ethereum
+    /// several, separated by commas: the first that answers is asked
     #[arg(long, env = "TENURE_TX_RPC", hide_env_values = true, value_parser = secret)]
     pub(crate) rpc: Secret,
     /// Ethereum: a file with the account's private key in hex
@@ -127,7 +128,8 @@ async fn chain(args: &NodeArgs) -> Result<(Arc<dyn Chain>, Arc<dyn Signer>), Fai
         Kind::Ethereum => {
             let finality = args.confirmations.map_or(Finality::Tag, Finality::Confirmations);
             let options = EthereumOptions { poll: args.poll, finality, ..Default::default() };
-            let chain = EthereumChain::new(args.rpc.reveal(), options).map_err(wrong)?;
+            let chain = EthereumChain::with_endpoints(args.rpc.reveal().split(','), options)
+                .map_err(wrong)?;
             // Before the chain is waited for: a bad key is known at once.
             let key = |id| match (&args.key_file, &args.key_env) {
                 (Some(path), _) => EthereumSigner::from_file(path, id, chain.fees()).map_err(wrong),

@@ -24,12 +24,13 @@ pub(super) async fn watch(
     let mut answered = clock.now();
     let mut lost = false;
     loop {
+        metrics::set(metrics::CHAIN_LOST, usize::from(lost));
         match chain.alive().await {
             Ok(()) => {
                 answered = clock.now();
                 if lost {
                     tracing::warn!(event = "tx_chain_found", "the chain's node answers again");
-                    tell(&election, false);
+                    election.set_unready(Unready::Chain, false);
                 }
                 lost = false;
             }
@@ -37,7 +38,7 @@ pub(super) async fn watch(
                 if !lost {
                     let event = "tx_chain_lost";
                     tracing::error!(event, %error, "THE CHAIN CANNOT BE REACHED: not ready to lead");
-                    tell(&election, true);
+                    election.set_unready(Unready::Chain, true);
                 }
                 lost = true;
                 hand_over(&election, store.as_ref()).await;
@@ -46,11 +47,6 @@ pub(super) async fn watch(
         }
         sleep(lost_after / 3).await;
     }
-}
-
-fn tell(election: &Election, lost: bool) {
-    metrics::set(metrics::CHAIN_LOST, usize::from(lost));
-    election.set_unready(Unready::Chain, lost);
 }
 
 /// Steps down, if this node leads and another is ready: else nothing would be better.
