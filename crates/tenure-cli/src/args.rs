@@ -19,8 +19,8 @@ use crate::log::Form;
 const NOTES: &str = "\
 The database: --dsn, else $TENURE_DSN, $PG_DSN, $PG_CONN_STRING, $SH_PENDING_DB_URL, else libpq's
 own variables, else the file of --config, else a private PostgreSQL on this machine (one leader per
-MACHINE; see `tenure embedded`; --no-embedded forbids it). Only `run` and `acquire` start it; commands
-that ask or order use it if it runs.
+MACHINE; see `tenure embedded`; --no-embedded forbids it). Only `run` and `acquire` start it;
+commands that ask or order use it if it runs.
 Warnings and errors are logged to standard error; $TENURE_LOG=info logs more, =off nothing.";
 
 const RUN_NOTES: &str = "\
