@@ -333,7 +333,7 @@ pub(crate) struct Alter {
     /// The lock key that all its members use from now on
     #[arg(long, value_name = "KEY", allow_hyphen_values = true)]
     pub(crate) new_key: Option<LockKey>,
-    /// The lease that its successors wait out; a member with a longer one raises it again
+    /// The lease that successors wait out; a member's longer one raises it
     #[arg(long, value_name = "TIME", value_parser = some_time)]
     pub(crate) lease: Option<Duration>,
 }

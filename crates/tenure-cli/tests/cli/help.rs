@@ -2,7 +2,7 @@
 
 use crate::kit::{code, ends, stdout};
 
-const COMMANDS: [&str; 18] = [
+const COMMANDS: [&str; 20] = [
     "run",
     "acquire",
     "status",
@@ -14,6 +14,8 @@ const COMMANDS: [&str; 18] = [
     "resume",
     "release",
     "lower-lease",
+    "alter",
+    "forget",
     "doctor",
     "migrate",
     "key",

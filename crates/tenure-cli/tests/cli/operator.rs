@@ -299,3 +299,22 @@ async fn a_reader_that_has_read_enough_is_no_error() {
     let output = child.wait_with_output().await.expect("it ends");
     assert_eq!((code(&output), stderr(&output).as_str()), (0, ""));
 }
+
+#[tokio::test]
+async fn a_role_at_rest_is_changed_and_forgotten() {
+    let database = database().await;
+    let dsn = database.dsn();
+    assert_eq!(code(&ends(&["acquire", "--role", "r", "--dsn", &dsn]).await), 0);
+    let refused = ends(&["forget", "--role", "r", "--dsn", &dsn]).await;
+    assert_ne!(code(&refused), 0);
+    assert!(stderr(&refused).contains("tenure pause --role r"), "{}", stderr(&refused));
+    assert_eq!(code(&ends(&["pause", "--role", "r", "--dsn", &dsn]).await), 0);
+    assert_eq!(code(&ends(&["alter", "--role", "r", "--dsn", &dsn]).await), 2);
+    let altered = ends(&["alter", "--role", "r", "--policy", "fenced", "--dsn", &dsn]).await;
+    assert_eq!(code(&altered), 0, "{}", stderr(&altered));
+    let told = stdout(&ends(&["history", "--role", "r", "--orders", "--dsn", &dsn]).await);
+    assert!(told.contains("alter") && told.contains("asked by operator on"), "{told}");
+    let forgotten = ends(&["forget", "--role", "r", "--dsn", &dsn]).await;
+    assert!(stdout(&forgotten).contains("continues above epoch 1"), "{}", stdout(&forgotten));
+    assert_eq!(code(&ends(&["forget", "--role", "r", "--dsn", &dsn]).await), 7);
+}
