@@ -114,6 +114,8 @@ impl From<StoreError> for Failure {
     fn from(error: StoreError) -> Self {
         match &error {
             StoreError::Unreachable(why) => why.into(),
+            StoreError::Bound(_) => Failure::usage(error.to_string()),
+            StoreError::MayBeLost(_) => Failure::new(Exit::Refused, error.to_string()),
             StoreError::Lost(_) => Failure::new(Exit::Unreachable, error.to_string()),
             // A database on which no node ever ran is the commonest mistake.
             StoreError::Database(refused)
@@ -135,14 +137,9 @@ impl From<StoreError> for Failure {
     }
 }
 
+/// It says itself what to do, once.
 impl From<&ConnectError> for Failure {
     fn from(error: &ConnectError) -> Self {
-        let why = chain(error);
-        Failure::new(
-            Exit::Unreachable,
-            format!(
-                "the database cannot be reached: {why}; check that it runs and the connection string"
-            ),
-        )
+        Failure::new(Exit::Unreachable, error.to_string())
     }
 }

@@ -89,17 +89,31 @@ begin
     end loop;
 end $$;
 
--- What a leader does before anything else: it binds the account to its role and its chain, or finds
--- that they are bound already. TN103: to others.
-create function tenure_tx.open_account(
-    p_role text, p_epoch bigint, p_account bytea, p_chain text
-) returns void language plpgsql volatile as $$
+-- What is accepted and might still be lost, for people: the server cannot tell which standby will be
+-- promoted, nor whether one is yet to come.
+create function tenure_tx.doubts() returns setof text language plpgsql stable as $$
+declare
+    names    text := current_setting('synchronous_standby_names');
+    parts    text[] := regexp_match(names, '^\s*(any|first)?\s*(\d+)?\s*\((.*)\)\s*$', 'i');
+    listed   text := coalesce(parts[3], names);
+    timeline integer := ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::integer;
+begin
+    if names <> '' and (listed like '%*%'
+            or coalesce(parts[2]::integer, 1) < cardinality(string_to_array(listed, ','))) then
+        return next format('commits wait for some of the standbys only (synchronous_standby_names '
+            'is %L): accepted requests survive if one of those is promoted', names);
+    elsif names = '' and timeline > 1 then
+        return next format('this server was promoted once (timeline %s) and shows no standby now: '
+            'if it is to have one, make it synchronous first', timeline);
+    end if;
+end $$;
+
+-- Raises TN103 if the account, the role and the chain are not bound to each other, but to others.
+create function tenure_tx.check_account(p_role text, p_account bytea, p_chain text) returns void
+language plpgsql stable as $$
 declare
     bound record;
 begin
-    perform tenure.fence(p_role, p_epoch);
-    insert into tenure_tx.account (account_id, role, chain) values (p_account, p_role, p_chain)
-        on conflict do nothing;
     for bound in
         select a.account_id, a.role, a.chain from tenure_tx.account a
             where a.account_id = p_account or a.role = p_role
@@ -115,6 +129,18 @@ begin
                 encode(p_account, 'hex'), bound.chain, p_chain using errcode = 'TN103';
         end if;
     end loop;
+end $$;
+
+-- What a leader does before anything else: it binds the account to its role and its chain, or finds
+-- that they are bound already.
+create function tenure_tx.open_account(
+    p_role text, p_epoch bigint, p_account bytea, p_chain text
+) returns void language plpgsql volatile as $$
+begin
+    perform tenure.fence(p_role, p_epoch);
+    insert into tenure_tx.account (account_id, role, chain) values (p_account, p_role, p_chain)
+        on conflict do nothing;
+    perform tenure_tx.check_account(p_role, p_account, p_chain);
 end $$;
 
 -- Statuses, without the fence: for the functions below. One for another hash than the current
@@ -242,7 +268,8 @@ begin
 end $$;
 
 -- Moves ended rows below the finalised nonce that are older than p_age to the past, and forgets what
--- is older than p_ids; at most p_limit of each at once.
+-- is older than p_ids; at most p_limit of each at once. Without the account's lock: no writer touches
+-- a row that has ended, but to give a refused one's nonce away, and no accept waits for this.
 create function tenure_tx.cleanup(
     p_role text, p_epoch bigint, p_account bytea, p_below bigint, p_age interval, p_ids interval,
     p_limit integer
@@ -252,7 +279,6 @@ declare
     gone bigint;
 begin
     perform tenure.fence(p_role, p_epoch);
-    perform tenure_tx.lock_account(p_account);
     with moving as (
         delete from tenure_tx.pending_transactions t
             where t.account_id = p_account and t.nonce in (

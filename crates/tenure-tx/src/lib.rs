@@ -49,10 +49,12 @@
 //!
 //! # What it does not
 //!
-//! * It does not make a call succeed: a mined transaction may have failed on chain.
-//! * A request that no node can have, because each refused it on its merits, ends as *refused*; it may
-//!   be sent anew. Bytes that a node may have are given up only by an order: a drop, or a deadline.
-//! * If another program uses the account, its transaction may take a nonce: ours ends as *usurped*.
+//! * It does not make a call succeed: what failed on chain ends as [`status::EndKind::Reverted`].
+//! * A request that no node can have, because each refused it on its merits, ends as
+//!   [`status::EndKind::Refused`]; try again under another id. Bytes that a node may have are given up
+//!   only by an order: a drop, or a deadline.
+//! * If another program uses the account, its transaction may take a nonce: ours ends as
+//!   [`status::EndKind::Usurped`].
 //! * With `Finality::Confirmations` on Ethereum, a block is final after as many blocks as you say;
 //!   a deeper reorganisation makes a finalised status wrong.
 //!

@@ -131,7 +131,12 @@ impl ServiceBuilder {
         let (stale_to, stale) = watch::channel(false);
         if let Some(store) = store.as_ref().filter(|_| election.lease().is_some()) {
             match store.migrate().await {
-                Ok(()) => {}
+                Ok(()) => {
+                    // A server that cannot be asked now is asked inside every accept.
+                    for doubt in store.doubts().await.unwrap_or_default() {
+                        tracing::warn!("{doubt}");
+                    }
+                }
                 Err(error @ (StoreError::Unreachable(_) | StoreError::Lost(_))) => {
                     tracing::error!(%error, "the database does not answer; following without a view");
                 }

@@ -254,6 +254,20 @@ impl Store {
         self.write(|session| &session.record, epoch, &statuses.arguments()).await
     }
 
+    /// What is accepted here and might still be lost, one sentence each.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn doubts(&self) -> Result<Vec<String>, StoreError> {
+        if self.as_journal().is_some() {
+            return Ok(Vec::new());
+        }
+        let session = self.session().await?;
+        let doubts = "select tenure_tx.doubts()";
+        let rows = self.bounded(session.client.query(doubts, &[])).await?;
+        Ok(rows.iter().map(|row| row.get(0)).collect())
+    }
+
     /// Binds the account to the role and the chain, or finds that they are bound already.
     ///
     /// # Errors
@@ -270,6 +284,22 @@ impl Store {
         let open = "select tenure_tx.open_account($1, $2, $3, $4)";
         let arguments: [&(dyn ToSql + Sync); 4] = [role, &epoch, &account, &chain];
         self.bounded(session.client.query_one(open, &arguments)).await.map(drop)
+    }
+
+    /// Finds out whether account, role and chain are bound to others, without binding them.
+    ///
+    /// # Errors
+    /// [`StoreError::Bound`] if they are.
+    #[doc(hidden)]
+    pub async fn check_account(&self, chain: &str) -> Result<(), StoreError> {
+        if self.as_journal().is_some() {
+            return Ok(());
+        }
+        let session = self.session().await?;
+        let (role, account) = (&self.0.options.role, self.account().as_bytes());
+        let check = "select tenure_tx.check_account($1, $2, $3)";
+        let arguments: [&(dyn ToSql + Sync); 3] = [role, &account, &chain];
+        self.bounded(session.client.query_one(check, &arguments)).await.map(drop)
     }
 
     /// All open rows, and how far the nonces are used for good.

@@ -43,6 +43,12 @@ async fn a_commit_that_no_standby_has_is_no_acceptance_unless_the_operator_says_
     settle(&database, &names).await;
     let accepted = node.accept(E1, 0, &[row(2, 3, "synchronous")]).await;
     assert_eq!(accepted.expect("every commit waits for the standby"), [2]);
+    assert!(node.doubts().await.expect("answers").is_empty(), "every standby has every commit");
+    let quorum = format!("ANY 1 ({}, another)", standby.standby_name());
+    cluster.set(&[("synchronous_standby_names", &quorum)]).await.expect("set");
+    settle(&database, &quorum).await;
+    let doubts = store(&database.dsn(), "c").doubts().await.expect("answers");
+    assert!(doubts.len() == 1 && doubts[0].contains("some of the standbys"), "{doubts:?}");
     cluster.set(&[("synchronous_standby_names", "")]).await.expect("set");
     settle(&database, "").await;
     why(node.accept(E1, 0, &[row(3, 4, "emptied")]).await);

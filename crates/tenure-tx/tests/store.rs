@@ -311,6 +311,9 @@ async fn an_account_belongs_to_one_role_and_one_chain() {
     let ours = store(&db.dsn(), "a");
     ours.open_account(E1, "1 0xaa").await.expect("the first");
     ours.open_account(E1, "1 0xaa").await.expect("the same again");
+    ours.check_account("1 0xaa").await.expect("bound to each other");
+    let other = ours.check_account("777 0xbb").await.expect_err("another chain");
+    assert!(matches!(other, StoreError::Bound(_)), "{other}");
     let other = ours.open_account(E1, "777 0xbb").await.expect_err("another chain");
     assert!(matches!(&other, StoreError::Bound(why) if why.contains("777 0xbb")), "{other}");
     let key = AccountId::new([0xbb; 20]).expect("20 bytes");

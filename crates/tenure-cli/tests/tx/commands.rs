@@ -228,7 +228,7 @@ async fn every_mistake_is_one_sentence_with_a_remedy_and_no_secret() {
         (substrate.to_vec(), 2, "--account"),
         ([&substrate[..], &["--account", "0xaa"]].concat(), 2, "--signer-command"),
         (vec!["list", "--account", ADDRESS], 2, "TENURE_DSN"),
-        (vec!["list", "--account", ADDRESS, "--dsn", away], 5, "check that it runs"),
+        (vec!["list", "--account", ADDRESS, "--dsn", away], 5, "check that the server runs"),
         (vec!["list", "--account", "0xzz", "--dsn", away], 2, "full address"),
         ([&["list"], &read[..]].concat(), 7, "start a node"),
         ([&["gaps"], &read[..]].concat(), 7, "start a node"),
@@ -249,6 +249,23 @@ async fn every_mistake_is_one_sentence_with_a_remedy_and_no_secret() {
         let clap = said.starts_with("error: ");
         assert!(clap || said.trim_end().lines().count() == 1, "{arguments:?}: {said}");
         assert!(!said.contains("hunter2") && !said.contains(&KEY[..8]), "{arguments:?}: {said}");
+    }
+}
+
+#[tokio::test]
+async fn the_database_is_named_as_for_every_other_command() {
+    let database = shared_cluster().await.database().await.expect("a database");
+    let dsn = database.dsn();
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("tenure.toml");
+    std::fs::write(&file, format!("[database]\ndsn = {dsn:?}\n")).expect("written");
+    let named = [("PG_DSN", dsn.clone()), ("TENURE_CONFIG", file.display().to_string())];
+    for (variable, value) in named {
+        let mut command = program();
+        command.env_remove("PG_DSN").env(variable, value);
+        let output = command.args(["list", "--account", ADDRESS]).output().await.expect("runs");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(7), "{variable} reaches an empty database: {said}");
     }
 }
 
