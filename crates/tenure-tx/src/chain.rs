@@ -63,6 +63,16 @@ pub struct ChainIdentity {
     pub genesis: Hash,
 }
 
+/// As it is stored with the account.
+impl std::fmt::Display for ChainIdentity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.id {
+            Some(id) => write!(f, "{id} with genesis {}", self.genesis),
+            None => write!(f, "with genesis {}", self.genesis),
+        }
+    }
+}
+
 /// How a price was too low.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shortfall {

@@ -136,6 +136,13 @@ impl ServiceBuilder {
                     for doubt in store.doubts().await.unwrap_or_default() {
                         tracing::warn!("{doubt}");
                     }
+                    // A chain that does not answer now is asked again before anything is sent.
+                    if let Ok(identity) = chain.identity().await
+                        && let Err(error @ StoreError::Bound(_)) =
+                            store.check_account(&identity.to_string()).await
+                    {
+                        return Err(ServiceError::Store(error));
+                    }
                 }
                 Err(error @ (StoreError::Unreachable(_) | StoreError::Lost(_))) => {
                     tracing::error!(%error, "the database does not answer; following without a view");

@@ -22,9 +22,11 @@ use tenure_tx::chain::{Chain as _, Head, Outcome};
 use tenure_tx::election::NodeRole;
 use tenure_tx::engine::NonceError;
 use tenure_tx::service::{
-    Mode, Payload, SendError, SendRequest, ServiceOptions, TransactionHandle, TransactionService,
+    Mode, Payload, SendError, SendRequest, ServiceError, ServiceOptions, TransactionHandle,
+    TransactionService,
 };
 use tenure_tx::status::State;
+use tenure_tx::store::StoreError;
 use tokio::time::timeout;
 
 async fn send(node: &Node, tag: u64) -> TransactionHandle {
@@ -163,9 +165,26 @@ async fn a_node_that_restarts_with_an_empty_pool_gets_everything_again() {
 }
 
 #[tokio::test]
+async fn what_was_accepted_for_one_chain_is_never_sent_to_another() {
+    let db = database().await;
+    let anvil = Anvil::start(&["--no-mining"]).await;
+    let node = Node::leader(&db.dsn(), &anvil).await;
+    let handle = send(&node, 0).await;
+    assert_eq!(handle.nonce, 0);
+    node.election.depose();
+    let other = Anvil::start(&["--chain-id", "777"]).await;
+    let (_election, builder) = Node::builder("b", &db.dsn(), &other).await;
+    let error = builder.options(impatient()).start().await.expect_err("another chain");
+    let ServiceError::Store(StoreError::Bound(why)) = &error else { panic!("{error:?}") };
+    assert!(why.contains("777"), "{why}");
+    assert_eq!(other.nonce().await, 0);
+}
+
+#[tokio::test]
 async fn a_chain_that_lost_its_state_gets_nothing_until_it_has_caught_up() {
     let db = database().await;
-    let mut anvil = Anvil::start(&[]).await;
+    // A fixed first block: it is the same chain, although it forgot the rest.
+    let mut anvil = Anvil::start(&["--timestamp", "1700000000"]).await;
     let node = Node::leader(&db.dsn(), &anvil).await;
     for tag in 0..3 {
         let mut handle = send(&node, tag).await;

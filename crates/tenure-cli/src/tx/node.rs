@@ -75,6 +75,13 @@ pub(crate) struct NodeArgs {
     /// The most it may ever tip
     #[arg(long, value_name = "AMOUNT", value_parser = amount)]
     pub(crate) max_tip: Option<u128>,
+    /// Ethereum: the most that is ever paid for a unit of gas, base fee and tip together, as 50gwei;
+    /// a base fee above it is waited out
+    #[arg(long, value_name = "AMOUNT", value_parser = amount)]
+    pub(crate) max_fee_per_gas: Option<u128>,
+    /// Ethereum: the most that is ever paid for the gas of one transaction, as 0.01eth
+    #[arg(long, value_name = "AMOUNT", value_parser = amount)]
+    pub(crate) max_fee: Option<u128>,
     /// When the lowest unmined nonce is sent again with a higher tip
     #[arg(long, default_value = "60s", value_parser = period)]
     pub(crate) stuck_after: Duration,
@@ -127,7 +134,13 @@ async fn chain(args: &NodeArgs) -> Result<(Arc<dyn Chain>, Arc<dyn Signer>), Fai
     match args.chain {
         Kind::Ethereum => {
             let finality = args.confirmations.map_or(Finality::Tag, Finality::Confirmations);
-            let options = EthereumOptions { poll: args.poll, finality, ..Default::default() };
+            let options = EthereumOptions {
+                poll: args.poll,
+                finality,
+                max_fee_per_gas: args.max_fee_per_gas,
+                max_fee: args.max_fee,
+                ..Default::default()
+            };
             let chain = EthereumChain::with_endpoints(args.rpc.reveal().split(','), options)
                 .map_err(wrong)?;
             // Before the chain is waited for: a bad key is known at once.

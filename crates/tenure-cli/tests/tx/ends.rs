@@ -129,3 +129,28 @@ async fn a_request_in_a_block_is_not_dropped_and_that_is_said() {
     let (_, row) = told(&run(&[&["show", "--id", "rent"], &read[..]].concat()).await);
     assert_eq!((&row["noop"], &row["state"]), (&json!(false), &json!("in_block")), "{row}");
 }
+#[tokio::test]
+async fn a_request_that_is_in_no_block_at_its_deadline_is_given_up_by_whichever_node_leads() {
+    let database = shared_cluster().await.database().await.expect("a database");
+    let dsn = database.dsn();
+    let anvil = Anvil::start(&["--no-mining"]).await;
+    let (mut child, address) = node(&["--dsn", &dsn, "--lease", "1500ms"], &anvil).await;
+    let send = ["send", "--node", &address, "--request-id", "rent", "--deadline", "3s"];
+    let sent = run(&[&send[..], &["--call", &call(7)]].concat()).await;
+    assert!(sent.status.success(), "{sent:?}");
+    anvil.pooled(1).await;
+    // The deadline is the request's, not the process's.
+    child.kill().await.expect("killed");
+    let (_child, address) = node(&["--dsn", &dsn, "--lease", "1500ms"], &anvil).await;
+    let read = ["--dsn", &dsn, "--account", ADDRESS, "--json"];
+    let given_up = async {
+        while told(&run(&[&["show", "--id", "rent"], &read[..]].concat()).await).1["noop"]
+            != json!(true)
+        {}
+    };
+    timeout(Duration::from_secs(30), given_up).await.expect("a no-op is stored");
+    let wait = ["wait", "--node", &address, "--json", "rent"];
+    let (code, rent) = told(&mining(&anvil, &wait).await);
+    assert_eq!((code, &rent["end"]["kind"]), (Some(9), &json!("expired")), "{rent}");
+    assert_eq!(anvil.mined().await[0]["to"], ADDRESS, "the no-op");
+}

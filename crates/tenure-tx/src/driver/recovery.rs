@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tenure_core::epoch::Epoch;
 use tokio::time::sleep;
 
 use super::content::Content;
 use super::{Answer, Driver, Phase};
-use crate::chain::Head;
+use crate::chain::{Chain, Head};
 use crate::engine::Input;
-use crate::store::{CLEANUP_ROWS, Retention, Snapshot};
+use crate::store::{CLEANUP_ROWS, Retention, Snapshot, Store, StoreError};
 
 /// The longest pause before what is open is read again: a leader that waits sends nothing.
 const RECOVER_MAX: Duration = Duration::from_secs(5);
@@ -21,7 +22,12 @@ const CLEANUP_EVERY: Duration = Duration::from_secs(60);
 enum Trouble {
     Table(String),
     Chain(String),
-    Behind { chain: u64, table: u64 },
+    /// Account, role and chain are bound to others.
+    Foreign(String),
+    Behind {
+        chain: u64,
+        table: u64,
+    },
 }
 
 impl Trouble {
@@ -29,9 +35,16 @@ impl Trouble {
     fn is(&self, other: &Trouble) -> bool {
         match (self, other) {
             (Trouble::Table(one), Trouble::Table(other))
-            | (Trouble::Chain(one), Trouble::Chain(other)) => one == other,
+            | (Trouble::Chain(one), Trouble::Chain(other))
+            | (Trouble::Foreign(one), Trouble::Foreign(other)) => one == other,
             (Trouble::Behind { .. }, Trouble::Behind { .. }) => true,
-            (Trouble::Table(_) | Trouble::Chain(_) | Trouble::Behind { .. }, _) => false,
+            (
+                Trouble::Table(_)
+                | Trouble::Chain(_)
+                | Trouble::Foreign(_)
+                | Trouble::Behind { .. },
+                _,
+            ) => false,
         }
     }
 
@@ -43,6 +56,11 @@ impl Trouble {
             Trouble::Chain(error) => {
                 tracing::warn!(error, "cannot read the chain's head; not acting until it answers");
             }
+            Trouble::Foreign(error) => tracing::error!(
+                error,
+                "THIS NODE IS NOT OF THIS GROUP: not acting until its chain, its key and its role \
+                 are those of the account"
+            ),
             Trouble::Behind { chain, table } => tracing::error!(
                 chain,
                 table,
@@ -67,6 +85,7 @@ impl Driver {
         self.phase = Phase::Recovering { since: self.now(), known };
         let (store, chain, account) =
             (self.reader.clone(), Arc::clone(&self.chain), self.signer.account().clone());
+        let (writer, epoch) = (self.store.clone(), self.epoch);
         let mut backoff = self.options.engine.backoff();
         backoff.max = backoff.max.min(RECOVER_MAX);
         self.spawn(async move |answers, generation| {
@@ -80,16 +99,24 @@ impl Driver {
                         None => Ok(Snapshot { open: Vec::new(), consumed: 0 }),
                     }
                 };
-                let trouble = match tokio::join!(snapshot, chain.head(&account)) {
-                    (Ok(snapshot), Ok(head)) if head.best_nonce >= snapshot.consumed => {
+                // Nonces of one chain mean nothing on another: first of all, whose they are.
+                let bound = bind(writer.as_ref(), epoch, chain.as_ref()).await;
+                let read = async { tokio::join!(snapshot, chain.head(&account)) };
+                let read = match bound {
+                    Ok(()) => Ok(read.await),
+                    Err(trouble) => Err(trouble),
+                };
+                let trouble = match read {
+                    Err(trouble) => trouble,
+                    Ok((Ok(snapshot), Ok(head))) if head.best_nonce >= snapshot.consumed => {
                         let _ = answers.send((generation, Answer::Recovered { snapshot, head }));
                         return;
                     }
-                    (Ok(snapshot), Ok(head)) => {
+                    Ok((Ok(snapshot), Ok(head))) => {
                         Trouble::Behind { chain: head.best_nonce, table: snapshot.consumed }
                     }
-                    (Err(error), _) => Trouble::Table(error.to_string()),
-                    (Ok(_), Err(error)) => Trouble::Chain(error.to_string()),
+                    Ok((Err(error), _)) => Trouble::Table(error.to_string()),
+                    Ok((Ok(_), Err(error))) => Trouble::Chain(error.to_string()),
                 };
                 if logged.as_ref().is_none_or(|last| !last.is(&trouble)) {
                     trouble.log();
@@ -158,5 +185,18 @@ impl Driver {
                 cleaned = clock.now();
             }
         });
+    }
+}
+
+/// Binds the account to its role and its chain, or finds that they are bound to each other.
+async fn bind(store: Option<&Store>, epoch: Epoch, chain: &dyn Chain) -> Result<(), Trouble> {
+    let Some(store) = store else { return Ok(()) };
+    let identity = chain.identity().await.map_err(|error| Trouble::Chain(error.to_string()))?;
+    match store.open_account(epoch, &identity.to_string()).await {
+        Ok(()) => Ok(()),
+        Err(error @ (StoreError::Bound(_) | StoreError::Journal(_))) => {
+            Err(Trouble::Foreign(error.to_string()))
+        }
+        Err(error) => Err(Trouble::Table(error.to_string())),
     }
 }
