@@ -2,16 +2,19 @@
 //!
 //! `node` runs one node; every other command asks a node over its own port.
 
+mod credentials;
 mod node;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use tenure_gossip::{
-    Admission, Answer, Ask, Client, ClientError, Ed25519Keys, KvGoal, KvQuestion, MemberChange,
-    Outcome, PeerId, Record, SessionError, TlsFiles, TxId, decode_hex, is_address,
+    Answer, Ask, Client, ClientError, Ed25519Keys, IdentityError, IdentityFolder, KvGoal,
+    KvQuestion, MemberChange, Outcome, PeerId, Record, SessionError, TlsFiles, Trust, TxId,
+    is_address,
 };
 
 use crate::args::period;
@@ -36,6 +39,18 @@ pub(crate) enum GossipCommand {
     Voter(VoterArgs),
     /// Make the leader give leadership up. Any node will do
     StepDown(NamespaceArgs),
+    /// Make an invitation for one new node, operator or client, and print it
+    Invite(credentials::InviteArgs),
+    /// Accept an invitation as an operator or a client, and keep the identity
+    Accept(credentials::AcceptArgs),
+    /// Give a key a right, or another one than it has
+    Grant(credentials::GrantArgs),
+    /// Take every right from a key; its connections end
+    Revoke(credentials::RevokeArgs),
+    /// Make an open cluster ask for credentials
+    Close(credentials::CloseArgs),
+    /// What each key may do
+    Credentials(credentials::ListArgs),
 }
 
 /// Which node, and how to be let in.
@@ -46,20 +61,18 @@ pub(crate) struct NodeAddress {
     node: String,
     #[command(flatten)]
     access: Access,
+    /// The folder of an identity to appear as: one that accepted an invitation, or a node's own (default: one
+    /// made up for the occasion, which only an open cluster listens to)
+    #[arg(long, env = "TENURE_GOSSIP_IDENTITY")]
+    identity: Option<PathBuf>,
 }
 
 /// How long a node may take over an answer that it has at hand.
 const ANSWER: Duration = Duration::from_secs(10);
 
-/// Secrets and certificates.
+/// Certificates of an authority, where the cluster uses them.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Access {
-    /// A file with the cluster's secret: any text, the same on all nodes
-    #[arg(long, env = "TENURE_GOSSIP_SECRET_FILE")]
-    secret_file: Option<PathBuf>,
-    /// The folder of an identity to appear as (default: one made up for the occasion)
-    #[arg(long)]
-    identity: Option<PathBuf>,
     /// This side's certificate (PEM), for mutual TLS
     #[arg(long, requires_all = ["tls_key", "tls_ca"])]
     tls_cert: Option<PathBuf>,
@@ -72,58 +85,60 @@ pub(crate) struct Access {
 }
 
 impl Access {
-    pub(crate) fn secret(&self) -> Result<[u8; 32], Failure> {
-        let Some(path) = &self.secret_file else { return Ok([0; 32]) };
-        let place = path.display();
-        let text = std::fs::read(path).map_err(|error| {
-            Failure::usage(format!("secret file {place}: {error}; check --secret-file"))
-        })?;
-        let text = text.trim_ascii();
-        if text.len() < 16 {
-            let why = "at least 16 bytes, or it can be guessed";
-            return Err(Failure::usage(format!("secret file {place}: {why}")));
-        }
-        Ok(blake3::derive_key("tenure gossip 2026 cluster secret", text))
-    }
-
     pub(crate) fn tls(&self) -> Option<TlsFiles> {
         let (cert, key, ca) = (self.tls_cert.clone()?, self.tls_key.clone()?, self.tls_ca.clone()?);
         Some(TlsFiles { cert, key, ca })
     }
+}
 
-    fn keys(&self) -> Result<Ed25519Keys, Failure> {
-        let Some(folder) = &self.identity else { return Ok(Ed25519Keys::generate()) };
-        let path = folder.join("identity");
-        let wrong =
-            |why: &str| Failure::usage(format!("{}: {why}; name a node's folder", path.display()));
-        let text = std::fs::read_to_string(&path).map_err(|error| wrong(&error.to_string()))?;
-        let secret = decode_hex(&text).ok_or_else(|| wrong("not a key"))?;
-        Ok(Ed25519Keys::from_secret(&secret))
+impl From<IdentityError> for Failure {
+    fn from(error: IdentityError) -> Self {
+        Failure::usage(error.to_string())
     }
 }
 
 impl NodeAddress {
     /// Ready to connect: what was typed is right
-    fn checked(&self) -> Result<(Ed25519Keys, Admission, Option<TlsFiles>), Failure> {
+    fn checked(&self) -> Result<(Ed25519Keys, Trust), Failure> {
         if !is_address(&self.node) {
             return Err(Failure::usage(format!("node: HOST:PORT, not {:?}", self.node)));
         }
-        let admission = Admission { secret: self.access.secret()?, allow: None };
-        Ok((self.access.keys()?, admission, self.access.tls()))
+        let mut trust = Trust::default();
+        trust.tls = self.access.tls();
+        let Some(folder) = &self.identity else { return Ok((Ed25519Keys::generate(), trust)) };
+        let folder = IdentityFolder::new(folder);
+        trust.nodes = folder.nodes()?;
+        Ok((folder.keys()?, trust))
     }
 
     async fn connect(&self) -> Result<Client, Failure> {
-        let (keys, admission, tls) = self.checked()?;
-        let client = Client::connect(&self.node, keys, &admission, tls.as_ref()).await;
-        client.map_err(|error| self.failure(&error))
+        self.try_connect().await?.map_err(|error| self.failure(&error))
+    }
+
+    async fn try_connect(&self) -> Result<Result<Client, ClientError>, Failure> {
+        let (keys, trust) = self.checked()?;
+        let mut client = match Client::connect(&self.node, keys, &trust).await {
+            Ok(client) => client,
+            Err(error) => return Ok(Err(error)),
+        };
+        // A node that is believed says which nodes there are now: others may be gone tomorrow.
+        if let (Some(known), Some(folder)) = (&trust.nodes, &self.identity)
+            && let Ok(Answer::Nodes(nodes)) = client.ask(Ask::Nodes, ANSWER).await
+        {
+            let nodes: BTreeSet<_> = nodes.into_iter().collect();
+            if nodes != *known && !nodes.is_empty() {
+                // A folder that cannot be written still lets the present nodes be asked.
+                let _ = IdentityFolder::new(folder).believe(&nodes);
+            }
+        }
+        Ok(Ok(client))
     }
 
     /// The same, for a node that may have been started a moment ago
     async fn connect_patiently(&self) -> Result<Client, Failure> {
         let until = tokio::time::Instant::now() + Duration::from_secs(3);
         loop {
-            let (keys, admission, tls) = self.checked()?;
-            match Client::connect(&self.node, keys, &admission, tls.as_ref()).await {
+            match self.try_connect().await? {
                 Ok(client) => return Ok(client),
                 Err(ClientError::Unreachable { why, .. })
                     if why.kind() == std::io::ErrorKind::ConnectionRefused
@@ -157,6 +172,11 @@ impl NodeAddress {
                 format!("node {node}: {}; try again, or ask another node", chain(error)),
             ),
             ClientError::Refused(why) => Failure::new(Exit::Rejected, why.clone()),
+            ClientError::Session(SessionError::UnknownNode(_)) if self.identity.is_none() => {
+                let remedy =
+                    "name your identity by --identity FOLDER; `tenure gossip accept` makes one";
+                Failure::usage(format!("node {node} asks for credentials; {remedy}"))
+            }
             ClientError::Tls(_) => Failure::usage(format!("node {node}: {error}")),
             // `ClientError` may grow; whatever it says, the node did not answer the question.
             _ => Failure::failed(format!("node {node}: {}", chain(error))),
@@ -288,7 +308,7 @@ pub(crate) struct VoterArgs {
     at: NamespaceArgs,
     /// What to do.
     change: VoterChange,
-    /// The node's whole id.
+    /// The node's id, or the first digits of it.
     id: String,
 }
 
@@ -308,10 +328,14 @@ pub(crate) async fn run(command: GossipCommand) -> Result<Exit, Failure> {
         GossipCommand::Watch(args) => watch(args).await,
         GossipCommand::Status(args) => status(args).await,
         GossipCommand::History(args) => history(args).await,
+        GossipCommand::Invite(args) => credentials::invite(args).await,
+        GossipCommand::Accept(args) => credentials::accept(args).await,
+        GossipCommand::Grant(args) => credentials::grant(args).await,
+        GossipCommand::Revoke(args) => credentials::revoke(args).await,
+        GossipCommand::Close(args) => credentials::close(args).await,
+        GossipCommand::Credentials(args) => credentials::list(args).await,
         GossipCommand::Voter(args) => {
-            let id = PeerId::from_hex(&args.id).ok_or_else(|| {
-                Failure::usage("id: 64 hexadecimal digits, as `gossip status` shows them")
-            })?;
+            let id = args.at.node_id(&args.id).await?;
             let change = match args.change {
                 VoterChange::Add => MemberChange::Learn(id),
                 VoterChange::Remove => MemberChange::Remove(id),
@@ -340,7 +364,48 @@ async fn order(at: &NamespaceArgs, ask: Ask) -> Result<Exit, Failure> {
     }
 }
 
+/// The key that `text` begins, if it is one of `known` alone; a whole key need not be known.
+fn resolve(text: &str, known: impl IntoIterator<Item = PeerId>) -> Result<PeerId, Failure> {
+    if let Some(id) = PeerId::from_hex(text) {
+        return Ok(id);
+    }
+    let digits = text.len() >= 4 && text.chars().all(|c| c.is_ascii_hexdigit());
+    if !digits {
+        let bound = "at least 4 of its 64 hexadecimal digits, as `gossip status` shows them";
+        return Err(Failure::usage(format!("id: {bound}, not {text:?}")));
+    }
+    let text = text.to_ascii_lowercase();
+    let found: BTreeSet<_> =
+        known.into_iter().filter(|id| id.to_hex().starts_with(&text)).collect();
+    match (found.first(), found.len()) {
+        (Some(id), 1) => Ok(*id),
+        (None, _) => Err(Failure::new(
+            Exit::NotFound,
+            format!(
+                "no node whose id begins with {text}; see `gossip status`, or give the whole id"
+            ),
+        )),
+        (Some(_), many) => Err(Failure::usage(format!(
+            "id: {many} ids begin with {text}; give more of its digits"
+        ))),
+    }
+}
+
 impl NamespaceArgs {
+    /// The node that was meant by the first digits of its id
+    async fn node_id(&self, text: &str) -> Result<PeerId, Failure> {
+        if PeerId::from_hex(text).is_some() || text.len() < 4 {
+            return resolve(text, []);
+        }
+        let space = self.space().await?;
+        let status = self.at.status().await?;
+        let lists = ["voters", "learners", "removed"].map(|list| space[list].clone());
+        let ids = lists.into_iter().chain([status["connected"].clone(), json!([status["id"]])]);
+        let ids =
+            ids.flat_map(|list| serde_json::from_value::<Vec<PeerId>>(list).unwrap_or_default());
+        resolve(text, ids)
+    }
+
     /// The status of the namespace on the node that was asked
     async fn space(&self) -> Result<Value, Failure> {
         let status = self.at.status().await?;

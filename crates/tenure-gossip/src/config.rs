@@ -5,9 +5,9 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::credentials::{CREDENTIALS, Invitation, Right};
 use crate::engine::EngineConfig;
 use crate::net::link::Flood;
-use crate::net::session::Admission;
 use crate::net::tls::TlsFiles;
 use crate::net::wire::MAX_NAMESPACE;
 use crate::net::{is_address, is_unspecified};
@@ -63,9 +63,13 @@ pub struct HostConfig {
     pub start: Start,
     /// The namespaces it carries (default: `main`); at least one, of 1 to 64 bytes each.
     pub namespaces: Vec<String>,
-    /// Which nodes and clients may connect (default: every program that reaches the port).
-    pub admission: Admission,
-    /// Mutual TLS (default: none; frames are signed, and can be read on the way).
+    /// Whether the cluster that this node founds, or joins without an invitation, is open: every program that
+    /// reaches a port of it may do everything (default: only if this node listens on loopback).
+    pub open: bool,
+    /// Lets a new node into a cluster that is not open (default: none).
+    pub invitation: Option<Invitation>,
+    /// Certificates of an authority, checked besides the keys (default: none, the keys alone). The files are
+    /// read again when they change.
     pub tls: Option<TlsFiles>,
     /// How much one connection may send.
     pub flood: Flood,
@@ -86,7 +90,8 @@ impl HostConfig {
             advertise: None,
             start,
             namespaces: vec!["main".to_owned()],
-            admission: Admission::default(),
+            open: listen.ip().is_loopback(),
+            invitation: None,
             tls: None,
             flood: Flood::default(),
             submit_timeout: Duration::from_secs(30),
@@ -111,6 +116,14 @@ impl HostConfig {
         {
             let bound = format!("{bad:?} must have 1 to {MAX_NAMESPACE} bytes");
             return Err(ConfigError::new("namespaces", bound, "it travels with every message"));
+        }
+        if self.namespaces.iter().any(|name| name == CREDENTIALS) {
+            let bound = format!("any name but {CREDENTIALS}");
+            return Err(ConfigError::new("namespaces", bound, "every node carries it already"));
+        }
+        if self.invitation.as_ref().is_some_and(|invitation| invitation.right != Right::Node) {
+            let reason = "an operator makes one by `tenure gossip invite node`";
+            return Err(ConfigError::new("invitation", "one for a node", reason));
         }
         if let Start::Join(seeds) = &self.start {
             seeds.iter().try_for_each(|seed| address("join", seed))?;
@@ -170,6 +183,9 @@ mod tests {
     fn every_value_that_cannot_be_is_named() {
         assert_eq!(refused(|c| c.namespaces.clear()), "namespaces");
         assert_eq!(refused(|c| c.namespaces = vec!["n".repeat(65)]), "namespaces");
+        assert_eq!(refused(|c| c.namespaces.push(CREDENTIALS.to_owned())), "namespaces");
+        let client = Invitation::new([0; 16], Right::Client, Duration::from_secs(1));
+        assert_eq!(refused(|c| c.invitation = Some(client)), "invitation");
         assert_eq!(refused(|c| c.advertise = Some("nowhere".into())), "advertise");
         assert_eq!(refused(|c| c.advertise = Some("0.0.0.0:7400".into())), "advertise");
         assert_eq!(refused(|c| c.advertise = Some("[::]:7400".into())), "advertise");

@@ -2,6 +2,7 @@
 
 mod asks;
 mod caller;
+mod credentials;
 mod links;
 pub(crate) mod refusal;
 pub(crate) mod status;
@@ -14,14 +15,16 @@ use std::time::Duration;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use tenure_core::{BootClock, Clock as _, Epoch, GateKeeper, Tick};
-use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use self::caller::{Answerer, Caller};
 use self::links::{Calls, Linked};
 use self::refusal::Refusal;
 use self::status::Status;
 use self::work::Work;
+use crate::carried::Carried;
 use crate::commit::MemberChange;
+use crate::credentials::{CREDENTIALS, Rights};
 use crate::engine::{Engine, Event, Output, SubmitError, Write};
 use crate::history::{Record, TxId};
 use crate::identity::{Keys as _, PeerId};
@@ -53,7 +56,7 @@ pub(crate) enum FromHost<M> {
 }
 
 pub(crate) struct Namespace<M: StateMachine> {
-    pub(crate) engine: Engine<M>,
+    pub(crate) engine: Engine<Carried<M>>,
     pub(crate) keeper: GateKeeper,
     pub(crate) waiting: BTreeMap<TxId, Vec<Caller<Record>>>,
     pub(crate) watchers: Vec<Outbox>,
@@ -94,7 +97,10 @@ pub(crate) struct Parts<M: StateMachine> {
     pub(crate) contacts: Vec<Contact>,
     pub(crate) store: Store,
     pub(crate) shared: Arc<Shared>,
-    pub(crate) engines: BTreeMap<String, (Engine<M>, GateKeeper)>,
+    pub(crate) engines: BTreeMap<String, (Engine<Carried<M>>, GateKeeper)>,
+    pub(crate) rights: watch::Sender<Rights>,
+    /// Whether this node founds the cluster, and if so, whether openly.
+    pub(crate) founds: Option<bool>,
     pub(crate) from_links: mpsc::Receiver<FromLink>,
     pub(crate) from_host: mpsc::Receiver<FromHost<M>>,
     pub(crate) runtime: tokio::runtime::Handle,
@@ -110,6 +116,8 @@ pub(crate) struct Driver<M: StateMachine> {
     pub(crate) from_host: mpsc::Receiver<FromHost<M>>,
     pub(crate) runtime: tokio::runtime::Handle,
     pub(crate) namespaces: BTreeMap<String, Namespace<M>>,
+    pub(crate) rights: watch::Sender<Rights>,
+    founds: Option<bool>,
     pub(crate) links: BTreeMap<PeerId, Linked>,
     /// The links whose messages count: the ones to nodes of this cluster.
     accepted: BTreeSet<u64>,
@@ -135,6 +143,8 @@ impl<M: StateMachine> Driver<M> {
             store,
             shared,
             engines,
+            rights,
+            founds,
             from_links,
             from_host,
             runtime,
@@ -170,6 +180,8 @@ impl<M: StateMachine> Driver<M> {
             from_host,
             runtime,
             namespaces,
+            rights,
+            founds,
             links: BTreeMap::new(),
             accepted: BTreeSet::new(),
             contacts: BTreeMap::new(),
@@ -194,6 +206,7 @@ impl<M: StateMachine> Driver<M> {
         // A timer of its own: the application's runtime may be shut down before this node is.
         let timer = tokio::runtime::Builder::new_current_thread().enable_time().build();
         let timer = timer.map_err(|error| StoreError::Io(Box::new(error)))?;
+        self.follow_credentials();
         // What the start itself decided (a bootstrap) is on disk before any caller is answered.
         self.carry_out()?;
         loop {
@@ -239,6 +252,7 @@ impl<M: StateMachine> Driver<M> {
             if self.next_round <= at {
                 self.look_around(at)?;
             }
+            self.found_credentials(at);
             let stops = self.leave_when_drained(at);
             self.carry_out()?;
             if stops && let Some(stopped) = self.stopping.take() {
@@ -368,6 +382,9 @@ impl<M: StateMachine> Driver<M> {
     }
 
     fn processed(&mut self, name: &str, record: Record) {
+        if name == CREDENTIALS {
+            self.follow_credentials();
+        }
         let Some(ns) = self.namespaces.get_mut(name) else { return };
         for caller in ns.waiting.remove(&record.tx).into_iter().flatten() {
             caller.answer(Ok(record.clone()));
@@ -403,6 +420,9 @@ impl<M: StateMachine> Driver<M> {
             }
             Event::Snapshot { index, installed } => {
                 tracing::info!(namespace = name, index, installed, "snapshot");
+                if *installed && name == CREDENTIALS {
+                    self.follow_credentials();
+                }
             }
             Event::Forgot(peer) => {
                 tracing::error!(namespace = name, %peer, "this node has forgotten what it acknowledged (an old copy of its folder, or a copy that runs beside it); it is removed and must join again with a fresh folder");

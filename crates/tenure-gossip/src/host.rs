@@ -1,6 +1,7 @@
 //! A node as the application holds it.
 
 mod folder;
+mod join;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -11,24 +12,30 @@ use std::time::Duration;
 
 use tenure_core::{BootClock, GateKeeper, Identity, LeaderGate};
 use tokio::net::TcpListener;
-use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio_util::task::AbortOnDropHandle;
 
 use self::folder::Folder;
+use crate::carried::{Carried, first_credentials};
 use crate::commit::MemberChange;
 use crate::config::{ConfigError, HostConfig, Start};
+use crate::credentials::{CREDENTIALS, Rights};
 use crate::driver::refusal::Refusal;
 use crate::driver::status::Status;
 use crate::driver::{Driver, FromHost, Parts, now};
 use crate::engine::{Engine, OpenError};
 use crate::history::{Record, TxId};
 use crate::identity::{Ed25519Keys, Keys as _, PeerId};
+use crate::identity_file::{self, IdentityError};
 use crate::machine::StateMachine;
+use crate::net::client::ClientError;
 use crate::net::link::{Shared, listen};
 use crate::net::tls::{Tls, TlsError};
 use crate::net::wire::Contact;
 use crate::storage::{Store, StoreError};
 
+/// How often it is looked whether certificates changed.
+const RELOAD: Duration = Duration::from_secs(5);
 /// Inputs that wait for the driver; a task that brings more waits.
 const QUEUE: usize = 4_096;
 
@@ -39,7 +46,7 @@ pub enum HostError {
     /// A setting out of its bounds.
     #[error("configuration: {0}")]
     Config(#[from] ConfigError),
-    /// The files of mutual TLS cannot be used.
+    /// The files of an authority's certificates cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
     /// [`Start::Resume`] on a node that neither founded nor joined a cluster.
@@ -47,6 +54,19 @@ pub enum HostError {
         "this node has no state: start it with --bootstrap (once, on one node) or with --join ADDRESS; it never founds a cluster by itself"
     )]
     NoState,
+    /// The cluster asks for credentials, and this node has none.
+    #[error(
+        "the cluster at {0} asks for an invitation: let an operator make one by `tenure gossip invite node`, and start with --invitation FILE"
+    )]
+    Uninvited(String),
+    /// The invitation did not let it in.
+    #[error("the invitation does not let this node in: {0}")]
+    NotLetIn(#[source] ClientError),
+    /// The cluster is open, and other machines reach this node.
+    #[error(
+        "the cluster is open: every program that reaches {0} could do everything; start with --open if that is meant, or close the cluster by `tenure gossip close`"
+    )]
+    OpenCluster(String),
     /// It joined a cluster and wants to found a namespace in it.
     #[error(
         "this node joined a cluster that another one founded: start it without --bootstrap; namespace {0:?} is founded on the node that founded the cluster"
@@ -72,15 +92,8 @@ pub enum HostError {
         why: io::Error,
     },
     /// Its folder, or a file in it, can be read by other users.
-    #[error("{}: other users of this machine may use it (mode {mode:o}); give it to its owner alone: chmod {right:o} {}", path.display(), path.display())]
-    Exposed {
-        /// The folder or file.
-        path: PathBuf,
-        /// Its mode.
-        mode: u32,
-        /// What it must be.
-        right: u32,
-    },
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
     /// No record within [`HostConfig::submit_timeout`].
     #[error("transaction {0} may or may not be decided; submit it again under the same id")]
     Undecided(TxId),
@@ -100,6 +113,7 @@ pub struct Host<M: StateMachine> {
     gates: BTreeMap<String, LeaderGate>,
     submit_timeout: Duration,
     listener: AbortOnDropHandle<()>,
+    _tasks: [AbortOnDropHandle<()>; 2],
     thread: Option<std::thread::JoinHandle<Result<(), StoreError>>>,
 }
 
@@ -111,15 +125,19 @@ impl<M: StateMachine> Host<M> {
     /// See [`HostError`]; nothing runs then.
     pub async fn start(config: HostConfig) -> Result<Self, HostError> {
         config.validate()?;
-        let tls = config.tls.as_ref().map(Tls::load).transpose()?;
         let (listener, address) = bind(&config).await?;
+        join::probe(&config).await?;
         let folder = Folder::open(&config.folder, config.start == Start::Resume)?;
-        let opened = Standing::load(&folder.store, &config.start).and_then(|standing| {
+        let opened = async {
+            let tls = Tls::new(&folder.keys, config.tls.as_ref())?;
+            join::redeem(&config, &folder.store, &folder.keys).await?;
+            let standing = Standing::load(&folder.store, &config.start)?;
             let opened = open_engines::<M>(&config, &folder.store, &folder.keys, &standing)?;
-            Ok((standing, opened))
-        });
+            refuse_open(&config, &opened.0, &standing)?;
+            Ok((tls, standing, opened))
+        };
         // A node that was refused leaves nothing behind that a later start would take for a state.
-        let (standing, (engines, gates)) = match opened {
+        let (tls, standing, (engines, gates)) = match opened.await {
             Ok(opened) => opened,
             Err(error) => {
                 folder.discard_if_new();
@@ -130,6 +148,11 @@ impl<M: StateMachine> Host<M> {
 
         let (to_driver, from_links) = mpsc::channel(QUEUE);
         let (driver, from_host) = mpsc::channel(QUEUE);
+        let (rights, rights_seen) = watch::channel(Rights {
+            pinned: standing.pinned.clone(),
+            open_at_first: standing.is_open_at_first(&config),
+            ..Rights::default()
+        });
         let shared = Arc::new(Shared {
             keys: keys.clone(),
             cluster: Mutex::new(standing.cluster),
@@ -138,7 +161,7 @@ impl<M: StateMachine> Host<M> {
             links: AtomicU64::new(0),
             flood: config.flood,
             room: Shared::room(),
-            admission: config.admission.clone(),
+            rights: rights_seen,
         });
         let parts = Parts {
             address: address.clone(),
@@ -147,6 +170,8 @@ impl<M: StateMachine> Host<M> {
             store,
             shared: shared.clone(),
             engines,
+            rights,
+            founds: standing.founder.then_some(config.open),
             from_links,
             from_host,
             runtime: tokio::runtime::Handle::current(),
@@ -155,6 +180,9 @@ impl<M: StateMachine> Host<M> {
             .name("tenure-gossip".to_owned())
             .spawn(move || Driver::new(parts).run())
             .map_err(|why| HostError::Io { what: "thread".to_owned(), why })?;
+        let reloading = AbortOnDropHandle::new(tokio::spawn(reload(shared.clone())));
+        let published = publish(config.folder.clone(), shared.rights.clone());
+        let publishing = AbortOnDropHandle::new(tokio::spawn(published));
         let listener = AbortOnDropHandle::new(listen(listener, shared));
         let host = Self {
             id: keys.id(),
@@ -163,6 +191,7 @@ impl<M: StateMachine> Host<M> {
             gates,
             submit_timeout: config.submit_timeout,
             listener,
+            _tasks: [reloading, publishing],
             thread: Some(thread),
         };
         // The first answer comes after the first write.
@@ -322,7 +351,7 @@ impl<M: StateMachine> Host<M> {
     }
 }
 
-type Engines<M> = BTreeMap<String, (Engine<M>, GateKeeper)>;
+type Engines<M> = BTreeMap<String, (Engine<Carried<M>>, GateKeeper)>;
 type Gates = BTreeMap<String, LeaderGate>;
 
 /// The port, and where others reach it.
@@ -342,9 +371,18 @@ struct Standing {
     /// The namespaces that have a log or a history here.
     with_state: BTreeSet<String>,
     contacts: Vec<Contact>,
+    /// The nodes that an invitation named.
+    pinned: BTreeSet<PeerId>,
+    /// Whether it joined an open cluster.
+    joined_open: bool,
 }
 
 impl Standing {
+    /// Whether every key has every right here until the credentials say what they may do.
+    fn is_open_at_first(&self, config: &HostConfig) -> bool {
+        config.open && (self.founder || self.joined_open || self.cluster.is_none())
+    }
+
     /// Reads it, founds a cluster if that is what this start is for, and counts the start.
     fn load(store: &Store, start: &Start) -> Result<Self, HostError> {
         let mut cluster: Option<[u8; 16]> = store.get("cluster")?;
@@ -365,6 +403,8 @@ impl Standing {
             founder: store.get("founder")?.unwrap_or(false),
             with_state: store.namespaces()?,
             contacts: store.get("contacts")?.unwrap_or_default(),
+            pinned: store.get("pinned")?.unwrap_or_default(),
+            joined_open: store.get("joined_open")?.unwrap_or(false),
         })
     }
 }
@@ -377,15 +417,18 @@ fn open_engines<M: StateMachine>(
     standing: &Standing,
 ) -> Result<(Engines<M>, Gates), HostError> {
     let (mut engines, mut gates) = (BTreeMap::new(), BTreeMap::new());
-    for name in &config.namespaces {
-        let found = store.found(name)?;
+    for name in config.namespaces.iter().map(String::as_str).chain([CREDENTIALS]) {
+        let mut found = store.found(name)?;
+        if name == CREDENTIALS && found.snapshot.is_none() {
+            found.snapshot = Some(first_credentials());
+        }
         let signer = Box::new(keys.clone());
         let mut engine =
             Engine::open(signer, name, config.engine.clone(), found, now(), rand::random())?;
         if config.start == Start::Bootstrap && !standing.with_state.contains(name) {
             // Two founders of one namespace would be two histories of it.
             if !standing.founder {
-                return Err(HostError::NotFounder(name.clone()));
+                return Err(HostError::NotFounder(name.to_owned()));
             }
             engine.bootstrap(now(), &BTreeSet::from([keys.id()])).map_err(Refusal::Commit)?;
         }
@@ -393,8 +436,63 @@ fn open_engines<M: StateMachine>(
             ConfigError::new("namespaces", error.to_string(), "a gate is named after it")
         })?;
         let (keeper, gate) = LeaderGate::pair(Arc::new(BootClock), identity);
-        gates.insert(name.clone(), gate);
-        engines.insert(name.clone(), (engine, keeper));
+        gates.insert(name.to_owned(), gate);
+        engines.insert(name.to_owned(), (engine, keeper));
     }
     Ok((engines, gates))
+}
+
+/// An open cluster is carried on a port that other machines reach only by an explicit word.
+fn refuse_open<M: StateMachine>(
+    config: &HostConfig,
+    engines: &Engines<M>,
+    standing: &Standing,
+) -> Result<(), HostError> {
+    let state = engines.get(CREDENTIALS).and_then(|(e, _)| e.chain().machine().credentials());
+    let open = match state.filter(|state| state.is_founded()) {
+        Some(state) => Rights { state: state.clone(), ..Rights::default() }.is_open(),
+        None => standing.joined_open,
+    };
+    if open && !config.open {
+        return Err(HostError::OpenCluster(config.listen.to_string()));
+    }
+    if open || standing.is_open_at_first(config) {
+        tracing::warn!(
+            listen = %config.listen,
+            "this cluster is OPEN: every program that reaches the port may do everything; see `tenure gossip close`"
+        );
+    }
+    Ok(())
+}
+
+/// Keeps the file `nodes` in the folder: with the key beside it, the folder is the identity of an operator
+/// that knows which nodes to believe.
+async fn publish(folder: PathBuf, mut rights: watch::Receiver<Rights>) {
+    let mut written = BTreeSet::new();
+    loop {
+        let nodes = rights.borrow_and_update().nodes();
+        if nodes != written {
+            if let Err(error) = identity_file::write_nodes(&folder, &nodes) {
+                tracing::warn!(%error, "the file of the cluster's nodes cannot be written");
+            }
+            written = nodes;
+        }
+        if rights.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Certificates that were renewed are used from the next connection on.
+async fn reload(shared: Arc<Shared>) {
+    loop {
+        tokio::time::sleep(RELOAD).await;
+        match shared.tls.reload_if_changed() {
+            Ok(true) => tracing::info!("the certificates changed and are in use"),
+            Ok(false) => {}
+            Err(error) => {
+                tracing::warn!(%error, "the changed certificates cannot be used; the former ones stay");
+            }
+        }
+    }
 }

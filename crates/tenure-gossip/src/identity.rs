@@ -1,13 +1,37 @@
 //! The identity of a node: an ed25519 public key, and the means to sign with it and to check others.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use ed25519_dalek::{Signer as _, SigningKey, VerifyingKey};
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A node's name: its ed25519 public key.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PeerId(pub [u8; 32]);
+
+/// For people and programs the whole key in hexadecimal, between nodes its bytes.
+impl Serialize for PeerId {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if serializer.is_human_readable() {
+            serializer.serialize_str(&self.to_hex())
+        } else {
+            self.0.serialize(serializer)
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for PeerId {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        if deserializer.is_human_readable() {
+            let text = <Cow<'_, str>>::deserialize(deserializer)?;
+            Self::from_hex(&text).ok_or_else(|| D::Error::custom("not 64 hexadecimal digits"))
+        } else {
+            <[u8; 32]>::deserialize(deserializer).map(Self)
+        }
+    }
+}
 
 impl PeerId {
     /// The first eight bytes as a number: the name under which consensus knows the node.
@@ -100,6 +124,12 @@ impl Ed25519Keys {
         self.0.to_bytes()
     }
 
+    /// The public half: the identity that these keys prove.
+    #[must_use]
+    pub fn public(&self) -> PeerId {
+        PeerId(self.0.verifying_key().to_bytes())
+    }
+
     /// Fresh keys from the operating system's randomness.
     #[must_use]
     pub fn generate() -> Self {
@@ -147,6 +177,13 @@ mod tests {
     fn a_name_survives_hexadecimal_and_rubbish_does_not() {
         let id = Ed25519Keys::generate().id();
         assert_eq!(PeerId::from_hex(&id.to_hex()), Some(id));
+        let json = serde_json::to_string(&id).expect("text");
+        assert_eq!(serde_json::from_str::<PeerId>(&json).expect("just written"), id);
+        assert_eq!(
+            postcard::to_stdvec(&id).expect("bytes"),
+            id.0,
+            "between nodes: the bytes alone"
+        );
         assert_eq!(PeerId::from_hex("abc"), None);
         assert_eq!(PeerId::from_hex(&"g".repeat(64)), None);
         assert_eq!(PeerId::from_hex(&"é".repeat(32)), None);

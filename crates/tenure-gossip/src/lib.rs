@@ -15,8 +15,8 @@
 //! # What it does not
 //!
 //! - The gossip election is a **hint**: two nodes may name two leaders at the same instant.
-//! - Nodes are trusted to follow the protocol once they are admitted: signatures keep strangers out and
-//!   relays honest, they do not make it Byzantine fault tolerant.
+//! - Nodes are trusted to follow the protocol once an operator let them in: keys and rights keep clients and
+//!   strangers from it, they do not make it Byzantine fault tolerant.
 //! - Without a majority of the voters nothing commits and no gate is open.
 //! - A process can be paused between the gate's yes and its effect; only a fence can help there.
 //!
@@ -77,9 +77,11 @@
 //! # let _ = record; Ok(()) }
 //! ```
 
+mod carried;
 #[doc(hidden)]
 pub mod commit;
 mod config;
+mod credentials;
 mod driver;
 #[doc(hidden)]
 pub mod election;
@@ -92,6 +94,7 @@ pub mod history;
 mod host;
 #[doc(hidden)]
 pub mod identity;
+mod identity_file;
 mod kv;
 mod machine;
 #[doc(hidden)]
@@ -105,6 +108,7 @@ mod storage;
 
 pub use self::commit::{CommitConfig, CommitError, MemberChange};
 pub use self::config::{ConfigError, HostConfig, Start};
+pub use self::credentials::{CREDENTIALS, CredentialGoal, CredentialList, Invitation, Right};
 pub use self::driver::refusal::Refusal;
 pub use self::driver::status::{NamespaceStatus, Status};
 pub use self::election::{ElectionConfig, TieBreak};
@@ -114,13 +118,14 @@ pub use self::host::{Host, HostError};
 #[doc(hidden)]
 pub use self::identity::decode_hex;
 pub use self::identity::{Ed25519Keys, PeerId};
+pub use self::identity_file::{IdentityError, IdentityFolder};
 pub use self::kv::{Kv, KvGoal, KvQuestion, MAX_KEY};
 pub use self::machine::StateMachine;
-pub use self::net::client::{Client, ClientError};
+pub use self::net::client::{Client, ClientError, Trust};
 #[doc(hidden)]
 pub use self::net::is_address;
 pub use self::net::link::Flood;
-pub use self::net::session::{Admission, SessionError};
+pub use self::net::session::SessionError;
 pub use self::net::tls::{TlsError, TlsFiles};
 pub use self::net::wire::{Answer, Ask};
 pub use self::spray::SprayConfig;

@@ -6,15 +6,16 @@
 //!  socket ◄─ writer task ◄─ bounded queue ◄───┘
 //! ```
 //!
-//! Every frame is signed by its sender over the session and a counter, with or without TLS below.
-//! A peer that sends anything wrong (garbage, too much, too fast, a bad signature, a message twice)
-//! loses its connection, and nothing else happens.
+//! TLS 1.3 is below every connection and proves the key of each side; the credentials say what that key
+//! may do. A peer that sends anything wrong (garbage, too much, too fast, what it has no right to) loses
+//! its connection, and nothing else happens.
 
 use std::net::IpAddr;
 
 pub(crate) mod client;
 pub(crate) mod link;
 pub(crate) mod outbox;
+pub(crate) mod places;
 pub(crate) mod session;
 pub(crate) mod tls;
 pub(crate) mod wire;

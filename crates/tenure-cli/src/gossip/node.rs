@@ -6,12 +6,11 @@ use std::time::Duration;
 
 use clap::Args;
 use serde_json::json;
-use tenure_gossip::{
-    Admission, Host, HostConfig, HostError, Kv, NamespaceStatus, PeerId, Start, Status, TieBreak,
-};
+use tenure_gossip::{Host, HostConfig, HostError, Kv, NamespaceStatus, Start, Status, TieBreak};
 use tokio::sync::{mpsc, oneshot};
 
 use super::Access;
+use super::credentials::read_invitation;
 use crate::args::period;
 use crate::exit::{Exit, Failure, chain};
 use crate::listener::{self, Health, Listener};
@@ -41,9 +40,15 @@ pub(crate) struct NodeArgs {
     /// Never become a voter
     #[arg(long)]
     observer: bool,
-    /// Only these nodes (whole ids) may connect. May be repeated
+    /// A file with the invitation that lets this node in, as `gossip invite node` made it; - for standard input
+    #[arg(long, value_name = "FILE", requires = "join")]
+    invitation: Option<PathBuf>,
+    /// Found or carry a cluster that is open to every program that reaches it (default: on loopback alone)
     #[arg(long)]
-    allow: Vec<String>,
+    open: bool,
+    /// Found a cluster that asks for credentials, also on loopback
+    #[arg(long, conflicts_with = "open")]
+    closed: bool,
     /// Serve /metrics and /health here: an address, or a port of this machine alone
     #[arg(long, value_name = "ADDR", value_parser = listener::address)]
     metrics: Option<SocketAddr>,
@@ -88,14 +93,8 @@ impl NodeArgs {
         let mut config = HostConfig::new(&self.data, self.listen, start);
         config.advertise = self.advertise.clone();
         config.namespaces = self.namespaces.clone();
-        let allow: Option<Vec<_>> = self.allow.iter().map(|id| PeerId::from_hex(id)).collect();
-        let allow = allow.ok_or_else(|| {
-            Failure::usage("allow: 64 hexadecimal digits, as `gossip status` shows them")
-        })?;
-        config.admission = Admission {
-            secret: self.access.secret()?,
-            allow: (!allow.is_empty()).then(|| allow.into_iter().collect()),
-        };
+        config.open = self.open || (config.open && !self.closed);
+        config.invitation = self.invitation.as_deref().map(read_invitation).transpose()?;
         config.tls = self.access.tls();
         let phase = self.round / 3;
         let election = &mut config.engine.election;
@@ -124,7 +123,9 @@ impl From<HostError> for Failure {
             HostError::Config(_)
             | HostError::Tls(_)
             | HostError::NoState
-            | HostError::Exposed { .. }
+            | HostError::Identity(_)
+            | HostError::Uninvited(_)
+            | HostError::OpenCluster(_)
             | HostError::NotFounder(_) => Failure::usage(error.to_string()),
             // `HostError` may grow; whatever it says, the node does not run.
             _ => Failure::failed(chain(&error)),
@@ -139,12 +140,6 @@ pub(super) async fn run(args: NodeArgs) -> Result<Exit, Failure> {
         None => None,
     };
     let config = args.config()?;
-    if config.admission.is_open() && !config.listen.ip().is_loopback() {
-        tracing::warn!(
-            "no --secret-file and no --allow: every machine that reaches {} can join this cluster",
-            config.listen
-        );
-    }
     let mut host = Host::<Kv>::start(config).await?;
     out!("ready {} {}", host.address(), host.id().to_hex());
     // The listener asks here, because the node is watched through `&mut`.

@@ -210,23 +210,61 @@ fn namespaces_have_their_own_leaders_and_histories() {
 }
 
 #[test]
-fn the_secret_is_needed_by_nodes_and_clients() {
+fn nodes_operators_and_clients_are_let_in_by_invitations() {
     let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("secret");
-    std::fs::write(&file, "correct horse battery staple").unwrap();
-    let secret = file.to_str().unwrap();
-    let a = Process::start(
-        &dir.path().join("a"),
-        free_port(),
-        &["--bootstrap", "--secret-file", secret],
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let a = Process::start(&dir.path().join("a"), free_port(), &["--bootstrap", "--closed"]);
+    let refused = a.ask(&["status"]);
+    assert_eq!(refused.status.code(), Some(2));
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(said.contains("asks for credentials") && said.contains("--identity"), "{said}");
+    assert!(
+        Process::try_start(&dir.path().join("s"), free_port(), &["--join", &a.address]).is_none()
     );
-    assert!(!a.ask(&["status"]).status.success(), "a client without the secret is refused");
-    assert!(a.ask(&["status", "--secret-file", secret]).status.success());
-    let stranger = Process::start(&dir.path().join("s"), free_port(), &["--join", &a.address]);
-    let out = a.ask(&["status", "--json", "--secret-file", secret]);
-    let status: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
-    assert_eq!(status["connected"], json!([]));
-    assert_eq!(stranger.main()["index"], json!(0));
+    assert!(!dir.path().join("s").exists(), "a node that is refused leaves nothing behind");
+
+    // The founder's own folder is the first operator.
+    let invite = |right: &str, who: &str| {
+        let out = a.ask(&["invite", right, "--identity", who]);
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        let file = path(&format!("invitation-{right}"));
+        std::fs::write(&file, out.stdout).unwrap();
+        file
+    };
+    let operator = path("operator");
+    let file = invite("operator", &path("a"));
+    assert!(a.ask(&["accept", "--invitation", &file, "--identity", &operator]).status.success());
+    let client = path("client");
+    let file = invite("client", &operator);
+    assert!(a.ask(&["accept", "--invitation", &file, "--identity", &client]).status.success());
+    let again = a.ask(&["accept", "--invitation", &file, "--identity", &path("late")]);
+    assert_eq!(again.status.code(), Some(8), "single use");
+
+    let file = invite("node", &operator);
+    let b = Process::start(
+        &dir.path().join("b"),
+        free_port(),
+        &["--join", &a.address, "--closed", "--invitation", &file],
+    );
+    let as_client = ["--identity", client.as_str()];
+    eventually("both vote", 20, || {
+        let out = b.ask(&[&["status", "--json"], &as_client[..]].concat());
+        let status: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap_or_default();
+        status["namespaces"][0]["voters"].as_array().is_some_and(|voters| voters.len() == 2)
+    });
+    assert!(b.ask(&[&["submit"], &as_client[..], &["put", "k", "1"]].concat()).status.success());
+    let order = b.ask(&[&["step-down"], &as_client[..]].concat());
+    assert_eq!(order.status.code(), Some(8), "{}", String::from_utf8_lossy(&order.stderr));
+    assert!(b.ask(&["step-down", "--identity", &operator]).status.success());
+
+    let id = a.ask(&["credentials", "--identity", &operator]).stdout;
+    let id = String::from_utf8(id).unwrap();
+    let id =
+        id.lines().find_map(|line| line.strip_prefix("client    ")).expect("a client").to_owned();
+    assert!(a.ask(&["revoke", &id[..8], "--identity", &operator]).status.success());
+    eventually("the client is shut out everywhere", 20, || {
+        b.ask(&[&["get"], &as_client[..]].concat()).status.code() == Some(8)
+    });
 }
 
 #[test]

@@ -8,6 +8,7 @@ use crate::engine::SubmitError;
 use crate::history::{Record, TxId};
 use crate::machine::StateMachine;
 use crate::message::{MAX_HISTORY_BYTES, MAX_HISTORY_RECORDS};
+use crate::net::link::Asker;
 use crate::net::outbox::Outbox;
 use crate::net::wire::{Answer, Ask, MAX_NAMESPACE};
 use crate::storage::StoreError;
@@ -26,7 +27,11 @@ impl<M: StateMachine> Driver<M> {
             }
             FromHost::Status(done) => drop(done.send(self.status())),
             FromHost::Machine(name, done) => {
-                drop(done.send(self.carried(&name).map(|ns| ns.engine.chain().machine().clone())));
+                let machine = self.carried(&name).and_then(|ns| {
+                    let machine = ns.engine.chain().machine().application().cloned();
+                    machine.ok_or(Refusal::NoNamespace(name))
+                });
+                let _ = done.send(machine);
             }
             FromHost::Subscribe(name, done) => {
                 drop(done.send(self.carried(&name).map(|ns| ns.events.subscribe())));
@@ -43,8 +48,20 @@ impl<M: StateMachine> Driver<M> {
         Ok(())
     }
 
-    pub(crate) fn ask(&mut self, ask: Ask, out: Outbox) -> Result<(), StoreError> {
+    pub(crate) fn ask(&mut self, asker: &Asker, ask: Ask, out: Outbox) -> Result<(), StoreError> {
+        if let Err(why) = self.may_ask(&asker.id, &ask) {
+            out.refuse(&why);
+            return Ok(());
+        }
         let reply = match ask {
+            Ask::Redeem { id, proof } => {
+                self.redeem(asker, id, proof, out);
+                return Ok(());
+            }
+            Ask::Nodes => {
+                let nodes = self.rights.borrow().nodes();
+                Ok(Answer::Nodes(nodes.into_iter().collect()))
+            }
             Ask::Submit { namespace, tx, goal } => {
                 self.submit(&namespace, tx, goal, Caller::Client(out));
                 return Ok(());
@@ -135,7 +152,7 @@ impl<M: StateMachine> Driver<M> {
         self.store.history(name, from, upto, MAX_HISTORY_BYTES).map(Ok)
     }
 
-    fn submit(&mut self, name: &str, tx: TxId, goal: Vec<u8>, caller: Caller<Record>) {
+    pub(super) fn submit(&mut self, name: &str, tx: TxId, goal: Vec<u8>, caller: Caller<Record>) {
         let ns = match self.carried(name) {
             Ok(ns) => ns,
             Err(why) => return caller.answer(Err(why)),

@@ -3,7 +3,7 @@
 use tokio::sync::oneshot;
 
 use super::refusal::Refusal;
-use crate::history::Record;
+use crate::history::{Outcome, Record};
 use crate::net::outbox::Outbox;
 use crate::net::wire::Answer;
 
@@ -14,6 +14,11 @@ pub(crate) type Answerer<T> = oneshot::Sender<Result<T, Refusal>>;
 pub(crate) enum Caller<T> {
     Local(Answerer<T>),
     Client(Outbox),
+    /// A key that asks to be let in, and what it is told then.
+    Joiner {
+        out: Outbox,
+        welcome: Answer,
+    },
 }
 
 impl<T: Into<Answer>> Caller<T> {
@@ -21,7 +26,7 @@ impl<T: Into<Answer>> Caller<T> {
     pub(crate) fn is_gone(&self) -> bool {
         match self {
             Self::Local(done) => done.is_closed(),
-            Self::Client(out) => out.is_closed(),
+            Self::Client(out) | Self::Joiner { out, .. } => out.is_closed(),
         }
     }
 
@@ -30,7 +35,15 @@ impl<T: Into<Answer>> Caller<T> {
         match (self, result) {
             (Self::Local(done), result) => drop(done.send(result)),
             (Self::Client(out), Ok(value)) => drop(out.answer(value.into())),
-            (Self::Client(out), Err(why)) => drop(out.refuse(&why)),
+            (Self::Joiner { out, welcome }, Ok(value)) => match value.into() {
+                Answer::Record(Record { outcome: Outcome::Rejected(why), .. }) => {
+                    let _ = out.answer(Answer::Refused(why));
+                }
+                _ => {
+                    let _ = out.answer(welcome);
+                }
+            },
+            (Self::Client(out) | Self::Joiner { out, .. }, Err(why)) => drop(out.refuse(&why)),
         }
     }
 }

@@ -19,6 +19,8 @@ use crate::storage::StoreError;
 
 /// Contacts remembered.
 const MAX_CONTACTS: usize = 1_024;
+/// So many contacts are written to disk as they come, more with the next round.
+const FIRST_CONTACTS: usize = 16;
 /// A call that failed so long ago counts as never made.
 const FORGET_CALLS: Duration = Duration::from_secs(60);
 
@@ -64,8 +66,8 @@ impl<M: StateMachine> Driver<M> {
 
     pub(super) fn handle_link(&mut self, event: FromLink) -> Result<(), StoreError> {
         match event {
-            FromLink::Up { peer, link, cluster, called, out } => {
-                self.up(peer, link, cluster, called, out)?
+            FromLink::Up { peer, link, cluster, open, called, out } => {
+                self.up(peer, link, cluster.filter(|_| open || self.is_member()), called, out)?
             }
             FromLink::Down { peer, link } => {
                 self.accepted.remove(&link);
@@ -102,8 +104,12 @@ impl<M: StateMachine> Driver<M> {
                         self.learn(contact);
                     }
                 }
+                // A node that is killed in its first second must still find its first neighbours again.
+                if self.contacts.len() <= FIRST_CONTACTS {
+                    self.save_contacts()?;
+                }
             }
-            FromLink::Ask { ask, out } => self.ask(ask, out)?,
+            FromLink::Ask { asker, ask, out } => self.ask(&asker, ask, out)?,
             FromLink::Misconduct(reason) => {
                 metrics::counter!(names::MISCONDUCT, "reason" => reason).increment(1);
             }
@@ -128,6 +134,8 @@ impl<M: StateMachine> Driver<M> {
             match (*mine, cluster) {
                 (None, Some(theirs)) if called.as_ref().is_some_and(|a| self.seeds.contains(a)) => {
                     // This node joins the cluster of the seed it called; from now on no other.
+                    // Without an invitation it is an open one: no other lets it in.
+                    self.store.put("joined_open", &true)?;
                     self.store.put("cluster", &theirs)?;
                     *mine = Some(theirs);
                 }
@@ -161,6 +169,11 @@ impl<M: StateMachine> Driver<M> {
             }
         }
         Ok(())
+    }
+
+    /// Whether this node belongs to a cluster.
+    fn is_member(&self) -> bool {
+        self.shared.cluster.lock().expect("nothing panics while it is held").is_some()
     }
 
     /// Grows with every start: a contact of a later start replaces contacts of earlier ones.
@@ -214,6 +227,10 @@ impl<M: StateMachine> Driver<M> {
             metrics::gauge!(names::TERM, "namespace" => label()).set(status.term as f64);
             metrics::gauge!(names::ACTING, "namespace" => label()).set(acting);
         }
+        self.save_contacts()
+    }
+
+    pub(super) fn save_contacts(&self) -> Result<(), StoreError> {
         let contacts: Vec<_> = self.contacts.values().cloned().collect();
         if self.store.get::<Vec<Contact>>("contacts")?.is_none_or(|old| old != contacts) {
             self.store.put("contacts", &contacts)?;

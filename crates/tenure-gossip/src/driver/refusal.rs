@@ -1,7 +1,9 @@
 //! Why a node says no to the application or to a client.
 
 use crate::commit::CommitError;
+use crate::credentials::Right;
 use crate::engine::SubmitError;
+use crate::identity::PeerId;
 
 /// A node said no. Nothing was changed; each sentence says what to do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -24,6 +26,19 @@ pub enum Refusal {
     /// The state machine does not answer the question.
     #[error("{0}")]
     Question(String),
+    /// The key that asks has not the right.
+    #[error("the key {key} is not {needed} here; an operator grants it: tenure gossip grant {needed} {}", key.to_hex())]
+    NoRight {
+        /// The key that asked.
+        key: PeerId,
+        /// What it would have to be.
+        needed: Right,
+    },
+    /// The invitation is not known, was used, or has expired.
+    #[error(
+        "the invitation is used, expired or unknown; ask an operator for another: tenure gossip invite"
+    )]
+    Invitation,
     /// It has no room for one more.
     #[error("too many watch this node already; watch another")]
     TooManyWatchers,

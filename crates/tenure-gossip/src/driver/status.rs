@@ -2,37 +2,44 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use super::{Driver, now};
+use super::{Driver, Namespace, now};
 use crate::commit::Commit as _;
+use crate::credentials::CREDENTIALS;
 use crate::identity::PeerId;
 use crate::machine::StateMachine;
 
-/// How a node stands. Nodes are named by their whole key in hexadecimal.
-#[derive(Debug, Clone, Serialize)]
+/// How a node stands. In JSON nodes are named by their whole key in hexadecimal.
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the names say it")]
 pub struct Status {
-    pub id: String,
+    pub id: PeerId,
     pub address: String,
+    /// The cluster, in hexadecimal, if the node has joined one.
+    pub cluster: Option<String>,
+    /// Whether every program that reaches a port of the cluster may do everything.
+    pub open: bool,
     /// Nodes connected to it.
-    pub connected: Vec<String>,
+    pub connected: Vec<PeerId>,
     pub namespaces: Vec<NamespaceStatus>,
+    /// The namespace of the credentials.
+    pub credentials: NamespaceStatus,
 }
 
 /// How a namespace stands on a node.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the names say it")]
 pub struct NamespaceStatus {
     pub namespace: String,
     /// The leader that gossip names: a hint.
-    pub hint: String,
+    pub hint: PeerId,
     /// For how many milliseconds it has been named.
     pub hint_ms: u64,
     /// The committed leader, as far as this node knows.
-    pub leader: Option<String>,
+    pub leader: Option<PeerId>,
     /// Where it is reached, if this node knows.
     pub leader_address: Option<String>,
     /// The consensus term.
@@ -40,11 +47,11 @@ pub struct NamespaceStatus {
     /// Whether this node's gate is open.
     pub acting: bool,
     /// The nodes whose majority decides.
-    pub voters: Vec<String>,
+    pub voters: Vec<PeerId>,
     /// The nodes that receive the log without voting.
-    pub learners: Vec<String>,
+    pub learners: Vec<PeerId>,
     /// The nodes that an operator removed: they vote again only if an operator adds them.
-    pub removed: Vec<String>,
+    pub removed: Vec<PeerId>,
     /// The last record applied.
     pub index: u64,
     /// Its hash.
@@ -62,7 +69,7 @@ pub struct NamespaceStatus {
     /// Histories asked for since the start.
     pub history_requests: u64,
     /// Votes thrown away since the start, by reason.
-    pub votes_rejected: BTreeMap<&'static str, u64>,
+    pub votes_rejected: BTreeMap<String, u64>,
     /// Why the node has stopped applying, if it has.
     pub halted: Option<String>,
 }
@@ -70,21 +77,21 @@ pub struct NamespaceStatus {
 impl<M: StateMachine> Driver<M> {
     pub(crate) fn status(&self) -> Status {
         let at = now();
-        let namespaces = self.namespaces.iter().map(|(name, ns)| {
+        let of = |(name, ns): (&String, &Namespace<M>)| {
             let engine = &ns.engine;
             let s = engine.commit().status(at);
             let election = engine.gossip().election();
             NamespaceStatus {
                 namespace: name.clone(),
-                hint: election.leader().to_hex(),
+                hint: election.leader(),
                 hint_ms: at.saturating_since(election.since()).as_millis() as u64,
-                leader: engine.leader().map(|l| l.to_hex()),
+                leader: engine.leader(),
                 leader_address: engine.leader().and_then(|l| self.address_of(&l)),
                 term: s.term,
                 acting: ns.keeper.gate().is_leader(),
-                voters: s.members.deciding().iter().map(PeerId::to_hex).collect(),
-                learners: s.members.learners.iter().map(PeerId::to_hex).collect(),
-                removed: engine.barred().iter().map(PeerId::to_hex).collect(),
+                voters: s.members.deciding().into_iter().collect(),
+                learners: s.members.learners.iter().copied().collect(),
+                removed: engine.barred().iter().copied().collect(),
                 index: engine.chain().index(),
                 head: engine.chain().head().to_hex(),
                 commit_index: s.commit_index,
@@ -93,15 +100,25 @@ impl<M: StateMachine> Driver<M> {
                 leader_changes: ns.changes,
                 goal_result_timeouts: ns.timeouts,
                 history_requests: ns.requests,
-                votes_rejected: election.rejected().iter().map(|(r, n)| (r.name(), *n)).collect(),
+                votes_rejected: election
+                    .rejected()
+                    .iter()
+                    .map(|(r, n)| (r.name().to_owned(), *n))
+                    .collect(),
                 halted: engine.halted().map(ToOwned::to_owned),
             }
-        });
+        };
+        let application = self.namespaces.iter().filter(|(name, _)| *name != CREDENTIALS);
+        let credentials = self.namespaces.get_key_value(CREDENTIALS);
+        let cluster = *self.shared.cluster.lock().expect("nothing panics while it is held");
         Status {
-            id: self.me.to_hex(),
+            id: self.me,
             address: self.address.clone(),
-            connected: self.links.keys().map(PeerId::to_hex).collect(),
-            namespaces: namespaces.collect(),
+            cluster: cluster.map(hex::encode),
+            open: self.rights.borrow().is_open(),
+            connected: self.links.keys().copied().collect(),
+            namespaces: application.map(of).collect(),
+            credentials: credentials.map(of).expect("every node carries the credentials"),
         }
     }
 

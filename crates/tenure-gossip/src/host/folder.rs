@@ -1,20 +1,18 @@
 //! The folder of a node: its store and its keys, which belong together.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::HostError;
 use crate::identity::{Ed25519Keys, Keys as _, PeerId, decode_hex};
+use crate::identity_file::{FILE_MODE, FOLDER_MODE, KEY, check_private, make_folder, write_key};
 use crate::storage::Store;
 
-/// The folder is its owner's alone, and so is every file in it: the store holds the whole state.
-const FOLDER_MODE: u32 = 0o700;
-const FILE_MODE: u32 = 0o600;
+/// The file of the store: it holds the whole state, and is its owner's alone like the key.
 const STORE: &str = "node.redb";
-const IDENTITY: &str = "identity";
 
 /// What a node keeps on disk.
 pub(super) struct Folder {
@@ -35,22 +33,13 @@ impl Folder {
         if fresh && resume {
             return Err(HostError::NoState);
         }
-        let empty = match fs::read_dir(folder) {
-            Ok(mut entries) => entries.next().is_none(),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => true,
-            Err(why) => return Err(fail(why)),
-        };
-        if empty {
-            // Nothing in it was ever seen by others.
-            DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder).map_err(fail)?;
-            fs::set_permissions(folder, fs::Permissions::from_mode(FOLDER_MODE)).map_err(fail)?;
-        }
+        make_folder(folder).map_err(fail)?;
         for (path, right) in [
             (folder.to_owned(), FOLDER_MODE),
             (store.clone(), FILE_MODE),
-            (folder.join(IDENTITY), FILE_MODE),
+            (folder.join(KEY), FILE_MODE),
         ] {
-            private(&path, right)?;
+            check_private(&path, right)?;
         }
         // Made here, because redb would make it for everybody.
         let mut options = OpenOptions::new();
@@ -62,7 +51,7 @@ impl Folder {
             .open(&store)
             .map_err(fail)?;
         let store = Store::open(&store)?;
-        let path = folder.join(IDENTITY);
+        let path = folder.join(KEY);
         let keys = match fs::read_to_string(&path) {
             Ok(text) => known_keys(&path, &text, &store),
             Err(error) if error.kind() == io::ErrorKind::NotFound => new_keys(folder, &store),
@@ -75,26 +64,13 @@ impl Folder {
     pub(super) fn discard_if_new(self) {
         if self.fresh {
             drop(self.store);
-            for file in [STORE, IDENTITY] {
+            for file in [STORE, KEY, "nodes"] {
                 let _ = fs::remove_file(self.path.join(file));
             }
             // Fails, and rightly, if there is anything else in it.
             let _ = fs::remove_dir(&self.path);
         }
     }
-}
-
-/// Whether `path`, if it is there, is its owner's alone.
-fn private(path: &Path, right: u32) -> Result<(), HostError> {
-    let mode = match fs::metadata(path) {
-        Ok(found) => found.permissions().mode() & 0o777,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(why) => return Err(HostError::Io { what: path.display().to_string(), why }),
-    };
-    if mode & 0o077 == 0 {
-        return Ok(());
-    }
-    Err(HostError::Exposed { path: path.to_owned(), mode, right })
 }
 
 fn known_keys(path: &Path, text: &str, store: &Store) -> Result<Ed25519Keys, HostError> {
@@ -114,25 +90,14 @@ fn known_keys(path: &Path, text: &str, store: &Store) -> Result<Ed25519Keys, Hos
 
 /// Keys that only their owner can read.
 fn new_keys(folder: &Path, store: &Store) -> Result<Ed25519Keys, HostError> {
-    let path = folder.join(IDENTITY);
+    let path = folder.join(KEY);
     // A start that was cut short may have left a name without its key; it has joined nothing.
     if store.get::<[u8; 16]>("cluster")?.is_some() {
         return Err(HostError::Forgotten(path));
     }
     let keys = Ed25519Keys::generate();
     store.put("identity", &keys.id())?;
-    let write = || {
-        // Written whole under another name first: half a key after a crash would be a new identity.
-        let draft = folder.join("identity.new");
-        let mut options = OpenOptions::new();
-        let mut file =
-            options.write(true).create(true).truncate(true).mode(FILE_MODE).open(&draft)?;
-        file.write_all(hex::encode(keys.secret()).as_bytes())?;
-        file.sync_all()?;
-        fs::rename(&draft, &path)?;
-        // The name of the file is as durable as what the store will say under it.
-        File::open(folder)?.sync_all()
-    };
-    write().map_err(|why| HostError::Io { what: path.display().to_string(), why })?;
+    write_key(folder, &keys)
+        .map_err(|why| HostError::Io { what: path.display().to_string(), why })?;
     Ok(keys)
 }

@@ -1,15 +1,28 @@
 //! Asking a node from outside.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
-use super::session::{Admission, Greeted, Receiver, Sender, SessionError, Stream, greet};
+use super::session::{Caller, Greeted, Receiver, Sender, SessionError, call};
 use super::tls::{Tls, TlsError, TlsFiles};
 use super::wire::{Answer, Ask, Envelope, Role};
-use crate::identity::Ed25519Keys;
+use crate::credentials::{Invitation, joiner_proof, node_proof};
+use crate::identity::{Ed25519Keys, Keys as _, PeerId};
+
+/// Which nodes a client believes.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct Trust {
+    /// The keys of the cluster's nodes (default: none; then only an open cluster is talked to). A node with
+    /// another key is not believed, whatever it says.
+    pub nodes: Option<BTreeSet<PeerId>>,
+    /// Certificates, where the cluster uses those of an authority.
+    pub tls: Option<TlsFiles>,
+}
 
 /// A client was not answered.
 #[derive(Debug, thiserror::Error)]
@@ -35,63 +48,129 @@ pub enum ClientError {
     /// The answer is not one to this question.
     #[error("the node gave an answer to another question")]
     Confused,
+    /// The node does not know the invitation that it took: it is not of the cluster.
+    #[error(
+        "the node at {0} could not prove that it belongs to the cluster of the invitation; is a program in between?"
+    )]
+    Impostor(String),
 }
-
-type Any = Box<dyn Stream>;
 
 /// A session with one node.
 pub struct Client {
-    sender: Sender<Any>,
-    receiver: Receiver<Any>,
+    keys: Arc<Ed25519Keys>,
+    node: PeerId,
+    cluster: Option<[u8; 16]>,
+    open: bool,
+    exported: [u8; 32],
+    asked: u64,
+    sender: Sender,
+    receiver: Receiver,
 }
 
 impl Client {
-    /// Connects to the node at `address` (`HOST:PORT`); TCP and TLS take 5 s each at most. The node's
-    /// identity is not known beforehand: only the cluster's secret, or TLS, proves that it is one of
-    /// the cluster's.
+    /// Connects to the node at `address` (`HOST:PORT`) as the key `keys`; TCP and TLS take 5 s each at most.
+    /// What may be asked is decided by the right of that key.
     ///
     /// # Errors
-    /// See [`ClientError`].
+    /// See [`ClientError`]; [`SessionError::UnknownNode`] if the node's key is not in `trust`.
     pub async fn connect(
         address: &str,
         keys: Ed25519Keys,
-        admission: &Admission,
-        tls: Option<&TlsFiles>,
+        trust: &Trust,
+    ) -> Result<Self, ClientError> {
+        let client = Self::connect_to_any(address, keys, trust.tls.as_ref()).await?;
+        let known = match &trust.nodes {
+            Some(nodes) => nodes.contains(&client.node),
+            None => client.open || client.cluster.is_none(),
+        };
+        if known { Ok(client) } else { Err(SessionError::UnknownNode(client.node).into()) }
+    }
+
+    /// The same, whichever node answers.
+    pub(crate) async fn connect_to_any(
+        address: &str,
+        keys: Ed25519Keys,
+        files: Option<&TlsFiles>,
     ) -> Result<Self, ClientError> {
         let limit = Duration::from_secs(5);
+        let tls = Tls::new(&keys, files)?;
         let stream = timeout(limit, TcpStream::connect(address))
             .await
             .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
             .map_err(|why| ClientError::Unreachable { address: address.to_owned(), why })?;
         let _ = stream.set_nodelay(true);
-        let stream: Any = match tls {
-            Some(files) => {
-                let tls = Tls::load(files)?;
-                let connected = timeout(limit, tls.connect(address, stream)).await;
-                Box::new(connected.map_err(|_| SessionError::Timeout)?.map_err(SessionError::Io)?)
-            }
-            None => Box::new(stream),
-        };
-        // A client proves itself as a node does. It does not know which node it called, so it takes
-        // the node's word for its name.
-        let admission = Admission { allow: None, ..admission.clone() };
-        let Greeted { sender, receiver, .. } =
-            greet(stream, Arc::new(keys), &admission, Role::Client, None, true).await?;
-        Ok(Self { sender, receiver })
+        let secured = timeout(limit, tls.connect(address, stream))
+            .await
+            .map_err(|_| SessionError::Timeout)??;
+        let keys = Arc::new(keys);
+        let caller = Caller { keys: &keys, role: Role::Client, cluster: None };
+        let greeted = call(secured, caller).await?;
+        let Greeted { peer: node, cluster, open, exported, sender, receiver, .. } = greeted;
+        Ok(Self { keys, node, cluster, open, exported, asked: 0, sender, receiver })
     }
 
-    /// Asks one question and waits for the answer, `patience` at most. Not cancel-safe: drop the
-    /// client if you give up, or the next answer is that of this question. [`Ask::Watch`] has no answer
+    /// Has the key `keys` let in by the node at `address`, and returns the keys of the cluster's nodes: what
+    /// [`Trust::nodes`] needs. It takes `patience` at most. A second time, for the same key, it says that the
+    /// invitation is used.
+    ///
+    /// # Errors
+    /// See [`ClientError`]; [`ClientError::Impostor`] if the node is not of the cluster of the invitation.
+    pub async fn redeem(
+        address: &str,
+        keys: Ed25519Keys,
+        invitation: &Invitation,
+        files: Option<&TlsFiles>,
+        patience: Duration,
+    ) -> Result<BTreeSet<PeerId>, ClientError> {
+        let mut client = Self::connect_to_any(address, keys, files).await?;
+        if client.cluster != Some(invitation.cluster) {
+            return Err(SessionError::OtherCluster.into());
+        }
+        let key = invitation.key();
+        let proof = *joiner_proof(&key, &client.exported, &client.keys.id()).as_bytes();
+        let ask = Ask::Redeem { id: invitation.id(), proof };
+        let Answer::Welcome { proof, nodes } = client.ask(ask, patience).await? else {
+            return Err(ClientError::Confused);
+        };
+        // Hashes of blake3 compare in constant time.
+        if node_proof(&key, &client.exported, &client.node) != blake3::Hash::from_bytes(proof) {
+            return Err(ClientError::Impostor(address.to_owned()));
+        }
+        Ok(nodes.into_iter().collect())
+    }
+
+    /// The node's key.
+    #[must_use]
+    pub fn node(&self) -> PeerId {
+        self.node
+    }
+
+    /// The cluster of the node, if it has joined one.
+    #[must_use]
+    pub fn cluster(&self) -> Option<[u8; 16]> {
+        self.cluster
+    }
+
+    /// Whether every key has every right there.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.open
+    }
+
+    /// Asks one question and waits for the answer, `patience` at most. A question that was given up may
+    /// still be answered: such an answer is thrown away, and never taken for that of a later question.
+    /// Not cancel-safe while the question is written: drop the client then. [`Ask::Watch`] has no answer
     /// before the next record.
     ///
     /// # Errors
     /// See [`ClientError`].
     pub async fn ask(&mut self, ask: Ask, patience: Duration) -> Result<Answer, ClientError> {
-        self.sender.send(&Envelope::Ask(ask)).await?;
+        self.asked += 1;
+        self.sender.send(&Envelope::Ask(self.asked, ask)).await?;
         self.next(patience).await
     }
 
-    /// The next answer to an [`Ask::Watch`]. Cancel-safe.
+    /// The next answer to the latest question: to an [`Ask::Watch`] there are many. Cancel-safe.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -99,10 +178,12 @@ impl Client {
         let until = Instant::now() + patience;
         loop {
             match self.receiver.next(until.saturating_duration_since(Instant::now())).await? {
-                Envelope::Answer(Answer::Refused(why)) => return Err(ClientError::Refused(why)),
-                Envelope::Answer(answer) => return Ok(answer),
+                // To a question that was given up.
+                Envelope::Answer(number, _) if number < self.asked => {}
+                Envelope::Answer(_, Answer::Refused(why)) => return Err(ClientError::Refused(why)),
+                Envelope::Answer(_, answer) => return Ok(answer),
                 Envelope::Ping => {}
-                Envelope::Namespace(..) | Envelope::Contacts(_) | Envelope::Ask(_) => {
+                Envelope::Namespace(..) | Envelope::Contacts(_) | Envelope::Ask(..) => {
                     return Err(ClientError::Confused);
                 }
             }

@@ -1,18 +1,19 @@
 //! Connections: calls that this node makes and takes, and what becomes of the frames that arrive.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
 use super::outbox::{Outbox, Outgoing, outbox};
-use super::session::{Admission, Greeted, SessionError, Stream, greet};
+use super::places::{Place, Places};
+use super::session::{Caller, Greeted, Sender, SessionError, call as call_session, host};
 use super::tls::Tls;
-use super::wire::{Ask, Contact, Envelope, Role};
+use super::wire::{Ask, Contact, Denied, Envelope, Hello, Role, Welcome};
+use crate::credentials::{Right, Rights};
 use crate::identity::{Ed25519Keys, Keys as _, PeerId};
 use crate::message::Message;
 
@@ -24,14 +25,18 @@ const SILENCE: Duration = Duration::from_secs(30);
 const INCOMING: u32 = 64 << 10;
 /// Contacts in one frame: 64 that a node remembers, and its own.
 const MAX_CONTACTS_AT_ONCE: usize = 65;
-/// Connections that have not proven anything yet, and all of them.
-const GREETING_AT_ONCE: usize = 64;
-const CONNECTIONS: usize = 1_024;
 
 /// What links tell the driver.
 pub(crate) enum FromLink {
     /// A session with a node is up.
-    Up { peer: PeerId, link: u64, cluster: Option<[u8; 16]>, called: Option<String>, out: Outbox },
+    Up {
+        peer: PeerId,
+        link: u64,
+        cluster: Option<[u8; 16]>,
+        open: bool,
+        called: Option<String>,
+        out: Outbox,
+    },
     /// It is over.
     Down { peer: PeerId, link: u64 },
     /// A call failed.
@@ -41,18 +46,27 @@ pub(crate) enum FromLink {
     /// Contacts.
     Contacts { link: u64, contacts: Vec<Contact> },
     /// A client's question, and where the answers go.
-    Ask { ask: Ask, out: Outbox },
+    Ask { asker: Asker, ask: Ask, out: Outbox },
     /// One of the above, with the room it takes up until it is dealt with.
     Sized(Box<FromLink>, OwnedSemaphorePermit),
     /// A connection was closed because of what came through it.
     Misconduct(&'static str),
 }
 
+/// The program that asks a question.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Asker {
+    pub(crate) id: PeerId,
+    /// The secret of the TLS session that it asks through.
+    pub(crate) exported: [u8; 32],
+}
+
 /// What every connection needs to know.
 pub(crate) struct Shared {
     pub(crate) keys: Arc<Ed25519Keys>,
-    pub(crate) admission: Admission,
-    pub(crate) tls: Option<Tls>,
+    pub(crate) tls: Tls,
+    /// What keys may do; the driver sends every change, and sessions that lose their right end.
+    pub(crate) rights: watch::Receiver<Rights>,
     pub(crate) cluster: std::sync::Mutex<Option<[u8; 16]>>,
     pub(crate) driver: mpsc::Sender<FromLink>,
     pub(crate) links: std::sync::atomic::AtomicU64,
@@ -95,41 +109,29 @@ impl Shared {
 /// Takes calls until it is dropped.
 pub(crate) fn listen(listener: TcpListener, shared: Arc<Shared>) -> JoinHandle<()> {
     tokio::spawn(async move {
-        let all = Arc::new(Semaphore::new(CONNECTIONS));
-        let mut greeting: VecDeque<oneshot::Sender<()>> = VecDeque::new();
+        let mut places = Places::default();
         loop {
-            let Ok((stream, _)) = listener.accept().await else {
+            let Ok((stream, from)) = listener.accept().await else {
                 // Out of file descriptors, most likely: others must close first.
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             };
-            greeting.retain(|g| !g.is_closed());
-            if greeting.len() >= GREETING_AT_ONCE {
-                // The connection that has taken longest goes: an honest peer needs milliseconds, so a
-                // crowd that connects and says nothing keeps no honest peer out.
-                greeting.pop_front();
-            }
-            let Ok(place) = all.clone().try_acquire_owned() else {
-                // Full. An honest peer calls again.
-                continue;
-            };
-            let (stays, evicted) = oneshot::channel();
-            greeting.push_back(stays);
+            let (place, evicted) = places.take(from.ip());
             let shared = shared.clone();
             tokio::spawn(async move {
-                let _place = place;
                 // Not cancel-safe, and need not be: an evicted peer loses its connection.
                 let greeted = tokio::select! {
-                    greeted = answer_call(stream, &shared) => greeted,
+                    greeted = answer_call(stream, &place, &shared) => greeted,
                     _ = evicted => Err(SessionError::Timeout),
                 };
                 let result = match greeted {
-                    Ok(greeted) => match greeted.theirs.role {
+                    Ok(greeted) => match greeted.role {
                         Role::Node => run(greeted, None, &shared).await,
                         Role::Client => serve(greeted, &shared).await,
                     },
                     Err(error) => Err(error),
                 };
+                drop(place);
                 report(&shared, result).await;
             });
         }
@@ -149,84 +151,120 @@ pub(crate) fn call(address: String, expected: Option<PeerId>, shared: Arc<Shared
     });
 }
 
-type Any = Box<dyn Stream>;
-
 async fn answer_call(
     stream: TcpStream,
+    place: &Place,
     shared: &Arc<Shared>,
-) -> Result<Greeted<Any>, SessionError> {
+) -> Result<Greeted, SessionError> {
     let _ = stream.set_nodelay(true);
-    let stream: Any = match &shared.tls {
-        Some(tls) => Box::new(
-            timeout(CONNECT, tls.accept(stream)).await.map_err(|_| SessionError::Timeout)??,
-        ),
-        None => Box::new(stream),
-    };
+    let secured =
+        timeout(CONNECT, shared.tls.accept(stream)).await.map_err(|_| SessionError::Timeout)??;
+    host(secured, &shared.keys, |peer, hello| {
+        let (cluster, open) = (shared.cluster(), shared.rights.borrow().is_open());
+        let denied = denied(shared, place, peer, hello);
+        let verdict = match denied {
+            // Named on this side: it is the caller that lacks the right.
+            Some(Denied::NoRight) => Err(SessionError::NotANode(*peer)),
+            Some(denied) => Err(denied.into()),
+            None => Ok(()),
+        };
+        (Welcome { cluster, open, denied, signed: None }, verdict)
+    })
+    .await
+}
+
+/// Whether this node talks to `peer`, by its credentials and by the places that are left.
+fn denied(shared: &Shared, place: &Place, peer: &PeerId, hello: &Hello) -> Option<Denied> {
     let mine = shared.cluster();
-    let greeted =
-        greet(stream, shared.keys.clone(), &shared.admission, Role::Node, mine, false).await?;
-    // A node that belongs nowhere yet joins the cluster of a seed that it calls itself, and no other:
-    // until then it has nothing to say to nodes.
-    if greeted.theirs.role == Role::Node && mine.is_none() {
-        return Err(SessionError::NoCluster);
+    if mine.zip(hello.cluster).is_some_and(|(mine, theirs)| mine != theirs) {
+        return Some(Denied::OtherCluster);
     }
-    Ok(greeted)
+    let (right, open) = {
+        let rights = shared.rights.borrow();
+        (rights.of(peer), rights.is_open())
+    };
+    let placed = match hello.role {
+        // A node that belongs nowhere yet joins the cluster of a seed that it calls itself, and no other:
+        // until then it has nothing to say to nodes.
+        Role::Node if mine.is_none() => return Some(Denied::NoCluster),
+        Role::Node if right != Some(Right::Node) => return Some(Denied::NoRight),
+        Role::Node => place.keep_as_node(),
+        // A key without a right may still redeem an invitation.
+        Role::Client => place.keep_as_client(!open && right >= Some(Right::Operator)),
+    };
+    (!placed).then_some(Denied::Full)
 }
 
 async fn make_call(
     address: &str,
     expected: Option<PeerId>,
     shared: &Arc<Shared>,
-) -> Result<Greeted<Any>, SessionError> {
+) -> Result<Greeted, SessionError> {
     let connect = TcpStream::connect(address);
     let stream = timeout(CONNECT, connect).await.map_err(|_| SessionError::Timeout)??;
     let _ = stream.set_nodelay(true);
-    let stream: Any = match &shared.tls {
-        Some(tls) => Box::new(
-            timeout(CONNECT, tls.connect(address, stream))
-                .await
-                .map_err(|_| SessionError::Timeout)??,
-        ),
-        None => Box::new(stream),
-    };
-    let greeted =
-        greet(stream, shared.keys.clone(), &shared.admission, Role::Node, shared.cluster(), true)
-            .await?;
+    let secured = timeout(CONNECT, shared.tls.connect(address, stream))
+        .await
+        .map_err(|_| SessionError::Timeout)??;
+    let mine = shared.cluster();
+    let caller = Caller { keys: &shared.keys, role: Role::Node, cluster: mine };
+    let greeted = call_session(secured, caller).await?;
     if let Some(expected) = expected
-        && expected != greeted.theirs.id
+        && expected != greeted.peer
     {
-        return Err(SessionError::WrongPeer(greeted.theirs.id));
+        return Err(SessionError::WrongPeer(greeted.peer));
     }
-    if greeted.theirs.cluster.is_none() {
+    if greeted.cluster.is_none() {
         return Err(SessionError::NoCluster);
     }
+    let rights = shared.rights.borrow();
+    // A node that belongs nowhere yet has no credentials to ask; it joins an open cluster alone.
+    if mine.is_none() && !(greeted.open && rights.is_open()) {
+        return Err(if greeted.open { SessionError::Open } else { SessionError::NoRight });
+    }
+    if mine.is_some() && rights.of(&greeted.peer) != Some(Right::Node) {
+        return Err(SessionError::NotANode(greeted.peer));
+    }
+    drop(rights);
     Ok(greeted)
+}
+
+/// Whether the right of `peer` is still at least `least`.
+fn still(rights: &mut watch::Receiver<Rights>, peer: &PeerId, least: Option<Right>) -> bool {
+    rights.borrow_and_update().of(peer) >= least
 }
 
 /// A session between nodes, until it breaks.
 async fn run(
-    greeted: Greeted<Any>,
+    greeted: Greeted,
     called: Option<String>,
     shared: &Arc<Shared>,
 ) -> Result<(), SessionError> {
-    let Greeted { theirs, sender, mut receiver } = greeted;
+    let Greeted { peer, cluster, open, sender, mut receiver, .. } = greeted;
+    let mut rights = shared.rights.clone();
     let link = shared.links.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     let (out, outgoing) = outbox();
-    let up = FromLink::Up { peer: theirs.id, link, cluster: theirs.cluster, called, out };
+    let up = FromLink::Up { peer, link, cluster, open, called, out };
     if shared.driver.send(up).await.is_err() {
         return Ok(());
     }
     let mut writer = tokio::spawn(write(sender, outgoing));
     let mut bucket = Bucket::new(shared.flood);
     let result = loop {
-        // Both branches are cancel-safe: a frame is taken whole or not at all, and a JoinHandle can
-        // be awaited again.
+        // All are cancel-safe: a frame is taken whole or not at all, a JoinHandle can be awaited again,
+        // and a change of rights is looked at by the next turn.
         let (envelope, size) = tokio::select! {
             frame = receiver.next_sized(SILENCE) => match frame {
                 Ok(sized) => sized,
                 Err(error) => break Err(error),
             },
             _ = &mut writer => break Err(SessionError::Closed),
+            Ok(()) = rights.changed() => {
+                if still(&mut rights, &peer, Some(Right::Node)) {
+                    continue;
+                }
+                break Err(SessionError::NotANode(peer));
+            }
         };
         if !bucket.take() {
             break Err(SessionError::Flood);
@@ -237,13 +275,13 @@ async fn run(
                     break Err(SessionError::Garbage);
                 }
                 let message = Box::new(message);
-                FromLink::Message { from: theirs.id, link, namespace, message }
+                FromLink::Message { from: peer, link, namespace, message }
             }
             Envelope::Contacts(contacts) if contacts.len() <= MAX_CONTACTS_AT_ONCE => {
                 FromLink::Contacts { link, contacts }
             }
             Envelope::Ping => continue,
-            Envelope::Contacts(_) | Envelope::Ask(_) | Envelope::Answer(_) => {
+            Envelope::Contacts(_) | Envelope::Ask(..) | Envelope::Answer(..) => {
                 break Err(SessionError::Garbage);
             }
         };
@@ -253,13 +291,16 @@ async fn run(
         }
     };
     writer.abort();
-    let _ = shared.driver.send(FromLink::Down { peer: theirs.id, link }).await;
+    let _ = shared.driver.send(FromLink::Down { peer: peer, link }).await;
     result
 }
 
 /// A client's session: questions in, answers out.
-async fn serve(greeted: Greeted<Any>, shared: &Arc<Shared>) -> Result<(), SessionError> {
-    let Greeted { sender, mut receiver, .. } = greeted;
+async fn serve(greeted: Greeted, shared: &Arc<Shared>) -> Result<(), SessionError> {
+    let Greeted { peer, exported, sender, mut receiver, .. } = greeted;
+    let mut rights = shared.rights.clone();
+    let mut right = rights.borrow_and_update().of(&peer);
+    let asker = Asker { id: peer, exported };
     let (out, outgoing) = outbox();
     let mut writer = tokio::spawn(write(sender, outgoing));
     let mut bucket = Bucket::new(shared.flood);
@@ -271,18 +312,27 @@ async fn serve(greeted: Greeted<Any>, shared: &Arc<Shared>) -> Result<(), Sessio
                 Err(error) => break Err(error),
             },
             _ = &mut writer => break Err(SessionError::Closed),
+            Ok(()) = rights.changed() => {
+                // A client that loses a right also loses what it watches.
+                if still(&mut rights, &peer, right) {
+                    right = rights.borrow().of(&peer);
+                    continue;
+                }
+                break Err(SessionError::NoRight);
+            }
         };
         if !bucket.take() {
             break Err(SessionError::Flood);
         }
         match envelope {
-            Envelope::Ask(ask) => {
-                if !shared.deliver(FromLink::Ask { ask, out: out.clone() }, size).await {
+            Envelope::Ask(number, ask) => {
+                let out = out.for_question(number);
+                if !shared.deliver(FromLink::Ask { asker, ask, out }, size).await {
                     break Ok(());
                 }
             }
             Envelope::Ping => {}
-            Envelope::Namespace(..) | Envelope::Contacts(_) | Envelope::Answer(_) => {
+            Envelope::Namespace(..) | Envelope::Contacts(_) | Envelope::Answer(..) => {
                 break Err(SessionError::Garbage);
             }
         }
@@ -291,11 +341,11 @@ async fn serve(greeted: Greeted<Any>, shared: &Arc<Shared>) -> Result<(), Sessio
     result
 }
 
-async fn write(mut sender: super::session::Sender<Any>, mut outgoing: Outgoing) {
+async fn write(mut sender: Sender, mut outgoing: Outgoing) {
     loop {
         // `next` is cancel-safe; a frame that was taken is written to its end.
         let sent = match timeout(SILENCE / 3, outgoing.next()).await {
-            Ok(Some(frame)) => sender.send_encoded(&frame).await,
+            Ok(Some(frame)) => sender.send_encoded(frame).await,
             Ok(None) => return,
             Err(_) => sender.send(&Envelope::Ping).await,
         };

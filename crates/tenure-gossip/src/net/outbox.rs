@@ -9,7 +9,6 @@ use tokio::sync::mpsc;
 use super::session::encode;
 use super::wire::{Answer, Envelope, MAX_FRAME};
 use crate::driver::refusal::Refusal;
-use crate::identity::Signature;
 
 /// Frames waiting at most.
 const FRAMES: usize = 1_024;
@@ -21,6 +20,8 @@ const BYTES: usize = 8 << 20;
 pub(crate) struct Outbox {
     frames: mpsc::Sender<Bytes>,
     waiting: Arc<AtomicUsize>,
+    /// The question that answers put here belong to.
+    number: u64,
 }
 
 /// The end the connection's writer reads.
@@ -32,18 +33,22 @@ pub(crate) struct Outgoing {
 pub(crate) fn outbox() -> (Outbox, Outgoing) {
     let (to, from) = mpsc::channel(FRAMES);
     let waiting = Arc::new(AtomicUsize::new(0));
-    (Outbox { frames: to, waiting: waiting.clone() }, Outgoing { frames: from, waiting })
+    (Outbox { frames: to, waiting: waiting.clone(), number: 0 }, Outgoing { frames: from, waiting })
 }
 
 impl Outbox {
+    /// The same end, for the answers to the question `number`.
+    pub(crate) fn for_question(&self, number: u64) -> Self {
+        Self { number, ..self.clone() }
+    }
+
     /// Whether it will be sent if the connection lives.
     pub(crate) fn put(&self, envelope: &Envelope) -> bool {
         let frame = encode(envelope);
         let size = frame.len();
         let fits = self.waiting.fetch_add(size, Ordering::Relaxed) + size <= BYTES;
         // A frame above the limit would end the connection of a peer that did nothing wrong.
-        let sent =
-            fits && size + Signature::LENGTH <= MAX_FRAME && self.frames.try_send(frame).is_ok();
+        let sent = fits && size <= MAX_FRAME && self.frames.try_send(frame).is_ok();
         if !sent {
             self.waiting.fetch_sub(size, Ordering::Relaxed);
         }
@@ -52,7 +57,7 @@ impl Outbox {
 
     /// The same, for an answer to a client.
     pub(crate) fn answer(&self, answer: Answer) -> bool {
-        self.put(&Envelope::Answer(answer))
+        self.put(&Envelope::Answer(self.number, answer))
     }
 
     /// A refusal travels as its sentence.

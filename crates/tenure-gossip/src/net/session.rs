@@ -1,19 +1,18 @@
-//! Two programs prove their identities to each other, and sign every frame from then on.
+//! The first words of a session, and the frames that follow. TLS has proven the keys of both sides, or the
+//! certificates; nothing here is secret or signed besides.
 //!
 //! ```text
-//!  dialler                          acceptor
-//!     ── Hello (id, nonce) ────────────►
-//!     ◄──────────── Hello (id, nonce) ──
-//!     session = BLAKE3(both hellos)
-//!     ── Proof: sign(session), mac(session) ─►
-//!     ◄─ Proof: sign(session), mac(session) ──
-//!  from here on: frame n = sign(session ‖ sender ‖ n ‖ payload) ‖ payload
+//!  caller                                   host
+//!     ═══════════ TLS 1.3, both keys proven ═══════════
+//!     ── version, Hello (role, cluster) ────────►
+//!     ◄──────── version, Welcome (cluster, open, or why not) ──
+//!     from here on: frames of at most 4 MiB
 //! ```
 //!
-//! A frame of another session, of the other direction, or one that is repeated, left out or put in
-//! another place has a wrong signature.
+//! Where certificates of an authority are used, each side's first word also carries its identity: a
+//! signature by its ed25519 key over the secret that both ends of this TLS session export (RFC 9266). It fits
+//! no other session.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,10 +24,13 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadHalf, WriteHalf};
 use tokio::time::timeout;
 use tokio_util::codec::{FramedRead, FramedWrite, LengthDelimitedCodec};
 
-use super::wire::{Envelope, Hello, MAX_FRAME, MAX_GREETING, Proof, Role};
-use crate::identity::{Ed25519Keys, Keys as _, PeerId, Signature};
+use super::tls::Secured;
+use super::wire::{
+    Denied, Envelope, Hello, MAX_FRAME, MAX_GREETING, Role, Signed, VERSION, Welcome,
+};
+use crate::identity::{Ed25519Keys, Keys as _, PeerId};
 
-/// How long the greeting may take.
+/// How long the first words may take.
 const GREETING: Duration = Duration::from_secs(5);
 /// How long one frame may take to be written.
 const WRITE: Duration = Duration::from_secs(10);
@@ -36,24 +38,6 @@ const WRITE: Duration = Duration::from_secs(10);
 /// Any stream of bytes: TCP, or TLS on TCP.
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> Stream for T {}
-
-/// Which nodes and clients may connect.
-#[derive(Debug, Clone, Default)]
-pub struct Admission {
-    /// The cluster's secret, the same on every node and client. All zero (the default) is none: every
-    /// program that reaches the port is admitted.
-    pub secret: [u8; 32],
-    /// If given, only these nodes and clients are admitted (default: all that know the secret).
-    pub allow: Option<BTreeSet<PeerId>>,
-}
-
-impl Admission {
-    /// Whether every program that reaches the port is admitted: neither a secret nor a list is set.
-    #[must_use]
-    pub fn is_open(&self) -> bool {
-        self.secret == [0; 32] && self.allow.is_none()
-    }
-}
 
 /// A session was refused or broken off.
 #[derive(Debug, thiserror::Error)]
@@ -71,15 +55,39 @@ pub enum SessionError {
     /// What came is not part of the protocol.
     #[error("the other side sent garbage")]
     Garbage,
+    /// The other side does not speak TLS.
+    #[error("the other side does not speak TLS 1.3; is a node of this version running there?")]
+    NotTls,
+    /// TLS was refused by one of the sides.
+    #[error("TLS: {0}; both sides need raw keys, or certificates of one authority")]
+    Tls(String),
     /// The proof is wrong.
-    #[error("the other side could not prove its identity, or does not know the cluster's secret")]
+    #[error("the other side could not prove its identity")]
     Unproven,
     /// Another node than the one called, or this node itself.
     #[error("the other side is {0}, not the node that was called")]
     WrongPeer(PeerId),
-    /// The other side is not admitted.
-    #[error("{0} is not on the list of nodes that may connect; add it there")]
-    NotAllowed(PeerId),
+    /// The other side has not the right.
+    #[error(
+        "the key {0} is no node's of this cluster; an operator lets a node in: tenure gossip invite node"
+    )]
+    NotANode(PeerId),
+    /// This side has not the right.
+    #[error("this key has no right in the cluster; an operator lets it in: tenure gossip invite")]
+    NoRight,
+    /// The other side has no place left for such a connection.
+    #[error("the other side has no room for one more connection; try again, or ask another node")]
+    Full,
+    /// The other side asks for credentials, and its key is not known on this side.
+    #[error(
+        "the key {0} of the node is not known here; name an identity that accepted an invitation: tenure gossip accept"
+    )]
+    UnknownNode(PeerId),
+    /// The cluster is open, and this side was not told that it may be.
+    #[error(
+        "the cluster is open to every program that reaches it; start with --open to join it all the same"
+    )]
+    Open,
     /// The other side is part of another cluster.
     #[error(
         "the other side belongs to another cluster; a cluster is bootstrapped once, others join it"
@@ -89,7 +97,9 @@ pub enum SessionError {
     #[error("the other side has not joined a cluster yet; it is called again until it has")]
     NoCluster,
     /// The other side speaks another version.
-    #[error("the other side speaks version {0}, this one 1")]
+    #[error(
+        "the other side speaks version {0} of the protocol, this one {VERSION}; use one version of tenure everywhere"
+    )]
     Version(u16),
     /// The other side sends too fast.
     #[error("the other side sends more than a node ever does")]
@@ -102,6 +112,17 @@ impl From<std::io::Error> for SessionError {
     }
 }
 
+impl From<Denied> for SessionError {
+    fn from(denied: Denied) -> Self {
+        match denied {
+            Denied::NoRight => Self::NoRight,
+            Denied::OtherCluster => Self::OtherCluster,
+            Denied::NoCluster => Self::NoCluster,
+            Denied::Full => Self::Full,
+        }
+    }
+}
+
 impl SessionError {
     /// The name used in metrics.
     #[must_use]
@@ -111,9 +132,14 @@ impl SessionError {
             Self::Timeout => "timeout",
             Self::Closed => "closed",
             Self::Garbage => "garbage",
+            Self::NotTls => "not_tls",
+            Self::Tls(_) => "tls",
             Self::Unproven => "unproven",
             Self::WrongPeer(_) => "wrong_peer",
-            Self::NotAllowed(_) => "not_allowed",
+            Self::NotANode(_) | Self::NoRight => "no_right",
+            Self::Full => "full",
+            Self::UnknownNode(_) => "unknown_node",
+            Self::Open => "open",
             Self::OtherCluster => "other_cluster",
             Self::NoCluster => "no_cluster",
             Self::Version(_) => "version",
@@ -124,132 +150,151 @@ impl SessionError {
     /// Whether the peer misbehaved, rather than the network.
     #[must_use]
     pub const fn is_misconduct(&self) -> bool {
-        !matches!(self, Self::Io(_) | Self::Timeout | Self::Closed | Self::NoCluster)
+        !matches!(self, Self::Io(_) | Self::Timeout | Self::Closed | Self::NoCluster | Self::Full)
     }
 }
 
+type Any = Box<dyn Stream>;
+
 /// The receiving half of a session.
-pub(crate) struct Receiver<S> {
-    frames: FramedRead<ReadHalf<S>, LengthDelimitedCodec>,
-    keys: Arc<Ed25519Keys>,
-    session: [u8; 32],
-    peer: PeerId,
-    count: u64,
+pub(crate) struct Receiver {
+    frames: FramedRead<ReadHalf<Any>, LengthDelimitedCodec>,
 }
 
 /// The sending half.
-pub(crate) struct Sender<S> {
-    frames: FramedWrite<WriteHalf<S>, LengthDelimitedCodec>,
-    keys: Arc<Ed25519Keys>,
-    session: [u8; 32],
-    count: u64,
+pub(crate) struct Sender {
+    frames: FramedWrite<WriteHalf<Any>, LengthDelimitedCodec>,
 }
 
-/// What the greeting came to.
-pub(crate) struct Greeted<S> {
-    pub(crate) theirs: Hello,
-    pub(crate) sender: Sender<S>,
-    pub(crate) receiver: Receiver<S>,
+/// A session that is up.
+pub(crate) struct Greeted {
+    /// The other side's proven key.
+    pub(crate) peer: PeerId,
+    pub(crate) role: Role,
+    /// The cluster it belongs to, if it does already.
+    pub(crate) cluster: Option<[u8; 16]>,
+    /// Whether that cluster is open, if the other side is a node.
+    pub(crate) open: bool,
+    /// The secret of the TLS session below.
+    pub(crate) exported: [u8; 32],
+    pub(crate) sender: Sender,
+    pub(crate) receiver: Receiver,
 }
 
-/// Greets the other side, within a deadline. `calling`: this side dialled.
-pub(crate) async fn greet<S: Stream>(
-    stream: S,
-    keys: Arc<Ed25519Keys>,
-    admission: &Admission,
-    role: Role,
-    cluster: Option<[u8; 16]>,
-    calling: bool,
-) -> Result<Greeted<S>, SessionError> {
-    timeout(GREETING, greet_unbounded(stream, keys, admission, role, cluster, calling))
-        .await
-        .map_err(|_| SessionError::Timeout)?
+/// What a caller says of itself.
+pub(crate) struct Caller<'a> {
+    pub(crate) keys: &'a Arc<Ed25519Keys>,
+    pub(crate) role: Role,
+    pub(crate) cluster: Option<[u8; 16]>,
 }
 
-async fn greet_unbounded<S: Stream>(
-    stream: S,
-    keys: Arc<Ed25519Keys>,
-    admission: &Admission,
-    role: Role,
-    cluster: Option<[u8; 16]>,
-    calling: bool,
-) -> Result<Greeted<S>, SessionError> {
+/// Speaks the first words as the side that called, within a deadline.
+pub(crate) async fn call(secured: Secured, caller: Caller<'_>) -> Result<Greeted, SessionError> {
+    timeout(GREETING, async {
+        let Secured { stream, peer, exported } = secured;
+        let (mut read, mut write) = split(stream);
+        let signed = peer.is_none().then(|| Signed::new(&**caller.keys, &exported, b"caller"));
+        let hello = Hello { role: caller.role, cluster: caller.cluster, signed };
+        write.send(versioned(&hello)).await?;
+        let welcome: Welcome = unversioned(&next(&mut read).await?)?;
+        if let Some(denied) = welcome.denied {
+            return Err(denied.into());
+        }
+        let peer = proven(peer, welcome.signed.as_ref(), caller.keys, &exported, b"host")?;
+        let mine = caller.cluster.zip(welcome.cluster);
+        if mine.is_some_and(|(mine, theirs)| mine != theirs) {
+            return Err(SessionError::OtherCluster);
+        }
+        let Welcome { cluster, open, .. } = welcome;
+        let (receiver, sender) = wide(read, write);
+        Ok(Greeted { peer, role: Role::Node, cluster, open, exported, sender, receiver })
+    })
+    .await
+    .map_err(|_| SessionError::Timeout)?
+}
+
+/// Speaks the first words as the side that was called, within a deadline. `decide` says what this node is,
+/// or why it does not talk to the caller.
+pub(crate) async fn host(
+    secured: Secured,
+    keys: &Arc<Ed25519Keys>,
+    decide: impl FnOnce(&PeerId, &Hello) -> (Welcome, Result<(), SessionError>),
+) -> Result<Greeted, SessionError> {
+    timeout(GREETING, async {
+        let Secured { stream, peer, exported } = secured;
+        let certified = peer.is_none();
+        let (mut read, mut write) = split(stream);
+        let hello: Hello = match unversioned(&next(&mut read).await?) {
+            Ok(hello) => hello,
+            Err(error) => {
+                // The other side is told which version is spoken here.
+                let _ = write.send(Bytes::copy_from_slice(&VERSION.to_be_bytes())).await;
+                return Err(error);
+            }
+        };
+        let peer = proven(peer, hello.signed.as_ref(), keys, &exported, b"caller")?;
+        // A node's own folder may ask the node, but a node does not talk to itself.
+        if peer == keys.id() && hello.role == Role::Node {
+            return Err(SessionError::WrongPeer(peer));
+        }
+        let (mut welcome, verdict) = decide(&peer, &hello);
+        welcome.signed = certified.then(|| Signed::new(&**keys, &exported, b"host"));
+        write.send(versioned(&welcome)).await?;
+        verdict?;
+        let (receiver, sender) = wide(read, write);
+        let Hello { role, cluster, .. } = hello;
+        Ok(Greeted { peer, role, cluster, open: false, exported, sender, receiver })
+    })
+    .await
+    .map_err(|_| SessionError::Timeout)?
+}
+
+/// The other side's key: from TLS itself, or by its signature over this TLS session.
+fn proven(
+    shown: Option<PeerId>,
+    signed: Option<&Signed>,
+    keys: &Arc<Ed25519Keys>,
+    exported: &[u8; 32],
+    side: &[u8],
+) -> Result<PeerId, SessionError> {
+    match (shown, signed) {
+        (Some(peer), None) => Ok(peer),
+        (None, Some(signed)) if signed.is_genuine(&**keys, exported, side) => Ok(signed.id),
+        (Some(_) | None, Some(_)) | (None, None) => Err(SessionError::Unproven),
+    }
+}
+
+type Read = FramedRead<ReadHalf<Any>, LengthDelimitedCodec>;
+type Write = FramedWrite<WriteHalf<Any>, LengthDelimitedCodec>;
+
+fn split(stream: Any) -> (Read, Write) {
     let codec = || LengthDelimitedCodec::builder().max_frame_length(MAX_GREETING).new_codec();
     let (read, write) = tokio::io::split(stream);
-    let mut read = FramedRead::new(read, codec());
-    let mut write = FramedWrite::new(write, codec());
-
-    let mine = Hello { version: 1, role, id: keys.id(), nonce: rand::random(), cluster };
-    write.send(encode(&mine)).await?;
-    let theirs: Hello = decode(&next(&mut read).await?)?;
-    if theirs.version != 1 {
-        return Err(SessionError::Version(theirs.version));
-    }
-    if theirs.id == mine.id {
-        return Err(SessionError::WrongPeer(theirs.id));
-    }
-    if admission.allow.as_ref().is_some_and(|a| !a.contains(&theirs.id)) {
-        return Err(SessionError::NotAllowed(theirs.id));
-    }
-    let (first, second) = if calling { (&mine, &theirs) } else { (&theirs, &mine) };
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(b"tenure session 1");
-    hasher.update(&encode(first));
-    hasher.update(&encode(second));
-    let session = *hasher.finalize().as_bytes();
-
-    let proof = Proof {
-        signature: keys.sign(&proof_text(&session, &mine.id)),
-        mac: mac(&admission.secret, &session, &mine.id),
-    };
-    write.send(encode(&proof)).await?;
-    let proof: Proof = decode(&next(&mut read).await?)?;
-    // blake3's hashes compare in constant time.
-    let mac = blake3::Hash::from_bytes(mac(&admission.secret, &session, &theirs.id));
-    if mac != blake3::Hash::from_bytes(proof.mac)
-        || !keys.verify(&theirs.id, &proof_text(&session, &theirs.id), &proof.signature)
-    {
-        return Err(SessionError::Unproven);
-    }
-    if let (Some(a), Some(b)) = (mine.cluster, theirs.cluster)
-        && a != b
-    {
-        return Err(SessionError::OtherCluster);
-    }
-    read.decoder_mut().set_max_frame_length(MAX_FRAME);
-    write.encoder_mut().set_max_frame_length(MAX_FRAME);
-    let peer = theirs.id;
-    Ok(Greeted {
-        theirs,
-        sender: Sender { frames: write, keys: keys.clone(), session, count: 0 },
-        receiver: Receiver { frames: read, keys, session, peer, count: 0 },
-    })
+    (FramedRead::new(read, codec()), FramedWrite::new(write, codec()))
 }
 
-impl<S: Stream> Sender<S> {
-    /// Signs and sends, within a deadline. Not cancel-safe: a frame may be half written, so a caller
-    /// that cancels must drop the session.
+fn wide(mut read: Read, mut write: Write) -> (Receiver, Sender) {
+    read.decoder_mut().set_max_frame_length(MAX_FRAME);
+    write.encoder_mut().set_max_frame_length(MAX_FRAME);
+    (Receiver { frames: read }, Sender { frames: write })
+}
+
+impl Sender {
+    /// Sends, within a deadline. Not cancel-safe: a frame may be half written, so a caller that cancels
+    /// must drop the session.
     pub(crate) async fn send(&mut self, envelope: &Envelope) -> Result<(), SessionError> {
-        self.send_encoded(&encode(envelope)).await
+        self.send_encoded(encode(envelope)).await
     }
 
     /// The same, of what is encoded already.
-    pub(crate) async fn send_encoded(&mut self, payload: &[u8]) -> Result<(), SessionError> {
-        let text = frame_text(&self.session, &self.keys.id(), self.count, payload);
-        self.count += 1;
-        let signature = self.keys.sign(&text);
-        let mut frame = BytesMut::with_capacity(Signature::LENGTH + payload.len());
-        frame.extend_from_slice(&signature.0);
-        frame.extend_from_slice(payload);
-        timeout(WRITE, self.frames.send(frame.freeze()))
-            .await
-            .map_err(|_| SessionError::Timeout)??;
+    pub(crate) async fn send_encoded(&mut self, frame: Bytes) -> Result<(), SessionError> {
+        timeout(WRITE, self.frames.send(frame)).await.map_err(|_| SessionError::Timeout)??;
         Ok(())
     }
 }
 
-impl<S: Stream> Receiver<S> {
-    /// The next frame, checked. Cancel-safe: a frame is taken whole or not at all.
+impl Receiver {
+    /// The next frame. Cancel-safe: a frame is taken whole or not at all.
     pub(crate) async fn next(&mut self, patience: Duration) -> Result<Envelope, SessionError> {
         Ok(self.next_sized(patience).await?.0)
     }
@@ -262,14 +307,7 @@ impl<S: Stream> Receiver<S> {
         let frame = timeout(patience, next(&mut self.frames))
             .await
             .map_err(|_| SessionError::Timeout)??;
-        let (signature, payload) = frame.split_first_chunk().ok_or(SessionError::Garbage)?;
-        let signature = Signature(*signature);
-        let text = frame_text(&self.session, &self.peer, self.count, payload);
-        self.count += 1;
-        if !self.keys.verify(&self.peer, &text, &signature) {
-            return Err(SessionError::Unproven);
-        }
-        Ok((decode(payload)?, frame.len()))
+        Ok((decode(&frame)?, frame.len()))
     }
 }
 
@@ -278,9 +316,12 @@ async fn next<R: AsyncRead + Unpin>(
 ) -> Result<BytesMut, SessionError> {
     match frames.next().await {
         Some(Ok(frame)) => Ok(frame),
-        // A length beyond the limit.
+        // A length beyond the limit, or a record that TLS refuses.
         Some(Err(error)) if error.kind() == std::io::ErrorKind::InvalidData => {
             Err(SessionError::Garbage)
+        }
+        Some(Err(error)) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
+            Err(SessionError::Closed)
         }
         Some(Err(error)) => Err(error.into()),
         None => Err(SessionError::Closed),
@@ -298,26 +339,20 @@ fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, SessionError> {
     }
 }
 
-fn proof_text(session: &[u8; 32], id: &PeerId) -> Vec<u8> {
-    [b"tenure proof 1".as_slice(), session, &id.0].concat()
+/// The version stands in front, where every version reads it.
+fn versioned<T: Serialize>(value: &T) -> Bytes {
+    let mut bytes = VERSION.to_be_bytes().to_vec();
+    bytes.extend(encode(value));
+    bytes.into()
 }
 
-fn frame_text(session: &[u8; 32], id: &PeerId, count: u64, payload: &[u8]) -> [u8; 32] {
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(b"tenure frame 1");
-    hasher.update(session);
-    hasher.update(&id.0);
-    hasher.update(&count.to_le_bytes());
-    hasher.update(payload);
-    *hasher.finalize().as_bytes()
-}
-
-fn mac(secret: &[u8; 32], session: &[u8; 32], id: &PeerId) -> [u8; 32] {
-    let mut hasher = blake3::Hasher::new_keyed(secret);
-    hasher.update(b"tenure secret 1");
-    hasher.update(session);
-    hasher.update(&id.0);
-    *hasher.finalize().as_bytes()
+fn unversioned<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, SessionError> {
+    let (version, rest) = bytes.split_first_chunk().ok_or(SessionError::Garbage)?;
+    let version = u16::from_be_bytes(*version);
+    if version != VERSION {
+        return Err(SessionError::Version(version));
+    }
+    decode(rest)
 }
 
 #[cfg(test)]

@@ -15,19 +15,44 @@ pub(crate) const MAX_GREETING: usize = 1 << 10;
 /// Longest namespace in bytes.
 pub(crate) const MAX_NAMESPACE: usize = 64;
 
-/// The first message of either side.
+/// The version of all this. 1 had no TLS of its own.
+pub(crate) const VERSION: u16 = 2;
+
+/// The first word of the side that calls.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Hello {
-    /// The version of all this: 1.
-    pub(crate) version: u16,
-    /// A node of the group, or a client.
+    /// What it wants to be: whether it may is decided by the credentials.
     pub(crate) role: Role,
-    /// The name of the side that says it.
-    pub(crate) id: PeerId,
-    /// Never used before.
-    pub(crate) nonce: [u8; 32],
     /// The cluster it belongs to, if it does already.
     pub(crate) cluster: Option<[u8; 16]>,
+    /// Its identity, where TLS has proven a certificate instead of the key.
+    pub(crate) signed: Option<Signed>,
+}
+
+/// The first word of the side that was called.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Welcome {
+    /// The cluster it belongs to, if it does already.
+    pub(crate) cluster: Option<[u8; 16]>,
+    /// Whether every key has every right there.
+    pub(crate) open: bool,
+    /// Why it does not talk to the caller, if it does not.
+    pub(crate) denied: Option<Denied>,
+    /// Its identity, where TLS has proven a certificate instead of the key.
+    pub(crate) signed: Option<Signed>,
+}
+
+/// Why a caller is sent away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Denied {
+    /// Its key has not the right.
+    NoRight,
+    /// It belongs to another cluster.
+    OtherCluster,
+    /// The node that was called has not joined a cluster yet.
+    NoCluster,
+    /// There is no place left.
+    Full,
 }
 
 /// What the other side of a session is.
@@ -39,13 +64,26 @@ pub(crate) enum Role {
     Client,
 }
 
-/// The second message: proof of the first, over both sides' first messages.
+/// An identity, signed over one TLS session and one side of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Proof {
-    /// Signature over the session.
+pub(crate) struct Signed {
+    pub(crate) id: PeerId,
     pub(crate) signature: Signature,
-    /// Keyed hash over the session with the cluster's secret.
-    pub(crate) mac: [u8; 32],
+}
+
+impl Signed {
+    pub(crate) fn new(keys: &dyn Keys, exported: &[u8; 32], side: &[u8]) -> Self {
+        let id = keys.id();
+        Self { id, signature: keys.sign(&Self::text(&id, exported, side)) }
+    }
+
+    pub(crate) fn is_genuine(&self, keys: &dyn Keys, exported: &[u8; 32], side: &[u8]) -> bool {
+        keys.verify(&self.id, &Self::text(&self.id, exported, side), &self.signature)
+    }
+
+    fn text(id: &PeerId, exported: &[u8; 32], side: &[u8]) -> Vec<u8> {
+        [b"tenure identity 2".as_slice(), exported, &id.0, side].concat()
+    }
 }
 
 /// Where a node can be reached, signed by the node itself.
@@ -95,10 +133,10 @@ pub(crate) enum Envelope {
     Namespace(String, Message),
     /// Where others can be reached.
     Contacts(Vec<Contact>),
-    /// A client's question.
-    Ask(Ask),
-    /// A node's answer to a client.
-    Answer(Answer),
+    /// A client's question, with a number of its own.
+    Ask(u64, Ask),
+    /// A node's answer to the question with that number.
+    Answer(u64, Answer),
     /// Nothing: the connection is alive.
     Ping,
 }
@@ -127,6 +165,16 @@ pub enum Ask {
     Members { namespace: String, change: MemberChange },
     /// Give leadership up; only the leader can. Answered by [`Answer::Done`] when it is given up.
     StepDown { namespace: String },
+    /// Which keys are nodes of the cluster; answered by [`Answer::Nodes`].
+    Nodes,
+    /// Let the key that asks in; the only question of a key without a right. Answered by
+    /// [`Answer::Welcome`] when it is committed. See [`Client::redeem`](crate::Client::redeem).
+    Redeem {
+        /// The invitation's name.
+        id: [u8; 16],
+        /// Proof that the asker has it, over this session.
+        proof: [u8; 32],
+    },
 }
 
 /// What a node answers.
@@ -148,6 +196,15 @@ pub enum Answer {
     },
     /// It is done.
     Done,
+    /// The keys of the cluster's nodes.
+    Nodes(Vec<PeerId>),
+    /// The key is in.
+    Welcome {
+        /// Proof that the node knows the invitation, over this session.
+        proof: [u8; 32],
+        /// The keys of the cluster's nodes.
+        nodes: Vec<PeerId>,
+    },
     /// It cannot be done, and why. A [`Client`](crate::Client) returns it as an error.
     Refused(String),
 }

@@ -1,4 +1,6 @@
-//! Nodes within one process: the gate, TLS, and what bad peers cost.
+//! Nodes within one process: the gate, TLS, credentials, and what bad peers cost.
+
+mod credentials;
 
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
@@ -6,8 +8,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use tenure_gossip::{
-    Admission, Answer, Ask, Client, ClientError, Ed25519Keys, Flood, Host, HostConfig, HostError,
-    Kv, KvGoal, Outcome, Refusal, SessionError, Start, SubmitError, TlsFiles, TxId,
+    Answer, Ask, Client, ClientError, Ed25519Keys, Flood, Host, HostConfig, HostError, Kv, KvGoal,
+    Outcome, Refusal, SessionError, Start, SubmitError, TlsFiles, Trust, TxId,
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -190,8 +192,7 @@ async fn a_submit_without_a_majority_ends_and_says_that_it_is_undecided() {
 }
 
 async fn client(host: &Host<Kv>) -> Client {
-    let open = Admission::default();
-    Client::connect(host.address(), Ed25519Keys::generate(), &open, None).await.unwrap()
+    Client::connect(host.address(), Ed25519Keys::generate(), &Trust::default()).await.unwrap()
 }
 
 /// Asks without waiting for answers, until the connection ends or the limit is reached.
@@ -361,11 +362,25 @@ async fn with_mutual_tls_only_those_with_a_certificate_get_in() {
     .await;
     assert_eq!(b.submit("main", TxId([1; 16]), put(1)).await.unwrap().index, 1);
 
-    let open = Admission::default();
-    let keys = Ed25519Keys::generate;
-    assert!(Client::connect(a.address(), keys(), &open, None).await.is_err());
+    let connect = async |files: Option<TlsFiles>| {
+        let mut trust = Trust::default();
+        trust.tls = files;
+        Client::connect(a.address(), Ed25519Keys::generate(), &trust).await
+    };
+    assert!(connect(None).await.is_err());
     let (other, other_ca) = authority();
     let strange = certificate(dir.path(), "s", &other, &other_ca);
-    assert!(Client::connect(a.address(), keys(), &open, Some(&strange)).await.is_err());
-    assert!(Client::connect(a.address(), keys(), &open, Some(&files("client"))).await.is_ok());
+    let refused = connect(Some(strange)).await.err().expect("refused").to_string();
+    assert!(refused.contains("certificate"), "{refused}");
+    let mut client = connect(Some(files("client"))).await.unwrap();
+    // A node's new certificate is used without a stop; sessions that are up stay up.
+    let (renewed, renewed_ca) = authority();
+    let old = certificate(dir.path(), "client", &issuer, &ca);
+    certificate(dir.path(), "a", &renewed, &renewed_ca);
+    eventually("the new authority counts", || async {
+        connect(Some(certificate(dir.path(), "n", &renewed, &renewed_ca))).await.is_ok()
+    })
+    .await;
+    assert!(connect(Some(old)).await.is_err(), "the former authority does not");
+    assert!(matches!(client.ask(Ask::Status, SOON).await, Ok(Answer::Status(_))));
 }

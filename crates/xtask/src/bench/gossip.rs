@@ -14,7 +14,7 @@ use tokio::{
     process::{Child, Command},
 };
 
-use tenure_gossip::{Admission, Answer, Ask, Client, Ed25519Keys, KvGoal, TxId};
+use tenure_gossip::{Answer, Ask, Client, Ed25519Keys, KvGoal, Trust, TxId};
 
 use crate::{quantile, say};
 
@@ -68,8 +68,7 @@ impl Process {
     }
 
     async fn client(&self) -> anyhow::Result<Client> {
-        let admission = Admission::default();
-        Ok(Client::connect(&self.address, Ed25519Keys::generate(), &admission, None).await?)
+        Ok(Client::connect(&self.address, Ed25519Keys::generate(), &Trust::default()).await?)
     }
 
     async fn main(&self) -> anyhow::Result<Value> {

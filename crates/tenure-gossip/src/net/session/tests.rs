@@ -2,216 +2,166 @@ use tokio::io::{AsyncWriteExt as _, DuplexStream, duplex};
 
 use super::*;
 use crate::message::Message;
+use crate::net::tls::Tls;
 
 fn keys() -> Arc<Ed25519Keys> {
     Arc::new(Ed25519Keys::generate())
 }
 
-type Both =
-    (Result<Greeted<DuplexStream>, SessionError>, Result<Greeted<DuplexStream>, SessionError>);
-
-/// Two programs meet.
-async fn meet(a: Admission, b: Admission, clusters: [Option<[u8; 16]>; 2]) -> Both {
-    let (left, right) = duplex(1 << 20);
-    tokio::join!(
-        greet(left, keys(), &a, Role::Node, clusters[0], true),
-        greet(right, keys(), &b, Role::Node, clusters[1], false),
-    )
+fn tls(keys: &Ed25519Keys) -> Tls {
+    Tls::new(keys, None).expect("raw keys need no file")
 }
 
-fn secret(n: u8) -> Admission {
-    Admission { secret: [n; 32], allow: None }
+type Both = (Result<Greeted, SessionError>, Result<Greeted, SessionError>);
+
+/// Two programs meet; the host answers `welcome`.
+async fn meet(caller: &Arc<Ed25519Keys>, host_keys: &Arc<Ed25519Keys>, welcome: Welcome) -> Both {
+    let (near, far) = duplex(1 << 20);
+    let calls = async {
+        let secured = tls(caller).connect("there:1", near).await?;
+        call(secured, Caller { keys: caller, role: Role::Node, cluster: Some([1; 16]) }).await
+    };
+    let answers = async {
+        let secured = tls(host_keys).accept(far).await?;
+        let denied = welcome.denied;
+        host(secured, host_keys, move |_, _| {
+            (welcome, denied.map_or(Ok(()), |denied| Err(denied.into())))
+        })
+        .await
+    };
+    tokio::join!(calls, answers)
+}
+
+fn welcome(cluster: [u8; 16]) -> Welcome {
+    Welcome { cluster: Some(cluster), open: false, denied: None, signed: None }
 }
 
 const SOON: Duration = Duration::from_secs(5);
 
 #[tokio::test]
-async fn two_that_know_the_secret_talk_in_order() {
-    let (a, b) = meet(secret(1), secret(1), [None, None]).await;
-    let (mut a, mut b) = (a.expect("greeted"), b.expect("greeted"));
+async fn each_side_learns_the_proven_key_of_the_other_and_frames_arrive_in_order() {
+    let (a, b) = (keys(), keys());
+    let (left, right) = meet(&a, &b, welcome([1; 16])).await;
+    let (mut left, mut right) = (left.expect("greeted"), right.expect("greeted"));
+    assert_eq!((left.peer, right.peer), (b.id(), a.id()));
+    assert_eq!(left.exported, right.exported);
     for n in 0..5 {
         let sent = Envelope::Namespace(n.to_string(), Message::Enlist);
-        a.sender.send(&sent).await.expect("sent");
-        assert_eq!(b.receiver.next(SOON).await.expect("received"), sent);
+        left.sender.send(&sent).await.expect("sent");
+        assert_eq!(right.receiver.next(SOON).await.expect("received"), sent);
     }
-}
-
-#[tokio::test]
-async fn a_wrong_secret_is_refused_by_both() {
-    let (a, b) = meet(secret(1), secret(2), [None, None]).await;
-    assert!(matches!(a.err(), Some(SessionError::Unproven)));
-    assert!(b.is_err());
-}
-
-#[tokio::test]
-async fn one_that_is_not_on_the_list_is_refused() {
-    let only = Admission { secret: [0; 32], allow: Some([PeerId([7; 32])].into()) };
-    let (a, _) = meet(only, Admission::default(), [None, None]).await;
-    assert!(matches!(a.err(), Some(SessionError::NotAllowed(_))));
+    let (again, _) = meet(&a, &b, welcome([1; 16])).await;
+    assert_ne!(again.expect("greeted").exported, left.exported, "every session has its own secret");
 }
 
 #[tokio::test]
 async fn members_of_two_clusters_do_not_talk() {
-    let (a, b) = meet(secret(1), secret(1), [Some([1; 16]), Some([2; 16])]).await;
-    assert!(matches!(a.err(), Some(SessionError::OtherCluster)));
-    assert!(matches!(b.err(), Some(SessionError::OtherCluster)));
-    let (a, b) = meet(secret(1), secret(1), [Some([1; 16]), None]).await;
-    assert!(a.is_ok() && b.is_ok());
+    let (left, _) = meet(&keys(), &keys(), welcome([2; 16])).await;
+    assert!(matches!(left.err(), Some(SessionError::OtherCluster)));
 }
 
-/// A session whose frames an attacker in between may change.
-async fn tampered(change: impl FnOnce(&mut Vec<Vec<u8>>)) -> Vec<Result<Envelope, SessionError>> {
-    let (a, b) = meet(secret(1), secret(1), [None, None]).await;
-    let (mut a, mut b) = (a.expect("greeted"), b.expect("greeted"));
-    // Sign three frames into a buffer of our own, then deliver what is left of them.
+#[tokio::test]
+async fn a_caller_is_told_why_it_is_refused() {
+    let no = Welcome { denied: Some(Denied::NoRight), ..welcome([1; 16]) };
+    let (left, right) = meet(&keys(), &keys(), no).await;
+    assert!(matches!(left.err(), Some(SessionError::NoRight)));
+    assert!(matches!(right.err(), Some(SessionError::NoRight)));
+}
+
+#[tokio::test]
+async fn a_node_that_calls_itself_notices() {
+    let me = keys();
+    let (_, right) = meet(&me, &me, welcome([1; 16])).await;
+    assert!(matches!(right.err(), Some(SessionError::WrongPeer(peer)) if peer == me.id()));
+}
+
+/// A host that is called by a program that says `first` after TLS.
+async fn after_tls(
+    first: &[u8],
+) -> (Result<Greeted, SessionError>, Result<BytesMut, SessionError>) {
     let (near, far) = duplex(1 << 20);
-    let (_, write) = tokio::io::split(near);
-    let codec = || LengthDelimitedCodec::builder().max_frame_length(MAX_FRAME).new_codec();
-    a.sender.frames = FramedWrite::new(write, codec());
-    for n in 0..3 {
-        a.sender.send(&Envelope::Namespace(n.to_string(), Message::Enlist)).await.expect("sent");
-    }
-    let (read, _) = tokio::io::split(far);
-    let mut reader = FramedRead::new(read, codec());
-    let mut frames = Vec::new();
-    for _ in 0..3 {
-        frames.push(next(&mut reader).await.expect("a frame").to_vec());
-    }
-    change(&mut frames);
-    let (near, far) = duplex(1 << 20);
-    let (_, write) = tokio::io::split(near);
-    let (read, _) = tokio::io::split(far);
-    let mut writer = FramedWrite::new(write, codec());
-    b.receiver.frames = FramedRead::new(read, codec());
-    let mut out = Vec::new();
-    for frame in frames {
-        writer.send(Bytes::from(frame)).await.expect("written");
-        out.push(b.receiver.next(SOON).await);
-    }
-    out
-}
-
-#[tokio::test]
-async fn a_changed_repeated_or_missing_frame_is_noticed() {
-    assert!(tampered(|_| ()).await.iter().all(Result::is_ok));
-    let changed = tampered(|f| *f[1].last_mut().expect("bytes") ^= 1).await;
-    assert!(changed[0].is_ok() && matches!(changed[1], Err(SessionError::Unproven)));
-    let repeated = tampered(|f| f[1] = f[0].clone()).await;
-    assert!(matches!(repeated[1], Err(SessionError::Unproven)));
-    let missing = tampered(|f| drop(f.remove(0))).await;
-    assert!(matches!(missing[0], Err(SessionError::Unproven)));
-    let short = tampered(|f| f[0].truncate(10)).await;
-    assert!(matches!(short[0], Err(SessionError::Garbage)));
-}
-
-#[tokio::test]
-async fn garbage_and_huge_lengths_end_the_greeting() {
-    for rubbish in [b"GET / HTTP/1.1\r\n\r\n".to_vec(), vec![0xff; 64], vec![0, 0, 0, 3, 1, 2, 3]] {
-        let (mut left, right) = duplex(1 << 16);
-        left.write_all(&rubbish).await.expect("written");
-        let result = greet(right, keys(), &Admission::default(), Role::Node, None, false).await;
-        assert!(matches!(result.err(), Some(SessionError::Garbage)), "{rubbish:?}");
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn one_that_says_nothing_is_not_waited_for() {
-    let (_left, right) = duplex(1 << 16);
-    let result = greet(right, keys(), &Admission::default(), Role::Node, None, false).await;
-    assert!(matches!(result.err(), Some(SessionError::Timeout)));
-}
-
-/// Records what one side writes.
-struct Tap<S>(S, Arc<std::sync::Mutex<Vec<u8>>>);
-
-impl<S: AsyncRead + Unpin> AsyncRead for Tap<S> {
-    fn poll_read(
-        mut self: std::pin::Pin<&mut Self>,
-        cx: &mut std::task::Context<'_>,
-        buf: &mut tokio::io::ReadBuf<'_>,
-    ) -> std::task::Poll<std::io::Result<()>> {
-        std::pin::Pin::new(&mut self.0).poll_read(cx, buf)
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for Tap<S> {
-    fn poll_write(
-        mut self: std::pin::Pin<&mut Self>,
-        cx: &mut std::task::Context<'_>,
-        buf: &[u8],
-    ) -> std::task::Poll<std::io::Result<usize>> {
-        let written = std::pin::Pin::new(&mut self.0).poll_write(cx, buf);
-        if let std::task::Poll::Ready(Ok(n)) = written {
-            self.1.lock().expect("one task at a time").extend_from_slice(&buf[..n]);
-        }
-        written
-    }
-
-    fn poll_flush(
-        mut self: std::pin::Pin<&mut Self>,
-        cx: &mut std::task::Context<'_>,
-    ) -> std::task::Poll<std::io::Result<()>> {
-        std::pin::Pin::new(&mut self.0).poll_flush(cx)
-    }
-
-    fn poll_shutdown(
-        mut self: std::pin::Pin<&mut Self>,
-        cx: &mut std::task::Context<'_>,
-    ) -> std::task::Poll<std::io::Result<()>> {
-        std::pin::Pin::new(&mut self.0).poll_shutdown(cx)
-    }
-}
-
-#[tokio::test]
-async fn a_recorded_session_played_back_on_a_new_connection_is_refused() {
-    let acceptor = keys();
-    let tape = Arc::new(std::sync::Mutex::new(Vec::new()));
-    let (left, right) = duplex(1 << 20);
-    let admission = secret(1);
-    let (a, b) = tokio::join!(
-        greet(Tap(left, tape.clone()), keys(), &admission, Role::Node, None, true),
-        greet(right, acceptor.clone(), &admission, Role::Node, None, false),
-    );
-    let (mut a, mut b) = (a.expect("greeted"), b.expect("greeted"));
-    a.sender.send(&Envelope::Ping).await.expect("sent");
-    assert_eq!(b.receiver.next(SOON).await.expect("received"), Envelope::Ping);
-
-    let played = tape.lock().expect("one task at a time").clone();
-    let (mut left, right) = duplex(1 << 20);
-    left.write_all(&played).await.expect("written");
-    let again = greet(right, acceptor, &admission, Role::Node, None, false).await;
-    assert!(matches!(again.err(), Some(SessionError::Unproven)));
-}
-
-#[tokio::test]
-async fn one_that_claims_the_identity_of_another_is_refused() {
-    let victim = keys().id();
-    let impostor = keys();
-    let (left, right) = duplex(1 << 16);
-    let claim = async {
-        let codec = || LengthDelimitedCodec::builder().max_frame_length(MAX_GREETING).new_codec();
-        let (read, write) = tokio::io::split(left);
-        let (mut read, mut write) =
-            (FramedRead::new(read, codec()), FramedWrite::new(write, codec()));
-        let mine =
-            Hello { version: 1, role: Role::Node, id: victim, nonce: [7; 32], cluster: None };
-        write.send(encode(&mine)).await.expect("written");
-        let theirs = next(&mut read).await.expect("a hello");
-        let mut hasher = blake3::Hasher::new();
-        hasher.update(b"tenure session 1");
-        hasher.update(&encode(&mine));
-        hasher.update(&theirs);
-        let session = *hasher.finalize().as_bytes();
-        // It knows the secret, and signs with the only key it has.
-        let proof = Proof {
-            signature: impostor.sign(&proof_text(&session, &victim)),
-            mac: mac(&secret(1).secret, &session, &victim),
-        };
-        write.send(encode(&proof)).await.expect("written");
-        (read, write)
+    let (a, b) = (keys(), keys());
+    let calls = async {
+        let secured = tls(&a).connect("there:1", near).await.expect("TLS");
+        let (mut read, mut write) = split(secured.stream);
+        write.send(Bytes::copy_from_slice(first)).await.expect("sent");
+        next(&mut read).await
     };
-    let admission = secret(1);
-    let greeting = greet(right, keys(), &admission, Role::Node, None, false);
-    let (_open, result) = tokio::join!(claim, greeting);
+    let answers = async {
+        let secured = tls(&b).accept(far).await.expect("TLS");
+        host(secured, &b, |_, _| (welcome([1; 16]), Ok(()))).await
+    };
+    let (answer, result) = tokio::join!(calls, answers);
+    (result, answer)
+}
+
+#[tokio::test]
+async fn another_version_is_refused_by_name_on_both_sides() {
+    let (result, answer) = after_tls(&[0, 9, 1, 2, 3]).await;
+    assert!(matches!(result.err(), Some(SessionError::Version(9))));
+    let answer = answer.expect("it is told");
+    assert_eq!(answer[..], VERSION.to_be_bytes());
+    let error = unversioned::<Welcome>(&[0, 9]).expect_err("another version");
+    assert!(error.to_string().contains("version 9 of the protocol, this one 2"), "{error}");
+}
+
+#[tokio::test]
+async fn garbage_after_tls_and_a_borrowed_identity_are_refused() {
+    let (result, _) = after_tls(&[0, 2, 0xff, 0xff]).await;
+    assert!(matches!(result.err(), Some(SessionError::Garbage)));
+    // Raw keys are proven by TLS: no other identity can be claimed besides.
+    let other = keys();
+    let signed = Some(Signed::new(&*other, &[0; 32], b"caller"));
+    let hello = Hello { role: Role::Node, cluster: None, signed };
+    let (result, _) = after_tls(&versioned(&hello)).await;
     assert!(matches!(result.err(), Some(SessionError::Unproven)));
+}
+
+#[tokio::test]
+async fn a_program_that_does_not_speak_tls_is_named_as_such() {
+    let (mut near, far): (DuplexStream, DuplexStream) = duplex(1 << 20);
+    let me = keys();
+    near.write_all(b"GET / HTTP/1.1\r\n\r\n").await.expect("sent");
+    let refused = tls(&me).accept(far).await;
+    assert!(matches!(refused.err(), Some(SessionError::NotTls)));
+}
+
+#[tokio::test]
+async fn bytes_changed_on_the_way_end_the_session() {
+    let (near, mut middle_near) = duplex(1 << 20);
+    let (mut middle_far, far) = duplex(1 << 20);
+    // A program in between passes the handshake on, then flips one bit of what follows.
+    tokio::spawn(async move {
+        let mut passed = 0;
+        let (mut there, mut back) = ([0; 4_096], [0; 4_096]);
+        loop {
+            use tokio::io::AsyncReadExt as _;
+            tokio::select! {
+                Ok(n) = middle_near.read(&mut there) => {
+                    passed += n;
+                    if n == 0 { return }
+                    if passed > 3_000 { there[n - 1] ^= 1 }
+                    if middle_far.write_all(&there[..n]).await.is_err() { return }
+                }
+                Ok(n) = middle_far.read(&mut back) => {
+                    if n == 0 { return }
+                    if middle_near.write_all(&back[..n]).await.is_err() { return }
+                }
+            }
+        }
+    });
+    let (a, b) = (keys(), keys());
+    let calls = async {
+        let secured = tls(&a).connect("there:1", near).await?;
+        call(secured, Caller { keys: &a, role: Role::Node, cluster: None }).await
+    };
+    let answers = async {
+        let secured = tls(&b).accept(far).await?;
+        host(secured, &b, |_, _| (welcome([1; 16]), Ok(()))).await
+    };
+    let (left, right) = tokio::join!(calls, answers);
+    let (mut left, mut right) = (left.expect("greeted"), right.expect("greeted"));
+    let large = Envelope::Namespace("n".repeat(4_000), Message::Enlist);
+    left.sender.send(&large).await.expect("sent");
+    assert!(right.receiver.next(SOON).await.is_err());
 }

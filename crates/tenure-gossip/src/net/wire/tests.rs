@@ -13,6 +13,7 @@ use super::*;
 use crate::commit::{
     CommitWrite, ConsensusMessage, Entry, EntryKind, HardState, Members, Position, SnapshotPoint,
 };
+use crate::credentials::{CredentialGoal, Right};
 use crate::election::{Beacon, Election, ElectionConfig, Vote};
 use crate::engine::{Command, Snapshot};
 use crate::history::{Chain, Hash, Outcome};
@@ -160,6 +161,8 @@ fn asks() -> Vec<(&'static str, Ask)> {
         ("ask promote", members(MemberChange::Promote(peer(1)))),
         ("ask remove", members(MemberChange::Remove(peer(1)))),
         ("ask step down", Ask::StepDown { namespace: namespace() }),
+        ("ask nodes", Ask::Nodes),
+        ("ask redeem", Ask::Redeem { id: [6; 16], proof: [7; 32] }),
     ]
 }
 
@@ -170,7 +173,22 @@ fn answers() -> Vec<(&'static str, Answer)> {
         ("answer status", Answer::Status("{}".to_owned())),
         ("answer state", Answer::State { index: 300, bytes: b"s".to_vec() }),
         ("answer done", Answer::Done),
+        ("answer nodes", Answer::Nodes(vec![peer(1)])),
+        ("answer welcome", Answer::Welcome { proof: [7; 32], nodes: vec![peer(1)] }),
         ("answer refused", Answer::Refused("why".to_owned())),
+    ]
+}
+
+fn credential_goals() -> Vec<(&'static str, CredentialGoal)> {
+    let (id, key, right) = ([6; 16], [7; 32], Right::Operator);
+    let (expires, now) = (1_800_000_000, 1_700_000_000);
+    vec![
+        ("credentials found", CredentialGoal::Found { founder: peer(1), open: true }),
+        ("credentials invite", CredentialGoal::Invite { id, key, right, expires, now }),
+        ("credentials redeem", CredentialGoal::Redeem { id, peer: peer(1), now }),
+        ("credentials grant", CredentialGoal::Grant { peer: peer(1), right }),
+        ("credentials revoke", CredentialGoal::Revoke { peer: peer(1) }),
+        ("credentials close", CredentialGoal::Close),
     ]
 }
 
@@ -206,10 +224,11 @@ fn all() -> BTreeMap<&'static str, Vec<u8>> {
     let mut all = BTreeMap::new();
     let keys = Ed25519Keys::from_secret(&[7; 32]);
     let contact = Contact::new(&keys, "host:7400".to_owned(), 17);
-    let hello =
-        Hello { version: 1, role: Role::Node, id: peer(1), nonce: [2; 32], cluster: Some([3; 16]) };
-    let client = Hello { role: Role::Client, cluster: None, ..hello.clone() };
-    let proof = Proof { signature: signature(), mac: [5; 32] };
+    let hello = Hello { role: Role::Node, cluster: Some([3; 16]), signed: None };
+    let signed = Some(Signed { id: peer(1), signature: signature() });
+    let client = Hello { role: Role::Client, cluster: None, signed: signed.clone() };
+    let welcome = Welcome { cluster: Some([3; 16]), open: true, denied: None, signed };
+    let denied = |denied| Welcome { denied: Some(denied), signed: None, ..welcome.clone() };
     for (name, envelope) in
         [("ping", Envelope::Ping), ("contacts", Envelope::Contacts(vec![contact]))]
     {
@@ -217,15 +236,26 @@ fn all() -> BTreeMap<&'static str, Vec<u8>> {
     }
     all.insert("hello", encode(&hello).to_vec());
     all.insert("hello of a client", encode(&client).to_vec());
-    all.insert("proof", encode(&proof).to_vec());
+    all.insert("welcome", encode(&welcome).to_vec());
+    for (name, why) in [
+        ("denied no right", Denied::NoRight),
+        ("denied other cluster", Denied::OtherCluster),
+        ("denied no cluster", Denied::NoCluster),
+        ("denied full", Denied::Full),
+    ] {
+        all.insert(name, encode(&denied(why)).to_vec());
+    }
+    for (name, goal) in credential_goals() {
+        all.insert(name, goal.to_bytes());
+    }
     for (name, message) in messages() {
         all.insert(name, encode(&Envelope::Namespace("main".to_owned(), message)).to_vec());
     }
     for (name, ask) in asks() {
-        all.insert(name, encode(&Envelope::Ask(ask)).to_vec());
+        all.insert(name, encode(&Envelope::Ask(9, ask)).to_vec());
     }
     for (name, answer) in answers() {
-        all.insert(name, encode(&Envelope::Answer(answer)).to_vec());
+        all.insert(name, encode(&Envelope::Answer(9, answer)).to_vec());
     }
     all.extend(stored());
     all
