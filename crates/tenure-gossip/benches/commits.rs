@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tenure_gossip::{
-    Admission, Answer, Ask, Client, Ed25519Keys, Host, HostConfig, Kv, KvGoal, Start, TxId,
+    Answer, Ask, Client, Ed25519Keys, Host, HostConfig, Kv, KvGoal, Start, Trust, TxId,
 };
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::TcpStream;
@@ -259,8 +259,7 @@ impl Ours {
 }
 
 async fn client(address: &str) -> Result<Client> {
-    let admission = Admission::default();
-    Ok(Client::connect(address, Ed25519Keys::generate(), &admission, None).await?)
+    Ok(Client::connect(address, Ed25519Keys::generate(), &Trust::default()).await?)
 }
 
 impl Connection for Client {
