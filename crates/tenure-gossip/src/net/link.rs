@@ -291,7 +291,7 @@ async fn run(
         }
     };
     writer.abort();
-    let _ = shared.driver.send(FromLink::Down { peer: peer, link }).await;
+    let _ = shared.driver.send(FromLink::Down { peer, link }).await;
     result
 }
 

@@ -87,8 +87,12 @@ impl Place {
     pub(crate) fn keep_as_client(&self, operator: bool) -> bool {
         let mut kept = self.kept.lock().expect("nothing panics while it is held");
         let of_one = kept.of.get(&self.from).copied().unwrap_or(0);
-        let room = kept.clients < CLIENTS && of_one < CLIENTS_OF_ONE;
-        if !room && !(operator && kept.clients < CLIENTS + OPERATORS) {
+        let room = if operator {
+            kept.clients < CLIENTS + OPERATORS
+        } else {
+            kept.clients < CLIENTS && of_one < CLIENTS_OF_ONE
+        };
+        if !room {
             return false;
         }
         kept.clients += 1;
