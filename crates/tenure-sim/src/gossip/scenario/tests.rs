@@ -302,6 +302,10 @@ fn a_leader_that_halts_gives_way_to_a_healthy_node() {
         assert!(decided, "seed {seed}: the others wait for a leader that has halted");
         assert!(world.node(leader).is_some_and(|n| n.halted().is_some()));
         assert_ne!(world.acting(), Some(leader));
+        // The first goal may have been the halted leader's last; the next one needs another leader.
+        assert!(world.submit(other, tx(2), &increment()));
+        let decided = world.run_until(1_000, |w| w.committed(&tx(2)).is_some()).expect("sound");
+        assert!(decided, "seed {seed}: no other node leads, though it was freed at once");
     }
 }
 
