@@ -12,13 +12,11 @@ pub(crate) fn value(text: impl Into<String>) -> PyErr {
 
 /// Which class of `tenure.errors` stands for an error.
 pub(crate) fn class(error: &TenureError) -> &'static str {
-    if error.is_unreachable() {
-        return "ConnectionError";
-    }
     match error {
-        TenureError::Connect(_) | TenureError::Tls(_) | TenureError::NoDatabase => {
-            "ConnectionError"
-        }
+        TenureError::Connect(_)
+        | TenureError::Session(_)
+        | TenureError::Tls(_)
+        | TenureError::NoDatabase => "ConnectionError",
         TenureError::Config(_) | TenureError::RoleName(_) => "ConfigError",
         TenureError::Refused(_) => "RefusedError",
         TenureError::Timeout { .. } => "ShutdownError",

@@ -19,10 +19,19 @@ use crate::retry::PythonStrategy;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Libpq;
 
+impl Libpq {
+    fn reads(name: &str) -> bool {
+        (name.starts_with("PG") && !name.starts_with("PG_")) || name == "HOME"
+    }
+}
+
 impl Env for Libpq {
     fn var(&self, name: &str) -> Option<String> {
-        let libpq = (name.starts_with("PG") && !name.starts_with("PG_")) || name == "HOME";
-        libpq.then(|| ProcessEnv.var(name)).flatten()
+        Libpq::reads(name).then(|| ProcessEnv.var(name)).flatten()
+    }
+
+    fn is_blank(&self, name: &str) -> bool {
+        Libpq::reads(name) && ProcessEnv.is_blank(name)
     }
 }
 

@@ -110,7 +110,7 @@ def test_a_fork_from_c_shuts_the_gate_too(dsn: str) -> None:
 
 
 def test_the_server_hears_nothing_of_a_child(dsn: str) -> None:
-    with LeaderLock(dsn, role="r", health_interval_s=0.2) as lock:
+    with LeaderLock(dsn, role="r", health_interval_s=0.5) as lock:
         assert lock.wait_for_leadership(20)
         epoch = lock.epoch
         for _ in range(5):
@@ -127,7 +127,7 @@ def test_the_server_hears_nothing_of_a_child(dsn: str) -> None:
                 finally:
                     os._exit(0)
             os.waitpid(pid, 0)
-        until = time.monotonic() + 1.0  # More than a lease.
+        until = time.monotonic() + 2.0  # More than a lease, which is 1.5 s.
         while time.monotonic() < until:
             assert lock.is_leader and lock.epoch == epoch
             time.sleep(0.01)
