@@ -250,6 +250,7 @@ async fn a_new_leader_finishes_what_the_old_one_stored() {
     assert_eq!(taken.nonce, other.nonce);
     let third = send(&new, 3).await;
     assert_eq!(third.nonce, 2);
+    anvil.pooled(3).await;
     anvil.mine(4).await;
     until(&mut taken, is(State::Finalized)).await;
     let mined = anvil.mined().await;
