@@ -39,7 +39,7 @@ async fn a_long_grace_is_the_childs_to_its_end() {
     let script = "trap '' TERM; echo up; while :; do sleep 0.05; done";
     let mut one = tokio::process::Command::new(crate::kit::program());
     one.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
-    one.args(["run", "--output", "json", "--role", "r", "--grace", "9s", "--lease", "14s"]);
+    one.args(["run", "--output", "json", "--role", "r", "--grace", "12s", "--lease", "18s"]);
     one.args(["--heartbeat", "2s", "--dsn", &dsn, "sh", "-c", script]);
     one.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
     let mut one = one.spawn().expect("it runs");
@@ -58,7 +58,7 @@ async fn a_long_grace_is_the_childs_to_its_end() {
         }
     };
     assert_eq!(gone["code"], 128 + 9, "{gone}");
-    assert!(begun.elapsed() >= std::time::Duration::from_secs(9), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() >= std::time::Duration::from_secs(12), "{:?}", begun.elapsed());
     let _ = rustix::process::kill_process(
         rustix::process::Pid::from_raw(one.id().expect("it runs").cast_signed()).expect("a pid"),
         rustix::process::Signal::TERM,
