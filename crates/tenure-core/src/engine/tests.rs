@@ -64,7 +64,11 @@ impl Stage {
         if self.engine.next_timeout().is_some_and(|at| at <= self.now) {
             self.engine.timeout(self.now);
         }
-        let op = self.engine.next_op(self.now).expect("something to do");
+        let op = self.engine.next_op(self.now).or_else(|| {
+            self.wait();
+            self.engine.next_op(self.now)
+        });
+        let op = op.expect("something to do");
         match &op {
             Op::Register(rows) => {
                 let taken = |role: &RoleName| Registered { role: role.clone(), refused: None };
@@ -75,27 +79,32 @@ impl Stage {
                 let beaten = Beaten { revoked: 0, others: None, orders: None };
                 self.engine.done(Done::Beaten(beaten), self.now);
             }
-            Op::Claim { .. }
-            | Op::MarkActing(_)
-            | Op::Inspect(_)
-            | Op::Release(_)
-            | Op::LeaveSeat => {}
+            Op::Inspect(_) => self.engine.done(Done::Inspected(Vec::new()), self.now),
+            Op::Claim { .. } | Op::MarkActing(_) | Op::Release(_) | Op::LeaveSeat => {}
         }
         op
+    }
+
+    /// Time passes until the engine wants to be woken.
+    fn wait(&mut self) {
+        self.now = self.engine.next_timeout().expect("something is due").max(self.now);
+        self.engine.timeout(self.now);
     }
 
     /// Time passes until the next beat, which shows another member's; claims meanwhile answer as told.
     fn beat(&mut self, after: Duration, other: &str, beat: i64, claim: &Claim) {
         self.now = self.now + after;
         self.engine.timeout(self.now);
-        loop {
-            match self.engine.next_op(self.now).expect("a beat is due") {
-                Op::Beat => break,
-                Op::Inspect(_) => self.engine.done(Done::Inspected(Vec::new()), self.now),
-                Op::Claim { .. } => self.claimed(claim),
-                op @ (Op::Register(_) | Op::MarkActing(_) | Op::Release(_) | Op::LeaveSeat) => {
+        // A claim's answer may put the beat off for a moment, for what follows from it.
+        for _ in 0..100 {
+            match self.engine.next_op(self.now) {
+                Some(Op::Beat) => break,
+                Some(Op::Inspect(_)) => self.engine.done(Done::Inspected(Vec::new()), self.now),
+                Some(Op::Claim { .. }) => self.claimed(claim),
+                Some(op @ (Op::Register(_) | Op::MarkActing(_) | Op::Release(_) | Op::LeaveSeat)) => {
                     panic!("{op:?}")
                 }
+                None => self.wait(),
             }
         }
         let others = Some(vec![Other(other.to_owned(), beat, 0)]);
