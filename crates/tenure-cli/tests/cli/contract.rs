@@ -12,11 +12,16 @@ use crate::kit::{
 async fn stopped_is_the_last_event_and_the_childs_pid_and_code_are_fields() {
     let database = database().await;
     let client = database.client().await.expect("a session");
+    let folder = tempfile::tempdir().expect("a folder");
+    let up = folder.path().join("up");
     let dsn = database.dsn();
     let args = ["--role", "r", "--no-auto-reacquire", "--dsn", &dsn, "--"];
     let mut start = command(&args);
-    start.args(["sh", "-c", "trap 'sleep 0.3; exit 3' TERM; while :; do sleep 0.02; done"]);
+    let script = "trap 'sleep 0.3; exit 3' TERM; touch $0; while :; do sleep 0.02; done";
+    start.args(["sh", "-c", script]).arg(&up);
     let (output, ()) = tokio::join!(finish(start), async {
+        // Only a child that has set its trap can answer.
+        until("the child", async || up.exists()).await;
         until("the leader", async || end_seats(&client).await == 1).await;
     });
     let (code, _, err) = output;
