@@ -48,7 +48,8 @@ async fn half_lines_and_idle_connections_neither_fill_the_memory_nor_shut_others
     for _ in 0..400 {
         idle.push(connect(&address).await);
     }
-    let call = json!({"to": format!("0x{:040x}", 7), "value": "0x5", "gas": 21_000}).to_string();
+    let call =
+        json!({"to": format!("0x{:040x}", 0xaa07), "value": "0x5", "gas": 21_000}).to_string();
     let sent = run(&["send", "--node", &address, "--json", "--call", &call]).await;
     assert_eq!(json_of(&sent)[0]["nonce"], 0, "a caller is heard beside 800 that say nothing");
     let grown = memory(child.pid()).saturating_sub(before);
@@ -75,7 +76,8 @@ async fn a_line_that_is_too_long_is_told_its_bound() {
         assert_eq!(answer["error"]["code"], "too_large", "{answer}");
     }
     let data = "ab".repeat(200 << 10);
-    let call = json!({"to": format!("0x{:040x}", 7), "data": format!("0x{data}"), "gas": 21_000});
+    let call =
+        json!({"to": format!("0x{:040x}", 0xaa07), "data": format!("0x{data}"), "gas": 21_000});
     let mut stream = connect(&address).await;
     let answer = ask(&mut stream, &json!({"op": "send", "call": call}).to_string()).await;
     assert_eq!(answer["error"]["code"], "too_large", "{answer}");
@@ -87,7 +89,7 @@ async fn an_odd_id_gets_a_clear_answer_at_once_and_every_answer_carries_the_id()
     let database = shared_cluster().await.database().await.expect("a database");
     let anvil = Anvil::start(&["--no-mining"]).await;
     let (_child, address) = node(&["--dsn", &database.dsn()], &anvil).await;
-    let call = json!({"to": format!("0x{:040x}", 7), "value": "0x5", "gas": 21_000});
+    let call = json!({"to": format!("0x{:040x}", 0xaa07), "value": "0x5", "gas": 21_000});
     let mut stream = connect(&address).await;
     for odd in ["", "a\0b", "a\nb", "\u{1b}[2J", &"x".repeat(201)] {
         let question = json!({"op": "send", "call": call, "request_id": odd});
@@ -116,7 +118,8 @@ async fn a_node_is_found_by_its_host_name_and_an_unanswered_request_is_told_its_
     let anvil = Anvil::start(&["--no-mining"]).await;
     let (mut child, address) = node(&["--dsn", &database.dsn()], &anvil).await;
     let named = address.replace("127.0.0.1", "localhost");
-    let call = json!({"to": format!("0x{:040x}", 7), "value": "0x5", "gas": 21_000}).to_string();
+    let call =
+        json!({"to": format!("0x{:040x}", 0xaa07), "value": "0x5", "gas": 21_000}).to_string();
     let sent = run(&["send", "--node", &named, "--json", "--call", &call]).await;
     assert_eq!(json_of(&sent)[0]["nonce"], 0);
     // A node that takes the question and does not answer: the request may be accepted later.
@@ -138,7 +141,8 @@ async fn a_request_is_given_up_by_its_id() {
     let dsn = database.dsn();
     let anvil = Anvil::start(&["--no-mining"]).await;
     let (_child, address) = node(&["--dsn", &dsn], &anvil).await;
-    let call = json!({"to": format!("0x{:040x}", 7), "value": "0x5", "gas": 21_000}).to_string();
+    let call =
+        json!({"to": format!("0x{:040x}", 0xaa07), "value": "0x5", "gas": 21_000}).to_string();
     let sent = run(&["send", "--node", &address, "--request-id", "rent", "--call", &call]).await;
     assert!(sent.status.success(), "{sent:?}");
     let unknown = run(&["drop", "--node", &address, "--request-id", "food"]).await;

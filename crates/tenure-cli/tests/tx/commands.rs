@@ -19,7 +19,8 @@ async fn a_transaction_can_be_sent_listed_shown_dropped_and_watched_to_its_end()
     let dsn = database.dsn();
     let anvil = Anvil::start(&["--no-mining"]).await;
     let (mut child, address) = node(&["--dsn", &dsn, "--instance", "a"], &anvil).await;
-    let call = json!({"to": format!("0x{:040x}", 7), "value": "0x5", "gas": 21_000}).to_string();
+    let call =
+        json!({"to": format!("0x{:040x}", 0xaa07), "value": "0x5", "gas": 21_000}).to_string();
     let send = ["send", "--node", &address, "--json", "--request-id", "seven", "--call", &call];
     let first = json_of(&run(&send).await);
     assert_eq!(first[0]["nonce"], 0);
@@ -97,7 +98,8 @@ async fn any_node_may_be_named_first_and_a_killed_leader_is_replaced() {
     for name in ["a", "b", "c"] {
         nodes.push(node(&[&lease[..], &[name]].concat(), &anvil).await);
     }
-    let call = json!({"to": format!("0x{:040x}", 7), "value": "0x5", "gas": 21_000}).to_string();
+    let call =
+        json!({"to": format!("0x{:040x}", 0xaa07), "value": "0x5", "gas": 21_000}).to_string();
     // With each of the nodes named first, the leader is found.
     for turn in 0..3 {
         nodes.rotate_left(1);
@@ -224,7 +226,7 @@ async fn every_mistake_is_one_sentence_with_a_remedy_and_no_secret() {
         ([&node[..], &key, &["--account", "0xaa"]].concat(), 2, "that one's key"),
         ([&["node", "--rpc", rpc], &key[..]].concat(), 2, "--standalone"),
         ([&["node", "--rpc", "hunter2"], &key[..]].concat(), 2, "http://"),
-        ([&node[..], &["--metrics", "here"]].concat(), 2, "127.0.0.1:9464"),
+        ([&node[..], &["--metrics", "here"]].concat(), 2, "localhost:9464"),
         (substrate.to_vec(), 2, "--account"),
         ([&substrate[..], &["--account", "0xaa"]].concat(), 2, "--signer-command"),
         (vec!["list", "--account", ADDRESS], 2, "TENURE_DSN"),
@@ -285,7 +287,8 @@ async fn neither_key_nor_password_nor_address_is_in_the_log_of_a_node() {
     let line = child.wait_line(listening, Duration::from_secs(30)).await.expect("listens");
     let line: Value = serde_json::from_str(&line).expect("JSON");
     let node = line["address"].as_str().expect("an address");
-    let call = json!({"to": format!("0x{:040x}", 7), "value": "0x5", "gas": 21_000}).to_string();
+    let call =
+        json!({"to": format!("0x{:040x}", 0xaa07), "value": "0x5", "gas": 21_000}).to_string();
     let sent = run(&["send", "--node", node, "--call", &call]).await;
     assert!(sent.status.success(), "{sent:?}");
     // With the chain away it complains, about the address among others.
@@ -334,7 +337,8 @@ async fn a_node_whose_database_goes_away_says_so_loudly_and_when_it_is_back() {
     };
     says("THE VIEW OF THE TRANSACTIONS IS STALE").await;
     // And it does not send, although the chain is there.
-    let call = json!({"to": format!("0x{:040x}", 7), "value": "0x5", "gas": 21_000}).to_string();
+    let call =
+        json!({"to": format!("0x{:040x}", 0xaa07), "value": "0x5", "gas": 21_000}).to_string();
     let address = listening["address"].as_str().expect("an address");
     let sent = run(&["send", "--node", address, "--within", "0s", "--call", &call]).await;
     assert_eq!(sent.status.code(), Some(6), "{sent:?}");
@@ -384,7 +388,8 @@ async fn a_node_serves_the_metrics_the_guide_names() {
     assert!(head.starts_with("HTTP/1.1 200 "), "{answer}");
     let health: Value = serde_json::from_str(body).expect("JSON");
     assert_eq!(health["stale"], json!(false), "{health}");
-    let call = json!({"to": format!("0x{:040x}", 7), "value": "0x5", "gas": 21_000}).to_string();
+    let call =
+        json!({"to": format!("0x{:040x}", 0xaa07), "value": "0x5", "gas": 21_000}).to_string();
     let node = line["address"].as_str().expect("an address");
     let sent = run(&["send", "--node", node, "--call", &call]).await;
     assert!(sent.status.success(), "{sent:?}");
@@ -428,7 +433,8 @@ async fn a_standalone_node_says_so_and_pays_an_id_once_whatever_becomes_of_it() 
     let folder = tempfile::tempdir().expect("a folder");
     let journal = folder.path().join("journal").display().to_string();
     let alone = ["--standalone", "--journal", &journal];
-    let call = json!({"to": format!("0x{:040x}", 7), "value": "0x5", "gas": 21_000}).to_string();
+    let call =
+        json!({"to": format!("0x{:040x}", 0xaa07), "value": "0x5", "gas": 21_000}).to_string();
     for turn in 0..3 {
         let (mut child, address) = node(&alone, &anvil).await;
         if turn == 0 {
