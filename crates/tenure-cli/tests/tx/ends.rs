@@ -22,6 +22,16 @@ fn told(output: &Output) -> (Option<i32>, Value) {
     (output.status.code(), serde_json::from_str(line).expect("JSON"))
 }
 
+/// Waits until the node of the chain has this transaction: stored is not yet sent.
+async fn sent(anvil: &Anvil, hash: &Value) {
+    let there = async {
+        while anvil.call("eth_getTransactionByHash", json!([hash])).await.is_null() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(Duration::from_secs(20), there).await.expect("in the pool");
+}
+
 /// Mines until a command has ended.
 async fn mining(anvil: &Anvil, arguments: &[&str]) -> Output {
     let running = run(arguments);
@@ -56,6 +66,7 @@ async fn a_dropped_request_is_told_as_replaced_and_a_mined_one_as_executed() {
     assert_eq!((code, &order["nonce"]), (Some(0), &json!(1)), "{order}");
     let (_, row) = told(&run(&[&["show", "--id", "0"], &read[..]].concat()).await);
     assert_eq!((&row["noop"], &row["hash"]), (&json!(true), &order["ordered"]["hash"]), "{row}");
+    sent(&anvil, &row["hash"]).await;
 
     // In time for neither: as it stands, and that is no end.
     let waited = run(&["wait", "--node", &second, "--for", "0s", "--json", "rent"]).await;
@@ -149,6 +160,8 @@ async fn a_request_that_is_in_no_block_at_its_deadline_is_given_up_by_whichever_
         {}
     };
     timeout(Duration::from_secs(30), given_up).await.expect("a no-op is stored");
+    let (_, row) = told(&run(&[&["show", "--id", "rent"], &read[..]].concat()).await);
+    sent(&anvil, &row["hash"]).await;
     let wait = ["wait", "--node", &address, "--json", "rent"];
     let (code, rent) = told(&mining(&anvil, &wait).await);
     assert_eq!((code, &rent["end"]["kind"]), (Some(9), &json!("expired")), "{rent}");
