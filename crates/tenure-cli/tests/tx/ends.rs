@@ -23,7 +23,7 @@ fn told(output: &Output) -> (Option<i32>, Value) {
 }
 
 /// Waits until the node of the chain has this transaction: stored is not yet sent.
-async fn sent(anvil: &Anvil, hash: &Value) {
+async fn pooled(anvil: &Anvil, hash: &Value) {
     let there = async {
         while anvil.call("eth_getTransactionByHash", json!([hash])).await.is_null() {
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -56,8 +56,9 @@ async fn a_dropped_request_is_told_as_replaced_and_a_mined_one_as_executed() {
     let all = format!("{first},{second}");
     let read = ["--dsn", &dsn, "--account", ADDRESS, "--json"];
     for (id, to) in [("rent", 7), ("0", 8)] {
-        let sent = run(&["send", "--node", &all, "--request-id", id, "--call", &call(to)]).await;
-        assert!(sent.status.success(), "{sent:?}");
+        let accepted =
+            run(&["send", "--node", &all, "--request-id", id, "--call", &call(to)]).await;
+        assert!(accepted.status.success(), "{accepted:?}");
     }
     anvil.pooled(2).await;
     // It says so when the order is stored, and not before: the table has it.
@@ -66,7 +67,7 @@ async fn a_dropped_request_is_told_as_replaced_and_a_mined_one_as_executed() {
     assert_eq!((code, &order["nonce"]), (Some(0), &json!(1)), "{order}");
     let (_, row) = told(&run(&[&["show", "--id", "0"], &read[..]].concat()).await);
     assert_eq!((&row["noop"], &row["hash"]), (&json!(true), &order["ordered"]["hash"]), "{row}");
-    sent(&anvil, &row["hash"]).await;
+    pooled(&anvil, &row["hash"]).await;
 
     // In time for neither: as it stands, and that is no end.
     let waited = run(&["wait", "--node", &second, "--for", "0s", "--json", "rent"]).await;
@@ -140,6 +141,7 @@ async fn a_request_in_a_block_is_not_dropped_and_that_is_said() {
     let (_, row) = told(&run(&[&["show", "--id", "rent"], &read[..]].concat()).await);
     assert_eq!((&row["noop"], &row["state"]), (&json!(false), &json!("in_block")), "{row}");
 }
+
 #[tokio::test]
 async fn a_request_that_is_in_no_block_at_its_deadline_is_given_up_by_whichever_node_leads() {
     let database = shared_cluster().await.database().await.expect("a database");
@@ -161,7 +163,7 @@ async fn a_request_that_is_in_no_block_at_its_deadline_is_given_up_by_whichever_
     };
     timeout(Duration::from_secs(30), given_up).await.expect("a no-op is stored");
     let (_, row) = told(&run(&[&["show", "--id", "rent"], &read[..]].concat()).await);
-    sent(&anvil, &row["hash"]).await;
+    pooled(&anvil, &row["hash"]).await;
     let wait = ["wait", "--node", &address, "--json", "rent"];
     let (code, rent) = told(&mining(&anvil, &wait).await);
     assert_eq!((code, &rent["end"]["kind"]), (Some(9), &json!("expired")), "{rent}");
