@@ -177,6 +177,13 @@ impl NodeAddress {
                     "name your identity by --identity FOLDER; `tenure gossip accept` makes one";
                 Failure::usage(format!("node {node} asks for credentials; {remedy}"))
             }
+            ClientError::Session(SessionError::UnknownNode(key)) => {
+                let remedy = "if it joined since, ask a node that you asked before: \
+                              `tenure gossip status --node` of that one brings the keys of all nodes";
+                Failure::failed(format!(
+                    "node {node} has the key {key}, which your identity does not know; {remedy}"
+                ))
+            }
             ClientError::Tls(_) => Failure::usage(format!("node {node}: {error}")),
             // `ClientError` may grow; whatever it says, the node did not answer the question.
             _ => Failure::failed(format!("node {node}: {}", chain(error))),

@@ -47,7 +47,8 @@ pub enum Right {
 
 impl fmt::Display for Right {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+        // `pad`, so that a list of rights can have columns.
+        f.pad(match self {
             Self::Client => "client",
             Self::Operator => "operator",
             Self::Node => "node",

@@ -36,8 +36,11 @@ fn is_kept(token: &str) -> bool {
         return token.parse::<i64>().is_ok() || token.parse::<u64>().is_ok();
     }
     match token.parse::<f64>() {
-        // The shortest text that means this double, and only this one, must mean the same decimal number.
-        Ok(number) if number.is_finite() => decimal(token) == decimal(&format!("{number:e}")),
+        // The text that will be written for this double must mean the same decimal number. Two texts may be
+        // equally short and equally near, so it is the writer of the JSON that says which.
+        Ok(number) if number.is_finite() => {
+            serde_json::to_string(&number).is_ok_and(|text| decimal(token) == decimal(&text))
+        }
         Ok(_) | Err(_) => false,
     }
 }
@@ -82,6 +85,7 @@ mod tests {
             "12300e-2",
             "1.7976931348623157e308",
             "5e-324",
+            "605983547036561.2",
             r#"{"a":[1,2.5,"1e400 \" 99999999999999999999"],"b":null}"#,
         ] {
             assert_eq!(inexact(good.as_bytes()), None, "{good}");
@@ -98,6 +102,7 @@ mod tests {
             "0.1000000000000000000001",
             "123456789.123456789123",
             "4e-324",
+            "605983547036561.3",
             "1e-400",
         ] {
             assert_eq!(inexact(bad.as_bytes()).as_deref(), Some(bad));

@@ -247,6 +247,14 @@ fn nodes_operators_and_clients_are_let_in_by_invitations() {
         &["--join", &a.address, "--closed", "--invitation", &file],
     );
     let as_client = ["--identity", client.as_str()];
+    // An identity believes the nodes that it was told of; a node that it believes tells it of a new one.
+    let unknown = b.ask(&[&["status"], &as_client[..]].concat());
+    assert_eq!(unknown.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&unknown.stderr).into_owned();
+    assert!(said.contains("ask a node that you asked before"), "{said}");
+    for identity in [&client, &operator] {
+        assert!(a.ask(&["status", "--identity", identity]).status.success());
+    }
     eventually("both vote", 20, || {
         let out = b.ask(&[&["status", "--json"], &as_client[..]].concat());
         let status: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap_or_default();

@@ -109,6 +109,10 @@ impl Process {
         code.and_then(|c| c.code())
     }
 
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     pub fn folder(&self) -> &Path {
         &self.folder
     }

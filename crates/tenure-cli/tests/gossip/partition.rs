@@ -1,6 +1,7 @@
 //! A cut network between real processes: nodes reach each other through relays that hold what they carry.
 
 use std::{
+    fs::{read_dir, read_link, read_to_string},
     io::{Read as _, Write as _},
     net::{Shutdown, TcpListener, TcpStream},
     sync::{Arc, Condvar, Mutex},
@@ -11,71 +12,87 @@ use serde_json::json;
 
 use crate::kit::{Process, eventually, free_port, leader};
 
-/// The node that is cut off, if one is, by its key.
+/// A node: its process, which calls, and its port, which is called.
+#[derive(Clone, Copy)]
+struct Node {
+    pid: u32,
+    port: u16,
+}
+
+/// A connection between two nodes: the process that calls, and the port that is called.
+#[derive(Clone, Copy)]
+struct Link {
+    from: u32,
+    to: u16,
+}
+
+/// The node that is cut off, if one is.
 #[derive(Default)]
 struct Cut {
-    alone: Mutex<Option<Vec<u8>>>,
+    alone: Mutex<Option<Node>>,
     changed: Condvar,
 }
 
 impl Cut {
-    fn set(&self, alone: Option<&str>) {
-        *self.alone.lock().unwrap() = alone.map(key);
+    fn set(&self, alone: Option<Node>) {
+        *self.alone.lock().unwrap() = alone;
         self.changed.notify_all();
     }
 
-    /// Waits while the link between these two is cut. Bytes are held and not lost: TCP would send them again.
-    fn pass(&self, ends: &[Vec<u8>; 2]) {
+    /// Waits while `link` is cut. Bytes are held and not lost: TCP would send them again.
+    fn pass(&self, link: Link) {
         let alone = self.alone.lock().unwrap();
-        drop(
-            self.changed
-                .wait_while(alone, |alone| alone.as_ref().is_some_and(|a| ends.contains(a)))
-                .unwrap(),
-        );
+        let is_cut = |alone: &mut Option<Node>| {
+            alone.is_some_and(|node| link.from == node.pid || link.to == node.port)
+        };
+        drop(self.changed.wait_while(alone, is_cut).unwrap());
     }
 }
 
-fn key(id: &str) -> Vec<u8> {
-    (0..id.len()).step_by(2).map(|i| u8::from_str_radix(&id[i..i + 2], 16).unwrap()).collect()
+/// The process that called: keys are encrypted, so the kernel is asked. `None` if it has hung up already.
+fn caller_of(stream: &TcpStream) -> Option<u32> {
+    // A line: number, local address, remote address, state, queues, timer, retransmits, user, timeout, inode.
+    let port = |address: &str| u16::from_str_radix(address.rsplit_once(':')?.1, 16).ok();
+    let near = (stream.peer_addr().ok()?.port(), stream.local_addr().ok()?.port());
+    let table = read_to_string("/proc/net/tcp").expect("a table of connections");
+    let inode = table.lines().skip(1).find_map(|line| {
+        let fields: Vec<_> = line.split_whitespace().collect();
+        ((port(fields[1])?, port(fields[2])?) == near).then(|| fields[9].to_owned())
+    })?;
+    let socket = format!("socket:[{inode}]");
+    let processes = read_dir("/proc").expect("processes").flatten();
+    let mut pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.find(|pid| {
+        // Other users' processes cannot be looked into, and are no nodes.
+        let Ok(files) = read_dir(format!("/proc/{pid}/fd")) else { return false };
+        files.flatten().any(|file| {
+            read_link(file.path()).is_ok_and(|target| target.as_os_str() == socket.as_str())
+        })
+    })
 }
 
-/// Nodes by the port they listen on, told once they are known.
-type Keys = Arc<Mutex<Vec<(u16, Vec<u8>)>>>;
-
-fn relay(listener: TcpListener, to: u16, keys: Keys, cut: Arc<Cut>) {
+fn relay(listener: TcpListener, to: u16, cut: Arc<Cut>) {
     for caller in listener.incoming().map_while(Result::ok) {
-        let (keys, cut) = (keys.clone(), cut.clone());
-        std::thread::spawn(move || carry(caller, to, &keys, &cut));
+        let cut = cut.clone();
+        std::thread::spawn(move || carry(caller, to, &cut));
     }
 }
 
-fn carry(mut caller: TcpStream, to: u16, keys: &Keys, cut: &Arc<Cut>) -> Option<()> {
-    // The caller's first frame holds its key: so a link is known by both of its ends.
-    let mut head = [0; 4];
-    caller.read_exact(&mut head).ok()?;
-    let mut hello = vec![0; u32::from_be_bytes(head).min(1_024) as usize];
-    caller.read_exact(&mut hello).ok()?;
-    let known = keys.lock().unwrap().clone();
-    let from = known.iter().find(|(_, k)| hello.windows(k.len()).any(|w| w == k));
-    let callee = known.iter().find(|(port, _)| *port == to);
-    // A node that starts calls before its key is known here; it is cut with its callee.
-    let end = |x: Option<&(u16, Vec<u8>)>| x.map(|(_, k)| k.clone()).unwrap_or_default();
-    let ends = [end(from), end(callee)];
-    cut.pass(&ends);
-    let mut callee = TcpStream::connect(("127.0.0.1", to)).ok()?;
-    callee.write_all(&head).ok()?;
-    callee.write_all(&hello).ok()?;
+fn carry(caller: TcpStream, to: u16, cut: &Arc<Cut>) -> Option<()> {
+    let link = Link { from: caller_of(&caller)?, to };
+    cut.pass(link);
+    let callee = TcpStream::connect(("127.0.0.1", to)).ok()?;
     let back = (callee.try_clone().ok()?, caller.try_clone().ok()?);
-    let (cut_back, ends_back) = (cut.clone(), ends.clone());
-    std::thread::spawn(move || pump(back.0, back.1, &cut_back, &ends_back));
-    pump(caller, callee, cut, &ends);
+    let cut_back = cut.clone();
+    std::thread::spawn(move || pump(back.0, back.1, &cut_back, link));
+    pump(caller, callee, cut, link);
     Some(())
 }
 
-fn pump(mut from: TcpStream, mut to: TcpStream, cut: &Cut, ends: &[Vec<u8>; 2]) {
+fn pump(mut from: TcpStream, mut to: TcpStream, cut: &Cut, link: Link) {
     let mut chunk = [0; 16 * 1_024];
     while let Ok(n @ 1..) = from.read(&mut chunk) {
-        cut.pass(ends);
+        cut.pass(link);
         if to.write_all(&chunk[..n]).is_err() {
             break;
         }
@@ -86,22 +103,22 @@ fn pump(mut from: TcpStream, mut to: TcpStream, cut: &Cut, ends: &[Vec<u8>; 2]) 
 #[test]
 fn network_partition_heals_without_divergence() {
     let dir = tempfile::tempdir().unwrap();
-    let (keys, cut) = (Keys::default(), Arc::new(Cut::default()));
+    let cut = Arc::new(Cut::default());
+    let mut ports = Vec::new();
     let mut nodes: Vec<Process> = Vec::new();
     let mut seed = None;
     for i in 0..3 {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let (at, port) = (listener.local_addr().unwrap().to_string(), free_port());
-        let (k, c) = (keys.clone(), cut.clone());
-        std::thread::spawn(move || relay(listener, port, k, c));
+        let relay_cut = cut.clone();
+        std::thread::spawn(move || relay(listener, port, relay_cut));
         let start = seed.as_deref().map_or(vec!["--bootstrap"], |s| vec!["--join", s]);
         let args = [start, vec!["--advertise", at.as_str()]].concat();
-        let node = Process::start(&dir.path().join(i.to_string()), port, &args);
-        keys.lock().unwrap().push((port, key(&node.id)));
-        nodes.push(node);
+        nodes.push(Process::start(&dir.path().join(i.to_string()), port, &args));
+        ports.push(port);
         seed.get_or_insert(at);
     }
-    // Again, now that every key is known: each link has two names from here on.
+    // Again, from their disks: the founder is a node like the others from here on.
     nodes = nodes.into_iter().map(Process::restart).collect();
     eventually("three vote and know the leader", 30, || {
         nodes.iter().all(|n| {
@@ -114,7 +131,7 @@ fn network_partition_heals_without_divergence() {
     eventually("all have it", 10, || nodes.iter().all(|n| n.main()["index"] == first));
     let term = nodes[old].main()["term"].as_u64();
 
-    cut.set(Some(&nodes[old].id));
+    cut.set(Some(Node { pid: nodes[old].pid(), port: ports[old] }));
     let at = Instant::now();
     eventually("the gate of the one that is alone shuts", 5, || !nodes[old].acts());
     // A lease of one second; the rest is for the questions on a busy machine.
