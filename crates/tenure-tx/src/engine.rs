@@ -181,7 +181,7 @@ impl Engine {
                 self.give_up(nonce, Order::Drop, &mut effects);
             }
         } else if leading.is_gap(nonce) {
-            leading.fill(nonce, self.config.filler_tip, &mut effects);
+            leading.fill(nonce, &self.config, &mut effects);
         } else {
             return Err(NonceError::NotOpen(nonce));
         }
@@ -366,10 +366,7 @@ impl Engine {
         }
         match outcome {
             Outcome::Pooled => {
-                entry.may_live = true;
-                entry.tries = 0;
-                entry.refusals = 0;
-                entry.phase = Phase::Watching;
+                entry.pooled(held, now);
                 entry.answered(nonce, None, now, out);
                 if held == Some(Hold::Unfunded) {
                     self.resume(now);
@@ -396,7 +393,12 @@ impl Engine {
                 entry.hold = Some(Hold::Unfunded);
                 entry.wait(now, &config);
             }
-            Outcome::Outdated => entry.locate(nonce, out),
+            Outcome::Outdated => {
+                // Perhaps by these very bytes.
+                entry.may_live = true;
+                entry.outdated = true;
+                entry.locate(nonce, out);
+            }
             Outcome::Underpriced(Shortfall::Outbid, _) => {
                 // Something else with this nonce sits in the pool.
                 entry.may_live = true;
@@ -555,6 +557,7 @@ impl Engine {
         if entry.phase != Phase::Locating {
             return;
         }
+        let outdated = std::mem::take(&mut entry.outdated);
         match located {
             Located::InBlock { hash, block, finalized, receipt } if entry.knows(hash) => {
                 entry.missing = None;
@@ -571,7 +574,7 @@ impl Engine {
             }
             Located::Usurped { by } => self.usurped(now, nonce, by, out),
             Located::Missing => {
-                let gone = entry.is_gone(&head, &config);
+                let gone = entry.is_gone(nonce, &head, &config);
                 match entry.current().filter(|_| gone) {
                     Some(hash) => {
                         self.end(nonce, hash, TransactionStatus::Usurped(None), None, out);
@@ -590,6 +593,12 @@ impl Engine {
                 {
                     let form = entry.form().unwrap_or(hash);
                     entry.record(nonce, form, TransactionStatus::Retracted(block), now, out);
+                }
+                // A nonce that is used and free in turn is no certain answer, and no reason to pay more.
+                if outdated {
+                    entry.hold = Some(Hold::Uncertain);
+                    let answer = "the node calls the nonce used, and then free";
+                    entry.answered(nonce, Some(answer), now, out);
                 }
                 // Not at once: a node that calls a free nonce used would be asked without a pause.
                 entry.wait(now, &config);
@@ -652,7 +661,7 @@ impl Engine {
         }
         leading.age_gaps(now);
         for nonce in leading.gaps_older_than(now, config.gap_after) {
-            leading.fill(nonce, config.filler_tip, out);
+            leading.fill(nonce, &config, out);
         }
         for nonce in overdue {
             self.give_up(nonce, Order::Deadline, out);

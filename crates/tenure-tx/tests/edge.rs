@@ -365,6 +365,40 @@ async fn the_next_endpoint_takes_over_and_one_of_another_chain_is_never_used() {
 }
 
 #[tokio::test]
+async fn a_price_that_the_next_endpoint_calls_too_low_is_no_proof_that_the_first_has_nothing() {
+    let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
+    let (one, two) = (RpcProxy::start(&anvil.url).await, RpcProxy::start(&anvil.url).await);
+    let node = leader_with(&db.dsn(), &[&one.url, &two.url], impatient()).await;
+    one.rule(|method, _| match method {
+        SEND => Fault::LoseAnswer,
+        "eth_getTransactionByHash" => Fault::Null,
+        _ => Fault::Pass,
+    });
+    two.rule(|method, _| match method {
+        SEND => Fault::Say(-32000, "transaction underpriced".to_owned()),
+        "eth_getTransactionByHash" => Fault::Null,
+        _ => Fault::Pass,
+    });
+    let mut handle = send(&node, 1).await;
+    let told = async {
+        while handle.state().note.answer.is_none() {
+            handle.changed().await.expect("leads");
+        }
+    };
+    timeout(Duration::from_secs(20), told).await.expect("the answer is told");
+    anvil.pooled(1).await;
+    // Whichever form the chain takes now, the end is the one that the chain has.
+    node.service.cancel(handle.nonce).await.expect("open");
+    one.well();
+    two.well();
+    let ended = end(&anvil, &mut handle).await;
+    anvil.mine(1).await;
+    let to = format!("0x1000000000000000000000000000{:012x}", 1);
+    let is_paid = anvil.mined().await.iter().any(|tx| tx["to"] == to.as_str());
+    assert_eq!(ended.kind == EndKind::Executed, is_paid, "{ended:?}");
+}
+
+#[tokio::test]
 async fn a_base_fee_above_the_cap_is_waited_out() {
     let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
     let cap = 20_000_000_000u128;

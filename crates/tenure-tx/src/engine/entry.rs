@@ -32,13 +32,16 @@ pub(super) enum Hold {
     Unfunded,
 }
 
-/// How long a nonce has been used by a transaction that is not found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// How long a nonce has been used by a transaction that is none of ours. A look that found nothing and
+/// a look that found another are different proofs: one is never counted as the other.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Missing {
-    /// The best block when it was first so.
-    since: u64,
-    /// How many answers in a row said so.
+    /// The best block when nothing was first found, although the head says that the nonce is final.
+    since: Option<u64>,
+    /// How many answers said so since.
     answers: u32,
+    /// How many answers in a row named another transaction.
+    sights: u32,
 }
 
 #[derive(Debug)]
@@ -60,6 +63,8 @@ pub(super) struct Entry {
     /// The current bytes will not be taken as they are: sign anew before sending again.
     pub(super) stale: bool,
     pub(super) hold: Option<Hold>,
+    /// The node called the nonce used when it last was sent the bytes; the chain is being asked.
+    pub(super) outdated: bool,
     /// Consecutive waits, for the back-off.
     pub(super) tries: u32,
     pub(super) refusals: u32,
@@ -95,6 +100,7 @@ impl Entry {
             may_live: false,
             stale: false,
             hold: None,
+            outdated: false,
             tries: 0,
             refusals: 0,
             replacements: 0,
@@ -317,6 +323,17 @@ impl Entry {
         self.phase = Phase::Waiting { until: now + pause };
     }
 
+    /// A pool took it. If none had it for certain until now, its patience begins.
+    pub(super) fn pooled(&mut self, held: Option<Hold>, now: Tick) {
+        if !self.may_live || held == Some(Hold::Unfunded) {
+            self.since = now;
+        }
+        self.may_live = true;
+        self.tries = 0;
+        self.refusals = 0;
+        self.phase = Phase::Watching;
+    }
+
     /// Notes the node's last answer beside the status.
     pub(super) fn answered(
         &mut self,
@@ -340,6 +357,10 @@ impl Entry {
         now: Tick,
         out: &mut Vec<Effect>,
     ) {
+        // What is in a block is kept from no pool.
+        if status.state() == State::InBlock {
+            self.hold = None;
+        }
         if let Some(hash) = self.current() {
             let note = Note { form: Some(form).filter(|form| *form != hash), ..Note::default() };
             self.put(nonce, hash, status, note, now, out);
@@ -371,21 +392,24 @@ impl Entry {
     }
 
     /// Another answer that none of the attempts is found. Blocks are counted, not answers alone: a
-    /// node that is slow to index its past answers quickly.
-    pub(super) fn is_gone(&mut self, head: &Head, config: &EngineConfig) -> bool {
-        let first = Missing { since: head.best.number, answers: 0 };
-        let Missing { since, answers } = self.missing.unwrap_or(first);
-        let missing = Missing { since, answers: answers.saturating_add(1) };
-        self.missing = Some(missing);
+    /// node that is slow to index its past answers quickly. They are counted from where the head has
+    /// the nonce final: an older head would count blocks that were there before.
+    pub(super) fn is_gone(&mut self, nonce: u64, head: &Head, config: &EngineConfig) -> bool {
+        let missing = self.missing.get_or_insert_default();
+        missing.sights = 0;
+        if nonce >= head.finalized_nonce {
+            return false;
+        }
+        let since = *missing.since.get_or_insert(head.best.number);
+        missing.answers = missing.answers.saturating_add(1);
         missing.answers >= 3 && head.best.number >= since.saturating_add(config.missing_blocks)
     }
 
     /// Whether another transaction was found in its place, three times in a row.
     pub(super) fn is_usurped(&mut self) -> bool {
-        let answers = self.missing.map_or(0, |missing| missing.answers).saturating_add(1);
-        let since = self.missing.map_or(0, |missing| missing.since);
-        self.missing = Some(Missing { since, answers });
-        answers >= 3
+        let missing = self.missing.get_or_insert_default();
+        missing.sights = missing.sights.saturating_add(1);
+        missing.sights >= 3
     }
 
     /// Whether no node can have any form of it, and none is being asked to.
@@ -466,7 +490,8 @@ impl Entry {
                 match self.status.state() {
                     State::Future | State::Ready | State::Broadcast | State::Retracted => {
                         // What waits for a time has been answered: only what a pool has is stuck.
-                        if self.phase == Phase::Watching || self.hold.is_none() {
+                        let pooled = self.may_live && self.hold.is_none();
+                        if self.phase == Phase::Watching || pooled {
                             self.since = now;
                             if !self.replace(nonce, head, now, config, out) {
                                 self.submit(nonce, out);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tenure_core::clock::Tick;
 
 use super::entry::Entry;
-use super::{Effect, Leading, Order};
+use super::{Effect, EngineConfig, Leading, Order};
 
 /// How many gaps are looked at in one go: a row with an absurd nonce must not make us count to it.
 const GAPS_AT_ONCE: usize = 64;
@@ -135,10 +135,10 @@ impl Leading {
     }
 
     /// Puts a no-op at a free nonce.
-    pub(super) fn fill(&mut self, nonce: u64, tip: u128, out: &mut Vec<Effect>) {
+    pub(super) fn fill(&mut self, nonce: u64, config: &EngineConfig, out: &mut Vec<Effect>) {
         self.gaps.remove(&nonce);
         // What recent blocks were tipped: a pool takes no less.
-        let tip = tip.max(self.head.tip);
+        let tip = config.filler_tip.max(self.head.tip.min(config.max_tip));
         self.insert(nonce, Entry::filler(tip));
         out.push(Effect::Build { nonce, attempt: 1, tip, noop: Some(Order::Gap) });
     }

@@ -357,6 +357,36 @@ fn a_usurper_that_was_read_in_a_final_block_is_believed_at_its_third_sight() {
     assert_ended(&ended, &TransactionStatus::Usurped(Some(hash(9))));
 }
 
+#[test]
+fn a_look_that_found_nothing_does_not_count_as_one_that_found_a_usurper() {
+    let mut engine = watching();
+    report(&mut engine, 1, TransactionStatus::Usurped(None));
+    let mut used = head(1, 1, 1);
+    used.best.number = 100;
+    engine.handle(T0, Input::Head(used));
+    let by = Some(hash(9));
+    let mut now = 0;
+    let mut look = |located: Located| {
+        now += 60;
+        let effects = engine.handle(at(now), Input::Located { nonce: 0, located });
+        later(&mut engine, now + 40);
+        effects
+    };
+    for located in [
+        Located::Usurped { by },
+        Located::Usurped { by },
+        Located::Missing,
+        Located::Missing,
+        Located::Missing,
+        Located::Usurped { by },
+        Located::Usurped { by },
+    ] {
+        let effects = look(located);
+        assert!(effects.is_empty(), "{effects:?}");
+    }
+    assert_ended(&look(Located::Usurped { by }), &TransactionStatus::Usurped(by));
+}
+
 /// A request that a node refused on its merits, as it stands before its third refusal.
 fn refused(times: u8) -> (Engine, Vec<Effect>) {
     let (mut engine, _) = leading(vec![], head(0, 0, 0));
@@ -485,8 +515,12 @@ fn a_gap_is_filled_with_the_tip_that_the_chain_takes_and_raised_to_what_the_node
     let mut going = head(0, 0, 0);
     going.tip = 7;
     let (mut engine, _) = leading(vec![], going);
-    request(&mut engine, None, 0, true).expect("leads");
-    request(&mut engine, None, 0, true).expect("leads");
+    for nonce in 0..2 {
+        let id = nonce.to_string();
+        let low = Request { id, nonce: None, tip: 0, resignable: true, deadline: None };
+        let built = engine.handle(T0, Input::Requested(low));
+        assert_eq!(built, [Effect::Build { nonce, attempt: 1, tip: 7, noop: None }]);
+    }
     engine.handle(T0, Input::BuildFailed { nonce: 0 });
     later(&mut engine, 0);
     let filled = later(&mut engine, 31);
@@ -499,6 +533,22 @@ fn a_gap_is_filled_with_the_tip_that_the_chain_takes_and_raised_to_what_the_node
     let effects = later(&mut engine, 40);
     let tip = 25_000_000_000;
     assert_eq!(effects, [Effect::Build { nonce: 0, attempt: 2, tip, noop: Some(Order::Gap) }]);
+}
+
+#[test]
+fn no_tip_is_above_the_bound_whatever_recent_blocks_were_tipped() {
+    let mut engine = Engine::new(EngineConfig { max_tip: 5, ..EngineConfig::default() });
+    let head = Head { tip: 7, ..head(0, 0, 0) };
+    engine.handle(T0, Input::Recovered { rows: vec![], consumed: 0, head });
+    for nonce in 0..2 {
+        let id = nonce.to_string();
+        let low = Request { id, nonce: None, tip: 0, resignable: true, deadline: None };
+        let built = engine.handle(T0, Input::Requested(low));
+        assert_eq!(built, [Effect::Build { nonce, attempt: 1, tip: 5, noop: None }]);
+    }
+    engine.handle(T0, Input::BuildFailed { nonce: 0 });
+    let filled = engine.cancel(0).expect("a gap");
+    assert_eq!(filled, [Effect::Build { nonce: 0, attempt: 1, tip: 5, noop: Some(Order::Gap) }]);
 }
 
 #[test]
@@ -521,6 +571,46 @@ fn a_nonce_called_used_and_free_in_turn_is_asked_ever_more_slowly() {
         }
     }
     assert!(asked < 40, "{asked} times in ten minutes");
+    assert_eq!(engine.holds().uncertain, 1, "the account waits, and says so");
+    // Found in a block, it waits for nothing but finality.
+    while later(&mut engine, 660).is_empty() {}
+    answer(&mut engine, 1, Outcome::Outdated);
+    let (hash, block, receipt) = (hash(1), hash(50), None);
+    let located = Located::InBlock { hash, block, finalized: false, receipt };
+    engine.handle(at(660), Input::Located { nonce: 0, located });
+    assert_eq!(engine.holds(), Holds::default());
+}
+
+#[test]
+fn bytes_whose_nonce_a_node_calls_used_may_be_in_its_block() {
+    let (mut engine, _) = leading(vec![], head(0, 0, 0));
+    request(&mut engine, None, 0, true).expect("leads");
+    engine.handle(T0, Input::Built { nonce: 0, attempt: attempt(1, 0) });
+    answer(&mut engine, 1, Outcome::Outdated);
+    engine.handle(T0, Input::Located { nonce: 0, located: Located::Free });
+    let effects = engine.cancel(0).expect("open");
+    assert!(matches!(effects[..], [Effect::Build { noop: Some(Order::Drop), .. }]), "{effects:?}");
+}
+
+#[test]
+fn what_no_node_was_sent_is_not_paid_more_for() {
+    let (mut engine, _) = leading(vec![], head(0, 0, 0));
+    request(&mut engine, None, 100, true).expect("leads");
+    engine.handle(T0, Input::Built { nonce: 0, attempt: attempt(1, 100) });
+    answer(&mut engine, 1, Outcome::NotSent("no line".to_owned()));
+    for second in 1..600 {
+        for effect in later(&mut engine, second) {
+            assert_eq!(effect, Effect::Submit { nonce: 0, hash: hash(1) });
+            let outcome = Outcome::NotSent("no line".to_owned());
+            engine.handle(at(second), Input::Submitted { nonce: 0, hash: hash(1), outcome });
+        }
+    }
+    while later(&mut engine, 660).is_empty() {}
+    let submitted = Input::Submitted { nonce: 0, hash: hash(1), outcome: Outcome::Pooled };
+    engine.handle(at(660), submitted);
+    assert!(later(&mut engine, 719).is_empty(), "a pool has it for less than a minute");
+    let effects = later(&mut engine, 720);
+    assert!(matches!(effects[..], [Effect::Build { tip: 125, .. }]), "{effects:?}");
 }
 
 #[test]

@@ -307,6 +307,8 @@ impl Rpc {
                 Err(no @ (Outcome::Refused(_) | Outcome::Busy(_) | Outcome::Unfunded(_))) => {
                     last = Some(no);
                 }
+                // A price that is too low is a no as well: not after a doubt.
+                Err(Outcome::Underpriced(..) | Outcome::Expired) if doubt.is_some() => {}
                 Err(answer) => return answer,
             }
         }
