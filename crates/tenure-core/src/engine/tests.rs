@@ -101,7 +101,9 @@ impl Stage {
                 Some(Op::Beat) => break,
                 Some(Op::Inspect(_)) => self.engine.done(Done::Inspected(Vec::new()), self.now),
                 Some(Op::Claim { .. }) => self.claimed(claim),
-                Some(op @ (Op::Register(_) | Op::MarkActing(_) | Op::Release(_) | Op::LeaveSeat)) => {
+                Some(
+                    op @ (Op::Register(_) | Op::MarkActing(_) | Op::Release(_) | Op::LeaveSeat),
+                ) => {
                     panic!("{op:?}")
                 }
                 None => self.wait(),
