@@ -334,23 +334,30 @@ begin
     answers := answers || more;
     -- Held, and by no member that the row knows of: by another program, or by a member without tables. What
     -- it does meanwhile is not known, so the next winner owes it a wait. A member between the two halves of
-    -- its release, or in the middle of its claim, is told by its member lock.
+    -- its release, or in the middle of its claim, is told by its member lock; a lock that is free by now was
+    -- such a member's, or one look at a stranger is missed, as it would be between two claims. One look at
+    -- all locks: in a second one a member that ends would be missing.
     if odd <> '{}' then
+        with locks as materialized (
+            select l.pid, l.classid, l.objid, l.objsubid, l.mode from pg_locks l
+            where l.locktype = 'advisory' and l.granted
+              and l.database = (select oid from pg_database where datname = current_database())
+        )
         update tenure.role r set debtor = '(unknown)', paid_in = null, acted_in = null,
             debtor_lease_ms = greatest(r.debtor_lease_ms, r.lease_ms)
         where r.holder is null and r.name in (
                 select name from tenure.role where name = any (odd) order by pair, key
                 for no key update skip locked)
-          and not exists (
-            select from pg_locks l join pg_locks seat on seat.pid = l.pid
-                join tenure.member o on seat.classid = ((o.key >> 32) & 4294967295)::oid
-                    and seat.objid = (o.key & 4294967295)::oid and seat.objsubid = 1
-            where l.locktype = 'advisory' and l.granted and seat.locktype = 'advisory'
-              and seat.granted and seat.mode = 'ExclusiveLock' and seat.database = l.database
-              and l.database = (select oid from pg_database where datname = current_database())
-              and l.classid = ((r.key >> 32) & 4294967295)::oid
+          and exists (
+            select from locks l
+            where l.classid = ((r.key >> 32) & 4294967295)::oid
               and l.objid = (r.key & 4294967295)::oid
-              and l.objsubid = case when r.pair then 2 else 1 end);
+              and l.objsubid = case when r.pair then 2 else 1 end
+              and not exists (
+                select from locks seat join tenure.member o
+                    on seat.classid = ((o.key >> 32) & 4294967295)::oid
+                   and seat.objid = (o.key & 4294967295)::oid and seat.objsubid = 1
+                where seat.pid = l.pid and seat.mode = 'ExclusiveLock'));
     end if;
     names := array(select q.role from unnest(locked) q);
     if p_wait then

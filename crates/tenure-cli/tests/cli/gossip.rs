@@ -1,5 +1,6 @@
 //! The README's cluster without a database, by the one program.
 
+use rustix::process::Signal;
 use tenure_testkit::Child;
 
 use crate::kit::{SOON, code, ends, program, refuses, stderr, stdout};
@@ -23,7 +24,8 @@ async fn three_commands_make_a_cluster_that_answers_on_any_node() {
     assert_eq!(code(&put), 0, "{}", stderr(&put));
     let history = stdout(&ends(&["gossip", "history", "--node", &address]).await);
     assert!(history.contains("greeting"), "{history}");
-    drop((first, second));
+    first.signal(Signal::KILL);
+    first.wait(SOON).await.expect("it ends");
     let late = ends(&["gossip", "status", "--node", &address]).await;
     refuses(&late, 6, "is a node running there?");
 }
