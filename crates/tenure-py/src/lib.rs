@@ -11,8 +11,9 @@
 //! - After a fork every gate of the child is shut before `fork` returns there, and the sockets of the
 //!   sessions are closed without a word to the server ([`fork`]).
 //!
-//! The exception: a retry strategy that is written in Python is asked on a thread of the runtime. It is
-//! asked only by a member of one role, while that role does not lead, so no lease depends on it.
+//! The exception: a retry strategy that is written in Python is asked on a thread of the runtime that
+//! nothing else runs on. A member of one role waits for the answer, for it does not lead then; a member of
+//! many roles waits a fifth of its heartbeat at most, and goes on with the default pace.
 //!
 //! # Where things are
 //!

@@ -12,7 +12,8 @@ use tenure::{DecorrelatedJitter, ExponentialBackoff, FixedInterval};
 use tenure::{LockKey, RetryStrategy, TakeoverPolicy};
 
 use crate::error;
-use crate::retry::PythonStrategy;
+use crate::retry::{Patience, PythonStrategy};
+use crate::runtime;
 
 /// The environment as libpq reads it. Tenure's own variables are for its command line: a Python
 /// program says what it wants in code.
@@ -103,9 +104,10 @@ pub(crate) fn role(from: &Bound<'_, PyDict>) -> PyResult<RoleSpec> {
 
 /// A strategy: `("exponential", base, max, multiplier)`, `("fixed", interval)`, `("jitter", base, max)`
 /// or a callable.
-fn strategy(from: &Bound<'_, PyAny>) -> PyResult<Arc<dyn RetryStrategy>> {
+fn strategy(from: &Bound<'_, PyAny>, patience: Patience) -> PyResult<Arc<dyn RetryStrategy>> {
     if from.is_callable() {
-        return Ok(Arc::new(PythonStrategy::new(from.clone().unbind())));
+        let asked = PythonStrategy::new(from.clone().unbind(), runtime::handle()?, patience);
+        return Ok(Arc::new(asked));
     }
     let (kind, numbers): (String, Vec<f64>) = from.extract()?;
     let period = |at: usize| {
@@ -140,7 +142,8 @@ pub(crate) fn config(
     if let Some(dsn) = get::<String>(from, "dsn")? {
         builder = builder.dsn(dsn);
     }
-    if let Some(heartbeat) = seconds(from, "heartbeat_s")? {
+    let heartbeat = seconds(from, "heartbeat_s")?;
+    if let Some(heartbeat) = heartbeat {
         builder = builder.heartbeat(heartbeat);
     }
     if let Some(lease) = seconds(from, "lease_s")? {
@@ -165,7 +168,11 @@ pub(crate) fn config(
         builder = builder.channel(channel);
     }
     if let Some(retry) = from.get_item("retry")?.filter(|retry| !retry.is_none()) {
-        builder = builder.retry(strategy(&retry)?);
+        let patience = match get(from, "many_roles")?.unwrap_or(false) {
+            true => Patience::of_many_roles(heartbeat.unwrap_or(Duration::from_secs(1))),
+            false => Patience::of_one_role(),
+        };
+        builder = builder.retry(strategy(&retry, patience)?);
     }
     for spec in get::<Vec<Bound<'_, PyDict>>>(from, "roles")?.unwrap_or_default() {
         builder = builder.role(role(&spec)?);

@@ -11,7 +11,7 @@ import atexit
 import itertools
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Set
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, NoReturn, Optional, Set
 
 from . import _logging, _tenure, errors
 from ._connect import connection_string
@@ -37,6 +37,22 @@ def _end_with_the_process() -> None:
         _registered = os.getpid()
 
 
+def forked() -> errors.ForkError:
+    """What the use of a parent's lock raises."""
+    return errors.ForkError(
+        "this lock was started in another process, of which this one is a fork; make a new one in this "
+        "process"
+    )
+
+
+def not_to_be_copied(lock: object) -> NoReturn:
+    """What ``pickle`` and ``copy`` meet: ``multiprocessing`` would hand a lock to another process."""
+    raise TypeError(
+        f"a {type(lock).__name__} belongs to one process and cannot be copied; make it in the process "
+        "that uses it"
+    )
+
+
 class _Doorbell:
     """What the loop calls when there are letters. Only the loop refers to it: when the loop is closed
     and lets it go, the member leaves."""
@@ -51,6 +67,7 @@ class _Doorbell:
         life = self._life
         if not life.closed:
             life.leave()
+            life.forget_tasks()
 
 
 class Life:
@@ -62,7 +79,10 @@ class Life:
         self.mailbox = _tenure.Mailbox()
         self.native: Optional[_tenure.Member] = None
         self.locks: List["RoleLock"] = []
+        #: No letters are read any more.
         self.closed = False
+        #: Its only role has stopped by itself.
+        self.stopped = False
         #: The task that ends it, once there is one.
         self.ending: Optional["asyncio.Task[None]"] = None
         self._connect_fn = connect_fn
@@ -76,21 +96,37 @@ class Life:
         """Whether it began in a process of which this one is a fork."""
         return self.generation != _tenure.generation()
 
-    async def open(self, settings: Dict[str, Any]) -> None:
+    @property
+    def over(self) -> bool:
+        """Whether it ended together with its event loop, so that no task of it goes on."""
+        return self.closed and (self.ending is None or self.loop.is_closed())
+
+    def own(self) -> "Life":
+        """Itself; raises in a fork of the process that began it."""
+        if self.inherited:
+            raise forked()
+        return self
+
+    async def open(self, settings: Dict[str, Any]) -> _tenure.Member:
         """Starts the member."""
         if self._connect_fn is not None:
             settings = dict(settings, dsn=await connection_string(self._connect_fn), renew=True)
+            if self.closed:
+                raise errors.LockError("it was shut down while it started")
         _end_with_the_process()
 
         def start(op: int) -> None:
             self.native = _tenure.Member(self.mailbox, settings, op)
 
         await self.ask(start)
+        assert self.native is not None
+        return self.native
 
-    def open_in_memory(self, group: _tenure.MemoryGroup, role: Dict[str, Any]) -> None:
+    def open_in_memory(self, group: _tenure.MemoryGroup, role: Dict[str, Any]) -> _tenure.Member:
         """Starts a member of a group in memory."""
         _end_with_the_process()
         self.native = _tenure.Member.in_memory(self.mailbox, group, role)
+        return self.native
 
     async def ask(self, operation: Callable[[int], None]) -> Any:
         """Asks for an operation and waits for its answer."""
@@ -142,20 +178,17 @@ class Life:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def forget_tasks(self) -> None:
+        """The loop was closed under its tasks. Their end is known: asyncio need not warn of it."""
+        for task in [*self._tasks, *(lock._task for lock in self.locks), self.ending]:
+            if task is not None and not task.done():
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+
     def leave(self) -> None:
         """Releases everything in the background. Safe from anywhere, also without a loop."""
         self.closed = True
         if self.native is not None:
             self.native.leave()
-
-    async def shutdown(self, timeout_s: Optional[float]) -> None:
-        """Releases everything and waits for it."""
-        native = self.native
-        try:
-            if native is not None:
-                await self.ask(lambda op: native.shutdown(op, timeout_s))
-        finally:
-            self.close()
 
     def close(self) -> None:
         """Reads no letters any more."""

@@ -9,9 +9,9 @@ import time
 from typing import Any, Callable, Deque, Dict, List, Optional, Set, TypeVar
 
 from . import _tenure
-from ._life import Life
+from ._life import Life, not_to_be_copied
 from ._logging import get_logger
-from .errors import ConnectionError, ForkError, LockError
+from .errors import ConnectionError, LockError
 from .models import Leader, LockState
 
 _C = TypeVar("_C", bound=Callable[..., Any])
@@ -61,8 +61,17 @@ class RoleLock(_tenure.Handle):
 
     @property
     def state(self) -> LockState:
-        """The lifecycle's state. ``LEADER`` says that a term goes on; ``is_leader`` asks the gate."""
-        return LockState(self._state())
+        """The lifecycle's state. ``LEADER`` says that a term goes on; ``is_leader`` asks the gate.
+
+        It may be ahead of callbacks, except that ``STOPPED`` is the end of the story: all were told.
+        """
+        state, life = LockState(self._state()), self._life
+        if state is LockState.STOPPED and life is not None and not (life.inherited or life.over):
+            return LockState.STOPPED if self._story_is_told() else LockState.FOLLOWER
+        return state
+
+    def _story_is_told(self) -> bool:
+        return self._told_state is LockState.STOPPED
 
     @property
     def identity(self) -> Optional[str]:
@@ -161,16 +170,13 @@ class RoleLock(_tenure.Handle):
         """Changes the priority in the race."""
         self._set_priority(priority)
 
+    __reduce__ = not_to_be_copied
+
     # --- the lifecycle ---
 
     def _running(self) -> Optional[Life]:
-        life = self._life
-        if life is not None and life.inherited:
-            raise ForkError(
-                "this lock was started in another process, of which this one is a fork; make a new "
-                "LeaderLock in this process"
-            )
-        return life
+        """The life that goes on, if one does; raises in a fork of the process that began it."""
+        return None if self._life is None else self._life.own()
 
     def _begin(self, life: Life) -> None:
         """Joins a life that has begun: events are told from now on."""
@@ -179,7 +185,29 @@ class RoleLock(_tenure.Handle):
         self._wake, self._over, self._stopped = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._over.set()
         self._term, self._attempt = None, 0
+        self._told_state = LockState.STOPPED
         self._task = life.loop.create_task(self._run(life))
+
+    async def _join(self, life: Life, native: _tenure.Member) -> None:
+        """Takes part in the race. The member answers when the database has: a role that its strategy has
+        stopped before that does not wait for it."""
+        assert self._stopped is not None
+        asked = asyncio.ensure_future(life.ask(lambda op: native.start_role(self._number, op)))
+        stopped = asyncio.ensure_future(self._stopped.wait())
+        try:
+            await asyncio.wait({asked, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if asked.done():
+                asked.result()
+        finally:
+            asked.cancel()
+            stopped.cancel()
+
+    def _leave(self, life: Life) -> None:
+        """That life is over: nothing is told any more."""
+        if self._life is life:
+            self._life = None
+        if self._task is not None:
+            self._task.cancel()
 
     async def _run(self, life: Life) -> None:
         assert self._wake is not None
@@ -213,6 +241,11 @@ class RoleLock(_tenure.Handle):
 
     def _fail(self, error: Exception) -> None:
         self._deliver(("exception", error))
+
+    def _fail_from_a_thread(self, error: Exception) -> None:
+        life = self._life
+        if life is not None and not life.loop.is_closed():
+            life.loop.call_soon_threadsafe(self._fail, error)
 
     async def _dispatch(self, event: Any) -> None:
         kind, log, context = event[0], self._logger, self._context

@@ -63,7 +63,10 @@ class Leader:
 
 @dataclass(frozen=True)
 class Role:
-    """A role of a :class:`tenure.Member`. What is ``None`` has the library's default."""
+    """A role of a :class:`tenure.Member`. What is ``None`` has the library's default.
+
+    Name it, or give its keys: ``Role(key1=1, key2=100)`` is called ``lock:1,100``.
+    """
 
     #: What it is called; its lock key is computed from it.
     name: Optional[str] = None
@@ -87,6 +90,16 @@ class Role:
     cool_down_s: Optional[float] = None
     #: How long a step-down waits for acts in flight; default: 10.
     drain_limit_s: Optional[float] = None
+
+    def _called(self) -> str:
+        """The name under which a member knows it; one with keys alone is called by them."""
+        if self.name is not None:
+            return self.name
+        if self.key is not None:
+            return f"lock:{self.key}"
+        if self.key1 is not None and self.key2 is not None:
+            return f"lock:{self.key1},{self.key2}"
+        raise ValueError("a role needs a name, or key1 and key2, or key")
 
     def _settings(self) -> "dict[str, Any]":
         check_key("key1", self.key1, 32)

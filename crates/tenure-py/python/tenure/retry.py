@@ -37,6 +37,7 @@ class ExponentialBackoff:
         self.multiplier = multiplier
 
     def next_delay_s(self, ctx: RetryContext) -> Optional[float]:
+        """Doubles, or as ``multiplier`` says, up to ``max_s``. Never gives up."""
         try:
             return min(self.base_s * self.multiplier ** (ctx.attempt - 1), self.max_s)
         except OverflowError:
@@ -53,6 +54,7 @@ class FixedInterval:
         self.interval_s = _positive("interval_s", interval_s)
 
     def next_delay_s(self, ctx: RetryContext) -> Optional[float]:
+        """Always ``interval_s``. Never gives up."""
         return self.interval_s
 
     def _native(self) -> Tuple[str, List[float]]:
@@ -68,6 +70,7 @@ class DecorrelatedJitter:
         self._previous = base_s
 
     def next_delay_s(self, ctx: RetryContext) -> Optional[float]:
+        """A random delay that grows with the one before. Never gives up."""
         previous = self.base_s if ctx.attempt <= 1 else self._previous
         self._previous = min(self.max_s, random.uniform(self.base_s, max(self.base_s, previous * 3)))
         return self._previous
@@ -79,11 +82,11 @@ class DecorrelatedJitter:
 _BUNDLED = (ExponentialBackoff, FixedInterval, DecorrelatedJitter)
 
 
-def native(strategy: Optional[RetryStrategy], tell: Optional[Callable[[Exception], None]]) -> Any:
+def native(strategy: Optional[RetryStrategy], tell: Callable[[Exception], None]) -> Any:
     """What the extension is given for a strategy.
 
     A bundled one runs there. Another one is called from there, on a thread of its own; ``tell`` learns
-    of its exceptions. Without ``tell`` only bundled ones are accepted.
+    of its exceptions.
     """
     if strategy is None:
         return None
@@ -94,12 +97,7 @@ def native(strategy: Optional[RetryStrategy], tell: Optional[Callable[[Exception
             "retry_strategy needs a method next_delay_s(ctx); "
             f"{type(strategy).__name__} has none"
         )
-    if tell is None:
-        raise TypeError(
-            "a member of many roles takes ExponentialBackoff, FixedInterval or DecorrelatedJitter; "
-            "a strategy of your own needs a LeaderLock"
-        )
-    ask, told = strategy.next_delay_s, tell
+    ask = strategy.next_delay_s
 
     def pace(attempt: int, elapsed_s: float, last_error: Optional[str]) -> Optional[float]:
         error = None if last_error is None else LockError(last_error)
@@ -107,7 +105,7 @@ def native(strategy: Optional[RetryStrategy], tell: Optional[Callable[[Exception
             delay = ask(RetryContext(attempt, elapsed_s, error))
             return None if delay is None else max(0.0, float(delay))
         except Exception as exception:
-            told(exception)
+            tell(exception)
             raise
 
     return pace

@@ -1,0 +1,173 @@
+"""The start and the end of a member: the same for a lock of its own and for a member of many roles."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Awaitable, Callable, Dict, List, Optional, TypeVar
+
+from ._life import Life, not_to_be_copied
+from .errors import LockError, ShutdownError
+
+if TYPE_CHECKING:
+    from psycopg import AsyncConnection
+
+    from . import _tenure
+    from ._role import RoleLock
+    from .models import Role
+
+    ConnectFn = Callable[[], Awaitable[AsyncConnection[Any]]]
+
+_Self = TypeVar("_Self", bound="Starter")
+
+#: How long the end of an ``async with`` block that raised may take.
+EXCEPTION_TIMEOUT_S = 10.0
+
+
+class Starter:
+    """Starts a member with its roles, and ends it. At most one life goes on at a time."""
+
+    #: The group in memory that stands for the database, in tests.
+    _group: "Optional[_tenure.MemoryGroup]" = None
+    _life: Optional[Life] = None
+    #: Done when the start under way is over.
+    _starting: Optional["asyncio.Future[None]"] = None
+    _settings: Dict[str, Any]
+    _connect_fn: "Optional[ConnectFn]"
+
+    def _all(self) -> "List[tuple[RoleLock, Role]]":
+        """The roles, each with its handle, in the order of their numbers."""
+        raise NotImplementedError
+
+    def _running(self) -> Optional[Life]:
+        """The life that goes on, if one does; raises in a fork of the process that began it."""
+        return None if self._life is None else self._life.own()
+
+    async def start(self) -> None:
+        """Takes part in the race. Idempotent; after a stop it starts anew.
+
+        A database that cannot be reached is no error: the roles follow and keep trying. A set-up on
+        which the promises cannot hold raises :class:`tenure.errors.RefusedError`.
+        """
+        while True:
+            life = self._running()
+            if life is None or life.over:
+                break
+            if life.loop is not asyncio.get_running_loop():
+                raise LockError("it was started on another event loop; shut it down there first")
+            if self._starting is not None:
+                await asyncio.shield(self._starting)
+            if life.ending is None:
+                return
+            await asyncio.wait({life.ending})
+        await self._start()
+
+    async def _start(self) -> None:
+        starting: "asyncio.Future[None]" = asyncio.get_running_loop().create_future()
+        # A failure is told to the caller of this start; the others see it if they wait.
+        starting.add_done_callback(lambda future: future.cancelled() or future.exception())
+        life = Life(self._connect_fn)
+        self._starting, self._life = starting, life
+        try:
+            await self._open(life)
+        except BaseException as error:
+            life.leave()
+            self._close(life)
+            # A cancelled start is not another caller's cancellation.
+            told = error if isinstance(error, Exception) else ShutdownError("the start was cancelled")
+            starting.set_exception(told)
+            raise
+        finally:
+            self._starting = None
+        starting.set_result(None)
+
+    async def _open(self, life: Life) -> None:
+        roles = []
+        for lock, role in self._all():
+            lock._unbind()
+            life.locks.append(lock)
+            lock._begin(life)
+            roles.append(role._settings())
+        if self._group is not None:
+            native = life.open_in_memory(self._group, roles[0])
+        else:
+            native = await life.open(dict(self._settings, roles=roles))
+        for lock in life.locks:
+            lock._bind(native, lock._number)
+
+        await asyncio.gather(*(lock._join(life, native) for lock in life.locks))
+
+    async def shutdown(self, timeout_s: Optional[float] = None) -> None:
+        """Releases everything and stops. Idempotent. Past ``timeout_s`` everything is dropped, and
+        :class:`tenure.errors.ShutdownError` is raised."""
+        life = self._life
+        if life is None or life.inherited or life.over:
+            # A child of a fork has nothing to release: it is its parent's.
+            return
+        ending = self._end_soon(life, timeout_s)
+        if not any(lock._in_callback() for lock in life.locks):
+            await asyncio.shield(ending)
+
+    def _end_soon(self, life: Life, timeout_s: Optional[float]) -> "asyncio.Task[None]":
+        if life.ending is None:
+            life.ending = life.loop.create_task(self._end(life, timeout_s))
+            # Told to the callers that wait; without any it is not lost in the log.
+            life.ending.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return life.ending
+
+    async def _end(self, life: Life, timeout_s: Optional[float]) -> None:
+        try:
+            if self._starting is not None:
+                if not life.stopped:
+                    life.leave()
+                await asyncio.wait({self._starting}, timeout=timeout_s)
+            native = life.native
+            if native is not None and not life.closed:
+                await life.ask(lambda op: native.shutdown(op, timeout_s))
+                await asyncio.gather(*(lock._told(lock._stopped) for lock in life.locks))
+        except BaseException:
+            life.leave()
+            raise
+        finally:
+            self._close(life)
+
+    def _close(self, life: Life) -> None:
+        life.close()
+        if self._life is life:
+            self._life = None
+        for lock in life.locks:
+            lock._leave(life)
+
+    __reduce__ = not_to_be_copied
+
+    async def __aenter__(self: _Self) -> _Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, kind: Any, value: Any, traceback: Any) -> None:
+        await self.shutdown(None if kind is None else EXCEPTION_TIMEOUT_S)
+
+
+def settings(
+    dsn: str,
+    *,
+    health_interval_s: float,
+    lease_s: Optional[float],
+    reconnect_grace_s: Optional[float],
+    lock_only: bool,
+    migrate: bool,
+    scope: Optional[str],
+    instance: Optional[str],
+) -> Dict[str, Any]:
+    """What a member is made of, but for its roles, as the extension reads it."""
+    if not isinstance(dsn, str):
+        raise TypeError(f"dsn must be a str, not {type(dsn).__name__}")
+    return {
+        "dsn": dsn or None,
+        "heartbeat_s": health_interval_s,
+        "lease_s": lease_s,
+        "reconnect_grace_s": reconnect_grace_s,
+        "lock_only": lock_only,
+        "migrate": migrate,
+        "scope": scope,
+        "instance": instance,
+    }
