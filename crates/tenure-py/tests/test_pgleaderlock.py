@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any, List, Optional
 
 import psycopg
@@ -46,6 +47,38 @@ def test_names_and_signature() -> None:
     assert {state.value for state in LockState} == {
         "stopped", "follower", "acquiring", "leader", "reconnecting", "releasing",
     }
+
+
+def test_layout() -> None:
+    from tenure.pgleaderlock._logging import get_logger
+
+    assert get_logger("pgleaderlock").logger is logging.getLogger("pgleaderlock")
+    assert (Path(inspect.getfile(LeaderLock)).parents[1] / "py.typed").exists()
+
+
+def test_options_of_the_command() -> None:
+    pytest.importorskip("click")
+    told = command("run", "--help").communicate(timeout=30)[0]
+    for option in (
+        "--dsn", "--key1", "--key2", "--health-interval", "--retry-base", "--retry-max", "--reconnect-grace",
+        "--no-auto-reacquire",
+    ):
+        assert option in told
+    for default in ("5.0", "1.0", "30.0"):
+        assert f"[default: {default}]" in told
+    assert command("run", "--key1", "1", env=dict(os.environ, PG_DSN="")).wait(30) == 2
+
+
+async def test_a_step_down_past_its_timeout_frees_the_lock_by_force(dsn: str) -> None:
+    async with LeaderLock(dsn, 7, 9, health_interval_s=1) as lock:
+        assert await lock.wait_for_leadership(20)
+        act = lock.gate.begin_act()  # Never ends by itself, so the drain would last its limit of 10 s.
+        begun = time.monotonic()
+        await lock.step_down(timeout_s=0.5)
+        assert time.monotonic() - begun < 5 and not lock.is_leader
+        with psycopg.connect(dsn) as other:
+            assert other.execute("select pg_try_advisory_lock(7, 9)").fetchone() == (True,)
+        del act
 
 
 def test_strategies() -> None:
@@ -99,6 +132,22 @@ async def test_both_kinds_of_program_exclude_each_other(dsn: str) -> None:
         assert await lock.wait_for_leadership(20)
 
 
+@pytest.mark.slow
+def test_the_suite_asks_nothing_of_tenure(tmp_path: Path) -> None:
+    """The live suite that runs on `tenure.pgleaderlock` runs on a stand-in for pgleaderlock too."""
+    here = Path(__file__).parent
+    source = (here / "test_suite_for_pgleaderlock.py").read_text()
+    assert source.count("tenure") == 1, "the import is all that was changed"
+    (tmp_path / "test_suite.py").write_text(source.replace("from tenure.pgleaderlock import", "from standin import"))
+    (tmp_path / "conftest.py").write_text((here / "conftest.py").read_text())
+    environment = dict(os.environ, PYTHONPATH=str(here))
+    told = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300,
+    )
+    assert told.returncode == 0, told.stdout
+
+
 def command(*words: str, **options: Any) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [sys.executable, "-m", "tenure.pgleaderlock.cli", *words],
@@ -106,7 +155,8 @@ def command(*words: str, **options: Any) -> "subprocess.Popen[str]":
     )
 
 
-def test_the_command(dsn: str) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_command(dsn: str, number: int) -> None:
     pytest.importorskip("click")
     pytest.importorskip("loguru")
     environment = dict(os.environ, PG_DSN=dsn)
@@ -122,7 +172,7 @@ def test_the_command(dsn: str) -> None:
     assert "holds the lock" in status.communicate(timeout=30)[0]
     attempt = command("acquire", *keys, "--timeout", "0.5", env=environment)
     assert attempt.wait(30) == 1
-    run.send_signal(signal.SIGTERM)
+    run.send_signal(number)
     rest = run.communicate(timeout=30)[0]
     assert run.returncode == 0, said + [rest]
     assert "state_change from=" in "".join(said) + rest and "on_released" in rest
