@@ -71,7 +71,7 @@ python: setup setup-python   ## The Python package on a real server, in a virtua
 	scripts/python.sh build
 	scripts/python.sh run pytest -m "not slow"
 
-python-all: setup setup-python   ## Also gunicorn, Celery, and what mypy and pyright say
+python-all: setup setup-python wheel   ## Also gunicorn, Celery, fresh installations, and what mypy and pyright say
 	scripts/python.sh all
 	PROFILE=release scripts/python.sh build
 	scripts/python.sh run mypy
@@ -81,9 +81,8 @@ python-all: setup setup-python   ## Also gunicorn, Celery, and what mypy and pyr
 wheel: setup-python ## A wheel of the Python package, for this platform and every CPython from 3.9 on
 	scripts/python.sh wheel
 
-bench-python: setup setup-python   ## Gate checks and takeovers from Python
-	PROFILE=release scripts/python.sh build
-	scripts/python.sh run python tests/bench.py
+bench-python: setup setup-python   ## Gate checks and takeovers from Python, beside the Rust library
+	scripts/python.sh bench
 
 deny:               ## Licences and advisories, where cargo-deny is installed
 	@if command -v cargo-deny >/dev/null; then cargo deny check; \

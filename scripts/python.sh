@@ -4,6 +4,7 @@
 #   scripts/python.sh build            makes the environment and builds the package into it
 #   scripts/python.sh run COMMAND …    runs a command of the environment
 #   scripts/python.sh all              adds what only the slow tests need
+#   scripts/python.sh bench            runs the bench, with a member in Rust beside it
 #   scripts/python.sh wheel            builds a wheel into target/wheels/
 #
 # PYTHON names the interpreter (default: python3). PROFILE=release builds as for users.
@@ -41,10 +42,24 @@ environment() {
 
 build() {
   environment
-  if [ "${PROFILE:-dev}" = release ]; then set -- --release; else set --; fi
+  if [ "${PROFILE:-dev}" = release ]; then
+    set -- --release
+  elif clippy=$(rustc --print sysroot)/bin/clippy-driver && [ -x "$clippy" ]; then
+    # Compiled by clippy, this crate is linted by the build itself; its dependencies are not touched.
+    export RUSTC_WORKSPACE_WRAPPER="$clippy" CLIPPY_ARGS="-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__"
+    set --
+  else
+    set --
+  fi
   # maturin wants an activated environment.
   (cd "$package" && VIRTUAL_ENV=$venv PATH=$venv/bin:$PATH "$venv/bin/maturin" develop --quiet "$@" >&2) ||
     die "the package does not build"
+}
+
+bench() {
+  PROFILE=release build
+  (cd "$package" && cargo build --quiet --release --example rust_member >&2) || die "the member in Rust does not build"
+  RUST_MEMBER=$CARGO_TARGET_DIR/release/examples/rust_member "$venv/bin/python" "$package/tests/bench.py"
 }
 
 wheel() {
@@ -57,7 +72,8 @@ wheel() {
 case ${1:-} in
   build) build ;;
   all) environment; requires "$package/tests/requirements-all.txt" .requirements-all ;;
+  bench) bench ;;
   wheel) wheel ;;
   run) shift; cd "$package" && PATH=$venv/bin:$PATH VIRTUAL_ENV=$venv exec "$@" ;;
-  *) die "say build, all, wheel or run" ;;
+  *) die "say build, all, bench, wheel or run" ;;
 esac

@@ -1,15 +1,16 @@
 """What a gate check costs from Python, and how long a takeover takes between two processes.
 
-    make bench-python
+    make bench-python            ROUNDS=30 for more takeovers
 
-Each gate check stands beside its yardsticks of the same run: a plain attribute read; the flag of a lock as
-pgleaderlock has it (a state behind a property); the clock alone.
+Everything stands beside its yardsticks of the same run. A gate check: a plain attribute read; the flag of
+pgleaderlock, for which a stand-in is taken, since no registry has it; the clock alone. A takeover: the Rust library
+between two processes of its own, and pgleaderlock's stand-in, whose followers poll. Takeovers of the three
+alternate, so that a loaded machine is loaded for all of them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import enum
 import os
 import platform
 import signal
@@ -18,30 +19,20 @@ import sys
 import time
 import timeit
 from pathlib import Path
-from typing import Any, Callable, List
+from typing import Any, Callable, Dict, List
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from programs import Programs
+import standin
+from programs import MEMBER, Programs
 from server import Server
 
 import tenure
 
 
-class State(enum.Enum):
-    LEADER = "leader"
-
-
 class Plain:
-    """What pgleaderlock's ``is_leader`` is: a comparison with a state that a task keeps."""
-
     def __init__(self) -> None:
         self.flag = True
-        self._state = State.LEADER
-
-    @property
-    def is_leader(self) -> bool:
-        return self._state == State.LEADER
 
 
 def per_call(statement: str, **names: Any) -> float:
@@ -57,13 +48,13 @@ def show(name: str, nanos: float, base: float = 0.0) -> None:
 
 
 async def gate(dsn: str) -> None:
-    async with tenure.LeaderLock(dsn, role="r") as lock:
-        assert await lock.wait_for_leadership(20)
+    async with tenure.LeaderLock(dsn, role="r") as lock, standin.LeaderLock(dsn, 1, 2) as other:
+        assert await lock.wait_for_leadership(20) and await other.wait_for_leadership(20)
         plain, held, epoch = Plain(), lock.gate, lock.epoch
         base = per_call("x.flag", x=plain)
         print("gate checks")
         show("attribute", base)
-        show("property with a state (pgleaderlock)", per_call("x.is_leader", x=plain), base)
+        show("is_leader, pgleaderlock (stand-in)", per_call("x.is_leader", x=other), base)
         show("clock_gettime(CLOCK_BOOTTIME)", per_call("f(7)", f=time.clock_gettime_ns), base)
         show("lock.is_leader", per_call("x.is_leader", x=lock), base)
         show("gate.is_leader", per_call("x.is_leader", x=held), base)
@@ -72,24 +63,52 @@ async def gate(dsn: str) -> None:
         show("with gate.begin_act(): pass", per_call("with x.begin_act(): pass", x=held), base)
 
 
-def takeovers(server: Server, name: str, rounds: int, fault: Callable[[Any], float], **options: Any) -> None:
-    times: List[float] = []
+#: A member that is a process, by the name under which its figures are shown.
+STANDIN = MEMBER.replace("import tenure", "import standin").replace(
+    'tenure.LeaderLock(os.environ["DSN"], role="r", **eval(os.environ.get("OPTIONS", "{}")))',
+    'standin.LeaderLock(os.environ["DSN"], 1, 2)',
+).replace('"lost", "stopped"', '"lost"').replace("lock.identity", "1")
+
+
+def starters(rust: str, policy: str) -> "Dict[str, Callable[[Programs], Any]]":
+    kinds: "Dict[str, Callable[[Programs], Any]]" = {
+        "Rust": lambda programs: programs.start(command=[rust], environment={"POLICY": policy}),
+        "Python": lambda programs: programs.start(policy=policy),
+    }
+    if policy == "exclusive":
+        here = str(Path(__file__).parent)
+        kinds["stand-in"] = lambda programs: programs.start(STANDIN, environment={"PYTHONPATH": here})
+    return kinds
+
+
+def takeover(server: Server, start: "Callable[[Programs], Any]", fault: Callable[[Any], float]) -> float:
+    """Milliseconds from the fault to the successor's word that it leads."""
     programs = Programs(server.database())
     try:
-        for _ in range(rounds):
-            first = programs.start(**options)
-            first.expect("acquired")
-            second = programs.start(**options)
-            second.expect("started")
-            begun = fault(first)
-            at, _ = second.expect("acquired")
-            times.append((at - begun) * 1e3)
-            second.process.stdin.close()
-            second.wait()
-            programs.end()
+        first = start(programs)
+        first.expect("acquired")
+        second = start(programs)
+        second.expect("started")
+        # It has been refused once, so that it waits as a follower does.
+        time.sleep(0.3)
+        begun = fault(first)
+        at, _ = second.expect("acquired", 60)
+        return (at - begun) * 1e3
     finally:
         programs.end()
-    print(f"  {name:<34}median {statistics.median(times):8.1f} ms   max {max(times):8.1f} ms   of {rounds}")
+
+
+def takeovers(server: Server, rust: str, name: str, policy: str, rounds: int, fault: Callable[[Any], float]) -> None:
+    kinds = starters(rust, policy)
+    times: "Dict[str, List[float]]" = {kind: [] for kind in kinds}
+    for _ in range(rounds):
+        for kind, start in kinds.items():
+            times[kind].append(takeover(server, start, fault))
+    base = statistics.median(times["Rust"])
+    for kind, taken in times.items():
+        middle = statistics.median(taken)
+        words = f"median {middle:8.1f} ms   max {max(taken):8.1f} ms   {middle / base:5.2f} x Rust"
+        print(f"  {name + ', ' + kind:<34}{words}   of {rounds}")
 
 
 def step_down(program: Any) -> float:
@@ -98,7 +117,7 @@ def step_down(program: Any) -> float:
 
 
 def main() -> None:
-    rounds = int(os.environ.get("ROUNDS", "10"))
+    rounds, rust = int(os.environ.get("ROUNDS", "10")), os.environ["RUST_MEMBER"]
     server = Server()
     try:
         source = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
@@ -106,10 +125,11 @@ def main() -> None:
         print(f"clock source {clock};", end=" ")
         print(f"CPython {platform.python_version()}, {platform.machine()}, load {os.getloadavg()[0]:.1f}")
         asyncio.run(gate(server.database()))
-        print("takeovers between two Python processes, with default timings")
-        takeovers(server, "step-down", rounds, step_down)
-        takeovers(server, "SIGKILL, fenced", rounds, lambda p: p.signal(signal.SIGKILL), policy="fenced")
-        takeovers(server, "SIGKILL, exclusive", max(3, rounds // 3), lambda p: p.signal(signal.SIGKILL))
+        print("takeovers between two processes, with default timings")
+        kill = lambda program: program.signal(signal.SIGKILL)  # noqa: E731
+        takeovers(server, rust, "step-down", "exclusive", rounds, step_down)
+        takeovers(server, rust, "SIGKILL, fenced", "fenced", rounds, kill)
+        takeovers(server, rust, "SIGKILL, exclusive", "exclusive", max(3, rounds // 3), kill)
     finally:
         server.stop()
 

@@ -57,8 +57,6 @@ class Program:
         )
         self.lines: "queue.Queue[str]" = queue.Queue()
         self.said: List[str] = []
-        import threading
-
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
@@ -101,10 +99,16 @@ class Programs:
         self._all: List[Program] = []
 
     def start(
-        self, source: str = MEMBER, *, dsn: Optional[str] = None, command: Optional[List[str]] = None, **options: Any
+        self,
+        source: str = MEMBER,
+        *,
+        dsn: Optional[str] = None,
+        command: Optional[List[str]] = None,
+        environment: "Optional[dict[str, str]]" = None,
+        **options: Any,
     ) -> Program:
-        environment = dict(os.environ, DSN=dsn or self.dsn, OPTIONS=repr(options), PYTHONUNBUFFERED="1")
-        program = Program(source, environment, command)
+        variables = dict(os.environ, DSN=dsn or self.dsn, OPTIONS=repr(options), PYTHONUNBUFFERED="1")
+        program = Program(source, {**variables, **(environment or {})}, command)
         self._all.append(program)
         return program
 
