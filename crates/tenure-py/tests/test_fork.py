@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
+import gc
+import inspect
 import multiprocessing
 import os
+import pickle
+import platform
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
-from typing import Any
+from typing import Any, List
 
 import psycopg
 import pytest
@@ -98,15 +104,99 @@ def test_a_child_inherits_a_shut_gate_and_no_session(dsn: str, server: Any) -> N
         act.finish()
 
 
-def test_a_fork_from_c_shuts_the_gate_too(dsn: str) -> None:
-    libc = ctypes.CDLL(None)
+def c_fork(name: str) -> int:
+    """Forks in C: by ``fork``, by ``_Fork``, which runs no handlers, or by the bare system call."""
+    libc = ctypes.PyDLL(None)
+    if name == "syscall":
+        if platform.machine() != "x86_64":
+            pytest.skip("the number of the system call is that of x86-64")
+        return int(libc.syscall(57))
+    if not hasattr(libc, name):
+        pytest.skip(f"this C library has no {name}")
+    return int(getattr(libc, name)())
+
+
+@pytest.mark.parametrize("name", ["fork", "_Fork", "syscall"])
+def test_a_fork_from_c_shuts_the_gate_too(dsn: str, server: Any, name: str) -> None:
     with LeaderLock(dsn, role="r") as lock:
         assert lock.wait_for_leadership(20)
-        pid = libc.fork()
+        gate, token = lock.gate, lock.gate.require_leader()
+        pid = c_fork(name)
         if pid == 0:
-            os._exit(7 if lock.is_leader else 3)
+            code = 3
+            try:
+                if lock.is_leader or gate.is_leader or lock.epoch is not None or token.remaining_s:
+                    code = 7
+                elif sockets_to(server.port):
+                    code = 8
+            except BaseException:
+                code = 9
+            os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
-        assert lock.is_leader
+        assert lock.is_leader and gate.require_leader().epoch == token.epoch
+
+
+def test_a_fork_from_a_thread_and_a_fork_of_a_fork(dsn: str) -> None:
+    answers: List[str] = []
+    with LeaderLock(dsn, role="r") as lock:
+        assert lock.wait_for_leadership(20)
+
+        def fork() -> None:
+            answers.append(in_child(lambda: (lock.is_leader, in_child(lambda: lock.is_leader))))
+
+        thread = threading.Thread(target=fork)
+        thread.start()
+        thread.join(30)
+        assert answers == ["(False, 'False')"] and lock.is_leader
+
+
+def test_a_program_that_is_started_inherits_no_session(dsn: str, server: Any) -> None:
+    with LeaderLock(dsn, role="r") as lock:
+        assert lock.wait_for_leadership(20)
+        source = textwrap.dedent(inspect.getsource(sockets_to)) + f"\nimport os\nprint(sockets_to({server.port}))"
+        for close_fds in (True, False):
+            told = subprocess.run(
+                [sys.executable, "-c", source], close_fds=close_fds, stdout=subprocess.PIPE, text=True, timeout=30
+            )
+            assert told.stdout.strip() == "0"
+
+
+def test_children_that_are_forked_while_locks_start_do_not_hang(programs: Any) -> None:
+    """A fork may find any thread of the runtime anywhere."""
+    program = programs.start(
+        """
+        import os, sys, threading, time
+        from tenure.blocking import LeaderLock
+        dsn, rounds = os.environ["DSN"], eval(os.environ["OPTIONS"])["rounds"]
+
+        def churn(number):
+            while not ended.is_set():
+                lock = LeaderLock(dsn, role=f"churn {number}")
+                lock.start()
+                lock.wait_for_leadership(5)
+                lock.shutdown()
+
+        ended = threading.Event()
+        threads = [threading.Thread(target=churn, args=(number,)) for number in range(2)]
+        for thread in threads:
+            thread.start()
+        for round in range(rounds):
+            pid = os.fork()
+            if pid == 0:
+                own = LeaderLock(dsn, role="own")
+                own.start()
+                led = own.wait_for_leadership(30)
+                own.shutdown()
+                os._exit(0 if led else 4)
+            assert os.waitpid(pid, 0)[1] == 0, round
+        ended.set()
+        for thread in threads:
+            thread.join()
+        print(time.monotonic_ns(), "all", rounds, flush=True)
+        """,
+        rounds=int(os.environ.get("TENURE_FORKS", "10")),
+    )
+    program.expect("all", 60 if "TENURE_FORKS" not in os.environ else 600)
 
 
 def test_the_server_hears_nothing_of_a_child(dsn: str) -> None:
@@ -158,22 +248,33 @@ def test_a_lock_made_before_the_fork_may_be_started_after_it(dsn: str) -> None:
         assert lock.wait_for_leadership(20)
 
 
-def _pool_worker(dsn: str) -> bool:
+def _pool_worker(dsn: str) -> None:
     lock = LeaderLock(dsn, role="pool")
     lock.start()
-    return lock.wait_for_leadership(20)
+    assert lock.wait_for_leadership(20)
 
 
-def test_multiprocessing_releases_at_the_end_of_its_worker(dsn: str) -> None:
-    context = multiprocessing.get_context("fork")
-    worker = context.Process(target=_pool_worker, args=(dsn,))
-    worker.start()
-    worker.join(30)
-    assert worker.exitcode == 0
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_multiprocessing_releases_at_the_end_of_its_worker(dsn: str, method: str) -> None:
+    context: Any = multiprocessing.get_context(method)
+    with LeaderLock(dsn, role="r") as leader:
+        assert leader.wait_for_leadership(20)
+        worker = context.Process(target=_pool_worker, args=(dsn,))
+        worker.start()
+        worker.join(30)
+        assert worker.exitcode == 0
+        assert leader.is_leader
     begun = time.monotonic()
     with LeaderLock(dsn, role="pool") as lock:
         assert lock.wait_for_leadership(20)
     assert time.monotonic() - begun < 2.5, "released, not waited out"
+
+
+def test_a_lock_is_not_handed_to_another_process() -> None:
+    for lock in (LeaderLock("", role="r"), tenure.LeaderLock("", role="r"), tenure.Member("", ["r"])):
+        for copied in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(TypeError, match="make it in the process"):
+                copied(lock)
 
 
 def test_a_killed_master_with_a_living_child_is_taken_over_at_once(programs: Any, dsn: str) -> None:
@@ -246,3 +347,45 @@ def test_a_blocking_lock_that_is_never_shut_down_ends_with_the_program(programs:
     )
     program.expect("leads")
     assert program.wait(10) == 0, program.said
+
+
+def test_an_unreachable_database_does_not_hold_up_the_end(programs: Any, proxy: Any, server: Any) -> None:
+    """The release is tried for 10 s at most; a lease that is over needs none."""
+    database = programs.dsn.rsplit("/", 1)[1]
+    program = programs.start(
+        """
+        import os, sys, time
+        from tenure.blocking import LeaderLock
+        lock = LeaderLock(os.environ["DSN"], role="r", health_interval_s=0.5)
+        lock.start()
+        lock.wait_for_leadership()
+        print(time.monotonic_ns(), "leads", flush=True)
+        sys.stdin.readline()
+        """,
+        dsn=server.dsn(database, port=proxy.port),
+    )
+    program.expect("leads")
+    proxy.partition()
+    program.tell("end")
+    assert program.wait(15) == 0, program.said
+
+
+def test_locks_leave_no_sockets_pipes_or_threads_behind(dsn: str, server: Any) -> None:
+    def count() -> "tuple[int, int, int]":
+        names = len(os.listdir("/proc/self/fd"))
+        return sockets_to(server.port), names, threading.active_count()
+
+    def once() -> None:
+        with LeaderLock(dsn, role="r") as lock:
+            assert lock.wait_for_leadership(20)
+
+    once()
+    gc.collect()
+    before = count()
+    for _ in range(5):
+        once()
+    gc.collect()
+    until = time.monotonic() + 5
+    while count() > before:
+        assert time.monotonic() < until, (before, count())
+        time.sleep(0.02)

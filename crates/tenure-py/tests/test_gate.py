@@ -101,6 +101,81 @@ async def test_many_roles_on_one_member(dsn: str) -> None:
         Member(dsn, ["a", "a"])
 
 
+async def test_shards_are_addressed_by_number_and_shared(dsn: str) -> None:
+    shards = tenure.shards("queue", 6, cool_down_s=0.2)
+    async with Member(dsn, shards) as first:
+        for number in range(6):
+            assert await first.lock("queue", number).wait_for_leadership(20)
+        assert first.leading_shards("queue") == list(range(6)) and first.leading_shards("other") == []
+        async with Member(dsn, shards) as second:
+            for number in (1, 3, 5):
+                await first.lock("queue", number).step_down(to=second.identity)
+                assert await second.lock("queue", number).wait_for_leadership(10)
+            assert first.leading_shards("queue") == [0, 2, 4] and second.leading_shards("queue") == [1, 3, 5]
+
+
+async def test_a_member_has_roles_by_key_too(dsn: str) -> None:
+    async with Member(dsn, [Role(key1=-1, key2=100), Role(key=7), Role("named", key=8)]) as member:
+        for lock in member.locks:
+            assert await lock.wait_for_leadership(20)
+        assert [lock.role for lock in member.locks] == ["lock:-1,100", "lock:7", "named"] == member.leading
+        with psycopg.connect(dsn) as other:
+            taken = other.execute("select pg_try_advisory_lock(7), pg_try_advisory_lock(-1, 100)").fetchone()
+        assert taken == (False, False)
+        with pytest.raises(ValueError, match="there already"):
+            await member.add_role(Role(key=7))
+        with pytest.raises(tenure.TenureError):
+            await member.add_role(Role("another", key=7))
+        assert await (await member.add_role("late")).wait_for_leadership(20), "a role that was refused leaves no gap"
+    with pytest.raises(ValueError, match="needs a name"):
+        Member(dsn, [Role()])
+
+
+async def test_a_strategy_in_python_paces_a_member_and_costs_no_lease(dsn: str) -> None:
+    asked: List[tenure.RetryContext] = []
+    errors: List[Exception] = []
+
+    class Slow:
+        """Gives up at the third attempt; takes longer than a lease over the second."""
+
+        def next_delay_s(self, ctx: tenure.RetryContext) -> "float | None":
+            asked.append(ctx)
+            if ctx.attempt == 2:
+                time.sleep(2)
+                raise ArithmeticError("no")
+            return 0.05 if ctx.attempt < 4 else None
+
+    async with LeaderLock(dsn, role="taken") as holder:
+        assert await holder.wait_for_leadership(20)
+        member = Member(dsn, ["mine", "taken"], retry_strategy=Slow(), health_interval_s=0.5)
+        lost: List[str] = []
+        stopped = asyncio.Event()
+        member.lock("mine").on_lost(lambda: lost.append("lost"))
+        member.lock("taken").on_stopped(stopped.set)
+        member.lock("taken").on_error(errors.append)
+        async with member:
+            assert await member.lock("mine").wait_for_leadership(20)
+            epoch = member.lock("mine").epoch
+            await asyncio.wait_for(stopped.wait(), 20)
+            assert member.leading == ["mine"] and lost == [] and member.lock("mine").epoch == epoch
+    assert asked[0].attempt == 1 and asked[0].last_error is None
+    assert any(isinstance(error, ArithmeticError) for error in errors)
+
+
+async def test_a_member_starts_and_ends_as_a_lock_does(dsn: str) -> None:
+    member = Member(dsn, ["a"])
+    await member.shutdown()
+    await asyncio.gather(member.start(), member.start())
+    assert await member.lock("a").wait_for_leadership(20)
+    ending = asyncio.ensure_future(member.shutdown())
+    await asyncio.sleep(0)
+    await member.start()  # Waits for the end, and starts anew.
+    assert ending.done() and await member.lock("a").wait_for_leadership(20)
+    await member.shutdown()
+    with pytest.raises(tenure.ConfigError):
+        await Member(dsn, ["a"], health_interval_s=1, lease_s=1).start()
+
+
 async def test_fence_with_every_driver(dsn: str) -> None:
     import asyncpg
     import sqlalchemy
@@ -243,3 +318,30 @@ def test_blocking_lock_with_threads(dsn: str) -> None:
                 assert act.epoch == second.epoch
     assert told == ["tenure-callbacks"]
     assert not first.is_leader
+
+
+def test_blocking_member_and_calls_from_callbacks(dsn: str) -> None:
+    from tenure import blocking
+
+    ended = threading.Event()
+    with blocking.Member(dsn, tenure.shards("s", 3)) as member:
+        for lock in member.locks:
+            assert lock.wait_for_leadership(20)
+        assert member.leading_shards("s") == [0, 1, 2] and len(member.leading) == 3
+        late = member.add_role("late")
+        assert late.wait_for_leadership(20) and late.role == "late"
+        # A callback that calls its own lock does not wait for itself.
+        member.lock("s", 0).on_released(ended.set)
+        member.lock("s", 1).on_released(lambda: member.lock("s", 0).step_down())
+        member.lock("s", 1).step_down()
+        assert ended.wait(10)
+    refused: List[Exception] = []
+    stopped = threading.Event()
+    own = blocking.LeaderLock(dsn, role="own")
+    own.on_acquired(own.wait_for_leadership)
+    own.on_error(refused.append)
+    own.on_error(lambda _: own.shutdown())
+    own.on_stopped(stopped.set)
+    own.start()
+    assert stopped.wait(20) and "cannot wait for its own lock" in str(refused[0])
+    assert not own.is_leader

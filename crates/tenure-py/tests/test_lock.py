@@ -13,7 +13,8 @@ import psycopg
 import pytest
 
 import tenure
-from tenure import LeaderLock, LockState
+from tenure import LeaderLock, LockState, blocking
+from tenure.testing import MemoryGroup
 
 
 async def lead(dsn: str, **options: Any) -> LeaderLock:
@@ -232,6 +233,72 @@ def test_a_loop_that_is_closed_or_run_to_its_end_releases(dsn: str) -> None:
     loop.close()
 
 
+def test_a_lock_may_be_started_again_on_a_new_loop(dsn: str) -> None:
+    """Also where the loop before ended, or was closed, without a shutdown."""
+    lock = LeaderLock(dsn, role="r", cool_down_s=0)
+    for closes_only in (False, True, False):
+
+        async def begin() -> None:
+            await lock.start()
+            assert await lock.wait_for_leadership(20)
+
+        if closes_only:
+            loop = asyncio.new_event_loop()
+            loop.run_until_complete(begin())
+            loop.close()
+            del loop
+            gc.collect()
+        else:
+            asyncio.run(begin())
+    with psycopg.connect(dsn) as connection:
+        row = connection.execute("select epoch from tenure.role where name = 'r'").fetchone()
+    assert row == (3,), "each of them was a term of its own"
+
+
+async def test_a_running_lock_is_not_started_on_another_loop(tenure_group: MemoryGroup) -> None:
+    async with tenure_group.lock("r") as lock:
+        with pytest.raises(tenure.LockError, match="another event loop"):
+            await asyncio.get_running_loop().run_in_executor(None, lambda: asyncio.run(lock.start()))
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
+def test_a_closed_loop_warns_of_no_task(dsn: str, caplog: Any, kind: str) -> None:
+    loops = asyncio if kind == "asyncio" else pytest.importorskip("uvloop")
+    event: List[asyncio.Event] = []
+
+    async def begin() -> LeaderLock:
+        event.append(asyncio.Event())
+        return await lead(dsn, shutdown_event=event[0])
+
+    loop = loops.new_event_loop()
+    lock = loop.run_until_complete(begin())
+    loop.close()
+    del lock, loop
+    gc.collect()
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
+
+
+async def test_a_shutdown_while_it_starts_starts_nothing(dsn: str) -> None:
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    async def connect() -> "psycopg.AsyncConnection[Any]":
+        asked.set()
+        await go_on.wait()
+        return await psycopg.AsyncConnection.connect(dsn)
+
+    lock = LeaderLock("", role="r", connect_fn=connect)
+    starting = asyncio.ensure_future(lock.start())
+    await asked.wait()
+    stopping = asyncio.ensure_future(lock.shutdown())
+    await asyncio.sleep(0)
+    go_on.set()
+    await stopping
+    with pytest.raises(tenure.LockError, match="while it started"):
+        await starting
+    assert lock.state is LockState.STOPPED and not lock.is_leader
+    await (await lead(dsn)).shutdown()
+
+
 def test_uvloop(dsn: str) -> None:
     uvloop = pytest.importorskip("uvloop")
     for closes_only in (False, True):
@@ -266,6 +333,32 @@ async def test_a_blocked_event_loop_does_not_cost_the_lease(dsn: str) -> None:
     assert lock.is_leader and lock.epoch == epoch
     await lock.shutdown()
     assert lost == []
+
+
+@pytest.mark.slow
+async def test_ten_seconds_of_computing_in_a_callback_cost_no_lease(dsn: str) -> None:
+    """With the default timings: the lease is 3 s, and a rival waits for it."""
+    lock, computed = LeaderLock(dsn, role="r"), asyncio.Event()
+    lost: List[str] = []
+    lock.on_lost(lambda: lost.append("lost"))
+
+    @lock.on_acquired
+    def computes() -> None:
+        until = time.monotonic() + 10
+        while time.monotonic() < until:
+            sum(range(1000))
+        computed.set()
+
+    with blocking.LeaderLock(dsn, role="r", candidate=False) as rival:
+        await lock.start()
+        await asyncio.wait_for(computed.wait(), 30)
+        assert lock.is_leader and lost == []
+        epoch = lock.epoch
+        rival_sees = await asyncio.get_running_loop().run_in_executor(None, rival.leader)
+        assert rival_sees is not None and (rival_sees.epoch, rival_sees.identity) == (epoch, lock.identity)
+    await lock.shutdown()
+    with psycopg.connect(dsn) as connection:
+        assert connection.execute("select epoch from tenure.role where name = 'r'").fetchone() == (epoch,)
 
 
 async def test_a_terminated_session_is_a_loss_and_the_lock_comes_back(dsn: str) -> None:
