@@ -4,6 +4,7 @@
 mod acquire;
 mod contract;
 mod demo;
+mod docs;
 mod embedded;
 #[cfg(feature = "gossip")]
 mod gossip;
@@ -16,3 +17,4 @@ mod log;
 mod metrics;
 mod operator;
 mod run;
+mod snippets;
