@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import sys
 from pathlib import Path
 from typing import Any, Iterator
@@ -17,6 +18,14 @@ from tenure.testing import tenure_group  # noqa: F401 (a fixture)
 
 #: No test of one event loop takes longer; one that hangs is a failure with a traceback.
 LIMIT_S = 60.0
+
+
+def pytest_generate_tests(metafunc: Any) -> None:
+    """``TENURE_REPEAT=30`` runs every test so often: a test of faults is trusted only after that."""
+    times = int(os.environ.get("TENURE_REPEAT", "1"))
+    if times > 1:
+        metafunc.fixturenames.append("round")
+        metafunc.parametrize("round", range(times))
 
 
 @pytest.hookimpl(tryfirst=True)

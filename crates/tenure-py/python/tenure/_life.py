@@ -45,12 +45,14 @@ def forked() -> errors.ForkError:
     )
 
 
-def not_to_be_copied(lock: object) -> NoReturn:
-    """What ``pickle`` and ``copy`` meet: ``multiprocessing`` would hand a lock to another process."""
-    raise TypeError(
-        f"a {type(lock).__name__} belongs to one process and cannot be copied; make it in the process "
-        "that uses it"
-    )
+class OfOneProcess:
+    """Cannot be copied. ``multiprocessing`` would hand a copy to another process."""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} belongs to one process and cannot be copied; make it in the process "
+            "that uses it"
+        )
 
 
 class _Doorbell:

@@ -9,7 +9,7 @@ import time
 from typing import Any, Callable, Deque, Dict, List, Optional, Set, TypeVar
 
 from . import _tenure
-from ._life import Life, not_to_be_copied
+from ._life import Life, OfOneProcess
 from ._logging import get_logger
 from .errors import ConnectionError, LockError
 from .models import Leader, LockState
@@ -26,7 +26,7 @@ _SESSION_LOST = "session lost: "
 _EVENTS = ("acquired", "released", "lost", "acquire_failed", "state_change", "error", "stopped")
 
 
-class RoleLock(_tenure.Handle):
+class RoleLock(OfOneProcess, _tenure.Handle):
     """One role of a member.
 
     Callbacks run one after another on the event loop, in the order of events. One that raises is
@@ -169,8 +169,6 @@ class RoleLock(_tenure.Handle):
     def set_priority(self, priority: int) -> None:
         """Changes the priority in the race."""
         self._set_priority(priority)
-
-    __reduce__ = not_to_be_copied
 
     # --- the lifecycle ---
 

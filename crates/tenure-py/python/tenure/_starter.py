@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Awaitable, Callable, Dict, List, Optional, TypeVar
 
-from ._life import Life, not_to_be_copied
+from ._life import Life, OfOneProcess
 from .errors import LockError, ShutdownError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _Self = TypeVar("_Self", bound="Starter")
 EXCEPTION_TIMEOUT_S = 10.0
 
 
-class Starter:
+class Starter(OfOneProcess):
     """Starts a member with its roles, and ends it. At most one life goes on at a time."""
 
     #: The group in memory that stands for the database, in tests.
@@ -136,8 +136,6 @@ class Starter:
             self._life = None
         for lock in life.locks:
             lock._leave(life)
-
-    __reduce__ = not_to_be_copied
 
     async def __aenter__(self: _Self) -> _Self:
         await self.start()

@@ -14,7 +14,7 @@ from typing import Any, Callable, Coroutine, List, Optional, TypeVar, Union
 from . import _tenure
 from . import lock as _lock
 from . import member as _member
-from ._life import forked, not_to_be_copied
+from ._life import OfOneProcess, forked
 from ._role import RoleLock as _RoleLock
 from ._starter import EXCEPTION_TIMEOUT_S, Starter
 from .errors import LockError
@@ -36,6 +36,8 @@ class _Thread:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.loop = asyncio.new_event_loop()
+        #: What a callback began last: asyncio itself keeps no task alive.
+        self._begun: Optional["asyncio.Task[None]"] = None
         # A daemon: the end of the interpreter releases the roles, and does not wait for the thread.
         self._thread = threading.Thread(target=self._run, name="tenure-callbacks", daemon=True)
         self._thread.start()
@@ -70,8 +72,14 @@ class _Thread:
     def run_or_begin(self, coroutine: "Coroutine[Any, Any, None]", then: Callable[[], None]) -> None:
         """Runs it; called by a callback, it only begins it. ``then`` is called at its end."""
         if self.is_current:
-            task = self.loop.create_task(coroutine)
-            task.add_done_callback(lambda task: (task.cancelled() or task.exception(), then())[1])
+
+            def done(task: "asyncio.Task[None]") -> None:
+                if not task.cancelled():
+                    task.exception()  # Read, or asyncio would complain that it was not.
+                then()
+
+            self._begun = self.loop.create_task(coroutine)
+            self._begun.add_done_callback(done)
             return
         try:
             self.run(coroutine)
@@ -84,7 +92,7 @@ class _Thread:
             self._thread.join()
 
 
-class _Owner:
+class _Owner(OfOneProcess):
     """The start and the end of what has a thread of its own."""
 
     def __init__(self, inner: Starter) -> None:
@@ -118,8 +126,6 @@ class _Owner:
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
         self.shutdown(None if kind is None else EXCEPTION_TIMEOUT_S)
-
-    __reduce__ = not_to_be_copied
 
     def _refuse_inherited(self) -> None:
         if self._thread is not None and self._thread.pid != os.getpid():
