@@ -389,3 +389,59 @@ def test_locks_leave_no_sockets_pipes_or_threads_behind(dsn: str, server: Any) -
     while count() > before:
         assert time.monotonic() < until, (before, count())
         time.sleep(0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["start", "wait", "shutdown"])
+def test_an_interrupt_ends_a_call_that_blocks(programs: Any, dsn: str, where: str) -> None:
+    """SIGINT while a thread waits for its lock: a traceback, no complaint of asyncio, and a free role."""
+    program = programs.start(
+        f"""
+        import os, time
+        from tenure.blocking import LeaderLock
+        first = LeaderLock(os.environ["DSN"], role="r")
+        first.start()
+        first.wait_for_leadership()
+        away = "postgresql://postgres@127.0.0.1:1/none"
+        second = LeaderLock(away if {where!r} == "start" else os.environ["DSN"], role="r")
+        calls = dict(start=second.start, wait=second.wait_for_leadership, shutdown=first.shutdown)
+        if {where!r} == "wait":
+            second.start()
+        act = first.gate.begin_act()  # A shutdown waits for it.
+        print(time.monotonic_ns(), "waits", flush=True)
+        calls[{where!r}]()
+        """
+    )
+    program.expect("waits")
+    time.sleep(0.3)  # Until it is inside the call; earlier the test would only be less.
+    program.signal(signal.SIGINT)
+    assert program.wait(20) == -signal.SIGINT
+    rest = list(iter(program.lines.get, ""))
+    assert "KeyboardInterrupt" in rest
+    assert not any(word in line for line in rest for word in ("destroyed", "never", "Task")), rest
+    with LeaderLock(dsn, role="r", policy="exclusive") as lock:
+        assert lock.wait_for_leadership(20)
+
+
+@pytest.mark.slow
+def test_development_mode_has_nothing_to_warn_of(programs: Any) -> None:
+    source = """
+        import asyncio, os, time, tenure
+        from tenure.blocking import LeaderLock
+
+        async def main():
+            async with tenure.LeaderLock(os.environ["DSN"], role="r") as lock:
+                await lock.wait_for_leadership()
+                await lock.step_down()
+
+        asyncio.run(main(), debug=True)
+        with LeaderLock(os.environ["DSN"], role="other") as lock:
+            lock.wait_for_leadership()
+        print(time.monotonic_ns(), "done", flush=True)
+        """
+    command = [sys.executable, "-X", "dev", "-W", "error", "-c", textwrap.dedent(source)]
+    program = programs.start(command=command)
+    program.expect("done", 40)
+    assert program.wait() == 0
+    rest = program.said + list(iter(program.lines.get, ""))
+    assert not any("Warning" in line or "Traceback" in line for line in rest), rest

@@ -75,7 +75,10 @@ fn options(help: &str) -> Vec<(String, bool)> {
         .filter_map(|line| {
             let at = line.find("--")?;
             let end = line[at..].find([' ', '=', ',']).map_or(line.len(), |end| at + end);
-            Some((line[at..end].to_owned(), line[end..].trim_start_matches(['=', ' ']).starts_with('<')))
+            Some((
+                line[at..end].to_owned(),
+                line[end..].trim_start_matches(['=', ' ']).starts_with('<'),
+            ))
         })
         .collect()
 }
