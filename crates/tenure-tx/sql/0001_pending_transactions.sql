@@ -8,6 +8,9 @@
 --   * `change` grows in commit order within an account (the writers' advisory lock), so a reader
 --     that remembers the highest it saw misses nothing.
 --   * One role, one account, one chain: what was signed for one is never sent to another.
+--   * Every function finds what it names whatever the caller's search_path is: its names are resolved
+--     when it is made (a body without quotes), or it pins search_path. Otherwise a login role that may
+--     create functions elsewhere could have its own run with the caller's rights.
 
 create sequence tenure_tx.change;
 
@@ -98,12 +101,13 @@ create trigger keep_overwritten before update on tenure_tx.pending_transactions 
     execute function tenure_tx.keep_overwritten();
 
 -- Orders the writers of one account, so that `change` follows the order of commits.
-create function tenure_tx.lock_account(p_account bytea) returns void language sql volatile as $$
-    select pg_advisory_xact_lock(('x' || left(encode(sha256('tenure_tx:'::bytea || p_account), 'hex'), 16))::bit(64)::bigint)
-$$;
+create function tenure_tx.lock_account(p_account bytea) returns void language sql volatile
+return pg_advisory_xact_lock(
+    ('x' || left(encode(sha256('tenure_tx:'::bytea || p_account), 'hex'), 16))::bit(64)::bigint);
 
 -- Keys only: a notification is limited to 8,000 bytes and a transaction is not.
-create function tenure_tx.notify_change() returns trigger language plpgsql as $$
+create function tenure_tx.notify_change() returns trigger language plpgsql
+set search_path = pg_catalog, pg_temp as $$
 begin
     perform pg_notify(tg_argv[0], json_build_object(
                 'account_id', encode(c.account_id, 'hex'), 'nonces', json_agg(c.nonce))::text)

@@ -17,7 +17,8 @@
 -- it saw must not be given again, or it would take what comes next for old. The clock is above
 -- any number given before, since no group writes a million rows a second; should it have been set
 -- back, the step is above what can be lost on one server.
-create function tenure_tx.open_writer() returns void language plpgsql volatile as $$
+create function tenure_tx.open_writer() returns void language plpgsql volatile
+set search_path = pg_catalog, pg_temp as $$
 begin
     if current_setting('tenure_tx.writer', true) is distinct from 'open' then
         -- "tenurech": one at a time, or the second would set back what the first has set.
@@ -39,7 +40,8 @@ end $$;
 -- if told so, and never less than the session's first write.
 create function tenure_tx.begin_write(
     p_role text, p_epoch bigint, p_account bytea, p_flush boolean
-) returns void language plpgsql volatile as $$
+) returns void language plpgsql volatile
+set search_path = pg_catalog, pg_temp as $$
 begin
     perform tenure.fence(p_role, p_epoch);
     perform tenure_tx.lock_account(p_account);
@@ -54,7 +56,8 @@ end $$;
 -- twice. Looked at inside every accept, because the list is emptied at run time (by Patroni, when its
 -- last synchronous standby goes). The views tell a login without pg_read_all_stats that a WAL sender
 -- is there, and not of what kind.
-create function tenure_tx.refuse_loss() returns void language plpgsql volatile as $$
+create function tenure_tx.refuse_loss() returns void language plpgsql volatile
+set search_path = pg_catalog, pg_temp as $$
 declare
     sender record;
 begin
@@ -91,7 +94,8 @@ end $$;
 
 -- What is accepted and might still be lost, for people: the server cannot tell which standby will be
 -- promoted, nor whether one is yet to come.
-create function tenure_tx.doubts() returns setof text language plpgsql stable as $$
+create function tenure_tx.doubts() returns setof text language plpgsql stable
+set search_path = pg_catalog, pg_temp as $$
 declare
     names    text := current_setting('synchronous_standby_names');
     parts    text[] := regexp_match(names, '^\s*(any|first)?\s*(\d+)?\s*\((.*)\)\s*$', 'i');
@@ -110,7 +114,8 @@ end $$;
 
 -- Raises TN103 if the account, the role and the chain are not bound to each other, but to others.
 create function tenure_tx.check_account(p_role text, p_account bytea, p_chain text) returns void
-language plpgsql stable as $$
+language plpgsql stable
+set search_path = pg_catalog, pg_temp as $$
 declare
     bound record;
 begin
@@ -135,9 +140,10 @@ end $$;
 -- that they are bound already.
 create function tenure_tx.open_account(
     p_role text, p_epoch bigint, p_account bytea, p_chain text
-) returns void language plpgsql volatile as $$
+) returns void language plpgsql volatile
+set search_path = pg_catalog, pg_temp as $$
 begin
-    perform tenure.fence(p_role, p_epoch);
+    perform tenure_tx.begin_write(p_role, p_epoch, p_account, true);
     insert into tenure_tx.account (account_id, role, chain) values (p_account, p_role, p_chain)
         on conflict do nothing;
     perform tenure_tx.check_account(p_role, p_account, p_chain);
@@ -149,7 +155,8 @@ create function tenure_tx.put_statuses(
     p_epoch bigint, p_account bytea,
     p_nonces bigint[], p_hashes bytea[], p_states text[], p_blocks bytea[], p_metadata text[],
     p_ended boolean[]
-) returns setof bigint language plpgsql volatile as $$
+) returns setof bigint language plpgsql volatile
+set search_path = pg_catalog, pg_temp as $$
 begin
     return query
     update tenure_tx.pending_transactions t set
@@ -201,7 +208,8 @@ create function tenure_tx.accept(
     p_accept_loss boolean,
     s_nonces bigint[], s_hashes bytea[], s_states text[], s_blocks bytea[], s_metadata text[],
     s_ended boolean[]
-) returns setof bigint language plpgsql volatile as $$
+) returns setof bigint language plpgsql volatile
+set search_path = pg_catalog, pg_temp as $$
 begin
     if not p_accept_loss then
         perform tenure_tx.refuse_loss();
@@ -237,7 +245,8 @@ create function tenure_tx.replace(
     p_role text, p_epoch bigint, p_account bytea,
     p_nonces bigint[], p_hashes bytea[], p_raws bytea[], p_tips text[], p_noops boolean[],
     p_attempts text[]
-) returns setof bigint language plpgsql volatile as $$
+) returns setof bigint language plpgsql volatile
+set search_path = pg_catalog, pg_temp as $$
 begin
     perform tenure_tx.begin_write(p_role, p_epoch, p_account, true);
     return query
@@ -260,7 +269,8 @@ create function tenure_tx.record(
     p_role text, p_epoch bigint, p_account bytea,
     p_nonces bigint[], p_hashes bytea[], p_states text[], p_blocks bytea[], p_metadata text[],
     p_ended boolean[]
-) returns setof bigint language plpgsql volatile as $$
+) returns setof bigint language plpgsql volatile
+set search_path = pg_catalog, pg_temp as $$
 begin
     perform tenure_tx.begin_write(p_role, p_epoch, p_account, false);
     return query select tenure_tx.put_statuses(p_epoch, p_account, p_nonces, p_hashes, p_states,
@@ -273,7 +283,8 @@ end $$;
 create function tenure_tx.cleanup(
     p_role text, p_epoch bigint, p_account bytea, p_below bigint, p_age interval, p_ids interval,
     p_limit integer
-) returns bigint language plpgsql volatile as $$
+) returns bigint language plpgsql volatile
+set search_path = pg_catalog, pg_temp as $$
 declare
     moved bigint;
     gone bigint;

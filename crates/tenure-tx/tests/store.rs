@@ -54,6 +54,58 @@ async fn stale_epoch_cannot_write() {
 }
 
 #[tokio::test]
+async fn every_function_finds_its_names_whatever_the_callers_search_path_is() {
+    let db = database().await;
+    let client = db.client().await.expect("it answers");
+    let open = "select coalesce(string_agg(oid::regprocedure::text, ', '), '') from pg_proc \
+        where pronamespace = 'tenure_tx'::regnamespace and prosqlbody is null \
+          and not 'search_path=pg_catalog, pg_temp' = any (coalesce(proconfig, '{}'))";
+    let open = client.query_one(open, &[]).await.expect("readable");
+    assert_eq!(open.get::<_, &str>(0), "");
+    let all = "select count(*) from pg_proc where pronamespace = 'tenure_tx'::regnamespace";
+    assert!(client.query_one(all, &[]).await.expect("readable").get::<_, i64>(0) > 12);
+}
+
+#[tokio::test]
+async fn a_function_that_a_login_role_made_elsewhere_never_runs_with_an_operators_rights() {
+    let db = database().await;
+    store(&db.dsn(), "a").accept(E1, 0, &[row(0, 1, "r0")]).await.expect("leads");
+    // As an operator has it: "$user", public.
+    let client = db.client().await.expect("it answers");
+    let attacker = format!("attacker_{}", db.name());
+    client
+        .batch_execute(&format!(
+            "create role {attacker}; grant create on schema public to {attacker}; \
+             create table public.ran (name text); set role {attacker}; \
+             create function public.json_build_object(text, text, text, json) returns json \
+                language plpgsql as \
+                $$ begin insert into public.ran values ('build'); return '{{}}'; end $$; \
+             create function public.format(text, text) returns text language plpgsql as \
+                $$ begin insert into public.ran values ('format'); return ''; end $$; \
+             create function public.make_interval(secs double precision) returns interval \
+                language plpgsql as \
+                $$ begin insert into public.ran values ('interval'); return '1 s'; end $$; \
+             reset role"
+        ))
+        .await
+        .expect("the trap is set");
+    client
+        .batch_execute(
+            "update tenure_tx.pending_transactions set creator_id = 'operator'; \
+             select tenure_tx.doubts(); select tenure_tx.refuse_loss(); \
+             select tenure_tx.record('relayer', 1, decode(repeat('aa', 20), 'hex'), '{0}', \
+                array[hash], '{ready}', '{null}', '{\"{}\"}', '{f}') \
+                from tenure_tx.pending_transactions",
+        )
+        .await
+        .expect("the operator works on");
+    let ran = client.query_one("select count(*) from public.ran", &[]).await.expect("readable");
+    assert_eq!(ran.get::<_, i64>(0), 0, "another login's function ran");
+    let drop = format!("drop owned by {attacker}; drop role {attacker}");
+    client.batch_execute(&drop).await.expect("dropped");
+}
+
+#[tokio::test]
 async fn nodes_that_boot_together_migrate_once() {
     let db = shared_cluster().await.database().await.expect("a fresh database");
     let nodes: Vec<Store> = (0..6).map(|n| store(&db.dsn(), &format!("n{n}"))).collect();
