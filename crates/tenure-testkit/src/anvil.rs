@@ -31,7 +31,8 @@ fn binary() -> PathBuf {
 }
 
 impl Anvil {
-    /// Starts a node on a free port; its finalised block is two below the latest.
+    /// Starts a node on a free port; its finalised block is two below the latest, or twice as many
+    /// as `--slots-in-an-epoch` says.
     pub async fn start(arguments: &[&str]) -> Self {
         let arguments: Vec<String> = arguments.iter().map(ToString::to_string).collect();
         let (child, port) = launch(&arguments, 0).await;
@@ -124,7 +125,10 @@ impl Anvil {
 
 async fn launch(arguments: &[String], port: u16) -> (Child, u16) {
     let mut command = Command::new(binary());
-    command.args(["--port", &port.to_string(), "--slots-in-an-epoch", "1"]).args(arguments);
+    command.args(["--port", &port.to_string()]).args(arguments);
+    if !arguments.iter().any(|argument| argument == "--slots-in-an-epoch") {
+        command.args(["--slots-in-an-epoch", "1"]);
+    }
     let mut child = Child::spawn(command).expect("anvil starts");
     let line = child
         .wait_line(|line| line.contains("Listening on"), Duration::from_secs(20))

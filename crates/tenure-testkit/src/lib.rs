@@ -16,6 +16,7 @@
 //! | run, freeze, kill a program | [`Child::spawn`], [`Child::wait_line`], [`Child::signal`], [`Child::freeze`], [`Child::thaw`], [`Child::kill`] |
 //! | prove that nobody led at the same time | [`history::check`] |
 //! | run a chain | [`anvil::Anvil::start`], [`substrate::ScriptedNode::start`] |
+//! | let its node misbehave | [`rpc_proxy::RpcProxy::start`]`(&anvil.url)`, then [`rpc_proxy::RpcProxy::rule`]`(`[`rpc_proxy::Fault`]`)` |
 //! | read which metrics were emitted | [`Meter::install`], or a [`Meter`] of one thread |
 //! | speak TLS | [`Ca::new`], [`Ca::localhost`], [`Ca::server`], [`Ca::client`] |
 //!
@@ -85,6 +86,7 @@ mod port;
 mod process;
 mod proxy;
 mod replica;
+pub mod rpc_proxy;
 pub mod substrate;
 mod template;
 

@@ -10,15 +10,13 @@ use std::time::Duration;
 
 use kit::anvil::{chain_at, pay};
 use kit::node::Node;
-use kit::rpc_proxy::{Fault, RpcProxy};
 use kit::{E1, database, impatient, is, until};
 use serde_json::json;
 use tenure_testkit::anvil::{ADDRESS, Anvil, number};
+use tenure_testkit::rpc_proxy::{Fault, RpcProxy, SEND};
 use tenure_tx::service::{Dropped, SendError, SendRequest, ServiceOptions, TransactionHandle};
 use tenure_tx::status::{End, EndKind, State};
 use tokio::time::{sleep, timeout};
-
-const SEND: &str = "eth_sendRawTransaction";
 
 /// A leader whose only way to the chain is the gateway.
 async fn leader(dsn: &str, gateway: &RpcProxy) -> Node {

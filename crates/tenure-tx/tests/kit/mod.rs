@@ -6,8 +6,6 @@ pub(crate) mod anvil;
 pub(crate) mod log;
 #[cfg(feature = "ethereum")]
 pub(crate) mod node;
-#[cfg(feature = "ethereum")]
-pub(crate) mod rpc_proxy;
 #[cfg(feature = "substrate")]
 pub(crate) mod substrate_node;
 pub(crate) mod tap;

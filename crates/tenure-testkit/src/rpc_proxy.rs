@@ -1,6 +1,7 @@
-//! A node's gateway that misbehaves as the test says: it loses answers, answers for the node in
-//! another client's words, or says that it is busy after it has passed the bytes on.
+//! A gateway before a chain's node that misbehaves as the test says: it loses answers, answers for the
+//! node in another client's words, or says that it is busy after it has passed the bytes on.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -11,7 +12,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 /// What happens to one call.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Fault {
+pub enum Fault {
     /// Nothing.
     Pass,
     /// The line breaks before the node has it.
@@ -32,10 +33,15 @@ pub(crate) enum Fault {
     Hang,
 }
 
+/// The method that hands over signed bytes.
+pub const SEND: &str = "eth_sendRawTransaction";
+
 type Rule = Box<dyn Fn(&str, &Value) -> Fault + Send + Sync>;
 
-pub(crate) struct RpcProxy {
-    pub(crate) url: String,
+/// The gateway; it serves until the runtime ends.
+pub struct RpcProxy {
+    /// Where it answers JSON-RPC.
+    pub url: String,
     shared: Arc<Shared>,
 }
 
@@ -43,17 +49,29 @@ struct Shared {
     node: SocketAddr,
     rule: Mutex<Rule>,
     requests: AtomicUsize,
+    calls: AtomicUsize,
+    sent: Mutex<BTreeSet<String>>,
+}
+
+impl std::fmt::Debug for RpcProxy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RpcProxy").field("url", &self.url).finish_non_exhaustive()
+    }
 }
 
 impl RpcProxy {
     /// In front of a node, and well-behaved at first.
-    pub(crate) async fn start(node: &str) -> Self {
+    ///
+    /// # Panics
+    /// If there is no port, or the node's address is not one.
+    pub async fn start(node: &str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let url = format!("http://{}", listener.local_addr().expect("bound"));
         let node = node.trim_start_matches("http://").parse().expect("an address");
         let rule: Rule = Box::new(|_, _| Fault::Pass);
-        let (rule, requests) = (Mutex::new(rule), AtomicUsize::new(0));
-        let shared = Arc::new(Shared { node, rule, requests });
+        let rule = Mutex::new(rule);
+        let (requests, calls, sent) = Default::default();
+        let shared = Arc::new(Shared { node, rule, requests, calls, sent });
         let serving = Arc::clone(&shared);
         tokio::spawn(async move {
             while let Ok((caller, _)) = listener.accept().await {
@@ -65,19 +83,38 @@ impl RpcProxy {
         RpcProxy { url, shared }
     }
 
-    /// Misbehaves so from now on.
-    pub(crate) fn rule(&self, rule: impl Fn(&str, &Value) -> Fault + Send + Sync + 'static) {
+    /// Misbehaves so from now on: the rule is asked about the method and the parameters of each call.
+    ///
+    /// # Panics
+    /// If an earlier rule panicked.
+    pub fn rule(&self, rule: impl Fn(&str, &Value) -> Fault + Send + Sync + 'static) {
         *self.shared.rule.lock().expect("unpoisoned") = Box::new(rule);
     }
 
     /// Behaves well from now on.
-    pub(crate) fn well(&self) {
+    pub fn well(&self) {
         self.rule(|_, _| Fault::Pass);
     }
 
     /// How many HTTP requests have come.
-    pub(crate) fn requests(&self) -> usize {
+    #[must_use]
+    pub fn requests(&self) -> usize {
         self.shared.requests.load(Ordering::Relaxed)
+    }
+
+    /// How many JSON-RPC calls have come: a request may hold many, and a provider counts each.
+    #[must_use]
+    pub fn calls(&self) -> usize {
+        self.shared.calls.load(Ordering::Relaxed)
+    }
+
+    /// All signed bytes that have come, in hex, whatever became of them.
+    ///
+    /// # Panics
+    /// If a thread panicked while it noted some.
+    #[must_use]
+    pub fn sent(&self) -> BTreeSet<String> {
+        self.shared.sent.lock().expect("unpoisoned").clone()
     }
 }
 
@@ -95,6 +132,10 @@ async fn serve(caller: TcpStream, shared: &Shared) -> std::io::Result<()> {
         let mut answers = Vec::new();
         for call in &calls {
             let method = call["method"].as_str().unwrap_or_default();
+            shared.calls.fetch_add(1, Ordering::Relaxed);
+            if let Some(raw) = call["params"][0].as_str().filter(|_| method == SEND) {
+                shared.sent.lock().expect("unpoisoned").insert(raw.to_owned());
+            }
             let fault = (shared.rule.lock().expect("unpoisoned"))(method, &call["params"]);
             let say = |code: i64, text: &str| {
                 let error = json!({"code": code, "message": text});
