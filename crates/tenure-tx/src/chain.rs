@@ -167,6 +167,8 @@ pub struct Sought {
     pub attempts: Vec<Hash>,
     /// The best block's number when the first form was built: none is in an earlier block.
     pub since: u64,
+    /// The block in which one of its forms was last seen: a hint, so that many are found with one look.
+    pub block: Option<Hash>,
 }
 
 /// Which transaction used a nonce.

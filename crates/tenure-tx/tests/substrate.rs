@@ -164,7 +164,10 @@ async fn a_used_nonce_is_traced_to_its_extrinsic() {
     node.mine(&[&extrinsic(20)]);
     let ours = [extrinsic_hash(&extrinsic(13))];
     let best = [extrinsic_hash(&extrinsic(20))];
-    let sought = |nonce, attempts: &[Hash]| Sought { nonce, attempts: attempts.to_vec(), since: 0 };
+    let sought = |nonce, attempts: &[Hash]| {
+        let attempts = attempts.to_vec();
+        Sought { nonce, attempts, since: 0, block: None }
+    };
     let all = [sought(13, &ours), sought(12, &ours), sought(20, &best), sought(21, &best)];
     let in_block = |hash, number, finalized| {
         let (block, receipt) = (block_hash(number), None);

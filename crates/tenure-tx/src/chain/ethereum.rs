@@ -118,7 +118,7 @@ impl EthereumChain {
         if urls.is_empty() || urls.iter().any(|url| !matches!(url.scheme(), "http" | "https")) {
             return Err(bad());
         }
-        let rpc = Rpc::new(urls, options.timeout, options.finality);
+        let rpc = Rpc::new(urls, &options);
         let follower = Follower::start(rpc.clone(), &options);
         let fees = Fees::with_caps(options.max_fee_per_gas, options.max_fee);
         Ok(EthereumChain { rpc, follower, fees })
@@ -150,7 +150,7 @@ impl std::fmt::Debug for EthereumChain {
 #[async_trait]
 impl Chain for EthereumChain {
     async fn head(&self, account: &AccountId) -> Result<Head, ChainError> {
-        let head = self.rpc.view(account).await?.head;
+        let head = self.rpc.head(account).await?;
         self.fees.set_base(head.base_fee);
         Ok(Head { fee_cap: self.fees.cap_per_gas(), ..head })
     }
@@ -184,15 +184,15 @@ impl Chain for EthereumChain {
 
     async fn locate(&self, account: &AccountId, sought: &[Sought]) -> Vec<Located> {
         // The nonces first: whatever they count is then in a receipt.
-        let Ok(view) = self.rpc.view(account).await else {
+        let Ok(head) = self.rpc.head(account).await else {
             return vec![Located::Unknown; sought.len()];
         };
-        let Ok(mut located) = self.find(sought, &view.head).await else {
+        let Ok(mut located) = self.find(sought, &head).await else {
             return vec![Located::Unknown; sought.len()];
         };
         for (one, found) in sought.iter().zip(&mut located) {
             if *found == Located::Missing {
-                *found = self.usurper(account, one, &view.head).await.unwrap_or(Located::Missing);
+                *found = self.usurper(account, one, &head).await.unwrap_or(Located::Missing);
             }
         }
         located
@@ -223,27 +223,52 @@ impl EthereumChain {
         matches!(read::<Option<RpcTransaction>>(answer), Ok(Some(_)))
     }
 
+    /// The receipts of those that were last seen in a block together with others: one call for all.
+    async fn by_block(
+        &self,
+        sought: &[Sought],
+    ) -> Result<HashMap<Hash, Result<Option<RpcReceipt>, ()>>, TransportError> {
+        let mut blocks: HashMap<Hash, usize> = HashMap::new();
+        for block in sought.iter().filter_map(|one| one.block) {
+            *blocks.entry(block).or_default() += 1;
+        }
+        let shared = |(block, count): (Hash, usize)| {
+            (count > 1 && self.rpc.gives_block_receipts()).then(|| json!(B256::from(block.0)))
+        };
+        let shared: Vec<_> = blocks.into_iter().filter_map(shared).collect();
+        let receipts = self.rpc.receipts_of(&shared).await?;
+        let receipts = receipts.into_iter().flatten().flatten();
+        Ok(receipts.map(|seen| (Hash(seen.transaction_hash.0), Ok(Some(seen)))).collect())
+    }
+
     /// Looks for a receipt of any attempt, in a block that is the chain's at its height.
     async fn find(&self, sought: &[Sought], head: &Head) -> Result<Vec<Located>, TransportError> {
-        let hashes = sought.iter().flat_map(|one| &one.attempts);
-        let call = |hash: &Hash| ("eth_getTransactionReceipt", json!([B256::from(hash.0)]));
-        let calls: Vec<Call> = hashes.map(call).collect();
-        let mut answers = self.rpc.many(&calls).await?.into_iter();
-        let mut found = Vec::with_capacity(sought.len());
-        for one in sought {
+        let mut known = self.by_block(sought).await?;
+        let apart = |one: &&Sought| !one.attempts.iter().any(|hash| known.contains_key(hash));
+        let rest: Vec<&Hash> = sought.iter().filter(apart).flat_map(|one| &one.attempts).collect();
+        let call = |hash: &&Hash| ("eth_getTransactionReceipt", json!([B256::from(hash.0)]));
+        let calls: Vec<Call> = rest.iter().map(call).collect();
+        let answers = match calls.is_empty() {
+            true => Vec::new(),
+            false => self.rpc.many(&calls).await?,
+        };
+        for (hash, answer) in rest.into_iter().copied().zip(answers) {
+            known.insert(hash, read::<Option<RpcReceipt>>(answer).map_err(drop));
+        }
+        let receipt_of = |one: &Sought| {
             let mut receipt = Ok(None);
             for hash in &one.attempts {
-                let answer = answers.next().map_or_else(|| Ok(None), read::<Option<RpcReceipt>>);
-                match answer {
-                    Ok(Some(seen)) => receipt = Ok(Some((*hash, seen))),
-                    Ok(None) => {}
+                match known.get(hash) {
+                    Some(Ok(Some(seen))) => receipt = Ok(Some((*hash, seen.clone()))),
+                    Some(Ok(None)) | None => {}
                     // One that could not be asked for may be the one.
-                    Err(_) if matches!(receipt, Ok(None)) => receipt = Err(()),
-                    Err(_) => {}
+                    Some(Err(())) if matches!(receipt, Ok(None)) => receipt = Err(()),
+                    Some(Err(())) => {}
                 }
             }
-            found.push(receipt);
-        }
+            receipt
+        };
+        let found: Vec<_> = sought.iter().map(receipt_of).collect();
         let mut heights: Vec<u64> = Vec::new();
         heights.extend(found.iter().flatten().flatten().map(|(_, r)| r.block_number.to::<u64>()));
         heights.sort_unstable();

@@ -226,7 +226,7 @@ impl SubstrateChain {
     }
 
     async fn locate_one(&self, account: &AccountId, one: &Sought, head: &Head) -> Located {
-        let Sought { nonce, ref attempts, since } = *one;
+        let Sought { nonce, ref attempts, since, block: _ } = *one;
         if nonce >= head.best_nonce {
             return Located::Free;
         }

@@ -39,7 +39,8 @@ impl Driver {
                 Effect::Submit { nonce, hash } => self.submit(nonce, hash),
                 Effect::Locate { nonce, hashes: attempts } => {
                     let since = self.contents.get(&nonce).map_or(0, |content| content.block);
-                    sought.push(Sought { nonce, attempts, since });
+                    let block = self.engine.status(nonce).and_then(TransactionStatus::block);
+                    sought.push(Sought { nonce, attempts, since, block });
                 }
                 Effect::Record { nonce, hash, status, note } => {
                     self.record(nonce, hash, status, note);

@@ -5,7 +5,7 @@
 //! the chain has at that height now, and the transaction's receipt names it: a number alone proves
 //! nothing after a reorganisation.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -27,10 +27,16 @@ use crate::status::{Hash, TransactionStatus};
 /// nodes behind one address are not all equally quick.
 const MISSES: u32 = 2;
 
-/// How many transactions are looked up at one poll, and how many are made final: with the other
-/// calls of the poll they fit into a few requests, whatever the number of watches.
-const LOOKED_UP: usize = 90;
-const FINALIZED: usize = 360;
+/// How many transactions in no block are looked up at one poll: one that is new; every few polls the
+/// lowest and one of the others; and many once the node has lost one. A node that has lost none is
+/// asked as little for ten thousand as for one.
+const LOOKED_UP_NEW: usize = 1;
+const LOOKED_UP: usize = 2;
+const LOOKED_UP_LOST: usize = 90;
+
+/// How many blocks' transactions are made final at one poll, and for how many of them one by one.
+const FINAL_BLOCKS: usize = 16;
+const FINAL_APART: usize = 90;
 
 /// How often a canonical block's transaction may lack its receipt before it is final without one: a
 /// node may have thrown its receipts away.
@@ -139,33 +145,41 @@ impl Follower {
         }
     }
 
-    /// The watches whose block may be final, the lowest nonces first.
-    fn final_candidates(&self, upto: u64) -> Vec<(u64, Hash, (u64, Hash))> {
+    /// The watches whose block may be final, by block, the lowest first.
+    fn final_candidates(&self, upto: u64) -> BTreeMap<(u64, Hash), Vec<Hash>> {
         let mut watches = self.lock();
         watches.retain(|_, watch| !watch.to.is_closed());
-        let due = |(hash, watch): (&Hash, &Followed)| {
-            let block = watch.block.filter(|(number, _)| *number <= upto)?;
-            Some((watch.nonce, *hash, block))
-        };
-        let mut due: Vec<_> = watches.iter().filter_map(due).collect();
-        due.sort_unstable();
-        due.truncate(FINALIZED);
-        due
+        let mut due: BTreeMap<(u64, Hash), Vec<Hash>> = BTreeMap::new();
+        for (hash, watch) in watches.iter() {
+            if let Some(block) = watch.block.filter(|(number, _)| *number <= upto) {
+                due.entry(block).or_default().push(*hash);
+            }
+        }
+        due.into_iter().take(FINAL_BLOCKS).collect()
     }
 
-    /// Watches in no block: some of all, or of those never looked up, the lowest nonces first.
-    fn unplaced(&self, all: bool) -> Vec<(u64, Hash, AccountId)> {
+    /// Some of the watches in no block: of those never looked up, or of all, each in its `turn`.
+    fn unplaced(&self, all: bool, turn: u32) -> Vec<(u64, Hash, AccountId)> {
         let watches = self.lock();
         let unplaced = |(_, watch): &(&Hash, &Followed)| watch.block.is_none();
+        let lost = watches.values().any(|watch| watch.block.is_none() && watch.misses > 0);
         let mut some: Vec<_> = watches
             .iter()
             .filter(unplaced)
-            .filter(|(_, watch)| all || watch.fresh)
-            .map(|(hash, watch)| (!watch.fresh, watch.nonce, *hash, watch.account.clone()))
+            .filter(|(_, watch)| all || lost || watch.fresh)
+            .map(|(hash, watch)| (watch.nonce, *hash, watch.account.clone()))
             .collect();
         some.sort_unstable();
-        some.truncate(LOOKED_UP);
-        some.into_iter().map(|(_, nonce, hash, account)| (nonce, hash, account)).collect()
+        if lost {
+            some.truncate(LOOKED_UP_LOST);
+        } else if !all {
+            some.truncate(LOOKED_UP_NEW);
+        } else if some.len() > LOOKED_UP {
+            let other = 1 + turn as usize % (some.len() - 1);
+            some.swap(1, other);
+            some.truncate(LOOKED_UP);
+        }
+        some
     }
 }
 
@@ -182,7 +196,7 @@ async fn run(follower: Weak<Follower>, rpc: Rpc) {
         } else {
             turn = turn.wrapping_add(1);
             let all = turn.is_multiple_of(strong.lookup_every);
-            match step(&strong, &rpc, &mut run, all).await {
+            match step(&strong, &rpc, &mut run, all.then_some(turn)).await {
                 Ok(()) => failures = 0,
                 Err(error) => {
                     failures = failures.saturating_add(1);
@@ -202,10 +216,10 @@ async fn step(
     follower: &Follower,
     rpc: &Rpc,
     run: &mut Run,
-    all: bool,
+    all: Option<u32>,
 ) -> Result<(), TransportError> {
-    let (latest, finalized) = rpc.ends().await?;
-    let moved = run.advance(rpc, latest).await?;
+    let ends = rpc.ends().await?;
+    let moved = run.advance(rpc, ends.latest).await?;
     match &moved.left {
         Left::These(gone) if gone.is_empty() => {}
         Left::These(gone) => follower.retract(Some(gone)),
@@ -215,7 +229,10 @@ async fn step(
         follower.include(block);
     }
     lookup(follower, rpc, run, all).await?;
-    finalize(follower, rpc, run, finalized.number.to()).await
+    match ends.finalized {
+        Some(finalized) => finalize(follower, rpc, run, finalized.number.to()).await,
+        None => Ok(()),
+    }
 }
 
 fn by_hash(method: &'static str, hash: Hash) -> Call {
@@ -227,55 +244,71 @@ async fn lookup(
     follower: &Follower,
     rpc: &Rpc,
     run: &Run,
-    all: bool,
+    all: Option<u32>,
 ) -> Result<(), TransportError> {
-    let unplaced = follower.unplaced(all);
+    let unplaced = follower.unplaced(all.is_some(), all.unwrap_or(0));
     let Some((_, _, account)) = unplaced.first() else { return Ok(()) };
-    // The nonce first: a nonce that is used then has its transaction in a block below. All watches
-    // of one adapter are of one account; those of another would only be looked up later.
+    // All watches of one adapter are of one account; those of another would only be dropped, and then
+    // located.
     let account = account.clone();
-    let mut calls = vec![("eth_getTransactionCount", json!([account.to_string(), "latest"]))];
-    calls.extend(unplaced.iter().map(|(_, hash, _)| by_hash("eth_getTransactionByHash", *hash)));
-    let mut answers = rpc.many(&calls).await?.into_iter();
-    let next = answers.next().map_or_else(|| Ok(U64::ZERO), read::<U64>)?.to::<u64>();
-    let mut watches = follower.lock();
-    for ((nonce, hash, of), answer) in unplaced.into_iter().zip(answers) {
-        let Some(watch) = watches.get_mut(&hash) else { continue };
-        // One refused look-up says nothing of the transaction.
-        let Ok(answer) = read::<Option<RpcTransaction>>(answer) else { continue };
-        match answer {
-            Some(tx) => {
-                watch.misses = 0;
-                match (tx.block_number, tx.block_hash) {
-                    (Some(number), Some(block)) => {
-                        // A block that the run does not have at its height is newer than the run, or
-                        // of another view: the next poll decides.
-                        let (number, block) = (number.to(), Hash(block.0));
-                        if run.allows(number, block) {
-                            watch.found(number, block);
+    let call = |hash: &Hash| by_hash("eth_getTransactionByHash", *hash);
+    let calls: Vec<Call> = unplaced.iter().map(|(_, hash, _)| call(hash)).collect();
+    let answers = rpc.many(&calls).await?;
+    let mut lost = Vec::new();
+    {
+        let mut watches = follower.lock();
+        for ((nonce, hash, of), answer) in unplaced.into_iter().zip(answers) {
+            let Some(watch) = watches.get_mut(&hash) else { continue };
+            // One refused look-up says nothing of the transaction.
+            let Ok(answer) = read::<Option<RpcTransaction>>(answer) else { continue };
+            match answer {
+                Some(tx) => {
+                    watch.misses = 0;
+                    match (tx.block_number, tx.block_hash) {
+                        (Some(number), Some(block)) => {
+                            // A block that the run does not have at its height is newer than the
+                            // run, or of another view: the next poll decides.
+                            let (number, block) = (number.to(), Hash(block.0));
+                            if run.allows(number, block) {
+                                watch.found(number, block);
+                            }
                         }
+                        _ => watch.fresh = false,
                     }
-                    _ => watch.fresh = false,
+                }
+                None => {
+                    watch.misses += 1;
+                    watch.fresh = watch.misses < MISSES;
+                    if watch.misses >= MISSES {
+                        lost.push((nonce, hash, of));
+                    }
                 }
             }
-            None => {
-                watch.misses += 1;
-                watch.fresh = watch.misses < MISSES;
-                if watch.misses >= MISSES {
-                    let used = of == account && nonce < next;
-                    watch.say(match used {
-                        true => TransactionStatus::Usurped(None),
-                        false => TransactionStatus::Dropped,
-                    });
-                    watches.remove(&hash);
-                }
-            }
+        }
+    }
+    if lost.is_empty() {
+        return Ok(());
+    }
+    // A nonce that is used may be used by these very bytes, in a block since: the chain will be asked.
+    let call = ("eth_getTransactionCount", json!([account.to_string(), "latest"]));
+    let answer = rpc.many(&[call]).await?.pop();
+    let next = answer.map_or_else(|| Ok(U64::ZERO), read::<U64>)?.to::<u64>();
+    let mut watches = follower.lock();
+    for (nonce, hash, of) in lost {
+        if let Some(watch) = watches.remove(&hash) {
+            let used = of == account && nonce < next;
+            watch.say(match used {
+                true => TransactionStatus::Usurped(None),
+                false => TransactionStatus::Dropped,
+            });
         }
     }
     Ok(())
 }
 
-/// Makes final what is in a block at or below the final one, if that block is the chain's.
+/// Makes final what is in a block at or below the final one, if that block is the chain's. All receipts
+/// of a block at its height are one call, and name the block that the chain has there; of a single
+/// transaction the block and the receipt are two small ones.
 async fn finalize(
     follower: &Follower,
     rpc: &Rpc,
@@ -283,15 +316,59 @@ async fn finalize(
     upto: u64,
 ) -> Result<(), TransportError> {
     let due = follower.final_candidates(upto);
+    let untold = |hashes: &Vec<Hash>| {
+        let watches = follower.lock();
+        let often = |hash| watches.get(hash).is_some_and(|w| w.receiptless >= WITHOUT_RECEIPT / 2);
+        hashes.iter().any(often)
+    };
+    let (whole, apart): (Vec<_>, Vec<_>) = due
+        .into_iter()
+        .partition(|(_, hashes)| hashes.len() > 1 && rpc.gives_block_receipts() && !untold(hashes));
+    let places: Vec<_> = whole.iter().map(|((number, _), _)| json!(U64::from(*number))).collect();
+    for (((number, block), hashes), receipts) in
+        whole.into_iter().zip(rpc.receipts_of(&places).await?)
+    {
+        let mut watches = follower.lock();
+        for hash in hashes {
+            let Some(watch) = watches.get_mut(&hash) else { continue };
+            let Some(receipts) = &receipts else {
+                watch.receiptless += 1;
+                continue;
+            };
+            // What another block, or none, has at its height is not in its block any more.
+            let ours = receipts.iter().find(|one| one.transaction_hash.0 == hash.0);
+            match ours.filter(|one| one.block_hash.0 == block.0) {
+                Some(_) if !run.allows(number, block) => {}
+                Some(receipt) => {
+                    let receipt = Some(receipt_of(receipt));
+                    watch.say(Report { status: TransactionStatus::Finalized(block), receipt });
+                    watches.remove(&hash);
+                }
+                None => watch.retract(),
+            }
+        }
+    }
+    finalize_apart(follower, rpc, run, apart).await
+}
+
+async fn finalize_apart(
+    follower: &Follower,
+    rpc: &Rpc,
+    run: &Run,
+    due: Vec<((u64, Hash), Vec<Hash>)>,
+) -> Result<(), TransportError> {
+    let each = |(block, hashes): ((u64, Hash), Vec<Hash>)| {
+        hashes.into_iter().map(move |hash| (hash, block))
+    };
+    let due: Vec<(Hash, (u64, Hash))> = due.into_iter().flat_map(each).take(FINAL_APART).collect();
     if due.is_empty() {
         return Ok(());
     }
-    let mut heights: Vec<u64> = due.iter().map(|(_, _, (number, _))| *number).collect();
-    heights.sort_unstable();
+    let mut heights: Vec<u64> = due.iter().map(|(_, (number, _))| *number).collect();
     heights.dedup();
     let by_number = |height: &u64| ("eth_getBlockByNumber", json!([U64::from(*height), false]));
     let mut calls: Vec<Call> = heights.iter().map(by_number).collect();
-    calls.extend(due.iter().map(|(_, hash, _)| by_hash("eth_getTransactionReceipt", *hash)));
+    calls.extend(due.iter().map(|(hash, _)| by_hash("eth_getTransactionReceipt", *hash)));
     let mut answers = rpc.many(&calls).await?.into_iter();
     let mut canonical: HashMap<u64, RpcBlock> = HashMap::new();
     for (height, answer) in heights.iter().zip(answers.by_ref()) {
@@ -300,7 +377,7 @@ async fn finalize(
         }
     }
     let mut watches = follower.lock();
-    for ((_, hash, (number, block)), answer) in due.into_iter().zip(answers) {
+    for ((hash, (number, block)), answer) in due.into_iter().zip(answers) {
         let Some(watch) = watches.get_mut(&hash) else { continue };
         let Some(chain) = canonical.get(&number) else { continue };
         if chain.hash.0 != block.0 {

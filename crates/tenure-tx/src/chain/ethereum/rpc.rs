@@ -3,8 +3,11 @@
 //!
 //! Calls that belong together go in one request. An endpoint that fails is left alone for a while,
 //! ever longer; one of another chain is never used.
+//!
+//! Providers count calls, so none is made twice: the latest block is read once for all askers of one
+//! poll, what depends on it is read when it is another one, and what changes without it every few polls.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -21,7 +24,7 @@ use tokio::time::{Instant, timeout};
 use url::Url;
 
 use super::answer::outcome_of;
-use super::{Finality, TransportError, block, hex_of, plainly};
+use super::{EthereumOptions, Finality, TransportError, block, hex_of, plainly};
 use crate::account::AccountId;
 use crate::chain::quiet::quietly;
 use crate::chain::{ChainError, ChainIdentity, Head, Outcome};
@@ -43,6 +46,7 @@ pub(super) struct RpcBlock {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct RpcReceipt {
+    pub(super) transaction_hash: B256,
     pub(super) block_number: U64,
     pub(super) block_hash: B256,
     #[serde(default)]
@@ -74,17 +78,15 @@ struct RpcFeeHistory {
     reward: Option<Vec<Vec<U128>>>,
 }
 
-/// The chain as an account sees it.
-pub(super) struct View {
-    pub(super) head: Head,
-}
-
 /// How many calls go into one request, at first: most nodes take 100.
 pub(super) const BATCH: usize = 100;
 
 /// How long a failing endpoint is left alone at first; doubles.
 const REST: Duration = Duration::from_secs(1);
 const REST_MAX: Duration = Duration::from_secs(30);
+
+/// JSON-RPC's own code.
+const METHOD_NOT_FOUND: i64 = -32601;
 
 /// How many recent blocks tell what is tipped.
 const FEE_BLOCKS: u64 = 5;
@@ -137,14 +139,42 @@ pub(super) struct Rpc {
     /// The endpoint that answered last.
     preferred: Arc<AtomicUsize>,
     identity: Arc<OnceCell<ChainIdentity>>,
-    /// The latest block's number, for the one that many blocks below it.
-    latest: Arc<AtomicU64>,
+    ends: Arc<tokio::sync::Mutex<Option<Ends>>>,
+    seen: Arc<Mutex<Option<Seen>>>,
+    /// An endpoint does not know the method that gives all receipts of a block.
+    no_block_receipts: Arc<AtomicBool>,
+    /// When an endpoint last answered.
+    answered: Arc<Mutex<Option<Instant>>>,
     timeout: Duration,
+    poll: Duration,
     finality: Finality,
 }
 
+/// The two ends of what may still change.
+#[derive(Clone)]
+pub(super) struct Ends {
+    pub(super) latest: RpcBlock,
+    /// `None`: the node calls no block final.
+    pub(super) finalized: Option<RpcBlock>,
+    /// When the latest block was asked for.
+    at: Instant,
+}
+
+/// The chain as an account last saw it, and when its parts were asked for.
+#[derive(Clone)]
+struct Seen {
+    account: AccountId,
+    head: Head,
+    pool_at: Instant,
+    money_at: Instant,
+}
+
+/// Every how many polls the pool is asked, and every how many what the account owns and blocks pay.
+const POOL_EVERY: u32 = 2;
+const MONEY_EVERY: u32 = 5;
+
 impl Rpc {
-    pub(super) fn new(urls: Vec<Url>, timeout: Duration, finality: Finality) -> Self {
+    pub(super) fn new(urls: Vec<Url>, options: &EthereumOptions) -> Self {
         let endpoint = |url| Endpoint {
             client: RpcClient::new_http(url),
             health: Mutex::default(),
@@ -155,9 +185,13 @@ impl Rpc {
             endpoints: urls.into_iter().map(endpoint).collect(),
             preferred: Arc::default(),
             identity: Arc::default(),
-            latest: Arc::default(),
-            timeout,
-            finality,
+            ends: Arc::default(),
+            seen: Arc::default(),
+            no_block_receipts: Arc::default(),
+            answered: Arc::default(),
+            timeout: options.timeout,
+            poll: options.poll,
+            finality: options.finality,
         }
     }
 
@@ -216,6 +250,7 @@ impl Rpc {
             }
         }
         endpoint.answered();
+        *self.answered.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         Ok(answers)
     }
 
@@ -284,6 +319,11 @@ impl Rpc {
     }
 
     pub(super) async fn alive(&self) -> Result<(), ChainError> {
+        // An answer of a moment ago is as good as another one.
+        let answered = *self.answered.lock().unwrap_or_else(PoisonError::into_inner);
+        if answered.is_some_and(|at| at.elapsed() < 2 * self.poll) {
+            return Ok(());
+        }
         let number: Result<U64, _> = self.one(("eth_blockNumber", json!([]))).await;
         number.map(drop).map_err(|error| unreachable(&error))
     }
@@ -319,81 +359,145 @@ impl Rpc {
         }
     }
 
-    /// The latest and the last final block.
-    pub(super) async fn ends(&self) -> Result<(RpcBlock, RpcBlock), TransportError> {
-        let finalized = self.finalized_place().await?;
+    /// The latest and the last final block, as they were at most half a poll ago.
+    pub(super) async fn ends(&self) -> Result<Ends, TransportError> {
+        // Held while it asks: a second asker waits for the same answer, as long as a call may take.
+        let mut ends = self.ends.lock().await;
+        if let Some(known) = ends.as_ref().filter(|known| known.at.elapsed() < self.poll / 2) {
+            return Ok(known.clone());
+        }
+        let at = Instant::now();
         let by_number = |place| ("eth_getBlockByNumber", json!([place, false]));
-        let calls = [by_number(json!("latest")), by_number(finalized)];
-        let mut answers = self.many(&calls).await?.into_iter();
-        let mut next = || read(answers.next().unwrap_or_else(|| Err(late())));
-        let (latest, finalized): (RpcBlock, RpcBlock) = (next()?, next()?);
-        self.latest.store(latest.number.to(), Ordering::Relaxed);
-        Ok((latest, finalized))
+        let latest: RpcBlock = self.one(by_number(json!("latest"))).await?;
+        let known = ends.take().filter(|known| known.latest.hash == latest.hash);
+        let finalized = match known {
+            // It moves with the latest block.
+            Some(known) => known.finalized,
+            None => self.one(by_number(self.finalized_place(&latest))).await?,
+        };
+        *ends = Some(Ends { latest: latest.clone(), finalized: finalized.clone(), at });
+        Ok(Ends { latest, finalized, at })
     }
 
     /// How the last final block is named.
-    async fn finalized_place(&self) -> Result<Value, TransportError> {
-        let Finality::Confirmations(depth) = self.finality else { return Ok(json!("finalized")) };
-        let mut latest = self.latest.load(Ordering::Relaxed);
-        if latest == 0 {
-            latest = self.one::<U64>(("eth_blockNumber", json!([]))).await?.to();
+    fn finalized_place(&self, latest: &RpcBlock) -> Value {
+        match self.finality {
+            Finality::Tag => json!("finalized"),
+            Finality::Confirmations(depth) => {
+                json!(U64::from(latest.number.to::<u64>().saturating_sub(depth)))
+            }
         }
-        Ok(json!(U64::from(latest.saturating_sub(depth))))
     }
 
-    pub(super) async fn view(&self, account: &AccountId) -> Result<View, ChainError> {
-        let view = self.read_view(&account.to_string()).await;
-        if view.is_err() {
-            // A chain that went back has no block of the number known.
-            self.latest.store(0, Ordering::Relaxed);
-        }
-        view
+    /// Whether all receipts of a block can be had in one call.
+    pub(super) fn gives_block_receipts(&self) -> bool {
+        !self.no_block_receipts.load(Ordering::Relaxed)
     }
 
-    async fn read_view(&self, account: &str) -> Result<View, ChainError> {
-        let finalized = self.finalized_place().await.map_err(|error| unreachable(&error))?;
-        let nonce_at = |place: &Value| ("eth_getTransactionCount", json!([account, place]));
-        let calls = [
-            ("eth_getBlockByNumber", json!(["latest", false])),
-            ("eth_getBlockByNumber", json!([finalized, false])),
-            nonce_at(&json!("latest")),
-            nonce_at(&finalized),
-            ("eth_getBalance", json!([account, "latest"])),
-            ("eth_feeHistory", json!([U64::from(FEE_BLOCKS), "latest", [50]])),
-            // Read last, so that it is never below what is in a block.
-            nonce_at(&json!("pending")),
-        ];
-        let answers = self.many(&calls).await.map_err(|error| unreachable(&error))?;
-        let [latest, finalized, best_nonce, final_nonce, balance, fees, pool_nonce] =
-            <[_; 7]>::try_from(answers)
-                .map_err(|_| ChainError::Unreadable("an answer is missing".to_owned()))?;
-        let bad = |error: TransportError| unreachable(&error);
-        let latest: RpcBlock = read(latest).map_err(bad)?;
-        let finalized: RpcBlock = read(finalized).map_err(|error| match is_silence(&error) {
-            true => unreachable(&error),
-            false => ChainError::NoFinality,
-        })?;
-        self.latest.store(latest.number.to(), Ordering::Relaxed);
-        // A node without a history of fees still tells the last block's.
-        let fees: Option<RpcFeeHistory> = read(fees).ok();
-        let next = fees.as_ref().and_then(|fees| fees.base_fee_per_gas.last().copied());
-        let base_fee = next.or(latest.base_fee_per_gas).unwrap_or_default().to();
-        let best_nonce: U64 = read(best_nonce).map_err(bad)?;
-        let pool_nonce: U64 = read(pool_nonce).map_err(bad)?;
-        let balance: Option<U256> = read(balance).ok();
-        let head = Head {
-            best: block(latest.number.to(), latest.hash),
-            finalized: block(finalized.number.to(), finalized.hash),
-            best_nonce: best_nonce.to(),
-            // A node without the old state cannot say: zero claims nothing.
-            finalized_nonce: read::<U64>(final_nonce).map_or(0, |nonce| nonce.to()),
-            pool_nonce: pool_nonce.to(),
-            base_fee,
-            tip: fees.and_then(|fees| fees.reward).map_or(0, |reward| going_tip(&reward)),
-            fee_cap: None,
-            balance: balance.map(|balance| balance.saturating_to()),
+    /// All receipts of each of these blocks, by their numbers or hashes; `None` for one that is not
+    /// known, or not told.
+    pub(super) async fn receipts_of(
+        &self,
+        blocks: &[Value],
+    ) -> Result<Vec<Option<Vec<RpcReceipt>>>, TransportError> {
+        let call = |block: &Value| ("eth_getBlockReceipts", json!([block]));
+        let calls: Vec<Call> = blocks.iter().map(call).collect();
+        if calls.is_empty() {
+            return Ok(Vec::new());
+        }
+        let answers = self.many(&calls).await;
+        let unknown = |error: &TransportError| {
+            error.as_error_resp().is_some_and(|said| said.code == METHOD_NOT_FOUND)
         };
-        Ok(View { head })
+        let refused = match &answers {
+            Ok(answers) => answers.iter().filter_map(|answer| answer.as_ref().err()).any(unknown),
+            Err(error) => unknown(error),
+        };
+        if refused {
+            self.no_block_receipts.store(true, Ordering::Relaxed);
+        }
+        Ok(answers?.into_iter().map(|answer| read(answer).ok().flatten()).collect())
+    }
+
+    pub(super) async fn head(&self, account: &AccountId) -> Result<Head, ChainError> {
+        let bad = |error: TransportError| unreachable(&error);
+        // First of all: what is read after it is never older.
+        let ends = self.ends().await.map_err(bad)?;
+        let finalized = ends.finalized.ok_or(ChainError::NoFinality)?;
+        let latest = ends.latest;
+        let place = self.finalized_place(&latest);
+        let (best, last) =
+            (block(latest.number.to(), latest.hash), block(finalized.number.to(), finalized.hash));
+        let now = Instant::now();
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let seen = seen.filter(|seen| seen.account == *account);
+        let same =
+            seen.as_ref().filter(|seen| (seen.head.best, seen.head.finalized) == (best, last));
+        let young = |at: Instant, polls: u32| now.duration_since(at) < polls * self.poll;
+        let money = seen.as_ref().filter(|seen| young(seen.money_at, MONEY_EVERY));
+        let pool = same.filter(|seen| young(seen.pool_at, POOL_EVERY));
+        let of = account.to_string();
+        let nonce_at = |place: &Value| ("eth_getTransactionCount", json!([of, place]));
+        let mut calls = Vec::new();
+        if same.is_none() {
+            calls.extend([nonce_at(&json!("latest")), nonce_at(&place)]);
+        }
+        if money.is_none() {
+            let fees = json!([U64::from(FEE_BLOCKS), "latest", [50]]);
+            calls.push(("eth_getBalance", json!([of, "latest"])));
+            calls.push(("eth_feeHistory", fees));
+        }
+        if pool.is_none() {
+            // Read last, so that it is never below what is in a block.
+            calls.push(nonce_at(&json!("pending")));
+        }
+        if calls.is_empty() {
+            return Ok(seen.map(|seen| seen.head).unwrap_or_default());
+        }
+        let mut answers = self.many(&calls).await.map_err(bad)?.into_iter();
+        let mut next = || answers.next().unwrap_or_else(|| Err(late()));
+        let base_fee = latest.base_fee_per_gas.unwrap_or_default().to();
+        let mut head = Head { best, finalized: last, base_fee, ..Head::default() };
+        (head.best_nonce, head.finalized_nonce) = match same {
+            Some(seen) => (seen.head.best_nonce, seen.head.finalized_nonce),
+            None => {
+                let best: U64 = read(next()).map_err(bad)?;
+                // A node without the old state cannot say: zero claims nothing.
+                (best.to(), read::<U64>(next()).map_or(0, |nonce| nonce.to()))
+            }
+        };
+        let money_at = match money {
+            Some(seen) => {
+                (head.balance, head.tip) = (seen.head.balance, seen.head.tip);
+                // What the next block asks was read with the same latest block, or is not known.
+                if same.is_some() {
+                    head.base_fee = seen.head.base_fee;
+                }
+                seen.money_at
+            }
+            None => {
+                head.balance = read::<U256>(next()).ok().map(|balance| balance.saturating_to());
+                // A node without a history of fees still tells the last block's.
+                let fees: Option<RpcFeeHistory> = read(next()).ok();
+                let asked = fees.as_ref().and_then(|fees| fees.base_fee_per_gas.last().copied());
+                head.base_fee = asked.map_or(base_fee, |fee| fee.to());
+                head.tip = fees.and_then(|f| f.reward).map_or(0, |reward| going_tip(&reward));
+                now
+            }
+        };
+        let pool_at = match pool {
+            Some(seen) => {
+                head.pool_nonce = seen.head.pool_nonce;
+                seen.pool_at
+            }
+            None => {
+                head.pool_nonce = read::<U64>(next()).map_err(bad)?.to();
+                now
+            }
+        };
+        let seen = Seen { account: account.clone(), head, pool_at, money_at };
+        *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = Some(seen);
+        Ok(head)
     }
 }
 
