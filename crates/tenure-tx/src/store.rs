@@ -395,13 +395,17 @@ impl Store {
         Ok(self.bounded(session.client.query_one(newest, &[&account])).await?.get(0))
     }
 
-    /// Whether another candidate of the role is ready to lead.
-    pub(crate) async fn has_ready_rival(&self) -> Result<bool, StoreError> {
+    /// Whether another candidate of the role lives and is ready to lead. A matter of manners, never
+    /// of safety: the server's clock tells whether it has beaten within its lease.
+    #[doc(hidden)]
+    pub async fn has_ready_rival(&self) -> Result<bool, StoreError> {
         let session = self.session().await?;
         let rival = "select exists (select from tenure.candidate c \
              join tenure.role r on r.name = c.role \
+             join tenure.member m on m.identity = c.member and m.left_at is null \
              where c.role = $1 and c.member is distinct from r.holder \
-             and c.ready and not c.observer)";
+             and c.ready and not c.observer \
+             and m.seen_at > clock_timestamp() - make_interval(secs => m.lease_ms / 1000.0))";
         let row = self.bounded(session.client.query_one(rival, &[&self.0.options.role])).await?;
         Ok(row.get(0))
     }

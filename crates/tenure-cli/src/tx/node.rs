@@ -91,6 +91,9 @@ pub(crate) struct NodeArgs {
     /// How often the chain is read
     #[arg(long, default_value = "1s", value_parser = period)]
     pub(crate) poll: Duration,
+    /// How long the chain's nodes may all be silent before this node lets another one lead
+    #[arg(long, value_name = "TIME", default_value = "15s", value_parser = period)]
+    pub(crate) chain_lost_after: Duration,
     /// Ethereum: count a block as final after so many more, for chains without finality
     #[arg(long)]
     pub(crate) confirmations: Option<u64>,
@@ -272,6 +275,7 @@ pub(super) async fn run(args: NodeArgs) -> Result<Exit, Failure> {
             ..EngineConfig::default()
         },
         head_every: args.poll,
+        chain_lost_after: args.chain_lost_after,
         act: lease / 6,
         keep: args.keep,
         keep_ids: args.keep_ids,

@@ -19,8 +19,13 @@ pub(crate) fn program() -> Command {
 }
 
 pub(crate) async fn node(arguments: &[&str], anvil: &Anvil) -> (Child, String) {
+    node_at(&anvil.url, arguments).await
+}
+
+/// A node whose endpoints are these.
+pub(crate) async fn node_at(rpc: &str, arguments: &[&str]) -> (Child, String) {
     let mut command = program();
-    command.args(["node", "--rpc", &anvil.url, "--key-env", "RELAYER_KEY", "--poll", "100ms"]);
+    command.args(["node", "--rpc", rpc, "--key-env", "RELAYER_KEY", "--poll", "100ms"]);
     command.args(arguments);
     let mut child = Child::spawn(command).expect("starts");
     let listening = |line: &str| line.contains("listening");

@@ -5,5 +5,8 @@ mod callers;
 mod commands;
 mod ends;
 mod group;
+mod health;
 mod kit;
+mod secrets;
+mod storm;
 mod timings;

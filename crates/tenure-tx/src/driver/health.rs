@@ -34,14 +34,14 @@ pub(super) async fn watch(
                 }
                 lost = false;
             }
+            // Not at the first look: the others learn a moment later that they lost theirs too, and
+            // say so, or the role would go round among nodes none of which reaches the chain.
+            Err(_) if lost => hand_over(&election, store.as_ref()).await,
             Err(error) if clock.now() >= answered + lost_after => {
-                if !lost {
-                    let event = "tx_chain_lost";
-                    tracing::error!(event, %error, "THE CHAIN CANNOT BE REACHED: not ready to lead");
-                    election.set_unready(Unready::Chain, true);
-                }
+                let event = "tx_chain_lost";
+                tracing::error!(event, %error, "THE CHAIN CANNOT BE REACHED: not ready to lead");
+                election.set_unready(Unready::Chain, true);
                 lost = true;
-                hand_over(&election, store.as_ref()).await;
             }
             Err(_) => {}
         }

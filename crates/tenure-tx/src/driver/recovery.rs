@@ -15,6 +15,9 @@ use crate::store::{CLEANUP_ROWS, Retention, Snapshot, Store, StoreError};
 /// The longest pause before what is open is read again: a leader that waits sends nothing.
 const RECOVER_MAX: Duration = Duration::from_secs(5);
 
+/// The longest pause between two readings of the head while the chain's node does not answer.
+const HEAD_MAX: Duration = Duration::from_secs(5);
+
 /// How often old rows are removed.
 const CLEANUP_EVERY: Duration = Duration::from_secs(60);
 
@@ -160,15 +163,23 @@ impl Driver {
         let (every, clock) = (self.options.head_every, Arc::clone(&self.clock));
         self.spawn(async move |answers, generation| {
             let mut cleaned = clock.now();
+            let mut failures = 0u32;
             loop {
-                sleep(every).await;
+                sleep(every.saturating_mul(1 << failures.min(5)).min(HEAD_MAX.max(every))).await;
                 let head = match chain.head(&account).await {
                     Ok(head) => head,
-                    Err(error) => {
+                    // Said once, or a node that is away for an hour fills the log.
+                    Err(error) if failures == 0 => {
                         tracing::warn!(%error, "cannot read the chain's head");
+                        failures = 1;
+                        continue;
+                    }
+                    Err(_) => {
+                        failures = failures.saturating_add(1);
                         continue;
                     }
                 };
+                failures = 0;
                 if answers.send((generation, Answer::Head(head))).is_err() {
                     return;
                 }

@@ -1,0 +1,139 @@
+//! Several endpoints, and a role that goes to a node that reaches its chain.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tenure_testkit::anvil::{ADDRESS, Anvil};
+use tenure_testkit::rpc_proxy::{Fault, RpcProxy, SEND};
+use tenure_testkit::{Child, Database, Signal, shared_cluster};
+use tokio::time::{sleep, timeout};
+
+use crate::kit::{json_of, node_at, run};
+
+fn call(to: u64) -> String {
+    json!({"to": format!("0x{:040x}", 0xaa00 + to), "value": "0x5", "gas": 21_000}).to_string()
+}
+
+/// A member of a group that lets another lead after a second and a half without its chain.
+async fn member(name: &str, database: &Database, rpc: &str) -> (Child, String) {
+    let dsn = database.dsn();
+    let arguments = ["--dsn", &dsn, "--instance", name, "--lease", "1500ms"];
+    let patience = ["--chain-lost-after", "1500ms"];
+    node_at(rpc, &[&arguments[..], &patience].concat()).await
+}
+
+/// Which member leads, by its instance name, and its epoch.
+async fn leads(database: &Database) -> Option<(String, i64)> {
+    let client = database.client().await.expect("it answers");
+    let holder = "select holder, epoch from tenure.role where name like 'tx:%'";
+    let row = client.query_opt(holder, &[]).await.expect("readable")?;
+    let holder = row.get::<_, Option<String>>(0)?;
+    Some((holder, row.get(1)))
+}
+
+/// Waits until the member of this instance name leads.
+async fn led_by(database: &Database, name: &str) -> i64 {
+    let led = async {
+        loop {
+            match leads(database).await {
+                Some((holder, epoch)) if holder.contains(name) => return epoch,
+                Some(_) | None => sleep(Duration::from_millis(20)).await,
+            }
+        }
+    };
+    timeout(Duration::from_secs(30), led).await.expect("it leads")
+}
+
+/// Waits until the table says how many candidates are ready.
+async fn ready(database: &Database, wanted: i64) {
+    let client = database.client().await.expect("it answers");
+    let count = "select count(*) from tenure.candidate where ready";
+    let settled = async {
+        while client.query_one(count, &[]).await.expect("readable").get::<_, i64>(0) != wanted {
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(Duration::from_secs(30), settled).await.expect("as many are ready");
+}
+
+#[tokio::test]
+async fn a_leader_without_its_chain_hands_over_to_a_member_that_reaches_it_and_to_no_other() {
+    let database = shared_cluster().await.database().await.expect("a database");
+    let anvil = Anvil::start(&["--no-mining"]).await;
+    let (one, two) = (RpcProxy::start(&anvil.url).await, RpcProxy::start(&anvil.url).await);
+    let (_first, first) = member("first", &database, &one.url).await;
+    led_by(&database, "first").await;
+    let (mut second_child, second) = member("second", &database, &two.url).await;
+    let all = format!("{first},{second}");
+    ready(&database, 2).await;
+
+    // The leader accepts, and its endpoint is dead: another member sends what it accepted.
+    one.rule(|_, _| Fault::Cut);
+    let sent = run(&["send", "--node", &all, "--request-id", "rent", "--call", &call(1)]).await;
+    assert!(sent.status.success(), "{sent:?}");
+    let epoch = led_by(&database, "second").await;
+    anvil.pooled(1).await;
+
+    // Now all are dead. The first one is not ready; the role stays where it is.
+    two.rule(|_, _| Fault::Cut);
+    ready(&database, 0).await;
+    for _ in 0..10 {
+        assert_eq!(leads(&database).await.map(|led| led.1), Some(epoch), "the role went round");
+        sleep(Duration::from_millis(300)).await;
+    }
+    // A member that is gone is no reason to hand over, although it was ready: a row alone proves
+    // nothing. The first one's endpoint comes back, the second one's stays dead.
+    one.well();
+    let back = led_by(&database, "first").await;
+    assert!(back > epoch);
+    two.well();
+    ready(&database, 2).await;
+    second_child.signal(Signal::KILL);
+    second_child.wait(Duration::from_secs(10)).await.expect("gone");
+    one.rule(|_, _| Fault::Cut);
+    ready(&database, 0).await;
+    assert_eq!(leads(&database).await.map(|led| led.1), Some(back), "handed over to a dead member");
+    one.well();
+    let sent = run(&["send", "--node", &all, "--json", "--call", &call(2)]).await;
+    assert_eq!(json_of(&sent)[0]["nonce"], 1);
+}
+
+#[tokio::test]
+async fn a_node_with_several_endpoints_works_as_long_as_one_of_them_does() {
+    let database = shared_cluster().await.database().await.expect("a database");
+    let anvil = Anvil::start(&["--no-mining"]).await;
+    let (one, two) = (RpcProxy::start(&anvil.url).await, RpcProxy::start(&anvil.url).await);
+    let dead = "http://127.0.0.1:9";
+    let rpc = format!("{dead}, {} ,{}", one.url, two.url);
+    let (_child, address) = node_at(&rpc, &["--dsn", &database.dsn()]).await;
+    let mut hashes = Vec::new();
+    for (turn, fault) in [Fault::Pass, Fault::Http(503), Fault::LoseAnswer].into_iter().enumerate()
+    {
+        let fault = fault.clone();
+        one.rule(move |_, _| fault.clone());
+        let sent = run(&["send", "--node", &address, "--json", "--call", &call(turn as u64)]).await;
+        let sent: Value = json_of(&sent).remove(0);
+        assert_eq!(sent["nonce"], turn);
+        hashes.push(sent["hash"].clone());
+        anvil.pooled(turn as u64 + 1).await;
+    }
+    assert!(!two.sent().is_empty(), "the second endpoint took over");
+    // Nothing but refusals of one, and the other has it: not refused.
+    one.rule(|method, _| match method {
+        SEND => Fault::Say(-32000, "intrinsic gas too low".to_owned()),
+        _ => Fault::Pass,
+    });
+    let sent = run(&["send", "--node", &address, "--json", "--call", &call(9)]).await;
+    hashes.push(json_of(&sent)[0]["hash"].clone());
+    anvil.pooled(4).await;
+    anvil.mine(1).await;
+    let mined = anvil.mined().await;
+    assert_eq!(mined.iter().map(|tx| tx["hash"].clone()).collect::<Vec<_>>(), hashes);
+    assert!(mined.iter().all(|tx| tx["from"] == ADDRESS));
+    // An incomplete list is an error, and its addresses are not shown.
+    let wrong = ["node", "--rpc", "http://user:hunter2@127.0.0.1:1,ftp://hunter2", "--key-env"];
+    let refused = run(&[&wrong[..], &["RELAYER_KEY", "--dsn", &database.dsn()]].concat()).await;
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(2), "{said}");
+    assert!(said.contains("--rpc") && !said.contains("hunter2"), "{said}");
+}
