@@ -15,7 +15,7 @@ export CARGO_INCREMENTAL := 0
 endif
 
 .PHONY: help demo test test-all setup setup-chain setup-python lint unit faults loom newer-server test-chain deny \
-	python python-all wheel bench-python
+	python python-all wheel bench-python storm
 
 help:               ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 16
@@ -29,7 +29,11 @@ test: lint unit faults loom newer-server test-chain python deny   ## Everything 
 test-all: test      ## Also what is slow: long storms of both simulations, two thousand transactions under fire
 	TENURE_SIM_SEEDS=5000 $(CARGO) test -p tenure-sim --release --lib
 	TENURE_TX_RUN=2000 $(CARGO) test $(FEATURES) --release --test tx -- group --test-threads=1
+	$(MAKE) storm
 	$(MAKE) python-all
+
+storm: setup setup-chain   ## Five thousand transactions while the chain's node lies, reorganises and forgets
+	TENURE_TX_STORM=5000 $(CARGO) test $(FEATURES) --release --test tx -- storm --nocapture
 
 setup:
 	@scripts/setup.sh core

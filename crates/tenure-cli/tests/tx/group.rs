@@ -131,7 +131,7 @@ fn note(seen: &mut Vec<u8>, wire: &Wire) {
     *seen = rest.as_bytes()[tail..].to_vec();
 }
 
-async fn ask(address: SocketAddr, question: &Value, within: Duration) -> Option<Value> {
+pub(crate) async fn ask(address: SocketAddr, question: &Value, within: Duration) -> Option<Value> {
     let talk = async {
         let mut stream = BufReader::new(TcpStream::connect(address).await.ok()?);
         stream.write_all(format!("{question}\n").as_bytes()).await.ok()?;
@@ -304,14 +304,14 @@ impl Group {
     }
 }
 
-fn decode(hex: &str) -> Vec<u8> {
+pub(crate) fn decode(hex: &str) -> Vec<u8> {
     let digits = hex.trim_start_matches("0x");
     let byte = |at| u8::from_str_radix(&digits[at..at + 2], 16).expect("hex");
     (0..digits.len()).step_by(2).map(byte).collect()
 }
 
 #[allow(clippy::print_stderr, reason = "the figures of a run, for who reads them")]
-fn report(line: &str) {
+pub(crate) fn report(line: &str) {
     eprintln!("{line}");
 }
 
