@@ -574,7 +574,7 @@ impl Engine {
             }
             Located::Usurped { by } => self.usurped(now, nonce, by, out),
             Located::Missing => {
-                let gone = entry.is_gone(nonce, &head, &config);
+                let gone = entry.is_gone(nonce, &head, now, &config);
                 match entry.current().filter(|_| gone) {
                     Some(hash) => {
                         self.end(nonce, hash, TransactionStatus::Usurped(None), None, out);

@@ -6,7 +6,7 @@ mod kit;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kit::anvil::{chain_at, pay};
 use kit::node::Node;
@@ -16,6 +16,7 @@ use tenure_testkit::anvil::{ADDRESS, Anvil, number};
 use tenure_testkit::rpc_proxy::{Fault, RpcProxy, SEND};
 use tenure_tx::service::{Dropped, SendError, SendRequest, ServiceOptions, TransactionHandle};
 use tenure_tx::status::{End, EndKind, State};
+use tenure_tx::store::StoredTransaction;
 use tokio::time::{sleep, timeout};
 
 /// A leader whose only way to the chain is the gateway.
@@ -407,7 +408,12 @@ async fn a_base_fee_above_the_cap_is_waited_out() {
     node.election.lead(E1);
     node.service.recovered().await.expect("leads");
     let mut handle = send(&node, 1).await;
-    sleep(Duration::from_secs(1)).await;
+    let told = async {
+        while handle.state().note.answer.is_none() {
+            handle.changed().await.expect("leads");
+        }
+    };
+    timeout(Duration::from_secs(20), told).await.expect("the node's answer is told");
     assert!(!handle.state().ended() && anvil.nonce().await == 0, "{:?}", handle.state());
     anvil.call("anvil_setNextBlockBaseFeePerGas", json!(["0x1"])).await;
     anvil.mine(1).await;
@@ -427,18 +433,25 @@ async fn a_base_fee_above_the_cap_is_waited_out() {
     }
 }
 
+/// For any number of rows, from the takeover to the end of all: at most five calls a second and two for
+/// each new block. Calls, not requests: providers count each.
 #[tokio::test]
 async fn a_takeover_of_many_rows_asks_the_node_little() {
     let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
     let gateway = RpcProxy::start(&anvil.url).await;
-    let old = leader(&db.dsn(), &gateway).await;
-    let rows = 150;
-    for tag in 0..rows {
-        send(&old, tag).await;
-    }
+    let old = Node::leader(&db.dsn(), &anvil).await;
+    let rows = 300;
+    futures_util::future::join_all((0..rows).map(|tag| send(&old, tag))).await;
     anvil.pooled(rows).await;
-    // In blocks, and none of them final.
+    // In a block, and not final.
     anvil.mine(1).await;
+    let seen = async {
+        let in_block = |row: &StoredTransaction| row.status.state() == State::InBlock;
+        while !old.store.list(0).await.expect("readable").iter().all(in_block) {
+            sleep(Duration::from_millis(50)).await;
+        }
+    };
+    timeout(Duration::from_secs(30), seen).await.expect("seen in its block");
     old.election.depose();
     drop(old);
     kit::bump(&db).await;
@@ -451,13 +464,37 @@ async fn a_takeover_of_many_rows_asks_the_node_little() {
     };
     let chain = kit::anvil::paced(&gateway.url);
     let new = Node::on("b", &db.dsn(), chain, options).await;
+    // Which chain it is, is asked once in a process's life.
+    let (before, since) = (gateway.calls(), Instant::now());
     new.election.lead(tenure_core::epoch::Epoch(2));
     new.service.recovered().await.expect("leads");
-    // The first looks are over; then nothing happens on the chain.
-    sleep(Duration::from_secs(2)).await;
-    let before = gateway.requests();
-    let seconds = 4;
-    sleep(Duration::from_secs(seconds)).await;
-    let asked = gateway.requests() - before;
-    assert!(asked as u64 <= 5 * seconds, "{asked} requests in {seconds} s");
+    let mut blocks = 0;
+    let within = |blocks: usize| {
+        let calls = gateway.calls() - before;
+        // The second that has begun counts.
+        let seconds = since.elapsed().as_secs() as usize + 1;
+        assert!(calls <= 5 * seconds + 2 * blocks, "{calls} in {seconds} s, {blocks} new blocks");
+    };
+    // First nothing happens on the chain; then blocks come until all are final.
+    for _ in 0..3 {
+        sleep(Duration::from_secs(1)).await;
+        within(blocks);
+    }
+    while new.service.open().await > 0 {
+        assert!(blocks < 30, "{:?} never ended", new.service.open().await);
+        anvil.mine(1).await;
+        blocks += 1;
+        sleep(Duration::from_secs(1)).await;
+        within(blocks);
+    }
+    let told = async {
+        let executed = |row: &StoredTransaction| {
+            row.note.end.as_ref().is_some_and(|end| end.kind == EndKind::Executed)
+        };
+        while !new.store.list(0).await.expect("readable").iter().all(executed) {
+            sleep(Duration::from_millis(50)).await;
+        }
+    };
+    timeout(Duration::from_secs(20), told).await.expect("every end is in the table");
+    paid(&anvil, 0..rows).await;
 }

@@ -94,6 +94,9 @@ pub(crate) struct DropArgs {
     /// The request to give up, by its id
     #[arg(long, conflicts_with = "nonce")]
     pub(crate) request_id: Option<String>,
+    /// Wait so long for what became of it; the exit code tells whether it was dropped
+    #[arg(long, value_name = "TIME", requires = "request_id", value_parser = period)]
+    pub(crate) wait: Option<Duration>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -202,9 +205,16 @@ pub(super) async fn drop_nonce(args: DropArgs) -> Result<Exit, Failure> {
         Reply::Ok(value) => serde_json::from_value(value).map_err(unreadable)?,
         Reply::Error { code, message, .. } => return Err(failed(&code, &message)),
     };
+    if let (Dropped::Ordered { .. }, Some(id), Some(patience)) =
+        (&dropped, &args.request_id, args.wait)
+    {
+        let standing = wait_for(&args.nodes, id, patience).await?;
+        told(&standing, args.json);
+        return Ok(standing.end.as_ref().map_or(Exit::Uncertain, |end| given_up(end.kind)));
+    }
     let exit = match &dropped {
         Dropped::Ordered { .. } => Exit::Clean,
-        Dropped::Ended(end) if end.kind != EndKind::Executed => Exit::Clean,
+        Dropped::Ended(end) => given_up(end.kind),
         _ => Exit::Failed,
     };
     if args.json {
@@ -220,11 +230,20 @@ pub(super) async fn drop_nonce(args: DropArgs) -> Result<Exit, Failure> {
         Dropped::Mined { hash, block } => {
             out!("not dropped: nonce {nonce} is in block {block} already, as {hash}")
         }
+        Dropped::Ended(end) if exit == Exit::Clean => out!("dropped: nonce {nonce}: {end}"),
         Dropped::Ended(end) => out!("not dropped: nonce {nonce} has ended: {end}"),
         // `Dropped` may grow.
         other => out!("nonce {nonce}: {other:?}"),
     }
     Ok(exit)
+}
+
+/// Whether a request that was to be dropped has not executed.
+fn given_up(end: EndKind) -> Exit {
+    match end {
+        EndKind::Replaced | EndKind::Expired | EndKind::Refused => Exit::Clean,
+        EndKind::Executed | EndKind::Reverted | EndKind::Usurped => Exit::Failed,
+    }
 }
 
 fn unreadable(error: serde_json::Error) -> Failure {

@@ -272,43 +272,6 @@ async fn the_database_is_named_as_for_every_other_command() {
 }
 
 #[tokio::test]
-async fn neither_key_nor_password_nor_address_is_in_the_log_of_a_node() {
-    let database = shared_cluster().await.database().await.expect("a database");
-    let anvil = Anvil::start(&[]).await;
-    let address = anvil.url.replace("http://", "http://user:hunter2@");
-    let mut command = program();
-    command.args(["node", "--rpc", &address, "--key-env", "RELAYER_KEY", "--poll", "100ms"]);
-    command.env("SH_PENDING_DB_URL", database.dsn()).env("TENURE_LOG", "trace");
-    let folder = tempfile::tempdir().expect("a folder");
-    let log = folder.path().join("log");
-    command.stderr(std::fs::File::create(&log).expect("a file"));
-    let mut child = Child::spawn(command).expect("starts");
-    let listening = |line: &str| line.contains("listening");
-    let line = child.wait_line(listening, Duration::from_secs(30)).await.expect("listens");
-    let line: Value = serde_json::from_str(&line).expect("JSON");
-    let node = line["address"].as_str().expect("an address");
-    let call =
-        json!({"to": format!("0x{:040x}", 0xaa07), "value": "0x5", "gas": 21_000}).to_string();
-    let sent = run(&["send", "--node", node, "--call", &call]).await;
-    assert!(sent.status.success(), "{sent:?}");
-    // With the chain away it complains, about the address among others.
-    drop(anvil);
-    let complained = async {
-        while !std::fs::read_to_string(&log).expect("a log").contains("cannot read the chain") {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    };
-    timeout(Duration::from_secs(20), complained).await.expect("it complains");
-    child.kill().await.expect("killed");
-    let log = std::fs::read_to_string(&log).expect("a log");
-    assert!(!log.contains(KEY), "the key");
-    let ours = log.lines().filter(|line| line.contains("tenure"));
-    for line in ours {
-        assert!(!line.contains("hunter2"), "{line}");
-    }
-}
-
-#[tokio::test]
 async fn a_node_whose_database_goes_away_says_so_loudly_and_when_it_is_back() {
     let cluster = Cluster::start().await.expect("a cluster");
     let database = cluster.database().await.expect("a database");

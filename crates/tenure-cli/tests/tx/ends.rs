@@ -134,12 +134,26 @@ async fn a_request_in_a_block_is_not_dropped_and_that_is_said() {
         {}
     };
     timeout(Duration::from_secs(20), seen).await.expect("seen in its block");
-    let dropped = run(&["drop", "--node", &address, "--request-id", "rent"]).await;
+    let wait = ["drop", "--node", &address, "--wait", "30s", "--request-id"];
+    let dropped = run(&[&wait[..], &["rent"]].concat()).await;
     let said = String::from_utf8_lossy(&dropped.stdout).into_owned();
     assert_eq!(dropped.status.code(), Some(1), "{said}");
     assert!(said.contains("not dropped") && said.contains("in block"), "{said}");
     let (_, row) = told(&run(&[&["show", "--id", "rent"], &read[..]].concat()).await);
     assert_eq!((&row["noop"], &row["state"]), (&json!(false), &json!("in_block")), "{row}");
+
+    // Told to wait, an order is answered when it is final which of the two counts.
+    let sent = run(&["send", "--node", &address, "--request-id", "food", "--call", &call(8)]).await;
+    assert!(sent.status.success(), "{sent:?}");
+    anvil.pooled(2).await;
+    let unsure = run(&["drop", "--node", &address, "--wait", "0s", "--request-id", "food"]).await;
+    assert_eq!(unsure.status.code(), Some(10), "{unsure:?}");
+    let (_, row) = told(&run(&[&["show", "--id", "food"], &read[..]].concat()).await);
+    pooled(&anvil, &row["hash"]).await;
+    let (code, food) = told(&mining(&anvil, &[&wait[..], &["food", "--json"]].concat()).await);
+    assert_eq!((code, &food["end"]["kind"]), (Some(0), &json!("replaced")), "{food}");
+    let by_nonce = run(&["drop", "--node", &address, "--wait", "1s", "7"]).await;
+    assert_eq!(by_nonce.status.code(), Some(2), "{by_nonce:?}");
 }
 
 #[tokio::test]

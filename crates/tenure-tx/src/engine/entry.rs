@@ -36,8 +36,9 @@ pub(super) enum Hold {
 /// a look that found another are different proofs: one is never counted as the other.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Missing {
-    /// The best block when nothing was first found, although the head says that the nonce is final.
-    since: Option<u64>,
+    /// When nothing was first found although the head says that the nonce is final, and the final
+    /// block then.
+    since: Option<(Tick, u64)>,
     /// How many answers said so since.
     answers: u32,
     /// How many answers in a row named another transaction.
@@ -147,33 +148,23 @@ impl Entry {
         receipt: Option<Receipt>,
     ) -> End {
         let receipt = receipt.unwrap_or_default();
-        let end = match status {
-            TransactionStatus::Finalized(_) => self.end_in_block(hash, &receipt),
-            TransactionStatus::Invalid(reason) => {
-                End { reason: reason.clone(), ..End::new(self.end_unsent()) }
-            }
-            // Only these three end a duty; what another transaction did is all that is left.
-            TransactionStatus::Future
-            | TransactionStatus::Ready
-            | TransactionStatus::Broadcast(_)
-            | TransactionStatus::InBlock(_)
-            | TransactionStatus::Retracted(_)
-            | TransactionStatus::FinalityTimeout(_)
-            | TransactionStatus::Dropped
-            | TransactionStatus::Usurped(_) => End::new(EndKind::Usurped)
-                .because("a transaction of another program used its nonce"),
+        let usurped = || {
+            End::new(EndKind::Usurped).because("a transaction of another program used its nonce")
         };
-        let hash = match status {
-            TransactionStatus::Usurped(by) => *by,
-            TransactionStatus::Finalized(_) => Some(hash),
+        let (end, hash) = match status {
+            TransactionStatus::Finalized(_) => (self.end_in_block(hash, &receipt), Some(hash)),
+            TransactionStatus::Invalid(reason) => {
+                (End { reason: reason.clone(), ..End::new(self.end_unsent()) }, None)
+            }
+            TransactionStatus::Usurped(by) => (usurped(), *by),
+            // Only the three above end a duty; what another transaction did is all that is left.
             TransactionStatus::Future
             | TransactionStatus::Ready
             | TransactionStatus::Broadcast(_)
             | TransactionStatus::InBlock(_)
             | TransactionStatus::Retracted(_)
             | TransactionStatus::FinalityTimeout(_)
-            | TransactionStatus::Dropped
-            | TransactionStatus::Invalid(_) => None,
+            | TransactionStatus::Dropped => (usurped(), None),
         };
         let (block, block_number) = (status.block(), receipt.number);
         End { hash, block, block_number, fee: receipt.fee, ..end }
@@ -391,18 +382,27 @@ impl Entry {
         self.note.form
     }
 
-    /// Another answer that none of the attempts is found. Blocks are counted, not answers alone: a
-    /// node that is slow to index its past answers quickly. They are counted from where the head has
-    /// the nonce final: an older head would count blocks that were there before.
-    pub(super) fn is_gone(&mut self, nonce: u64, head: &Head, config: &EngineConfig) -> bool {
+    /// Another answer that none of the attempts is found. Final blocks and time are counted, not
+    /// answers alone: a node that is slow to index its past answers quickly, and on some chains blocks
+    /// come four times a second. They are counted from where the head has the nonce final: an older
+    /// head would count blocks that were there before.
+    pub(super) fn is_gone(
+        &mut self,
+        nonce: u64,
+        head: &Head,
+        now: Tick,
+        config: &EngineConfig,
+    ) -> bool {
         let missing = self.missing.get_or_insert_default();
         missing.sights = 0;
         if nonce >= head.finalized_nonce {
             return false;
         }
-        let since = *missing.since.get_or_insert(head.best.number);
+        let (at, block) = *missing.since.get_or_insert((now, head.finalized.number));
         missing.answers = missing.answers.saturating_add(1);
-        missing.answers >= 3 && head.best.number >= since.saturating_add(config.missing_blocks)
+        missing.answers >= 3
+            && head.finalized.number >= block.saturating_add(config.missing_blocks)
+            && now >= at + config.missing_for
     }
 
     /// Whether another transaction was found in its place, three times in a row.

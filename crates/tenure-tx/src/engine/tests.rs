@@ -325,9 +325,9 @@ fn usurped_is_told_only_when_finality_says_it() {
     let mut engine = watching();
     let effects = report(&mut engine, 1, TransactionStatus::Usurped(None));
     assert_eq!(effects, [Effect::Locate { nonce: 0, hashes: vec![hash(1)] }]);
-    // Missing answers alone do not end it, however many: blocks must come.
+    // Missing answers alone do not end it, however many: blocks must become final.
     let mut used = head(1, 1, 1);
-    used.best.number = 100;
+    (used.best.number, used.finalized.number) = (100, 98);
     for second in 0..20 {
         let now = second * 60;
         let located = Located::Missing;
@@ -336,10 +336,36 @@ fn usurped_is_told_only_when_finality_says_it() {
         engine.handle(at(now), Input::Head(used));
         later(&mut engine, now + 40);
     }
+    // Nor do blocks that are not final.
     used.best.number = 112;
     engine.handle(at(2_000), Input::Head(used));
-    let ended = engine.handle(at(2_000), Input::Located { nonce: 0, located: Located::Missing });
+    let effects = engine.handle(at(2_000), Input::Located { nonce: 0, located: Located::Missing });
+    assert!(effects.is_empty(), "{effects:?}");
+    later(&mut engine, 2_040);
+    used.finalized.number = 110;
+    engine.handle(at(2_040), Input::Head(used));
+    let ended = engine.handle(at(2_040), Input::Located { nonce: 0, located: Located::Missing });
     assert_ended(&ended, &TransactionStatus::Usurped(None));
+}
+
+#[test]
+fn blocks_that_come_quickly_do_not_make_a_missing_request_usurped_before_its_time() {
+    let mut engine = watching();
+    report(&mut engine, 1, TransactionStatus::Usurped(None));
+    let mut used = head(1, 1, 1);
+    let mut look = |second: u64| {
+        used.finalized.number += 40;
+        engine.handle(at(second), Input::Head(used));
+        let located = Located::Missing;
+        let effects = engine.handle(at(second), Input::Located { nonce: 0, located });
+        // The next look is due by then.
+        later(&mut engine, second + 12);
+        effects
+    };
+    for second in [0, 15, 30, 45, 59] {
+        assert_eq!(look(second), []);
+    }
+    assert_ended(&look(72), &TransactionStatus::Usurped(None));
 }
 
 #[test]

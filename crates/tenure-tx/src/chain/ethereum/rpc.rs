@@ -349,7 +349,14 @@ impl Rpc {
                 }
                 // A price that is too low is a no as well: not after a doubt.
                 Err(Outcome::Underpriced(..) | Outcome::Expired) if doubt.is_some() => {}
-                Err(answer) => return answer,
+                Err(
+                    answer @ (Outcome::Pooled
+                    | Outcome::AlreadyKnown
+                    | Outcome::Outdated
+                    | Outcome::Underpriced(..)
+                    | Outcome::Expired
+                    | Outcome::NotSent(_)),
+                ) => return answer,
             }
         }
         match (doubt, last) {
