@@ -136,7 +136,7 @@ async fn no_mistake_in_an_address_shows_it() {
     for rpc in [
         format!("http://{USER}:{PASSWORD}@[::1/{API_KEY}"),
         format!("ftp://{USER}:{PASSWORD}@127.0.0.1/{API_KEY}"),
-        format!("{API_KEY}"),
+        API_KEY.to_owned(),
         format!("http://127.0.0.1:1,,http://{USER}:{PASSWORD}@127.0.0.1:1/"),
     ] {
         let mut command = loud(program());
