@@ -23,12 +23,14 @@ pub enum ConfigError {
         source: std::io::Error,
     },
     /// The file is not what it should be.
-    #[error("{}{}: {}{message}; correct the file", .file.display(), at_line(.line), at_path(.path))]
+    #[error("{}{}: {}{message}; correct the file", .file.display(), at_line(.line, .column), at_path(.path))]
     File {
         /// The file.
         file: PathBuf,
         /// The line, counted from 1, where known.
         line: Option<usize>,
+        /// The column, counted from 1, where the line is known.
+        column: Option<usize>,
         /// The key's path, such as `role[0].policy`; empty at the top.
         path: String,
         /// What is wrong; quoted values are left out.
@@ -87,8 +89,12 @@ pub enum ConfigError {
     Identity(#[from] IdentityError),
 }
 
-fn at_line(line: &Option<usize>) -> String {
-    line.map_or_else(String::new, |line| format!(" line {line}"))
+fn at_line(line: &Option<usize>, column: &Option<usize>) -> String {
+    match (line, column) {
+        (Some(line), Some(column)) => format!(" line {line}, column {column}"),
+        (Some(line), None) => format!(" line {line}"),
+        (None, _) => String::new(),
+    }
 }
 
 fn at_path(path: &str) -> String {

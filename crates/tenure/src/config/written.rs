@@ -26,6 +26,9 @@ pub(super) struct Written {
     tx: IgnoredAny,
     gossip: IgnoredAny,
     agent: IgnoredAny,
+    command: IgnoredAny,
+    schedule: IgnoredAny,
+    shards: IgnoredAny,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -140,9 +143,9 @@ impl Written {
     pub(super) fn from_toml(text: &str, file: &Path) -> Result<Self, ConfigError> {
         let bad = |error: &toml::de::Error, path: String| ConfigError::File {
             file: file.to_owned(),
-            line: error
-                .span()
-                .map(|span| 1 + text[..span.start.min(text.len())].matches('\n').count()),
+            line: before(text, error).map(|before| 1 + before.matches('\n').count()),
+            column: before(text, error)
+                .map(|before| 1 + before.chars().rev().take_while(|c| *c != '\n').count()),
             message: explained(without_values(error.message()), &path),
             path,
         };
@@ -234,6 +237,11 @@ impl Role {
 
 fn secret<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Secret>, D::Error> {
     Ok(Some(Secret::new(String::deserialize(deserializer)?)))
+}
+
+/// The text before the place that an error is about.
+fn before<'a>(text: &'a str, error: &toml::de::Error) -> Option<&'a str> {
+    text.get(..error.span()?.start)
 }
 
 /// The parser's own words where they name what is expected, else ours.
