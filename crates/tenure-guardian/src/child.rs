@@ -108,6 +108,21 @@ impl Guarded {
         times: Times,
         deadline: Tick,
     ) -> io::Result<Self> {
+        Self::start_into(command, env, times, deadline, None)
+    }
+
+    /// As [`Guarded::start`]; what the child writes to its standard output and standard error goes to
+    /// `output`, if there is one. Its other end is at its end once the guardian is gone.
+    ///
+    /// # Errors
+    /// See [`Guarded::start`].
+    pub fn start_into(
+        command: &[OsString],
+        env: &[(&str, String)],
+        times: Times,
+        deadline: Tick,
+        output: Option<OwnedFd>,
+    ) -> io::Result<Self> {
         // If the guardian is killed, its orphans fall to us and not to init.
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
         let (ours, theirs) = Pair::pair()?;
@@ -119,6 +134,9 @@ impl Guarded {
             .args(command)
             .envs(env.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::from(OwnedFd::from(theirs)));
+        if let Some(output) = output {
+            start.stdout(output.try_clone()?).stderr(output);
+        }
         let mut guardians = descendants::guardians();
         let guardian = start.spawn()?;
         guardians.push(Pid::from_child(&guardian));
