@@ -4,6 +4,7 @@ grant usage on schema tenure to {role};
 grant select, insert, update, delete on tenure.member, tenure.candidate to {role};
 grant select, insert, update on tenure.role, tenure.term to {role};
 grant select, insert on tenure.event to {role};
+grant delete on tenure.term, tenure.event to {role};  -- only for retention: `tenure prune`, an agent
 grant select, insert, update on tenure.boot to {role};
 grant select on tenure.origin, tenure.migration, tenure.tombstone to {role};
 grant select on tenure.leader_state, tenure.leaders, tenure.leader_heartbeat to {role};

@@ -5,6 +5,7 @@
 //! rest: [`Operator::forget`] and [`Operator::alter`].
 
 mod audit;
+mod prune;
 mod settle;
 
 use std::time::Duration;
@@ -27,6 +28,7 @@ use crate::seat::settings;
 use crate::sql::{identifier, literal};
 
 pub use audit::Audit;
+pub use prune::{BATCH, Pruned};
 pub use settle::{Change, Forgotten};
 
 /// A role as the database knows it.
