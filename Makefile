@@ -4,7 +4,7 @@ CARGO ?= cargo
 # One set of features for every target below, so that everything is compiled once.
 FEATURES := --workspace --features tenure-tx/ethereum,tenure-tx/substrate
 # Every test program, by the target that runs it; `lint` sees to it that none is forgotten.
-UNIT := cli config conformance connect election embedded gate guardians gossip hosts kit lifecycle_properties \
+UNIT := agent cli config conformance connect election embedded gate guardians gossip hosts kit lifecycle_properties \
 	lifecycle_table model observe
 CHAIN := durability edge ethereum engine_properties service store substrate tx
 ELSEWHERE := faults gate_loom

@@ -55,6 +55,15 @@ pub(crate) enum Command {
     Run(Run),
     /// Try once to lead: exit 0 if won, 1 if not
     Acquire(Acquire),
+    /// Lead the roles of a file, and run their commands and schedules
+    Agent(crate::agent::AgentArgs),
+    /// Schedules: list them, run one now, read their history and dead letters
+    #[command(subcommand)]
+    Schedule(crate::schedule::ScheduleCommand),
+    /// Show what happened: terms, orders, late heartbeats, ends of schedules
+    Events(crate::happened::EventsArgs),
+    /// Delete old terms, events and runs
+    Prune(crate::prune::Prune),
     /// Show which members lead, which wait, and which other programs hold the locks
     Status(Status),
     /// Ask a role's leader, wherever it runs, to drain and hand over
@@ -106,6 +115,7 @@ impl Command {
     pub(crate) fn log(&self) -> Form {
         match self {
             Command::Run(run) if run.form() == Output::Json => Form::Json,
+            Command::Agent(agent) if agent.output == Output::Json => Form::Json,
             _ => Form::Text,
         }
     }
@@ -226,9 +236,9 @@ pub(crate) struct Run {
     /// Write no events; errors are still said
     #[arg(short, long, conflicts_with = "output")]
     pub(crate) quiet: bool,
-    /// Serve /metrics and /health here: an address, or a port of this machine alone
-    #[arg(long, value_name = "ADDR", value_parser = listener::address)]
-    pub(crate) metrics: Option<SocketAddr>,
+    /// Serve /metrics, /healthz, /readyz and /leader/ROLE here: an address, or a port of this machine alone
+    #[arg(long, visible_alias = "metrics", value_name = "ADDR", value_parser = listener::address)]
+    pub(crate) http: Option<SocketAddr>,
     #[command(flatten)]
     pub(crate) hooks: Hooks,
     /// The program to run while leading; `--` before it is optional
@@ -476,7 +486,7 @@ pub(crate) fn period(text: &str) -> Result<Duration, String> {
 }
 
 /// A [`period`] without which a loop would never rest.
-fn some_time(text: &str) -> Result<Duration, String> {
+pub(crate) fn some_time(text: &str) -> Result<Duration, String> {
     match period(text)? {
         Duration::ZERO => Err("write more than zero".to_owned()),
         time => Ok(time),

@@ -3,10 +3,15 @@
 //! It has no login, so a port alone means this machine alone. It is bounded: so many connections at
 //! once, so much time for each; a client that hangs loses its own answer and nothing else.
 
+#![cfg_attr(
+    not(any(feature = "tx", feature = "gossip")),
+    allow(dead_code, reason = "the health of a node is asked by its own commands")
+)]
+
 use std::future::Future;
 use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use axum::Router;
@@ -19,6 +24,8 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use serde_json::Value;
+use tenure::Member;
+use tenure_agent::probes::Render;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::{interval, sleep, timeout};
@@ -75,11 +82,11 @@ impl Listener {
             Ok::<_, std::io::Error>((socket, address))
         };
         let (socket, address) = bound.await.map_err(|error| {
-            Failure::failed(format!("metrics on {address}: {error}; choose another --metrics"))
+            Failure::failed(format!("{address}: {error}; choose another address"))
         })?;
         let recorder = PrometheusBuilder::new()
             .install_recorder()
-            .map_err(|error| Failure::failed(format!("metrics: {error}; give --metrics once")))?;
+            .map_err(|error| Failure::failed(format!("metrics: {error}; give the address once")))?;
         Ok(Listener { socket, address, recorder })
     }
 
@@ -96,6 +103,17 @@ impl Listener {
         let router = Router::new()
             .route("/metrics", get(metrics).with_state(self.recorder.clone()))
             .route("/health", get(health).with_state(check));
+        self.route(router);
+    }
+
+    /// Serves a member's probes and metrics until the program ends.
+    pub(crate) fn probe(self, member: Weak<Member>) {
+        let recorder = self.recorder.clone();
+        let render: Render = Arc::new(move || recorder.render());
+        self.route(tenure_agent::probes::router(member, Some(render)));
+    }
+
+    fn route(self, router: Router) {
         let recorder = self.recorder;
         tokio::spawn(async move {
             let mut tick = interval(UPKEEP);

@@ -21,6 +21,7 @@
 //! about when a child must end. Nothing here decides any of that.
 
 mod acquire;
+mod agent;
 mod args;
 mod candidacy;
 mod check;
@@ -30,6 +31,7 @@ mod events;
 mod exit;
 #[cfg(feature = "gossip")]
 mod gossip;
+mod happened;
 mod health;
 mod hooks;
 mod listener;
@@ -37,8 +39,10 @@ mod log;
 mod manual;
 mod order;
 mod output;
+mod prune;
 mod retirement;
 mod run;
+mod schedule;
 mod setting;
 mod signals;
 mod status;
@@ -80,6 +84,10 @@ fn dispatch(command: Command) -> Result<Exit, Failure> {
         match command {
             Command::Run(args) => run::run(args).await,
             Command::Acquire(args) => acquire::acquire(args).await,
+            Command::Agent(args) => agent::agent(args).await,
+            Command::Schedule(command) => schedule::run(command).await,
+            Command::Events(args) => happened::events(args).await,
+            Command::Prune(args) => prune::prune(args).await,
             Command::Status(args) => status::status(args).await,
             Command::StepDown(args) => order::step_down(args).await,
             Command::History(args) => status::history(args).await,

@@ -12,11 +12,9 @@
 //! The guardian alone keeps the deadline. What is decided here can only end a child earlier.
 
 use std::ffi::OsString;
-use std::sync::Weak;
 use std::time::Duration;
 
-use serde_json::json;
-use tenure::{ExponentialBackoff, LeaderLock, LockState, Member, TenureError};
+use tenure::{ExponentialBackoff, LeaderLock, LockState, TenureError};
 use tenure_guardian::Strays;
 use tokio::time::{Instant, sleep};
 
@@ -24,7 +22,7 @@ use crate::args::{Output, Run};
 use crate::candidacy::Candidacy;
 use crate::exit::{Exit, Failure};
 use crate::health::Checks;
-use crate::listener::{Health, Listener};
+use crate::listener::Listener;
 use crate::output::err;
 use crate::setting::{EMBEDDED, NOT_ENABLED, Setting};
 use crate::signals::Signals;
@@ -41,7 +39,7 @@ const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 
 pub(crate) async fn run(args: Run) -> Result<Exit, Failure> {
     let mut signals = Signals::listen()?;
-    let listener = match args.metrics {
+    let listener = match args.http {
         Some(address) => Some(Listener::bind(address).await?),
         None => None,
     };
@@ -69,8 +67,7 @@ pub(crate) async fn run(args: Run) -> Result<Exit, Failure> {
     if let Some(listener) = listener {
         let address = listener.address();
         candidacy.events.report("metrics", None, format!("http://{address}/metrics"));
-        let member = candidacy.member();
-        listener.serve(move || health(member.clone()));
+        listener.probe(candidacy.member());
     }
     let health = tokio::spawn(Checks::of(&candidacy, hooks).watch(candidacy.serving()));
     let strays = tokio::spawn(reap_strays());
@@ -160,28 +157,6 @@ async fn won(lock: &LeaderLock, patience: Option<Duration>) -> Result<(), Failur
             )));
         }
     }
-}
-
-/// A member that has no session is not well; whether it leads says nothing about that.
-async fn health(member: Weak<Member>) -> Health {
-    let health = match member.upgrade() {
-        Some(member) => member.health().await.ok(),
-        None => None,
-    };
-    let Some(health) = health else {
-        return Health { healthy: false, details: json!({"error": "the member has ended"}) };
-    };
-    let roles = health.roles.iter().map(|role| {
-        json!({"role": role.role.as_str(), "state": role.state.as_str(), "is_leader": role.is_leader})
-    });
-    let details = json!({
-        "member": health.identity,
-        "connected": health.connected,
-        "heartbeat_age_ms": health.heartbeat_age.map(|age| age.as_millis()),
-        "error": health.error,
-        "roles": roles.collect::<Vec<_>>(),
-    });
-    Health { healthy: health.connected, details }
 }
 
 /// What hooks leave behind falls to this process, see [`tenure_guardian::Guarded::start`].

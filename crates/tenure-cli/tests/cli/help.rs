@@ -2,9 +2,13 @@
 
 use crate::kit::{code, ends, stdout};
 
-const COMMANDS: [&str; 20] = [
+const COMMANDS: [&str; 24] = [
     "run",
     "acquire",
+    "agent",
+    "schedule",
+    "events",
+    "prune",
     "status",
     "step-down",
     "history",

@@ -1,0 +1,252 @@
+-- The durable state of schedules.
+--
+-- Invariants:
+--   * A slot is (schedule, planned instant). Its row is inserted once, under the fence of the schedule's
+--     role, before the work starts: the primary key makes a slot fire at most once.
+--   * An attempt is (schedule, slot, number). Its row, too, is inserted under the fence before the work
+--     starts. An attempt without an end, of a term that is over, was interrupted.
+--   * Every slot up to a schedule's watermark is decided. The watermark only grows.
+--   * Whether a slot is due is decided by this server's clock: members' clocks take no part.
+
+create table tenure_agent.schedule (
+    name       text primary key check (length(name) between 1 and 100),
+    role       text not null,
+    timing     text not null,                  -- pattern and zone: when it changes, the past is over
+    definition jsonb not null,                 -- as the leader's file has it, for people
+    digest     text not null,
+    epoch      bigint not null,                -- the term that wrote it
+    watermark  timestamptz not null,
+    next_at    timestamptz,                    -- for people
+    removed_at timestamptz                     -- the leader's file does not have it any more
+);
+create index schedule_role on tenure_agent.schedule (role);
+
+create table tenure_agent.slot (
+    schedule   text not null,
+    at         timestamptz not null,           -- the planned instant, or that of the order
+    state      text not null check (state in
+        ('queued', 'running', 'waiting', 'succeeded', 'failed', 'interrupted', 'replaced', 'missed', 'skipped')),
+    attempts   integer not null default 0,
+    missed     integer not null default 0,     -- slots before this one that were missed with it
+    more       boolean not null default false, -- and more than that
+    ordered_by text,
+    epoch      bigint not null,                -- the term that changed it last
+    member     text not null,
+    claimed_at timestamptz not null default clock_timestamp(),
+    retry_at   timestamptz,
+    ended_at   timestamptz,
+    primary key (schedule, at)
+);
+create index slot_open on tenure_agent.slot (schedule, at) where state in ('queued', 'running', 'waiting');
+create index slot_dead on tenure_agent.slot (schedule, at) where state in ('failed', 'interrupted');
+create index slot_ended on tenure_agent.slot (ended_at);
+
+create table tenure_agent.attempt (
+    schedule   text not null,
+    at         timestamptz not null,
+    number     integer not null,
+    epoch      bigint not null,
+    member     text not null,
+    started_at timestamptz not null default clock_timestamp(),
+    ended_at   timestamptz,
+    how        text check (how in ('succeeded', 'failed', 'timeout', 'interrupted', 'replaced')),
+    code       integer,
+    reason     text,
+    output     text,
+    primary key (schedule, at, number)
+);
+
+create table tenure_agent.run_order (
+    id       bigint generated always as identity primary key,
+    schedule text not null,
+    at       timestamptz,                      -- the dead letter to run again; null: a run of its own
+    by       text not null,
+    given_at timestamptz not null default clock_timestamp()
+);
+
+create table tenure_agent.known (
+    -- What each member's file says, so that members that differ are seen.
+    member   text not null,
+    schedule text not null,
+    digest   text not null,
+    primary key (member, schedule)
+);
+
+create function tenure_agent.micros(t timestamptz) returns bigint language sql immutable
+return (extract(epoch from t) * 1000000)::bigint;
+
+create function tenure_agent.instant(micros bigint) returns timestamptz language sql immutable
+return to_timestamp(0) + make_interval(secs => micros / 1000000) + (micros % 1000000) * interval '1 microsecond';
+
+-- What a member's file says. One statement for all schedules.
+create function tenure_agent.announce(p_member text, p_schedules jsonb) returns jsonb
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+    delete from tenure_agent.known k where k.member = p_member
+        or not exists (select from tenure.member m where m.identity = k.member and m.left_at is null);
+    insert into tenure_agent.known (member, schedule, digest)
+        select p_member, s.key, s.value #>> '{}' from jsonb_each(p_schedules) s;
+    return jsonb_build_object('now', tenure_agent.micros(clock_timestamp()));
+end $$;
+
+-- The leader's file decides: makes the role's schedules what it says, and answers with their state.
+-- A schedule that is new, or whose timing changed, begins now: a changed definition never fires the past.
+create function tenure_agent.define(p_role text, p_epoch bigint, p_schedules jsonb) returns jsonb
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+    perform tenure.fence(p_role, p_epoch);
+    insert into tenure_agent.schedule as s (name, role, timing, definition, digest, epoch, watermark)
+        select d->>'name', p_role, d->>'timing', d->'definition', d->>'digest', p_epoch, clock_timestamp()
+        from jsonb_array_elements(p_schedules) d
+        on conflict (name) do update set role = excluded.role, timing = excluded.timing,
+            definition = excluded.definition, digest = excluded.digest, epoch = excluded.epoch,
+            watermark = case when s.timing = excluded.timing and s.removed_at is null then s.watermark
+                             else greatest(s.watermark, excluded.watermark) end,
+            removed_at = null;
+    update tenure_agent.schedule s set removed_at = clock_timestamp(), next_at = null
+        where s.role = p_role and s.removed_at is null
+          and not exists (select from jsonb_array_elements(p_schedules) d where d->>'name' = s.name);
+    return jsonb_build_object('now', tenure_agent.micros(clock_timestamp()), 'schedules', (
+        select coalesce(jsonb_object_agg(s.name, jsonb_build_object(
+            'watermark', tenure_agent.micros(s.watermark),
+            'open', (select coalesce(jsonb_agg(jsonb_build_object(
+                    'at', tenure_agent.micros(o.at), 'state', o.state, 'attempts', o.attempts,
+                    'retry_at', tenure_agent.micros(o.retry_at)) order by o.at), '[]')
+                from tenure_agent.slot o
+                where o.schedule = s.name and o.state in ('queued', 'running', 'waiting')))), '{}')
+        from tenure_agent.schedule s
+        where s.name in (select d->>'name' from jsonb_array_elements(p_schedules) d)));
+end $$;
+
+-- Claims slots: each {schedule, at, state, missed, more, order, by, next}. The answer has one word for each:
+--   claimed  the row is there, and this term wrote it (also by an earlier call whose answer was lost)
+--   taken    another term claimed it
+--   early    this server's clock has not come to it
+create function tenure_agent.claim(p_role text, p_epoch bigint, p_member text, p_slots jsonb) returns jsonb
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+    one     jsonb;
+    slot_at timestamptz;
+    word    text;
+    answers jsonb := '[]';
+begin
+    perform tenure.fence(p_role, p_epoch);
+    for one in select e from jsonb_array_elements(p_slots) with ordinality x(e, n) order by n loop
+        slot_at := tenure_agent.instant((one->>'at')::bigint);
+        if slot_at > clock_timestamp() then
+            word := 'early';
+        else
+            insert into tenure_agent.slot (schedule, at, state, attempts, missed, more, ordered_by, epoch,
+                                           member, ended_at)
+                values (one->>'schedule', slot_at, one->>'state',
+                        case when one->>'state' = 'running' then 1 else 0 end,
+                        coalesce((one->>'missed')::integer, 0), coalesce((one->>'more')::boolean, false),
+                        one->>'by', p_epoch, p_member,
+                        case when one->>'state' in ('missed', 'skipped') then clock_timestamp() end)
+                on conflict (schedule, at) do nothing;
+            if found then
+                word := 'claimed';
+                if one->>'state' = 'running' then
+                    insert into tenure_agent.attempt (schedule, at, number, epoch, member)
+                        values (one->>'schedule', slot_at, 1, p_epoch, p_member);
+                end if;
+            elsif exists (select from tenure_agent.slot s where s.schedule = one->>'schedule'
+                          and s.at = slot_at and s.epoch = p_epoch and s.member = p_member
+                          and s.state = one->>'state'
+                          and s.attempts = case when s.state = 'running' then 1 else 0 end) then
+                word := 'claimed';
+            else
+                word := 'taken';
+            end if;
+            if one->>'order' is not null then
+                delete from tenure_agent.run_order where id = (one->>'order')::bigint;
+            else
+                update tenure_agent.schedule set watermark = greatest(watermark, slot_at),
+                    next_at = tenure_agent.instant((one->>'next')::bigint)
+                    where name = one->>'schedule';
+            end if;
+        end if;
+        answers := answers || to_jsonb(word);
+    end loop;
+    return jsonb_build_object('now', tenure_agent.micros(clock_timestamp()), 'answers', answers);
+end $$;
+
+-- Begins a further attempt of a slot that was claimed before. False: the slot is not what the caller thinks.
+create function tenure_agent.attempt(p_role text, p_epoch bigint, p_member text, p_schedule text, p_at bigint,
+                                     p_number integer, p_order bigint) returns jsonb
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+    began boolean;
+begin
+    perform tenure.fence(p_role, p_epoch);
+    update tenure_agent.slot s set state = 'running', attempts = p_number, epoch = p_epoch,
+        member = p_member, retry_at = null, ended_at = null
+        where s.schedule = p_schedule and s.at = tenure_agent.instant(p_at)
+          and (s.attempts = p_number - 1 and s.state in ('queued', 'waiting', 'failed', 'interrupted')
+               -- An earlier call whose answer was lost.
+               or s.attempts = p_number and s.state = 'running' and s.epoch = p_epoch and s.member = p_member);
+    began := found;
+    if began then
+        insert into tenure_agent.attempt (schedule, at, number, epoch, member)
+            values (p_schedule, tenure_agent.instant(p_at), p_number, p_epoch, p_member)
+            on conflict do nothing;
+    end if;
+    delete from tenure_agent.run_order where id = p_order;
+    return jsonb_build_object('now', tenure_agent.micros(clock_timestamp()), 'began', began);
+end $$;
+
+-- Records how a slot's attempt ended, and what becomes of the slot. An attempt that has ended stays as it is.
+create function tenure_agent.finish(p_role text, p_epoch bigint, p_member text, p_end jsonb) returns jsonb
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+    slot_at timestamptz := tenure_agent.instant((p_end->>'at')::bigint);
+begin
+    perform tenure.fence(p_role, p_epoch);
+    update tenure_agent.attempt a set ended_at = clock_timestamp(), how = p_end->>'how',
+        code = (p_end->>'code')::integer, reason = p_end->>'reason', output = p_end->>'output'
+        where a.schedule = p_end->>'schedule' and a.at = slot_at
+          and a.number = (p_end->>'attempt')::integer and a.ended_at is null;
+    update tenure_agent.slot s set state = p_end->>'state', epoch = p_epoch, member = p_member,
+        retry_at = tenure_agent.instant((p_end->>'retry_at')::bigint),
+        ended_at = case when p_end->>'state' in ('queued', 'waiting') then null else clock_timestamp() end
+        where s.schedule = p_end->>'schedule' and s.at = slot_at
+          and s.state in ('queued', 'running', 'waiting');
+    return jsonb_build_object('now', tenure_agent.micros(clock_timestamp()));
+end $$;
+
+-- What an agent asks now and then, once for all its roles: the time, and the orders for what it leads.
+create function tenure_agent.look(p_roles jsonb) returns jsonb
+language sql volatile set search_path = pg_catalog, pg_temp
+begin atomic
+    select jsonb_build_object('now', tenure_agent.micros(clock_timestamp()), 'orders', (
+        select coalesce(jsonb_agg(jsonb_build_object('id', o.id, 'schedule', o.schedule, 'by', o.by,
+                'role', s.role, 'at', tenure_agent.micros(o.at),
+                'given_at', tenure_agent.micros(o.given_at),
+                'attempts', (select p.attempts from tenure_agent.slot p
+                             where p.schedule = o.schedule and p.at = o.at)) order by o.id), '[]')
+        from tenure_agent.run_order o join tenure_agent.schedule s on s.name = o.schedule
+        where p_roles ? s.role));
+end;
+
+-- An operator's order to run a schedule now (at: null), or a dead letter again.
+create function tenure_agent.order_run(p_schedule text, p_at timestamptz, p_by text) returns jsonb
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+    s tenure_agent.schedule;
+    n bigint;
+begin
+    select * into s from tenure_agent.schedule where name = p_schedule and removed_at is null;
+    if not found then return jsonb_build_object('error', 'unknown_schedule'); end if;
+    if p_at is not null and not exists (select from tenure_agent.slot d where d.schedule = p_schedule
+            and d.at = p_at and d.state in ('failed', 'interrupted')) then
+        return jsonb_build_object('error', 'no_dead_letter');
+    end if;
+    if (select count(*) from tenure_agent.run_order o where o.schedule = p_schedule) >= 10 then
+        return jsonb_build_object('error', 'too_many');
+    end if;
+    insert into tenure_agent.run_order (schedule, at, by) values (p_schedule, p_at, p_by) returning id into n;
+    insert into tenure.event (role, kind, detail)
+        values (s.role, 'run_schedule', 'asked by ' || p_by || ', schedule ' || p_schedule
+                || coalesce(', slot ' || p_at::text, ''));
+    return jsonb_build_object('id', n, 'role', s.role);
+end $$;

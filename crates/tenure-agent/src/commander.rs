@@ -1,0 +1,148 @@
+//! Runs a role's command: started when the gate opens, ended before the lease does, started again when it
+//! exits by itself.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tenure::{Epoch, ExponentialBackoff};
+use tokio::sync::{Semaphore, watch};
+use tokio::time::{Instant, sleep};
+
+use crate::child::{End, Post, Program};
+use crate::event::{Event, Events};
+
+/// A child that ran this long is no longer one that fails at once.
+const STEADY: Duration = Duration::from_secs(10);
+/// The pauses before a child is started again.
+const RESTART: ExponentialBackoff =
+    ExponentialBackoff::new(Duration::from_millis(200), Duration::from_secs(10));
+/// Longer than any process runs.
+const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 86_400);
+
+/// The commands of an agent, by role.
+pub(crate) type Commands = BTreeMap<String, Vec<String>>;
+
+/// What runs the command of one role on one member.
+#[derive(Debug)]
+pub(crate) struct Commander {
+    pub(crate) post: Post,
+    pub(crate) commands: watch::Receiver<Arc<Commands>>,
+    /// Variables beside the role's own.
+    pub(crate) env: Vec<(&'static str, String)>,
+    pub(crate) events: Events,
+    /// How many children of the agent may be starting at once.
+    pub(crate) starts: Arc<Semaphore>,
+}
+
+impl Commander {
+    /// Runs until the role has stopped.
+    pub(crate) async fn serve(mut self) {
+        let lock = self.post.lock.clone();
+        let mut failures = 0;
+        while lock.wait_for_leadership(Some(FOR_EVER)).await.is_ok() {
+            let begun = Instant::now();
+            if self.term().await {
+                failures = if begun.elapsed() >= STEADY { 1 } else { failures + 1 };
+                sleep(RESTART.pause(failures, 0.5)).await;
+            } else {
+                failures = 0;
+            }
+        }
+    }
+
+    fn command(&self) -> Option<Vec<String>> {
+        self.commands.borrow().get(self.post.lock.role().as_str()).cloned()
+    }
+
+    /// Runs the command once; true: it ended by itself.
+    async fn term(&mut self) -> bool {
+        let Some(command) = self.command() else {
+            // Taken out of the file: the role is led, and nothing runs.
+            let changed = self.commands.changed();
+            tokio::select! {
+                _ = changed => {}
+                () = sleep(Duration::from_secs(1)) => {}
+            }
+            return false;
+        };
+        let Ok(permit) = self.starts.clone().acquire_owned().await else { return false };
+        let lock = self.post.lock.clone();
+        // In flight as long as a process of the child lives: the release is clean or it is not.
+        let Ok(act) = lock.begin_act(Duration::ZERO) else { return false };
+        let epoch = act.epoch();
+        let role = lock.role().as_str().to_owned();
+        let mut env = vec![
+            ("TENURE_ROLE", role.clone()),
+            ("TENURE_MEMBER", lock.identity().as_str().to_owned()),
+            ("TENURE_EPOCH", epoch.get().to_string()),
+        ];
+        env.extend(self.env.iter().cloned());
+        let program = Program {
+            command: command.iter().map(OsString::from).collect(),
+            env,
+            keeps_output: false,
+            outlasts_drain: false,
+        };
+        let (stop, stopped) = watch::channel(false);
+        let events = self.events.clone();
+        let started = {
+            let (events, mut event) =
+                (events.clone(), Event::of("child_started", &role, Some(epoch)));
+            move |pid| {
+                drop(permit);
+                event.pid = Some(pid);
+                events.tell(event);
+            }
+        };
+        let post = self.post.clone();
+        let ended = {
+            let mut run = pin!(post.run(&act, &program, stopped, started));
+            loop {
+                tokio::select! {
+                    ended = &mut run => break ended,
+                    // Another command is started in its place once this one is gone.
+                    Ok(()) = self.commands.changed() => {
+                        if self.command().as_ref() != Some(&command) {
+                            stop.send_replace(true);
+                        }
+                    }
+                }
+            }
+        };
+        let end = match ended {
+            Ok(ended) => ended.end,
+            Err(error) => End::NotStarted(format!("the guardian could not be started: {error}")),
+        };
+        let by_itself = tell(&events, &role, epoch, &end);
+        if let End::GuardianDied(all_ended) = end {
+            if all_ended {
+                drop(act);
+            } else {
+                // In flight for ever: no release of this term may be called clean.
+                std::mem::forget(act);
+            }
+            let _ = lock.step_down(None).await;
+        }
+        by_itself
+    }
+}
+
+fn tell(events: &Events, role: &str, epoch: Epoch, end: &End) -> bool {
+    let mut event = Event::of("child_gone", role, Some(epoch));
+    let (code, reason, by_itself) = match end {
+        End::Exited(code) => (Some(*code), "it exited by itself", true),
+        End::Stopped(code) => (Some(*code), "it was stopped", false),
+        End::Lost => (None, "the lease was about to end", false),
+        End::NotStarted(why) => (None, why.as_str(), true),
+        End::GuardianDied(true) => (None, "its guardian was killed, and it with it", false),
+        End::GuardianDied(false) => {
+            (None, "its guardian was killed; some processes are left", false)
+        }
+    };
+    event.code = code;
+    events.tell(event.because(reason));
+    by_itself
+}

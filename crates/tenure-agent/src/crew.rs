@@ -1,0 +1,428 @@
+//! Runs a role's schedules: one engine for each term, carried out here.
+//!
+//! A term's loop ends only when nothing of the term runs any more, so that two terms of one member never
+//! overlap. Each run holds an act from before its start until its end is recorded: a release waits for it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use tenure::{Act, Epoch, LockState, Refusal};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep};
+
+use crate::child::Post;
+use crate::definition::Schedule;
+use crate::engine::{Effect, Engine, Outcome, Slot, Then, Why};
+use crate::event::{Event, Events};
+use crate::store::{Details, Store, StoreError, Term, Waiting};
+use crate::work::{Job, Run};
+
+/// Pause after a statement that failed.
+const PAUSE: Duration = Duration::from_millis(300);
+/// How long to sleep at most: the gate may shut by itself.
+const LOOK: Duration = Duration::from_secs(1);
+/// How many slots one statement claims at most.
+const BATCH: usize = 100;
+
+/// What runs the schedules of one role on one member.
+#[derive(Debug)]
+pub(crate) struct Crew {
+    pub(crate) post: Post,
+    pub(crate) store: Arc<Store>,
+    pub(crate) jobs: watch::Receiver<Arc<Vec<Job>>>,
+    pub(crate) orders: mpsc::UnboundedReceiver<Waiting>,
+    pub(crate) events: Events,
+}
+
+/// Where a term stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Open,
+    Draining,
+    /// Shut, and it may open again under the same epoch.
+    Shut,
+    Over,
+}
+
+/// An attempt whose work is over.
+#[derive(Debug)]
+struct Done {
+    slot: Slot,
+    number: u32,
+    outcome: Outcome,
+    details: Details,
+    act: Act,
+}
+
+/// An end that is not recorded yet, and the act that keeps the role from being released before it is.
+#[derive(Debug, Default)]
+struct Unrecorded {
+    details: Details,
+    _act: Option<Act>,
+}
+
+/// One term of the role.
+struct Shift<'a> {
+    crew: &'a Crew,
+    term: Term,
+    engine: Engine,
+    /// What the database has to be told, in order.
+    writes: VecDeque<Effect>,
+    running: BTreeMap<(Slot, u32), watch::Sender<bool>>,
+    unrecorded: BTreeMap<(Slot, u32), Unrecorded>,
+    done: mpsc::UnboundedSender<Done>,
+    /// Which definitions the database has.
+    defined: bool,
+    stale: bool,
+    /// The last error that was told.
+    trouble: Option<String>,
+}
+
+impl Crew {
+    /// Runs until the role has stopped.
+    pub(crate) async fn serve(mut self) {
+        loop {
+            let Ok(token) = self.post.lock.wait_for_leadership(Some(FOR_EVER)).await else {
+                return;
+            };
+            self.shift(token.epoch).await;
+        }
+    }
+
+    fn jobs(&self) -> Vec<Job> {
+        let role = self.post.lock.role();
+        self.jobs.borrow().iter().filter(|job| job.schedule.role() == role).cloned().collect()
+    }
+
+    fn phase(&self, epoch: Epoch) -> Phase {
+        match self.post.lock.gate().peek() {
+            Ok(token) if token.epoch == epoch => Phase::Open,
+            Ok(_) => Phase::Over,
+            Err(refused) if refused.reason == Refusal::Draining => Phase::Draining,
+            Err(_) => match self.post.lock.state() {
+                LockState::Leader | LockState::Reconnecting => Phase::Shut,
+                LockState::Releasing
+                | LockState::Stopped
+                | LockState::Follower
+                | LockState::Acquiring => Phase::Over,
+            },
+        }
+    }
+
+    /// One term, to its end.
+    async fn shift(&mut self, epoch: Epoch) {
+        let lock = self.post.lock.clone();
+        let term = Term {
+            role: lock.role().as_str().to_owned(),
+            epoch,
+            member: lock.identity().as_str().to_owned(),
+        };
+        let (done, mut ends) = mpsc::unbounded_channel();
+        let mut changes = lock.changes();
+        let mut jobs = self.jobs.clone();
+        let mut orders = std::mem::replace(&mut self.orders, mpsc::unbounded_channel().1);
+        let mut shift = Shift {
+            crew: self,
+            term,
+            engine: Engine::default(),
+            writes: VecDeque::new(),
+            running: BTreeMap::new(),
+            unrecorded: BTreeMap::new(),
+            done,
+            defined: false,
+            stale: false,
+            trouble: None,
+        };
+        loop {
+            let phase = shift.crew.phase(epoch);
+            // A later epoch was issued, or the role was let go: nothing more can be recorded.
+            if (phase == Phase::Over || shift.stale) && shift.running.is_empty() {
+                break;
+            }
+            let paused = match phase {
+                Phase::Open | Phase::Draining if !shift.stale => shift.advance(phase).await,
+                Phase::Open | Phase::Draining | Phase::Shut | Phase::Over => false,
+            };
+            let pause = match phase {
+                _ if paused => PAUSE,
+                Phase::Open if shift.defined => shift.idle(),
+                Phase::Open | Phase::Draining | Phase::Shut | Phase::Over => PAUSE,
+            };
+            // Every branch is cancel-safe.
+            tokio::select! {
+                Some(done) = ends.recv() => shift.ended(done),
+                Some(order) = orders.recv(), if phase == Phase::Open => shift.ordered(order),
+                Ok(()) = jobs.changed() => shift.defined = false,
+                Ok(()) = changes.changed() => {}
+                () = sleep(pause) => {}
+            }
+            while let Ok(done) = ends.try_recv() {
+                shift.ended(done);
+            }
+        }
+        drop(shift);
+        self.orders = orders;
+    }
+}
+
+/// Longer than any process runs.
+const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 86_400);
+
+impl Shift<'_> {
+    /// Brings the database and the work up to what the engine wants; true: a statement failed.
+    async fn advance(&mut self, phase: Phase) -> bool {
+        if !self.defined && phase == Phase::Open && !self.define().await {
+            return true;
+        }
+        let Some(now) = self.crew.store.now() else { return true };
+        if phase == Phase::Draining {
+            self.engine.drain(now);
+        }
+        let effects = self.engine.tick(now);
+        self.take(effects);
+        while let Some(effect) = self.writes.pop_front() {
+            if let Err((effects, error)) = self.write(effect).await {
+                for effect in effects.into_iter().rev() {
+                    self.writes.push_front(effect);
+                }
+                self.failed(&error);
+                return true;
+            }
+            self.trouble = None;
+            if let Some(now) = self.crew.store.now() {
+                let effects = self.engine.tick(now);
+                self.take(effects);
+            }
+        }
+        false
+    }
+
+    /// How long nothing is due.
+    fn idle(&self) -> Duration {
+        let Some((next, now)) = self.engine.next_timeout().zip(self.crew.store.now()) else {
+            return LOOK;
+        };
+        let left = next.duration_since(now);
+        Duration::try_from(left.max(SignedDuration::ZERO)).unwrap_or(LOOK).min(LOOK)
+    }
+
+    fn failed(&mut self, error: &StoreError) {
+        if matches!(error, StoreError::Stale) {
+            self.stale = true;
+            return;
+        }
+        let text = error.to_string();
+        if self.trouble.as_ref() != Some(&text) {
+            let event = Event::of("error", &self.term.role, Some(self.term.epoch));
+            self.crew
+                .events
+                .tell(event.because(format!("schedules wait for the database: {text}")));
+            self.trouble = Some(text);
+        }
+    }
+
+    /// The leader's file decides.
+    async fn define(&mut self) -> bool {
+        let jobs = self.crew.jobs();
+        let schedules: Vec<Schedule> = jobs.iter().map(|job| job.schedule.clone()).collect();
+        let known = match self.crew.store.define(&self.term, &schedules).await {
+            Ok(known) => known,
+            Err(error) => {
+                self.failed(&error);
+                return false;
+            }
+        };
+        let Some(now) = self.crew.store.now() else { return false };
+        self.engine.keep_only(|name| known.contains_key(name));
+        for schedule in schedules {
+            let Some(known) = known.get(schedule.name()) else { continue };
+            let effects = self.engine.define(schedule, known.watermark, &known.open, now);
+            self.take(effects);
+        }
+        self.defined = true;
+        true
+    }
+
+    fn ordered(&mut self, waiting: Waiting) {
+        let Waiting { schedule, order, given, again, .. } = waiting;
+        let effects = self.engine.ordered(&schedule, order, given, again);
+        self.take(effects);
+    }
+
+    /// Starts and stops at once; what concerns the database waits for its turn.
+    fn take(&mut self, effects: Vec<Effect>) {
+        for effect in effects {
+            match effect {
+                Effect::Start { slot, number } => self.start(slot, number),
+                Effect::Stop { slot, number, why } => {
+                    if let Some(stop) = self.running.get(&(slot.clone(), number)) {
+                        stop.send_replace(true);
+                        self.tell(
+                            "run_stopped",
+                            &slot,
+                            number,
+                            match why {
+                                Why::Timeout => "it took longer than its timeout",
+                                Why::Replaced => "a later slot takes its place",
+                                Why::Drain => {
+                                    "the role is handed over, and the drain limit is reached"
+                                }
+                            },
+                        );
+                    }
+                }
+                Effect::Claim { .. } | Effect::Attempt { .. } | Effect::Finish { .. } => {
+                    self.writes.push_back(effect);
+                }
+            }
+        }
+    }
+
+    /// The attempt's row is committed: the work starts, if the gate is still open.
+    fn start(&mut self, slot: Slot, number: u32) {
+        let job = self.crew.jobs().into_iter().find(|job| job.schedule.name() == slot.schedule);
+        let act = self.crew.post.lock.begin_act(Duration::ZERO);
+        let act = act.ok().filter(|act| act.epoch() == self.term.epoch);
+        let (Some(job), Some(act)) = (job, act) else {
+            let now = self.crew.store.now().unwrap_or(slot.at);
+            let effects = self.engine.ended(&slot, number, Outcome::Lost, now);
+            let details = Details {
+                reason: Some("it was not started: the gate had shut".to_owned()),
+                ..Details::default()
+            };
+            self.unrecorded.insert((slot, number), Unrecorded { details, _act: None });
+            self.take(effects);
+            return;
+        };
+        let (stop, stopped) = watch::channel(false);
+        let run = Run {
+            schedule: slot.schedule.clone(),
+            slot: slot.at,
+            attempt: number,
+            role: self.term.role.clone(),
+            epoch: self.term.epoch,
+        };
+        self.tell("run_started", &slot, number, "");
+        self.running.insert((slot.clone(), number), stop);
+        let (post, done, events) =
+            (self.crew.post.clone(), self.done.clone(), self.crew.events.clone());
+        let started = {
+            let mut event = self.event("run_process", &slot, number);
+            move |pid| {
+                event.pid = Some(pid);
+                events.tell(event);
+            }
+        };
+        tokio::spawn(async move {
+            let (outcome, details) = job.work.carry_out(&post, &act, run, stopped, started).await;
+            // A receiver that is gone is a shift that is over: the act ends here then.
+            let _ = done.send(Done { slot, number, outcome, details, act });
+        });
+    }
+
+    fn ended(&mut self, done: Done) {
+        let Done { slot, number, outcome, details, act } = done;
+        self.running.remove(&(slot.clone(), number));
+        let act = if details.strays {
+            // In flight for ever: no release of this term may be called clean.
+            std::mem::forget(act);
+            None
+        } else {
+            Some(act)
+        };
+        let now = self.crew.store.now().unwrap_or(slot.at);
+        let effects = self.engine.ended(&slot, number, outcome, now);
+        self.unrecorded.insert((slot, number), Unrecorded { details, _act: act });
+        self.take(effects);
+    }
+
+    /// Carries one effect out; claims are collected. What did not get through comes back.
+    async fn write(&mut self, effect: Effect) -> Result<(), (Vec<Effect>, StoreError)> {
+        match effect {
+            Effect::Claim { .. } => self.claim(effect).await,
+            Effect::Attempt { slot, number, order } => {
+                let began =
+                    self.crew.store.attempt(&self.term, &slot, number, order.as_ref()).await;
+                match began {
+                    Ok(began) => {
+                        let now = self.crew.store.now().unwrap_or(slot.at);
+                        let effects = self.engine.began(&slot, number, began, now);
+                        self.take(effects);
+                        Ok(())
+                    }
+                    Err(error) => Err((vec![Effect::Attempt { slot, number, order }], error)),
+                }
+            }
+            Effect::Finish { slot, number, how, then } => {
+                let key = (slot.clone(), number);
+                let none = Details::default();
+                let details = self.unrecorded.get(&key).map_or(&none, |end| &end.details);
+                let store = &self.crew.store;
+                match store.finish(&self.term, &slot, number, how, then, details).await {
+                    Ok(()) => {
+                        let mut event =
+                            self.event("run_ended", &slot, number).because(how.as_str());
+                        event.code = details.code;
+                        self.crew.events.tell(event);
+                        if then == Then::Dead {
+                            self.tell("dead_letter", &slot, number, how.as_str());
+                        }
+                        self.unrecorded.remove(&key);
+                        self.engine.recorded(&slot);
+                        Ok(())
+                    }
+                    Err(error) => Err((vec![Effect::Finish { slot, number, how, then }], error)),
+                }
+            }
+            Effect::Start { .. } | Effect::Stop { .. } => {
+                self.take(vec![effect]);
+                Ok(())
+            }
+        }
+    }
+
+    async fn claim(&mut self, first: Effect) -> Result<(), (Vec<Effect>, StoreError)> {
+        let mut claims = vec![first];
+        while claims.len() < BATCH && matches!(self.writes.front(), Some(Effect::Claim { .. })) {
+            claims.extend(self.writes.pop_front());
+        }
+        let begun = Instant::now();
+        let next = |effect: &Effect| match effect {
+            Effect::Claim { slot, .. } => self.engine.next_slot(&slot.schedule, slot.at),
+            Effect::Attempt { .. }
+            | Effect::Start { .. }
+            | Effect::Stop { .. }
+            | Effect::Finish { .. } => None,
+        };
+        let rows: Vec<(Effect, Option<Timestamp>)> =
+            claims.iter().map(|claim| (claim.clone(), next(claim))).collect();
+        let answers = match self.crew.store.claim(&self.term, &rows).await {
+            Ok(answers) => answers,
+            Err(error) => return Err((claims, error)),
+        };
+        tracing::debug!(role = self.term.role, slots = claims.len(), took = ?begun.elapsed(), "claimed");
+        let now = self.crew.store.now();
+        for (claim, answer) in claims.into_iter().zip(answers) {
+            if let Effect::Claim { slot, .. } = claim {
+                let effects = self.engine.claimed(&slot, answer, now.unwrap_or(slot.at));
+                self.take(effects);
+            }
+        }
+        Ok(())
+    }
+
+    fn event(&self, event: &'static str, slot: &Slot, number: u32) -> Event {
+        let mut event = Event::of(event, &self.term.role, Some(self.term.epoch));
+        event.schedule = Some(slot.schedule.clone());
+        (event.slot, event.attempt) = (Some(slot.at), Some(number));
+        event
+    }
+
+    fn tell(&self, event: &'static str, slot: &Slot, number: u32, reason: &str) {
+        let mut event = self.event(event, slot, number);
+        event.reason = Some(reason.to_owned()).filter(|reason| !reason.is_empty());
+        self.crew.events.tell(event);
+    }
+}

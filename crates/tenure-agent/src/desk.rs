@@ -1,0 +1,234 @@
+//! What an operator asks and orders about schedules, and what happened in the group.
+
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tenure::RoleName;
+use tenure::config::Config;
+use tenure_connect::sql::literal;
+
+use crate::store::{Store, StoreError};
+
+/// A schedule, as its role's leader has it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Listed {
+    pub name: String,
+    pub role: String,
+    pub cron: String,
+    pub timezone: String,
+    pub definition: Value,
+    /// As of its latest slot.
+    pub next_at: Option<Timestamp>,
+    /// The member that leads its role.
+    pub leader: Option<String>,
+    pub last: Option<Latest>,
+    /// How many dead letters it has.
+    pub dead: u64,
+    /// The members whose files say otherwise.
+    pub differs: Vec<String>,
+}
+
+/// The latest slot of a schedule.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Latest {
+    pub at: Timestamp,
+    pub state: String,
+    pub ended_at: Option<Timestamp>,
+}
+
+/// A slot and its attempts.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Recorded {
+    pub schedule: String,
+    pub at: Timestamp,
+    pub state: String,
+    /// How many slots before it were missed with it.
+    pub missed: u32,
+    /// And more than that.
+    pub more: bool,
+    pub ordered_by: Option<String>,
+    pub epoch: i64,
+    pub member: String,
+    pub claimed_at: Timestamp,
+    pub ended_at: Option<Timestamp>,
+    pub retry_at: Option<Timestamp>,
+    pub attempts: Vec<Attempted>,
+}
+
+/// One attempt of a slot.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Attempted {
+    pub number: u32,
+    pub epoch: i64,
+    pub member: String,
+    pub started_at: Timestamp,
+    pub ended_at: Option<Timestamp>,
+    pub how: Option<String>,
+    pub code: Option<i32>,
+    pub reason: Option<String>,
+    pub output: Option<String>,
+}
+
+/// Something that happened in the group.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Happened {
+    pub at: Timestamp,
+    /// The same for the same event, however often it is asked for.
+    pub key: String,
+    pub role: Option<String>,
+    pub member: Option<String>,
+    pub epoch: Option<i64>,
+    pub event: String,
+    #[serde(default)]
+    pub schedule: Option<String>,
+    #[serde(default)]
+    pub slot: Option<Timestamp>,
+    #[serde(default)]
+    pub detail: Option<String>,
+}
+
+/// Why an order was not taken.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeskError {
+    /// No such schedule.
+    #[error("there is no schedule {0}; `tenure schedule list` shows them")]
+    UnknownSchedule(String),
+    /// No such dead letter.
+    #[error("{0} has no dead letter of that slot; `tenure schedule dead` shows them")]
+    NoDeadLetter(String),
+    /// Orders wait already.
+    #[error("ten orders for {0} wait already; is its role led? `tenure status` tells")]
+    TooMany(String),
+    /// No agent with schedules ever ran here.
+    #[error("this group has no schedules; `tenure agent` with a [[schedule]] makes them")]
+    NoSchedules,
+    /// The database.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// A session for questions and orders.
+#[derive(Debug)]
+pub struct Desk {
+    store: Store,
+}
+
+impl Desk {
+    /// Makes one; it connects with the first question.
+    ///
+    /// # Errors
+    /// [`DeskError::Store`].
+    pub fn new(config: &Config) -> Result<Self, DeskError> {
+        Ok(Desk { store: Store::new(config, "tenure operator")? })
+    }
+
+    /// All schedules, or one.
+    ///
+    /// # Errors
+    /// [`DeskError`].
+    pub async fn list(&self, name: Option<&str>) -> Result<Vec<Listed>, DeskError> {
+        self.schedules().await?;
+        let found: Vec<Listed> =
+            self.query(&with_name(include_str!("../sql/list.sql"), name)).await?;
+        match name {
+            Some(name) if found.is_empty() => Err(DeskError::UnknownSchedule(name.to_owned())),
+            Some(_) | None => Ok(found),
+        }
+    }
+
+    /// The latest slots, newest first; of one schedule or of all, all of them or only dead letters.
+    ///
+    /// # Errors
+    /// [`DeskError`].
+    pub async fn history(
+        &self,
+        name: Option<&str>,
+        dead: bool,
+        limit: u32,
+    ) -> Result<Vec<Recorded>, DeskError> {
+        self.schedules().await?;
+        let sql = include_str!("../sql/history.sql")
+            .replace("{limit}", &limit.to_string())
+            .replace("{dead}", if dead { "true" } else { "false" });
+        self.query(&with_name(&sql, name)).await
+    }
+
+    /// Orders a run of its own, or a dead letter again; the role's leader carries it out. Returns the role.
+    ///
+    /// # Errors
+    /// [`DeskError`].
+    pub async fn order_run(
+        &self,
+        name: &str,
+        slot: Option<Timestamp>,
+        by: &str,
+    ) -> Result<String, DeskError> {
+        self.schedules().await?;
+        let slot = slot.map_or_else(|| "null".to_owned(), |at| literal(&at.to_string()));
+        let sql =
+            format!("select tenure_agent.order_run({}, {slot}, {})", literal(name), literal(by));
+        let answer: Value = self.query(&sql).await?;
+        match answer["error"].as_str() {
+            None => Ok(answer["role"].as_str().unwrap_or_default().to_owned()),
+            Some("no_dead_letter") => Err(DeskError::NoDeadLetter(name.to_owned())),
+            Some("too_many") => Err(DeskError::TooMany(name.to_owned())),
+            Some(_) => Err(DeskError::UnknownSchedule(name.to_owned())),
+        }
+    }
+
+    /// What happened in the last `back`, oldest first, the latest `limit` of it.
+    ///
+    /// # Errors
+    /// [`DeskError`].
+    pub async fn events(
+        &self,
+        role: Option<&RoleName>,
+        back: Duration,
+        limit: u32,
+    ) -> Result<Vec<Happened>, DeskError> {
+        let slots =
+            if self.has_schedules().await? { include_str!("../sql/events_slots.sql") } else { "" };
+        let seconds = SignedDuration::try_from(back).map_or(i64::MAX, |back| back.as_secs().max(1));
+        let since = format!("(clock_timestamp() - {seconds} * interval '1 s')");
+        let role = role.map_or_else(|| "null".to_owned(), |role| literal(role.as_str()));
+        let sql = include_str!("../sql/events.sql")
+            .replace("{slots}", slots)
+            .replace("{since}", &since)
+            .replace("{role}", &role)
+            .replace("{limit}", &limit.to_string());
+        self.query(&sql).await
+    }
+
+    async fn has_schedules(&self) -> Result<bool, DeskError> {
+        let there = self.store.send("select to_regclass('tenure_agent.slot') is not null").await?;
+        Ok(there.as_deref() == Some("t"))
+    }
+
+    async fn schedules(&self) -> Result<(), DeskError> {
+        if self.has_schedules().await? { Ok(()) } else { Err(DeskError::NoSchedules) }
+    }
+
+    async fn query<T: DeserializeOwned>(&self, sql: &str) -> Result<T, DeskError> {
+        let text = self.store.send(sql).await?.unwrap_or_default();
+        let unreadable = |error: serde_json::Error| StoreError::Unknown(error.to_string());
+        Ok(serde_json::from_str(&text).map_err(unreadable)?)
+    }
+}
+
+fn with_name(sql: &str, name: Option<&str>) -> String {
+    sql.replace("{name}", &name.map_or_else(|| "null".to_owned(), literal))
+}

@@ -1,0 +1,61 @@
+//! What a leader runs: commands, schedules, retention; with probes for load balancers and supervisors.
+//!
+//! ```text
+//!   file ──► Plan ──► Agent ── Member ── seat, sentinel ──► PostgreSQL: the election
+//!                       │        └ roles
+//!                       ├─ Commander: a child for as long as a term
+//!                       ├─ Crew ── Engine (pure): slots, overlap, retries
+//!                       │    └─ runs: programs under a guardian, or closures
+//!                       ├─ retention: the leader of `tenure:maintenance`
+//!                       └─ Store: one session for all of it ──► PostgreSQL: schedules
+//! ```
+//!
+//! # What it guarantees
+//!
+//! - A command runs only while this process leads its role, and is gone, with all it started, before the
+//!   lease ends: see [`tenure_guardian`].
+//! - **A slot fires at most once** across crashes, freezes, partitions and failovers, unless its schedule has
+//!   retries: its row, whose primary key is (schedule, planned instant), is inserted under the fence of the
+//!   role's epoch and committed before the work starts ([`engine`] has the argument).
+//! - Every slot is accounted for: it ran, was missed, was skipped for an overlap, or was interrupted.
+//! - Whether a slot is due is decided by the database's clock.
+//! - An idle agent has one session beside its member's two, and sends one statement every two seconds while
+//!   it leads a role with schedules, whatever the number of roles and schedules.
+//!
+//! # What it does not
+//!
+//! - *Exactly* once: a leader that dies between the claim and the end of the work leaves an **interrupted**
+//!   slot. It is reported as a dead letter, or run again if `retries` says so (then at least once).
+//! - After a failover of the database that lost commits, a slot whose claim was lost fires again.
+//! - A database whose clock was set back fires nothing until that clock has caught up.
+//!
+//! | what happens to the leader | a slot that runs | slots meanwhile |
+//! |---|---|---|
+//! | step-down, SIGTERM | goes on, up to its drain limit; then interrupted | late by the handover |
+//! | crash, SIGKILL, freeze, partition | its processes are ended before the lease; interrupted | late by the takeover; later than 60 s: `missed` |
+//! | a heartbeat is late | ended with the lease; interrupted | late |
+//! | the database is away for less than the lease | goes on; its end is recorded afterwards | late |
+
+mod agent;
+mod child;
+mod commander;
+mod crew;
+pub mod definition;
+pub mod desk;
+pub mod engine;
+mod event;
+pub mod plan;
+pub mod probes;
+pub mod retention;
+mod schedules;
+pub mod schema;
+pub mod store;
+pub mod when;
+mod work;
+
+pub use agent::Agent;
+pub use definition::{Missed, Overlap, Schedule, ScheduleError};
+pub use event::{Event, Events};
+pub use plan::{Plan, PlanError};
+pub use schedules::{ScheduleStartError, Schedules, Serving};
+pub use work::{Job, Run};

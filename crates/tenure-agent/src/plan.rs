@@ -1,0 +1,450 @@
+//! The agent's share of the configuration file: what each role's leader runs.
+//!
+//! ```toml
+//! [[command]]                       # lives as long as the term
+//! role = "relayer"
+//! run = ["relayer", "--fast"]       # or one text, for `sh -c`
+//!
+//! [[schedule]]
+//! name = "nightly"
+//! role = "scheduler"
+//! cron = "0 3 * * *"                # with seconds in front if wanted, or "@every 10s"
+//! timezone = "Europe/Berlin"
+//! run = "backup --all"
+//! ```
+//!
+//! An error names the file, the line and the column.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use tenure::RoleName;
+use tenure::config::{ConfigError, RoleSpec, parse_period};
+
+use crate::commander::Commands;
+use crate::definition::{Missed, Overlap, Schedule, ScheduleError};
+use crate::retention::{MAINTENANCE, Retention};
+use crate::work::Job;
+
+/// What the file says to the agent, as validated.
+#[derive(Debug, Clone, Default)]
+pub struct Plan {
+    pub(crate) commands: Commands,
+    pub(crate) jobs: Vec<Job>,
+    pub(crate) retention: Option<Retention>,
+    http: Option<String>,
+    roles: BTreeSet<String>,
+}
+
+/// What is wrong with a file, and where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlanError {
+    file: PathBuf,
+    place: Option<(usize, usize)>,
+    message: String,
+}
+
+impl fmt::Display for PlanError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let PlanError { file, place, message } = self;
+        match place {
+            Some((line, column)) => {
+                write!(f, "{} line {line}, column {column}: {message}", file.display())
+            }
+            None => write!(f, "{}: {message}", file.display()),
+        }
+    }
+}
+
+impl std::error::Error for PlanError {}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Written {
+    agent: Agent,
+    command: Vec<WrittenCommand>,
+    schedule: Vec<WrittenSchedule>,
+    /// Sections of the election and of other commands: one file serves them all.
+    database: IgnoredAny,
+    member: IgnoredAny,
+    role: IgnoredAny,
+    retry: IgnoredAny,
+    cluster: IgnoredAny,
+    tx: IgnoredAny,
+    gossip: IgnoredAny,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Agent {
+    http: Option<String>,
+    retention: Keep,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Keep {
+    enabled: Option<bool>,
+    age: Option<String>,
+    terms: Option<u32>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenCommand {
+    role: String,
+    run: Words,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenSchedule {
+    name: String,
+    role: String,
+    cron: String,
+    run: Words,
+    timezone: Option<String>,
+    missed: Option<Missed>,
+    overlap: Option<Overlap>,
+    timeout: Option<String>,
+    retries: Option<u32>,
+    backoff: Option<String>,
+    drain_limit: Option<String>,
+}
+
+/// A program and its arguments, or one text for a shell.
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "a text for `sh -c`, or a list of a program and its arguments")]
+enum Words {
+    Shell(String),
+    Program(Vec<String>),
+}
+
+impl Words {
+    fn command(self) -> Option<Vec<String>> {
+        match self {
+            Words::Shell(text) if text.trim().is_empty() => None,
+            Words::Shell(text) => Some(vec!["/bin/sh".to_owned(), "-c".to_owned(), text]),
+            Words::Program(words) if words.first().is_none_or(String::is_empty) => None,
+            Words::Program(words) => Some(words),
+        }
+    }
+}
+
+impl Plan {
+    /// Reads the agent's share of a file's text; `file` is what errors call it.
+    ///
+    /// # Errors
+    /// [`PlanError`].
+    pub fn from_toml(text: &str, file: &Path) -> Result<Self, PlanError> {
+        let reader = Reader { text, file };
+        let written = reader.read()?;
+        let mut plan = Plan { http: written.agent.http, ..Plan::default() };
+        plan.retention = reader.retention(written.agent.retention)?;
+        if plan.retention.is_some() {
+            plan.roles.insert(MAINTENANCE.to_owned());
+        }
+        for (index, command) in written.command.into_iter().enumerate() {
+            let at = |field: &str| format!("command[{index}].{field}");
+            let role = reader.role(&command.role, &at("role"))?;
+            let run = command.run.command().ok_or_else(|| reader.bad(&at("run"), NO_COMMAND))?;
+            let role = role.as_str().to_owned();
+            if plan.commands.insert(role.clone(), run).is_some() {
+                return Err(
+                    reader.bad(&at("role"), "a role has one command; give each its own role")
+                );
+            }
+            plan.roles.insert(role);
+        }
+        let mut names = BTreeSet::new();
+        for (index, schedule) in written.schedule.into_iter().enumerate() {
+            if !names.insert(schedule.name.clone()) {
+                let at = format!("schedule[{index}].name");
+                return Err(reader.bad(&at, "a schedule of that name is there already"));
+            }
+            let job = reader.schedule(index, schedule)?;
+            plan.roles.insert(job.schedule.role().as_str().to_owned());
+            plan.jobs.push(job);
+        }
+        Ok(plan)
+    }
+
+    /// The roles that the agent is a candidate for, beside those of the file's `[[role]]`. A role of
+    /// schedules drains for as long as the longest of them may.
+    pub fn roles(&self) -> impl Iterator<Item = (&str, Option<Duration>)> {
+        self.roles.iter().map(|role| {
+            let jobs = self.jobs.iter().filter(|job| job.schedule.role().as_str() == role);
+            (role.as_str(), jobs.map(|job| job.schedule.drain()).max())
+        })
+    }
+
+    /// Where to serve probes and metrics, if the file says so.
+    #[must_use]
+    pub fn http(&self) -> Option<&str> {
+        self.http.as_deref()
+    }
+
+    /// Whether there is nothing to run.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.commands.is_empty() && self.jobs.is_empty()
+    }
+
+    /// The roles as a configuration takes them.
+    pub fn specs(&self) -> impl Iterator<Item = RoleSpec> {
+        self.roles.iter().map(RoleSpec::named)
+    }
+}
+
+const NO_COMMAND: &str =
+    "an empty command; write a text for `sh -c`, or a list of a program and its arguments";
+
+struct Reader<'a> {
+    text: &'a str,
+    file: &'a Path,
+}
+
+impl Reader<'_> {
+    fn read(&self) -> Result<Written, PlanError> {
+        let said = |error: &toml::de::Error, path: String| {
+            let place = error.span().map(|span| position(self.text, span.start));
+            let message = error.message().trim().replace('\n', " ");
+            let message = if path.is_empty() || path == "." {
+                message
+            } else {
+                format!("`{path}`: {message}")
+            };
+            PlanError {
+                file: self.file.to_owned(),
+                place,
+                message: format!("{message}; correct the file"),
+            }
+        };
+        let deserializer =
+            toml::Deserializer::parse(self.text).map_err(|error| said(&error, String::new()))?;
+        serde_path_to_error::deserialize(deserializer)
+            .map_err(|error| said(error.inner(), error.path().to_string()))
+    }
+
+    fn bad(&self, path: &str, message: impl fmt::Display) -> PlanError {
+        PlanError {
+            file: self.file.to_owned(),
+            place: place_of(self.text, path),
+            message: format!("`{path}`: {message}"),
+        }
+    }
+
+    fn role(&self, name: &str, path: &str) -> Result<RoleName, PlanError> {
+        if name.starts_with("tenure:") {
+            return Err(
+                self.bad(path, "names that begin with `tenure:` are Tenure's own; choose another")
+            );
+        }
+        RoleName::new(name).map_err(|error| self.bad(path, error))
+    }
+
+    fn period(&self, text: Option<&str>, path: &str) -> Result<Option<Duration>, PlanError> {
+        let Some(text) = text else { return Ok(None) };
+        let period = parse_period(text);
+        let wrong = || self.bad(path, "a time is written 3s, 10m, 1h 30m or 90d");
+        period.ok_or_else(wrong).map(Some)
+    }
+
+    fn schedule(&self, index: usize, written: WrittenSchedule) -> Result<Job, PlanError> {
+        let at = |field: &str| format!("schedule[{index}].{field}");
+        let role = self.role(&written.role, &at("role"))?;
+        let run = written.run.command().ok_or_else(|| self.bad(&at("run"), NO_COMMAND))?;
+        let timeout = self.period(written.timeout.as_deref(), &at("timeout"))?;
+        let backoff = self.period(written.backoff.as_deref(), &at("backoff"))?;
+        let drain_limit = self.period(written.drain_limit.as_deref(), &at("drain_limit"))?;
+        let build = || -> Result<Schedule, ScheduleError> {
+            let mut schedule = Schedule::new(&written.name, role, &written.cron)?
+                .missed(written.missed.unwrap_or_default())
+                .overlap(written.overlap.unwrap_or_default())
+                .retries(written.retries.unwrap_or(0))?;
+            if let Some(zone) = &written.timezone {
+                schedule = schedule.timezone(zone)?;
+            }
+            if let Some(timeout) = timeout {
+                schedule = schedule.timeout(timeout)?;
+            }
+            if let Some(backoff) = backoff {
+                schedule = schedule.backoff(backoff)?;
+            }
+            if let Some(limit) = drain_limit {
+                schedule = schedule.drain_limit(limit)?;
+            }
+            Ok(schedule)
+        };
+        let schedule = build().map_err(|error| self.bad(&at(error.field()), &error))?;
+        Ok(Job::program(schedule, run))
+    }
+
+    fn retention(&self, keep: Keep) -> Result<Option<Retention>, PlanError> {
+        if keep.enabled == Some(false) {
+            return Ok(None);
+        }
+        let mut retention = Retention::default();
+        if let Some(age) = self.period(keep.age.as_deref(), "agent.retention.age")? {
+            if age < Duration::from_secs(3600) {
+                return Err(self.bad("agent.retention.age", "at least 1h is kept"));
+            }
+            retention.age = age;
+        }
+        if let Some(terms) = keep.terms {
+            if terms < 2 {
+                return Err(self.bad("agent.retention.terms", "at least 2 are kept"));
+            }
+            retention.terms = terms;
+        }
+        Ok(Some(retention))
+    }
+}
+
+/// A refused configuration with the place in the file that it is about, where that can be found.
+#[must_use]
+pub fn placed(error: &ConfigError, text: &str, file: &Path) -> PlanError {
+    let paths: Vec<String> = match error {
+        ConfigError::Field { field, .. } => vec![field.clone()],
+        ConfigError::Dsn { field, .. } => vec![(*field).to_owned()],
+        ConfigError::RoleName { index, .. } => vec![format!("role[{index}].name")],
+        ConfigError::Lease(_) => {
+            ["lease", "heartbeat", "kill_grace", "statement_deadline", "margin"]
+                .map(|field| format!("member.{field}"))
+                .into()
+        }
+        ConfigError::Identity(_) => vec!["member.scope".to_owned(), "member.instance".to_owned()],
+        _ => Vec::new(),
+    };
+    let found =
+        paths.iter().find_map(|path| place_of(text, path).or_else(|| elsewhere(text, path)));
+    let place = found.or_else(|| {
+        let section = paths.first()?.split('.').next()?;
+        place_of(text, section)
+    });
+    PlanError { file: file.to_owned(), place, message: error.to_string() }
+}
+
+/// The same field under the names of FORGE's own section.
+fn elsewhere(text: &str, path: &str) -> Option<(usize, usize)> {
+    let field = path.strip_prefix("member.")?;
+    let theirs = match field {
+        "lease" => "lease_duration",
+        "heartbeat" => "refresh_interval",
+        "poll" => "check_interval",
+        "acquire_timeout" => "lock_timeout",
+        other => other,
+    };
+    [theirs, field]
+        .iter()
+        .find_map(|name| place_of(text, &format!("cluster.leader_election.{name}")))
+}
+
+/// Line and column of a key's value, by its path, such as `schedule[1].cron`.
+fn place_of(text: &str, path: &str) -> Option<(usize, usize)> {
+    use toml::de::{DeTable, DeValue};
+    let root = DeTable::parse(text).ok()?;
+    let mut at = root.span().start;
+    let mut table: Option<&DeTable<'_>> = Some(root.get_ref());
+    for step in path.split('.') {
+        let (name, index) = match step.split_once('[') {
+            Some((name, index)) => (name, index.trim_end_matches(']').parse::<usize>().ok()),
+            None => (step, None),
+        };
+        let Some((_, value)) = table?.iter().find(|(key, _)| key.get_ref() == name) else {
+            // The section is there and the key is not: the section's own place.
+            return if index.is_none() && at > 0 { Some(position(text, at)) } else { None };
+        };
+        let value = match (value.get_ref(), index) {
+            (DeValue::Array(list), Some(index)) => list.get(index)?,
+            _ => value,
+        };
+        at = value.span().start;
+        table = match value.get_ref() {
+            DeValue::Table(inner) => Some(inner),
+            _ => None,
+        };
+    }
+    Some(position(text, at))
+}
+
+fn position(text: &str, at: usize) -> (usize, usize) {
+    let before = text.get(..at).unwrap_or(text);
+    let line = 1 + before.matches('\n').count();
+    (line, 1 + before.chars().rev().take_while(|c| *c != '\n').count())
+}
+
+/// What differs between two plans that a running agent cannot take over.
+pub(crate) fn differences(old: &Plan, new: &Plan) -> Vec<&'static str> {
+    let mut found = Vec::new();
+    if old.roles != new.roles {
+        found.push("the set of roles");
+    }
+    if old.http != new.http {
+        found.push("agent.http");
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(text: &str) -> String {
+        Plan::from_toml(text, Path::new("tenure.toml")).expect_err("refused").to_string()
+    }
+
+    #[test]
+    fn a_plan_is_read_and_other_sections_are_left_to_others() {
+        let text = "[database]\ndsn = 'postgresql://localhost/app'\n\
+            [cluster.leader_election]\nlease_duration = '60s'\n\
+            [[command]]\nrole = 'relayer'\nrun = ['relayer', '--fast']\n\
+            [[schedule]]\nname = 'nightly'\nrole = 'scheduler'\ncron = '0 3 * * *'\n\
+            timezone = 'Europe/Berlin'\nrun = 'backup --all'\nretries = 2\ndrain_limit = '20m'\n\
+            missed = 'run_once'\noverlap = 'queue'\n";
+        let plan = Plan::from_toml(text, Path::new("tenure.toml")).expect("valid");
+        assert_eq!(plan.commands["relayer"], ["relayer", "--fast"]);
+        assert_eq!(plan.jobs.len(), 1);
+        let roles: Vec<_> = plan.roles().collect();
+        let drain = Some(Duration::from_secs(1200));
+        assert_eq!(roles, [("relayer", None), ("scheduler", drain), ("tenure:maintenance", None)]);
+    }
+
+    #[test]
+    fn an_error_names_file_line_and_column() {
+        let error = refused("[agent]\n  htp = '1'\n");
+        assert!(error.starts_with("tenure.toml line 2, column 3: "), "{error}");
+        let error =
+            refused("[[schedule]]\nname = 'a'\nrole = 'r'\nrun = 'x'\ncron = '61 * * * *'\n");
+        assert!(error.starts_with("tenure.toml line 5, column 8: `schedule[0].cron`"), "{error}");
+        let error = refused(
+            "[[schedule]]\nname = 'a'\nrole = 'r'\nrun = 'x'\ncron = '@daily'\ntimezone = 'Mars'\n",
+        );
+        assert!(
+            error.starts_with("tenure.toml line 6, column 12: `schedule[0].timezone`"),
+            "{error}"
+        );
+        let error = refused("[[command]]\nrole = 'tenure:x'\nrun = 'x'\n");
+        assert!(error.starts_with("tenure.toml line 2, column 8: `command[0].role`"), "{error}");
+        let error = refused("[[command]]\nrole = 'x'\nrun = []\n");
+        assert!(error.contains("line 3, column 7"), "{error}");
+        let error = refused("[[schedule]]\nname = 'a'\n");
+        assert!(error.contains("line 1") && error.contains("missing field"), "{error}");
+    }
+
+    #[test]
+    fn contradictory_timings_are_placed_where_they_are_written() {
+        let text = "[cluster.leader_election]\nrefresh_interval = '60s'\nlease_duration = '10s'\n";
+        let error = tenure::config::Config::builder()
+            .toml(text, "forge.toml")
+            .expect("readable")
+            .build()
+            .expect_err("contradictory");
+        let error = placed(&error, text, Path::new("forge.toml")).to_string();
+        assert!(error.starts_with("forge.toml line 3, column 18: "), "{error}");
+    }
+}

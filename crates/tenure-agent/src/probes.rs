@@ -1,0 +1,136 @@
+//! Probes and metrics over HTTP, as a router for any program that has a [`Member`].
+//!
+//! | path | answer |
+//! |---|---|
+//! | `/healthz` | 200 while the member runs, whether or not the database answers: a restart would not help |
+//! | `/readyz` | 200 while the member has its session, 503 otherwise |
+//! | `/leader/{role}` | 200 only while the gate of this process is open, else 503; 404 for a role it does not know |
+//! | `/metrics` | what the program's recorder renders, if it gave one |
+//!
+//! There is no token, and nothing secret in any answer. Serve it on the loopback interface, or where every
+//! reader may know which process leads. An answer is a moment's: only the gate itself, asked in the
+//! process, proves leadership.
+//!
+//! ```no_run
+//! # async fn run(member: std::sync::Arc<tenure::Member>) -> Result<(), Box<dyn std::error::Error>> {
+//! let router = tenure_agent::probes::router(std::sync::Arc::downgrade(&member), None);
+//! let listener = tokio::net::TcpListener::bind("127.0.0.1:9464").await?;
+//! axum::serve(listener, router).await?;
+//! # Ok(())
+//! # }
+//! ```
+
+use std::fmt;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{Path, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use serde_json::{Value, json};
+use tenure::{Health, Member};
+use tokio::time::timeout;
+
+/// How long an answer may take; the member's task answers in microseconds.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Renders the metrics in Prometheus' text format.
+pub type Render = Arc<dyn Fn() -> String + Send + Sync>;
+
+#[derive(Clone)]
+struct Probes {
+    member: Weak<Member>,
+    render: Option<Render>,
+}
+
+impl fmt::Debug for Probes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Probes")
+    }
+}
+
+/// The routes. The member is held weakly: its shutdown does not wait for a probe.
+pub fn router(member: Weak<Member>, render: Option<Render>) -> Router {
+    Router::new()
+        .route("/healthz", get(healthz))
+        .route("/health", get(readyz))
+        .route("/readyz", get(readyz))
+        .route("/leader/{*role}", get(leader))
+        .route("/metrics", get(metrics))
+        .with_state(Probes { member, render })
+}
+
+/// A member's health as JSON; no secret is in it.
+fn details(health: &Health) -> Value {
+    let roles = health.roles.iter().map(|role| {
+        json!({"role": role.role.as_str(), "state": role.state.as_str(), "is_leader": role.is_leader})
+    });
+    json!({
+        "member": health.identity,
+        "connected": health.connected,
+        "heartbeat_age_ms": health.heartbeat_age.map(|age| age.as_millis()),
+        "error": health.error,
+        "roles": roles.collect::<Vec<_>>(),
+    })
+}
+
+impl Probes {
+    async fn health(&self) -> Option<Health> {
+        let member = self.member.upgrade()?;
+        timeout(PATIENCE, member.health()).await.ok()?.ok()
+    }
+}
+
+async fn healthz(State(probes): State<Probes>) -> Response {
+    match probes.health().await {
+        Some(health) => answer(StatusCode::OK, &json!({"member": health.identity})),
+        None => ended(),
+    }
+}
+
+async fn readyz(State(probes): State<Probes>) -> Response {
+    match probes.health().await {
+        Some(health) => {
+            let status =
+                if health.connected { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+            answer(status, &details(&health))
+        }
+        None => ended(),
+    }
+}
+
+async fn leader(State(probes): State<Probes>, Path(role): Path<String>) -> Response {
+    let Some(member) = probes.member.upgrade() else { return ended() };
+    let Ok(lock) = member.lock(&role) else {
+        return answer(
+            StatusCode::NOT_FOUND,
+            &json!({"error": "this member does not know the role"}),
+        );
+    };
+    match lock.gate().peek() {
+        Ok(token) => {
+            let body = json!({"role": role, "leader": true, "epoch": token.epoch.get()});
+            answer(StatusCode::OK, &body)
+        }
+        Err(_) => answer(StatusCode::SERVICE_UNAVAILABLE, &json!({"role": role, "leader": false})),
+    }
+}
+
+async fn metrics(State(probes): State<Probes>) -> Response {
+    match probes.render {
+        Some(render) => {
+            ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], render()).into_response()
+        }
+        None => answer(StatusCode::NOT_FOUND, &json!({"error": "this program has no recorder"})),
+    }
+}
+
+fn ended() -> Response {
+    answer(StatusCode::SERVICE_UNAVAILABLE, &json!({"error": "the member has ended"}))
+}
+
+fn answer(status: StatusCode, body: &Value) -> Response {
+    (status, [(header::CONTENT_TYPE, "application/json")], format!("{body}\n")).into_response()
+}

@@ -1,0 +1,137 @@
+//! Keeps the history bounded: done by the leader of one reserved role, for the whole group.
+
+use std::time::Duration;
+
+use tenure::config::Config;
+use tenure::operate::{BATCH, Operator, Pruned};
+use tenure::{LeaderLock, TenureError};
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+use crate::event::{Event, Events};
+use crate::store::{Store, StoreError};
+
+/// The role whose leader prunes.
+pub const MAINTENANCE: &str = "tenure:maintenance";
+/// Between two rounds.
+const ROUND: Duration = Duration::from_secs(3600);
+/// Between two batches of a round: the others want the database too.
+const PAUSE: Duration = Duration::from_millis(100);
+/// A round that failed is tried again soon.
+const AGAIN: Duration = Duration::from_secs(60);
+
+/// How long the history is kept. A role's last two terms are always kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Retention {
+    /// Older terms, events and runs are deleted. Default: 90 days.
+    pub age: Duration,
+    /// Of each role so many terms are kept, of each schedule so many slots. Default: 10,000.
+    pub terms: u32,
+}
+
+impl Default for Retention {
+    fn default() -> Self {
+        Retention { age: Duration::from_secs(90 * 86_400), terms: 10_000 }
+    }
+}
+
+/// What was deleted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Deleted {
+    pub terms: u64,
+    pub events: u64,
+    pub slots: u64,
+}
+
+/// Why a round did not end.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RetentionError {
+    /// Terms and events.
+    #[error(transparent)]
+    Operator(#[from] TenureError),
+    /// Runs.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// Deletes what is beyond the retention, batch by batch, while `goes_on`.
+///
+/// # Errors
+/// [`RetentionError`]; what was deleted until then stays deleted.
+pub async fn prune(
+    config: &Config,
+    retention: Retention,
+    goes_on: impl Fn() -> bool,
+) -> Result<Deleted, RetentionError> {
+    let operator = Operator::connect(config).await?;
+    let store = Store::new(config, "tenure retention")?;
+    let mut deleted = Deleted::default();
+    while goes_on() {
+        let Pruned { terms, events, .. } = operator.prune(retention.age, retention.terms).await?;
+        let slots = store.prune_slots(retention).await?;
+        deleted.terms += terms;
+        deleted.events += events;
+        deleted.slots += slots;
+        if terms.max(events).max(slots) < BATCH {
+            break;
+        }
+        sleep(PAUSE).await;
+    }
+    operator.close().await;
+    Ok(deleted)
+}
+
+/// Prunes once an hour while the role is led here; ends with the role.
+pub(crate) async fn serve(
+    lock: LeaderLock,
+    config: Config,
+    retention: watch::Receiver<Option<Retention>>,
+    events: Events,
+) {
+    let round = || async {
+        loop {
+            let wanted = *retention.borrow();
+            let Some(wanted) = wanted else {
+                sleep(AGAIN).await;
+                continue;
+            };
+            let gate = lock.gate();
+            match prune(&config, wanted, || gate.is_leader()).await {
+                Ok(Deleted { terms: 0, events: 0, slots: 0 }) => {}
+                Ok(Deleted { terms, events: orders, slots }) => {
+                    let what = format!("{terms} terms, {orders} events and {slots} slots");
+                    events.tell(Event::of("pruned", MAINTENANCE, gate.epoch()).because(what));
+                }
+                Err(error) => {
+                    let why = format!("the history was not pruned: {error}");
+                    events.tell(Event::of("error", MAINTENANCE, gate.epoch()).because(why));
+                    sleep(AGAIN).await;
+                    continue;
+                }
+            }
+            sleep(ROUND).await;
+        }
+    };
+    // It is dropped at an await when the gate shuts: a batch is one statement.
+    let _ = lock.while_leading(|_| round()).await;
+}
+
+impl Store {
+    /// Deletes a batch of slots with their attempts; how many. A slot that is not over stays, and a group
+    /// without schedules has none.
+    async fn prune_slots(&self, retention: Retention) -> Result<u64, StoreError> {
+        let there = self.send("select to_regclass('tenure_agent.slot') is not null").await?;
+        if there.as_deref() != Some("t") {
+            return Ok(0);
+        }
+        let sql = include_str!("../sql/prune.sql")
+            .replace("{age_ms}", &retention.age.as_millis().to_string())
+            .replace("{slots}", &retention.terms.to_string())
+            .replace("{batch}", &BATCH.to_string());
+        let count = self.send(&sql).await?;
+        Ok(count.and_then(|count| count.parse().ok()).unwrap_or(0))
+    }
+}

@@ -1,0 +1,239 @@
+//! Schedules of a member: the library's face, with closures or programs.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tenure::config::Config;
+use tenure::{Member, TakeoverPolicy, TenureError};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+use crate::child::Post;
+use crate::crew::Crew;
+use crate::definition::Schedule;
+use crate::event::{Event, Events};
+use crate::store::{Store, StoreError, Waiting};
+use crate::work::{Job, Run};
+
+/// How often the orders and the database's clock are asked for, by an agent that leads.
+const LOOK: Duration = Duration::from_secs(2);
+/// Pause before another attempt to bring the schema up to date.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// The schedules of a program.
+///
+/// ```no_run
+/// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+/// use tenure::RoleName;
+/// use tenure_agent::{Schedule, Schedules};
+///
+/// let (member, _lock) = tenure::lead("postgresql://localhost/app", "scheduler").await?;
+/// let role = RoleName::new("scheduler")?;
+/// let serving = Schedules::new()
+///     .add(Schedule::new("nightly", role, "0 3 * * *")?.timezone("Europe/Berlin")?, |run| async move {
+///         println!("{} of {}, epoch {}", run.schedule, run.slot, run.epoch);
+///         Ok::<(), std::io::Error>(())
+///     })
+///     .start(&member)?;
+/// // … until the program ends:
+/// member.shutdown(None).await?;
+/// serving.finished().await;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Default)]
+#[must_use]
+pub struct Schedules {
+    jobs: Vec<Job>,
+    events: Option<Events>,
+}
+
+impl Schedules {
+    /// None yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a schedule that calls a closure; see [`Job::call`]. A slot is called at most once, unless the
+    /// schedule has retries.
+    pub fn add<F, R, E>(self, schedule: Schedule, call: F) -> Self
+    where
+        F: Fn(Run) -> R + Send + Sync + 'static,
+        R: Future<Output = Result<(), E>> + Send + 'static,
+        E: fmt::Display,
+    {
+        self.job(Job::call(schedule, call))
+    }
+
+    /// Adds a schedule with its work.
+    pub fn job(mut self, job: Job) -> Self {
+        self.jobs.push(job);
+        self
+    }
+
+    /// Where to tell what happens. Default: nowhere.
+    pub fn events(mut self, events: Events) -> Self {
+        self.events = Some(events);
+        self
+    }
+
+    /// Begins; the schedules' roles must be roles of the member. A role's `drain_limit` should be at least
+    /// that of its schedules: it bounds them all.
+    ///
+    /// # Errors
+    /// [`TenureError::UnknownRole`], or what keeps the store from being made.
+    pub fn start(self, member: &Member) -> Result<Serving, ScheduleStartError> {
+        let events = self.events.unwrap_or_else(|| Events::channel().0);
+        let (jobs, watched) = watch::channel(Arc::new(self.jobs));
+        let mut tasks = JoinSet::new();
+        let store =
+            Arc::new(Store::new(member.config(), &format!("tenure agent {}", member.identity()))?);
+        serve(member, store, &watched, &events, &mut tasks)?;
+        Ok(Serving { _jobs: jobs, tasks })
+    }
+}
+
+/// Why schedules did not start. Nothing was written.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ScheduleStartError {
+    /// A role that the member does not have.
+    #[error(transparent)]
+    Member(#[from] TenureError),
+    /// The database cannot be used.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// Schedules at work. Dropping it ends what runs, at once and without a record of its end; shut the member
+/// down first.
+#[derive(Debug)]
+pub struct Serving {
+    _jobs: watch::Sender<Arc<Vec<Job>>>,
+    tasks: JoinSet<()>,
+}
+
+impl Serving {
+    /// Waits until the roles have stopped and every run has ended. Cancel-safe, except that what has ended
+    /// is not reported again.
+    pub async fn finished(mut self) {
+        while self.tasks.join_next().await.is_some() {}
+    }
+}
+
+/// A role of a member, with what a child of it needs to know.
+pub(crate) fn post(member: &Member, role: &str) -> Result<Post, TenureError> {
+    Ok(Post {
+        lock: member.lock(role)?,
+        lease: *member.config().lease(),
+        policy: policy(member.config(), role),
+    })
+}
+
+fn policy(config: &Config, role: &str) -> TakeoverPolicy {
+    let found = config.roles().iter().find(|config| config.name().as_str() == role);
+    found.map_or_else(TakeoverPolicy::default, |role| role.policy())
+}
+
+/// Starts the crews of all roles that the jobs name now, and the task that looks for orders.
+pub(crate) fn serve(
+    member: &Member,
+    store: Arc<Store>,
+    jobs: &watch::Receiver<Arc<Vec<Job>>>,
+    events: &Events,
+    tasks: &mut JoinSet<()>,
+) -> Result<(), TenureError> {
+    let mut desks = BTreeMap::new();
+    for job in jobs.borrow().iter() {
+        let role = job.schedule.role().as_str();
+        if desks.contains_key(role) {
+            continue;
+        }
+        let post = post(member, role)?;
+        let (desk, orders) = mpsc::unbounded_channel();
+        let lock = post.lock.clone();
+        let (store, events) = (store.clone(), events.clone());
+        tasks.spawn(Crew { post, store, jobs: jobs.clone(), orders, events }.serve());
+        desks.insert(role.to_owned(), (lock, desk));
+    }
+    if !desks.is_empty() {
+        let identity = member.identity().as_str().to_owned();
+        tasks.spawn(look(store, identity, jobs.clone(), desks, events.clone()));
+    }
+    Ok(())
+}
+
+type Desks = BTreeMap<String, (tenure::LeaderLock, mpsc::UnboundedSender<Waiting>)>;
+
+/// Brings the schema up to date, tells the group what this file says, and then asks for orders: one
+/// statement for all roles, and only while one of them is led here.
+async fn look(
+    store: Arc<Store>,
+    member: String,
+    mut jobs: watch::Receiver<Arc<Vec<Job>>>,
+    desks: Desks,
+    events: Events,
+) {
+    let mut migrated = false;
+    let mut announced = false;
+    let mut told = None;
+    loop {
+        if desks.values().all(|(_, desk)| desk.is_closed()) {
+            return;
+        }
+        let done = async {
+            if !migrated {
+                store.migrate().await?;
+                migrated = true;
+            }
+            if !announced {
+                let schedules: Vec<Schedule> =
+                    jobs.borrow_and_update().iter().map(|job| job.schedule.clone()).collect();
+                store.announce(&member, &schedules).await?;
+                announced = true;
+            }
+            let led = desks.iter().filter(|(_, (lock, _))| lock.is_leader());
+            let led: Vec<String> = led.map(|(role, _)| role.clone()).collect();
+            if led.is_empty() {
+                return Ok(Vec::new());
+            }
+            store.look(&led).await
+        };
+        let pause = match done.await {
+            Ok(orders) => {
+                told = None;
+                for order in orders {
+                    if let Some((_, desk)) = desks.get(&order.role) {
+                        // A crew that has ended leads no more; the order stays for its successor.
+                        let _ = desk.send(order);
+                    }
+                }
+                LOOK
+            }
+            Err(error) => {
+                let text: String = StoreError::to_string(&error);
+                if told.as_ref() != Some(&text) {
+                    events.tell(Event::new("error").because(text.clone()));
+                    told = Some(text);
+                }
+                PAUSE
+            }
+        };
+        tokio::select! {
+            () = sleep(pause) => {}
+            Ok(()) = jobs.changed() => announced = false,
+            () = closed(&desks) => return,
+        }
+    }
+}
+
+/// Ends when every crew has.
+async fn closed(desks: &Desks) {
+    for (_, desk) in desks.values() {
+        desk.closed().await;
+    }
+}

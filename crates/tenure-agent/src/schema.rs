@@ -1,0 +1,18 @@
+//! The schema `tenure_agent`: numbered SQL files, applied once, in order, by the agent that comes first.
+
+use tenure_connect::migrate::Schema;
+use tenure_connect::sql::identifier;
+
+/// The files. A released file is never edited.
+pub const SCHEMA: Schema = Schema {
+    name: "tenure_agent",
+    // "tenureag" in ASCII.
+    key: 0x74_65_6e_75_72_65_61_67,
+    files: tenure_connect::migrations!["../sql", 1 "schedules"],
+};
+
+/// The grants that an agent's login role needs beside a member's, as SQL text for the schema's owner to run.
+#[must_use]
+pub fn privileges_sql(role: &str) -> String {
+    include_str!("../sql/privileges.sql").replace("{role}", &identifier(role))
+}

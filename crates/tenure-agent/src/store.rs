@@ -1,0 +1,528 @@
+//! The agent's one session beside its member's: schedules, orders, and the database's clock.
+//!
+//! Every statement has a deadline. An answer that did not come is unknown, never a no: the session is
+//! dropped, and the caller asks again.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tenure::config::Config;
+use tenure::{BootClock, Clock, Epoch, Tick};
+use tenure_connect::line::{Line, LineError};
+use tenure_connect::sql::{json as jsonb, literal};
+use tenure_connect::{ConnectError, Connector, TlsError};
+use tokio::sync::mpsc;
+
+use crate::definition::Schedule;
+use crate::engine::{Answer, Effect, Fate, How, Open, Order, Slot, Stood, Then};
+use crate::schema::SCHEMA;
+
+/// How long bringing the schema up to date may take.
+const MIGRATION: Duration = Duration::from_secs(30);
+
+/// Why the store did not answer.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// No session; nothing was written.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// What was said about TLS cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// No database was named.
+    #[error("no database is configured; give --dsn, or set TENURE_DSN")]
+    NoDatabase,
+    /// Another term has begun. Nothing was written.
+    #[error("another member leads")]
+    Stale,
+    /// The server refused the statement. Nothing was written.
+    #[error("{0}")]
+    Refused(LineError),
+    /// It may have been written.
+    #[error("{0}")]
+    Unknown(String),
+}
+
+/// The store of one agent.
+pub struct Store {
+    connector: Connector,
+    name: String,
+    deadline: Duration,
+    line: tokio::sync::Mutex<Option<Line>>,
+    /// The database's time at an instant of ours, as the latest answer had it.
+    clock: Mutex<Option<(Timestamp, Tick)>>,
+}
+
+impl std::fmt::Debug for Store {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Store").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// A term of a role, as the fence knows it.
+#[derive(Debug, Clone)]
+pub struct Term {
+    /// The role.
+    pub role: String,
+    /// The term's epoch.
+    pub epoch: Epoch,
+    /// The member that leads.
+    pub member: String,
+}
+
+/// What the database knows of a schedule.
+#[derive(Debug, Clone)]
+pub struct Known {
+    /// Every slot up to here is decided.
+    pub watermark: Timestamp,
+    /// What is not over.
+    pub open: Vec<Open>,
+}
+
+/// An order that waits for its leader.
+#[derive(Debug, Clone)]
+pub struct Waiting {
+    /// The role whose leader carries it out.
+    pub role: String,
+    /// The schedule.
+    pub schedule: String,
+    /// The order.
+    pub order: Order,
+    /// When it was given.
+    pub given: Timestamp,
+    /// The dead letter that it is about, and how many attempts that had.
+    pub again: Option<(Timestamp, u32)>,
+}
+
+/// What a person may read of an attempt's end.
+#[derive(Debug, Clone, Default)]
+pub struct Details {
+    /// The exit code.
+    pub code: Option<u8>,
+    /// What went wrong.
+    pub reason: Option<String>,
+    /// What it wrote, or the end of it.
+    pub output: Option<String>,
+    /// Some of its processes could not be ended: no release of this term may be called clean.
+    pub strays: bool,
+}
+
+impl Store {
+    /// Makes a store; connects with the first question.
+    ///
+    /// # Errors
+    /// If the configuration names no database, or a TLS file that cannot be used.
+    pub fn new(config: &Config, name: &str) -> Result<Self, StoreError> {
+        let dsn = config.dsn().ok_or(StoreError::NoDatabase)?;
+        let connector = Connector::new(dsn, config.tls().clone())?.with_renewal(config.renewal());
+        Ok(Store {
+            connector,
+            name: name.to_owned(),
+            deadline: config.lease().lease().clamp(Duration::from_secs(2), Duration::from_secs(10)),
+            line: tokio::sync::Mutex::default(),
+            clock: Mutex::default(),
+        })
+    }
+
+    /// The database's time now, never ahead of it as long as the two clocks run alike; none before the
+    /// first answer.
+    pub fn now(&self) -> Option<Timestamp> {
+        let (then, tick) = (*self.clock.lock().unwrap_or_else(PoisonError::into_inner))?;
+        let since = BootClock.now().saturating_since(tick);
+        then.checked_add(SignedDuration::try_from(since).ok()?).ok()
+    }
+
+    /// Brings the schema up to date.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn migrate(&self) -> Result<(), StoreError> {
+        let mut slot = self.line.lock().await;
+        let line = match slot.take() {
+            Some(line) => line,
+            None => self.connect().await?,
+        };
+        let unlimited = format!("set statement_timeout = {}", MIGRATION.as_millis());
+        line.ask(&unlimited, self.deadline).await.map_err(unknown)?;
+        SCHEMA.migrate(&line, MIGRATION).await.map_err(unknown)?;
+        let limited = format!("set statement_timeout = {}", self.deadline.as_millis());
+        line.ask(&limited, self.deadline).await.map_err(unknown)?;
+        *slot = Some(line);
+        Ok(())
+    }
+
+    /// Tells the group what this member's file says.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn announce(&self, member: &str, schedules: &[Schedule]) -> Result<(), StoreError> {
+        let digests: BTreeMap<&str, String> =
+            schedules.iter().map(|schedule| (schedule.name(), schedule.digest())).collect();
+        let sql = format!("select tenure_agent.announce({}, {})", literal(member), jsonb(&digests));
+        self.ask::<Value>(&sql).await.map(drop)
+    }
+
+    /// Makes the role's schedules what the leader's file says, and answers with their state.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn define(
+        &self,
+        term: &Term,
+        schedules: &[Schedule],
+    ) -> Result<BTreeMap<String, Known>, StoreError> {
+        let rows: Vec<Value> = schedules
+            .iter()
+            .map(|schedule| {
+                json!({
+                    "name": schedule.name(),
+                    "timing": schedule.timing(),
+                    "definition": schedule.told(),
+                    "digest": schedule.digest(),
+                })
+            })
+            .collect();
+        let sql = format!(
+            "select tenure_agent.define({}, {}, {})",
+            literal(&term.role),
+            term.epoch.get(),
+            jsonb(&rows)
+        );
+        let answer: Defined = self.ask(&sql).await?;
+        let known = |row: DefinedRow| {
+            let open = row.open.iter().filter_map(OpenRow::read).collect();
+            Some(Known { watermark: instant(row.watermark)?, open })
+        };
+        let rows = answer.schedules.into_iter();
+        Ok(rows.filter_map(|(name, row)| Some((name, known(row)?))).collect())
+    }
+
+    /// Claims slots, in one statement; one answer for each.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn claim(
+        &self,
+        term: &Term,
+        claims: &[(Effect, Option<Timestamp>)],
+    ) -> Result<Vec<Answer>, StoreError> {
+        let rows: Vec<Value> =
+            claims.iter().filter_map(|(effect, next)| claim_row(effect, *next)).collect();
+        let sql = format!(
+            "select tenure_agent.claim({}, {}, {}, {})",
+            literal(&term.role),
+            term.epoch.get(),
+            literal(&term.member),
+            jsonb(&rows)
+        );
+        let answer: Claimed = self.ask(&sql).await?;
+        if answer.answers.len() != claims.len() {
+            return Err(StoreError::Unknown("an answer for every slot is missing".to_owned()));
+        }
+        Ok(answer.answers.into_iter().map(Answer::from).collect())
+    }
+
+    /// Begins a further attempt; false: the slot is not what the caller thinks.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn attempt(
+        &self,
+        term: &Term,
+        slot: &Slot,
+        number: u32,
+        order: Option<&Order>,
+    ) -> Result<bool, StoreError> {
+        let sql = format!(
+            "select tenure_agent.attempt({}, {}, {}, {}, {}, {number}, {})",
+            literal(&term.role),
+            term.epoch.get(),
+            literal(&term.member),
+            literal(&slot.schedule),
+            slot.at.as_microsecond(),
+            order.map_or_else(|| "null".to_owned(), |order| order.id.to_string()),
+        );
+        #[derive(Deserialize)]
+        struct Began {
+            began: bool,
+        }
+        self.ask::<Began>(&sql).await.map(|answer| answer.began)
+    }
+
+    /// Records an end.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn finish(
+        &self,
+        term: &Term,
+        slot: &Slot,
+        number: u32,
+        how: How,
+        then: Then,
+        details: &Details,
+    ) -> Result<(), StoreError> {
+        let retry_at = match then {
+            Then::Retry(at) => Some(at.as_microsecond()),
+            Then::Over | Then::Dead => None,
+        };
+        let end = json!({
+            "schedule": slot.schedule,
+            "at": slot.at.as_microsecond(),
+            "attempt": number,
+            "how": how.as_str(),
+            "state": state_after(how, then),
+            "retry_at": retry_at,
+            "code": details.code,
+            "reason": details.reason,
+            "output": details.output,
+        });
+        let sql = format!(
+            "select tenure_agent.finish({}, {}, {}, {})",
+            literal(&term.role),
+            term.epoch.get(),
+            literal(&term.member),
+            jsonb(&end)
+        );
+        self.ask::<Value>(&sql).await.map(drop)
+    }
+
+    /// The orders for the roles that this agent leads; the answer also sets the clock.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn look(&self, roles: &[String]) -> Result<Vec<Waiting>, StoreError> {
+        let answer: Looked =
+            self.ask(&format!("select tenure_agent.look({})", jsonb(&roles))).await?;
+        Ok(answer.orders.into_iter().filter_map(OrderRow::read).collect())
+    }
+
+    /// Writes down what happened to a member's role, for people.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn note(
+        &self,
+        role: &str,
+        member: &str,
+        epoch: Option<Epoch>,
+        kind: &str,
+        detail: &str,
+    ) -> Result<(), StoreError> {
+        let epoch = epoch.map_or_else(|| "null".to_owned(), |epoch| epoch.get().to_string());
+        let sql = format!(
+            "insert into tenure.event (role, member, epoch, kind, detail) values ({}, {}, {epoch}, {}, {})",
+            literal(role),
+            literal(member),
+            literal(kind),
+            literal(detail),
+        );
+        self.send(&sql).await.map(drop)
+    }
+
+    /// Sends one statement that answers with text, or with nothing.
+    pub(crate) async fn send(&self, sql: &str) -> Result<Option<String>, StoreError> {
+        let mut slot = self.line.lock().await;
+        // Taken out: a question that is cancelled closes its session.
+        let line = match slot.take() {
+            Some(line) => line,
+            None => self.connect().await?,
+        };
+        match line.ask(sql, self.deadline).await {
+            Ok(text) => {
+                *slot = Some(line);
+                Ok(text)
+            }
+            Err(error) => match error.sqlstate() {
+                Some("TN001") => {
+                    *slot = Some(line);
+                    Err(StoreError::Stale)
+                }
+                // A refusal leaves the session as it was, unless it was the session that was ended.
+                Some(state) if !state.starts_with("57") && !state.starts_with("08") => {
+                    *slot = Some(line);
+                    Err(StoreError::Refused(error))
+                }
+                Some(_) | None => Err(unknown(error)),
+            },
+        }
+    }
+
+    async fn ask<T: DeserializeOwned>(&self, sql: &str) -> Result<T, StoreError> {
+        let text = self.send(sql).await?.unwrap_or_default();
+        let received = BootClock.now();
+        let value: Value =
+            serde_json::from_str(&text).map_err(|error| StoreError::Unknown(error.to_string()))?;
+        if let Some(now) = value["now"].as_i64().and_then(instant) {
+            *self.clock.lock().unwrap_or_else(PoisonError::into_inner) = Some((now, received));
+        }
+        serde_json::from_value(value).map_err(|error| StoreError::Unknown(error.to_string()))
+    }
+
+    async fn connect(&self) -> Result<Line, StoreError> {
+        let session = self.connector.connect(&self.name, self.deadline).await?;
+        let line = Line::new(session, mpsc::unbounded_channel().0);
+        let limit = self.deadline.as_millis();
+        let pins = format!(
+            "set standard_conforming_strings = on; \
+             set client_min_messages = warning; \
+             set search_path = pg_catalog; \
+             set default_transaction_isolation = 'read committed'; \
+             set default_transaction_read_only = off; \
+             set default_transaction_deferrable = off; \
+             set synchronous_commit = on; \
+             set idle_in_transaction_session_timeout = {limit}; \
+             set statement_timeout = {limit}; \
+             set lock_timeout = {limit}; \
+             set jit = off"
+        );
+        line.ask(&pins, self.deadline).await.map_err(unknown)?;
+        Ok(line)
+    }
+}
+
+fn unknown(error: LineError) -> StoreError {
+    match error {
+        LineError::Refused { .. } => StoreError::Refused(error),
+        LineError::Deadline(_)
+        | LineError::Closed(_)
+        | LineError::Warned(_)
+        | LineError::Unreadable(_) => StoreError::Unknown(error.to_string()),
+    }
+}
+
+fn claim_row(effect: &Effect, next: Option<Timestamp>) -> Option<Value> {
+    let Effect::Claim { slot, fate, missed, more, order } = effect else { return None };
+    Some(json!({
+        "schedule": slot.schedule,
+        "at": slot.at.as_microsecond(),
+        "state": match fate {
+            Fate::Run => "running",
+            Fate::Queue => "queued",
+            Fate::Missed => "missed",
+            Fate::Skipped => "skipped",
+        },
+        "missed": missed,
+        "more": more,
+        "order": order.as_ref().map(|order| order.id),
+        "by": order.as_ref().map(|order| &order.by),
+        "next": next.map(Timestamp::as_microsecond),
+    }))
+}
+
+impl How {
+    /// As the table has it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            How::Succeeded => "succeeded",
+            How::Failed => "failed",
+            How::Timeout => "timeout",
+            How::Interrupted => "interrupted",
+            How::Replaced => "replaced",
+        }
+    }
+}
+
+fn state_after(how: How, then: Then) -> &'static str {
+    match (then, how) {
+        (Then::Retry(_), _) => "waiting",
+        (Then::Over | Then::Dead, How::Timeout) => "failed",
+        (Then::Over | Then::Dead, how) => how.as_str(),
+    }
+}
+
+fn instant(micros: i64) -> Option<Timestamp> {
+    Timestamp::from_microsecond(micros).ok()
+}
+
+#[derive(Deserialize)]
+struct Defined {
+    schedules: BTreeMap<String, DefinedRow>,
+}
+
+#[derive(Deserialize)]
+struct DefinedRow {
+    watermark: i64,
+    open: Vec<OpenRow>,
+}
+
+#[derive(Deserialize)]
+struct OpenRow {
+    at: i64,
+    state: String,
+    attempts: u32,
+    retry_at: Option<i64>,
+}
+
+impl OpenRow {
+    fn read(&self) -> Option<Open> {
+        let stood = match self.state.as_str() {
+            "queued" => Stood::Queued,
+            "waiting" => Stood::Waiting(instant(self.retry_at?)?),
+            _ => Stood::Running,
+        };
+        Some(Open { at: instant(self.at)?, attempts: self.attempts, stood })
+    }
+}
+
+#[derive(Deserialize)]
+struct Claimed {
+    answers: Vec<Word>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Word {
+    Claimed,
+    Taken,
+    Early,
+}
+
+impl From<Word> for Answer {
+    fn from(word: Word) -> Self {
+        match word {
+            Word::Claimed => Answer::Claimed,
+            Word::Taken => Answer::Taken,
+            Word::Early => Answer::Early,
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Looked {
+    orders: Vec<OrderRow>,
+}
+
+#[derive(Deserialize)]
+struct OrderRow {
+    id: i64,
+    role: String,
+    schedule: String,
+    by: String,
+    at: Option<i64>,
+    given_at: i64,
+    attempts: Option<u32>,
+}
+
+impl OrderRow {
+    fn read(self) -> Option<Waiting> {
+        let again = match self.at {
+            Some(at) => Some((instant(at)?, self.attempts?)),
+            None => None,
+        };
+        Some(Waiting {
+            role: self.role,
+            schedule: self.schedule,
+            order: Order { id: self.id, by: self.by },
+            given: instant(self.given_at)?,
+            again,
+        })
+    }
+}

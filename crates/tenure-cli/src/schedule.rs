@@ -1,0 +1,239 @@
+//! `tenure schedule`: what the schedules of a group are, did and should do now.
+
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use jiff::Timestamp;
+use tenure_agent::desk::{Desk, DeskError, Recorded};
+use tokio::time::{Instant, sleep};
+
+use crate::args::{Database, period};
+use crate::exit::{Exit, Failure};
+use crate::output::{out, print_json};
+use crate::setting::Setting;
+use crate::table::{print, second, table_of};
+
+/// How far back a slot is looked for.
+const MANY: u32 = 1000;
+/// Between two looks at an ordered run.
+const LOOK: Duration = Duration::from_millis(200);
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ScheduleCommand {
+    /// List the schedules: next and latest slot, dead letters, members whose files differ
+    List(List),
+    /// Order a run now; its role's leader carries it out
+    Run(RunNow),
+    /// List the latest slots, with how they ended
+    History(History),
+    /// List the dead letters: slots that failed for good or were interrupted
+    Dead(Dead),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct List {
+    #[command(flatten)]
+    database: Database,
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RunNow {
+    /// The schedule
+    name: String,
+    #[command(flatten)]
+    database: Database,
+    /// A dead letter to run again: its slot, as `tenure schedule dead` shows it
+    #[arg(long, value_name = "SLOT")]
+    slot: Option<Timestamp>,
+    /// Wait for the end of the run; exit 0 only if it succeeded
+    #[arg(long, value_name = "TIME", value_parser = period)]
+    wait: Option<Duration>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct History {
+    /// The schedule [default: all]
+    name: Option<String>,
+    #[command(flatten)]
+    database: Database,
+    /// How many slots, the latest first
+    #[arg(long, default_value_t = 20, value_name = "N")]
+    limit: u32,
+    /// Also print what each attempt wrote
+    #[arg(long)]
+    outputs: bool,
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Dead {
+    /// The schedule [default: all]
+    name: Option<String>,
+    #[command(flatten)]
+    database: Database,
+    /// How many, the latest first
+    #[arg(long, default_value_t = 100, value_name = "N")]
+    limit: u32,
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) async fn run(command: ScheduleCommand) -> Result<Exit, Failure> {
+    match command {
+        ScheduleCommand::List(args) => list(args).await,
+        ScheduleCommand::Run(args) => run_now(args).await,
+        ScheduleCommand::History(args) => history(args).await,
+        ScheduleCommand::Dead(args) => dead(args).await,
+    }
+}
+
+async fn list(args: List) -> Result<Exit, Failure> {
+    let schedules = desk(&args.database)?.list(None).await.map_err(failed)?;
+    if args.json {
+        print_json(&schedules);
+        return Ok(Exit::Clean);
+    }
+    let rows = schedules.iter().map(|schedule| {
+        let last = schedule.last.as_ref();
+        let state = last.map_or("-".to_owned(), |last| last.state.clone());
+        let zone = if schedule.timezone == "UTC" {
+            String::new()
+        } else {
+            format!(" {}", schedule.timezone)
+        };
+        vec![
+            schedule.name.clone(),
+            schedule.role.clone(),
+            format!("{}{zone}", schedule.cron),
+            second(schedule.next_at),
+            second(last.map(|last| last.at)),
+            state,
+            schedule.dead.to_string(),
+        ]
+    });
+    print(&table_of(&["schedule", "role", "when", "next", "last", "state", "dead"], rows, false));
+    for schedule in schedules.iter().filter(|schedule| !schedule.differs.is_empty()) {
+        out!("{} is defined otherwise by {}", schedule.name, schedule.differs.join(", "));
+    }
+    for schedule in schedules.iter().filter(|schedule| schedule.leader.is_none()) {
+        out!("{} does not fire now: role {} has no leader", schedule.name, schedule.role);
+    }
+    Ok(Exit::Clean)
+}
+
+async fn run_now(args: RunNow) -> Result<Exit, Failure> {
+    let desk = desk(&args.database)?;
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let by = format!("operator on {host}, pid {}", std::process::id());
+    // A dead letter is over already: its new end is that of a further attempt.
+    let before = match args.slot {
+        Some(at) => {
+            let dead = desk.history(Some(&args.name), true, MANY).await.map_err(failed)?;
+            dead.iter().find(|slot| slot.at == at).map_or(0, |slot| slot.attempts.len())
+        }
+        None => 0,
+    };
+    let role = desk.order_run(&args.name, args.slot, &by).await.map_err(failed)?;
+    let Some(wait) = args.wait else {
+        out!("{} is ordered; the leader of {role} runs it", args.name);
+        return Ok(Exit::Clean);
+    };
+    let until = Instant::now() + wait;
+    loop {
+        let slots = desk.history(Some(&args.name), false, MANY).await.map_err(failed)?;
+        let ours = |slot: &&Recorded| match args.slot {
+            Some(at) => slot.at == at && slot.attempts.len() > before,
+            None => slot.ordered_by.as_deref() == Some(&by),
+        };
+        if let Some(slot) = slots.iter().find(ours).filter(|slot| slot.ended_at.is_some()) {
+            out!("{} {} {}", slot.schedule, slot.at, slot.state);
+            return Ok(if slot.state == "succeeded" { Exit::Clean } else { Exit::Failed });
+        }
+        if Instant::now() >= until {
+            return Err(Failure::failed(format!(
+                "{} has not ended yet; the order stays, `tenure schedule history {}` tells how it ends",
+                args.name, args.name
+            )));
+        }
+        sleep(LOOK).await;
+    }
+}
+
+async fn history(args: History) -> Result<Exit, Failure> {
+    let desk = desk(&args.database)?;
+    if let Some(name) = &args.name {
+        desk.list(Some(name)).await.map_err(failed)?;
+    }
+    let slots = desk.history(args.name.as_deref(), false, args.limit).await.map_err(failed)?;
+    if args.json {
+        print_json(&slots);
+        return Ok(Exit::Clean);
+    }
+    show(&slots);
+    if args.outputs {
+        for slot in &slots {
+            for attempt in &slot.attempts {
+                let output = attempt.output.as_deref().unwrap_or("(nothing)");
+                out!("--- {} {} attempt {}", slot.schedule, slot.at, attempt.number);
+                out!("{}", output.trim_end());
+            }
+        }
+    }
+    Ok(Exit::Clean)
+}
+
+async fn dead(args: Dead) -> Result<Exit, Failure> {
+    let slots = desk(&args.database)?;
+    let slots = slots.history(args.name.as_deref(), true, args.limit).await.map_err(failed)?;
+    if args.json {
+        print_json(&slots);
+    } else if slots.is_empty() {
+        out!("no dead letters");
+    } else {
+        show(&slots);
+        out!("run one again: tenure schedule run SCHEDULE --slot SLOT");
+    }
+    Ok(Exit::Clean)
+}
+
+fn show(slots: &[Recorded]) {
+    let rows = slots.iter().map(|slot| {
+        let last = slot.attempts.last();
+        let code =
+            last.and_then(|attempt| attempt.code).map_or("-".to_owned(), |code| code.to_string());
+        let why = last.and_then(|attempt| attempt.reason.clone());
+        let missed = (slot.missed > 0).then(|| {
+            format!("and {}{} before it", slot.missed, if slot.more { " or more" } else { "" })
+        });
+        vec![
+            slot.schedule.clone(),
+            slot.at.to_string(),
+            slot.state.clone(),
+            slot.attempts.len().to_string(),
+            code,
+            why.or(missed).unwrap_or_default(),
+        ]
+    });
+    print(&table_of(&["schedule", "slot", "state", "attempts", "code", "why"], rows, false));
+}
+
+fn desk(database: &Database) -> Result<Desk, Failure> {
+    Desk::new(&Setting::of(database)?.config).map_err(failed)
+}
+
+pub(crate) fn failed(error: DeskError) -> Failure {
+    let exit = match &error {
+        DeskError::UnknownSchedule(_) | DeskError::NoDeadLetter(_) => Exit::NotFound,
+        DeskError::NoSchedules | DeskError::TooMany(_) => Exit::Failed,
+        // `DeskError` may grow; whatever it says, the database did not do it.
+        _ => Exit::Unreachable,
+    };
+    let remedy = if exit == Exit::Unreachable { "; try again" } else { "" };
+    Failure::new(exit, format!("{error}{remedy}"))
+}

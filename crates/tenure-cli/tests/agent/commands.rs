@@ -1,0 +1,118 @@
+//! Commands that live as long as a term, probes, and reload.
+
+use serde_json::Value;
+use tenure_testkit::{Child, Signal};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::kit::{SOON, Stage, event, event_of, until};
+
+/// Status and body of a GET.
+async fn get(address: &str, path: &str) -> (u16, String) {
+    let mut stream = tokio::net::TcpStream::connect(address).await.expect("it listens");
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.expect("text");
+    let status = answer.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("a status");
+    (status, answer.split_once("\r\n\r\n").map_or(String::new(), |(_, body)| body.to_owned()))
+}
+
+fn address(event: &Value) -> String {
+    event["reason"].as_str().expect("an address").trim_start_matches("http://").to_owned()
+}
+
+async fn end(agent: &mut Child) {
+    agent.signal(Signal::TERM);
+    assert_eq!(agent.wait(SOON).await.expect("it ends").code(), Some(0));
+}
+
+#[tokio::test]
+async fn one_of_two_agents_runs_a_command_and_the_other_takes_over() {
+    let stage = Stage::new().await;
+    let run = "[[command]]\nrole = 'worker'\nrun = 'echo up $TENURE_ROLE $TENURE_EPOCH; exec sleep 600'\n";
+    let file = stage.file("tenure.toml", run);
+    let mut one = stage.agent(&file, &["--http", "0"]);
+    let probes = address(&event(&mut one, "http").await);
+    let first = event(&mut one, "child_started").await;
+    // In whatever order the two lines came.
+    until("the child's own output", async || one.lines().iter().any(|line| line == "up worker 1"))
+        .await;
+    let mut two = stage.agent(&file, &["--http", "0"]);
+    let others = address(&event(&mut two, "http").await);
+    stage.at_least("select count(*) from tenure.candidate where role = 'worker'", 2).await;
+
+    assert_eq!(get(&probes, "/leader/worker").await.0, 200);
+    assert_eq!(get(&others, "/leader/worker").await.0, 503);
+    assert_eq!(get(&others, "/leader/other").await.0, 404);
+    assert_eq!(get(&others, "/readyz").await.0, 200);
+    assert_eq!(get(&others, "/healthz").await.0, 200);
+    let (status, text) = get(&probes, "/metrics").await;
+    assert!(status == 200 && text.contains("tenure_is_leader{role=\"worker\"} 1"), "{text}");
+
+    let order = stage.ends(&["step-down", "--role", "worker"]).await;
+    assert_eq!(order.status.code(), Some(0), "{order:?}");
+    let gone = event(&mut one, "child_gone").await;
+    assert_eq!(gone["epoch"], first["epoch"]);
+    event(&mut two, "child_started").await;
+    until("the probe", async || get(&others, "/leader/worker").await.0 == 200).await;
+    assert_eq!(get(&probes, "/leader/worker").await.0, 503);
+    end(&mut two).await;
+    end(&mut one).await;
+}
+
+#[tokio::test]
+async fn a_command_that_exits_is_started_again_and_a_killed_agent_leaves_no_child() {
+    let stage = Stage::new().await;
+    let run = "[[command]]\nrole = 'worker'\nrun = ['sleep', '0.05']\n\
+        [[command]]\nrole = 'other'\nrun = ['sleep', '601']\n";
+    let file = stage.file("tenure.toml", run);
+    let mut one = stage.agent(&file, &[]);
+    let started = event_of(&mut one, "child_started", |event| event["role"] == "other").await;
+    for _ in 0..2 {
+        let gone = event_of(&mut one, "child_gone", |event| event["role"] == "worker").await;
+        assert_eq!(gone["code"], 0, "{gone}");
+    }
+    let child = started["pid"].as_i64().expect("a pid");
+    one.kill().await.expect("killed");
+    let alive = format!("/proc/{child}/cmdline");
+    until("the child's end", async || {
+        std::fs::read(&alive).map_or(true, |line| !line.starts_with(b"sleep\x00601"))
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn sighup_takes_commands_and_schedules_over_and_says_what_it_cannot() {
+    let stage = Stage::new().await;
+    let command =
+        |text: &str| format!("[[command]]\nrole = 'worker'\nrun = 'echo {text}; exec sleep 600'\n");
+    let schedule = "[[schedule]]\nname = 's'\nrole = 'worker'\ncron = '@every 1s'\nrun = 'true'\n";
+    let file = stage.file("tenure.toml", &format!("{}{schedule}", command("one")));
+    let mut agent = stage.agent(&file, &[]);
+    agent.wait_line(|line| line == "one", SOON).await.expect("the first command");
+    event(&mut agent, "run_ended").await;
+    // A wrong file changes nothing.
+    stage.file("tenure.toml", "[[command]]\nrole = 7\n");
+    agent.signal(Signal::HUP);
+    let error = event_of(&mut agent, "error", |event| {
+        event["reason"].as_str().is_some_and(|why| why.starts_with("not reloaded"))
+    })
+    .await;
+    assert!(error["reason"].as_str().expect("text").contains("line"), "{error}");
+    stage.file(
+        "tenure.toml",
+        &format!(
+            "{}{}[[command]]\nrole = 'new'\nrun = 'true'\n",
+            command("two"),
+            schedule.replace("'s'", "'t'")
+        ),
+    );
+    agent.signal(Signal::HUP);
+    event(&mut agent, "reloaded").await;
+    let warning = event(&mut agent, "warning").await;
+    assert!(warning["reason"].as_str().expect("text").contains("the set of roles"), "{warning}");
+    agent.wait_line(|line| line == "two", SOON).await.expect("the second command");
+    event_of(&mut agent, "run_ended", |event| event["schedule"] == "t").await;
+    stage.at_least("select count(*) from tenure_agent.schedule where name = 's' and removed_at is not null", 1).await;
+    end(&mut agent).await;
+}

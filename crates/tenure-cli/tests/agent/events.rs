@@ -1,0 +1,82 @@
+//! What happened, and retention.
+
+use serde_json::Value;
+use tenure_testkit::{Child, Signal};
+
+use crate::kit::{SOON, Stage, bare, event, event_of, said, until};
+
+#[tokio::test]
+async fn events_of_terms_orders_and_schedules_are_one_stream_that_can_be_followed() {
+    let stage = Stage::new().await;
+    let text = "[[schedule]]\nname = 's'\nrole = 'cron'\ncron = '@every 1s'\nrun = 'true'\n";
+    let file = stage.file("tenure.toml", text);
+    let mut agent = stage.agent(&file, &[]);
+    event(&mut agent, "run_ended").await;
+    let mut follow = bare();
+    follow.args(["events", "--follow", "--json", "--role", "cron", "--dsn", &stage.database.dsn()]);
+    let mut follow = Child::spawn(follow).expect("it runs");
+    let mut seen = Vec::new();
+    for wanted in ["acquired", "slot_succeeded"] {
+        event_of(&mut follow, wanted, |value| value["role"] == "cron").await;
+    }
+    let order = stage.ends(&["pause", "--role", "cron"]).await;
+    assert_eq!(order.status.code(), Some(0), "{}", said(&order));
+    event_of(&mut follow, "pause", |value| {
+        value["detail"].as_str().is_some_and(|by| by.contains("asked by"))
+    })
+    .await;
+    event_of(&mut follow, "released", |value| value["epoch"] == 1).await;
+    for line in follow.lines() {
+        let value: Value = serde_json::from_str(line).expect("JSON");
+        let key = (value["at"].clone(), value["key"].clone());
+        assert!(!seen.contains(&key), "{value} was shown twice");
+        seen.push(key);
+    }
+    agent.signal(Signal::TERM);
+    assert_eq!(agent.wait(SOON).await.expect("it ends").code(), Some(0));
+}
+
+#[tokio::test]
+async fn prune_keeps_what_the_election_stands_on() {
+    let stage = Stage::new().await;
+    assert_eq!(stage.ends(&["migrate"]).await.status.code(), Some(0));
+    stage
+        .client
+        .batch_execute(
+            "insert into tenure.role (name, key, policy, lease_ms, epoch, debtor) values ('r', 7, 'exclusive', 1000, 2500, 'old');
+             insert into tenure.term (role, epoch, member, claimed_at, acting_at, ended_at, how)
+                 select 'r', n, case when n = 3 then 'old' else 'm' end, now() - interval '1 year', now() - interval '1 year',
+                        now() - interval '1 year', 'replaced' from generate_series(1, 2500) n;
+             insert into tenure.event (at, role, kind) values (now() - interval '1 year', 'r', 'pause'), (now(), 'r', 'resume')",
+        )
+        .await
+        .expect("history");
+    let output = stage.ends(&["prune"]).await;
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    assert!(
+        said(&output).contains("deleted 2497 terms, 1 events and 0 slots"),
+        "{}",
+        said(&output)
+    );
+    let left = "select count(*) from tenure.term where epoch in (3, 2499, 2500)";
+    assert_eq!(
+        (stage.count(left).await, stage.count("select count(*) from tenure.term").await),
+        (3, 3)
+    );
+}
+
+#[tokio::test]
+async fn the_leader_of_maintenance_prunes_for_the_group() {
+    let stage = Stage::new().await;
+    assert_eq!(stage.ends(&["migrate"]).await.status.code(), Some(0));
+    let old = "insert into tenure.event (at, role, kind) values (now() - interval '1 year', 'r', 'pause')";
+    stage.client.batch_execute(old).await.expect("history");
+    let file = stage.file("tenure.toml", "[[role]]\nname = 'r'\n");
+    let mut agent = stage.agent(&file, &[]);
+    let pruned = event(&mut agent, "pruned").await;
+    assert_eq!(pruned["role"], "tenure:maintenance", "{pruned}");
+    until("the end of the old event", async || {
+        stage.count("select count(*) from tenure.event where kind = 'pause'").await == 0
+    })
+    .await;
+}

@@ -1,0 +1,107 @@
+//! Files: what is wrong is said with its place; nothing is started without a database.
+
+use std::path::PathBuf;
+
+use crate::kit::{MEMBER, Stage, bare, finish, said};
+
+fn written(text: &str) -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("tenure.toml");
+    std::fs::write(&path, text).expect("written");
+    (folder, path)
+}
+
+async fn check(text: &str) -> (i32, String) {
+    let (_folder, path) = written(text);
+    let mut command = bare();
+    command
+        .args(["agent", "--check", "--dsn", "postgresql://nobody@localhost/none", "--config"])
+        .arg(path);
+    let output = finish(command).await;
+    (output.status.code().expect("a code"), said(&output))
+}
+
+#[tokio::test]
+async fn what_is_wrong_is_said_with_file_line_and_column() {
+    for (text, place) in [
+        ("[[schedule]]\nname = 'a'\nrole = 'r'\nrun = 'x'\ncron = 'never'\n", "line 5, column 8"),
+        ("[[command]]\nrole = 'r'\nrun = 'x'\nrestrat = true\n", "line 4, column 1"),
+        ("[[role]]\nname = 'r'\n[member]\nheartbaet = '1s'\n", "line 4, column 1"),
+        ("[[role]]\nname = 'r'\n[member]\nheartbeat = '5s'\nlease = '2s'\n", "line 5, column 9"),
+        (
+            "[[role]]\nname = 'r'\n[cluster.leader_election]\nlease_duration = '5s'\nrefresh_interval = '30s'\n",
+            "line 4, column 18",
+        ),
+        ("[[role]\n", "line 1"),
+    ] {
+        let (code, said) = check(text).await;
+        assert_eq!(code, 2, "{said}");
+        assert!(said.contains("tenure.toml") && said.contains(place), "{place}: {said}");
+        assert_eq!(said.trim_end().lines().count(), 1, "{said}");
+    }
+}
+
+#[tokio::test]
+async fn the_section_of_another_system_is_taken_as_it_stands() {
+    let text = "[cluster.leader_election]\n# How often standbys check leader health\ncheck_interval = \"5s\"\n\n\
+        # Lease duration (leader must refresh before expiry)\nlease_duration = \"60s\"\n\n\
+        # Lease refresh interval\nrefresh_interval = \"30s\"\n\n# Timeout for acquiring lock\nlock_timeout = \"10s\"\n\
+        [[role]]\nname = \"scheduler\"\n";
+    let (code, said) = check(text).await;
+    assert_eq!(code, 0, "{said}");
+}
+
+#[tokio::test]
+async fn an_agent_without_a_database_or_anything_to_do_refuses_to_start() {
+    let (_folder, path) = written("[[command]]\nrole = 'r'\nrun = 'true'\n");
+    let mut command = bare();
+    command.args(["agent", "--config"]).arg(&path);
+    let output = finish(command).await;
+    assert_eq!(output.status.code(), Some(2));
+    assert!(said(&output).contains("--embedded"), "{}", said(&output));
+    let (code, said) = check(MEMBER).await;
+    assert_eq!(code, 2);
+    assert!(said.contains("nothing to do"), "{said}");
+}
+
+#[tokio::test]
+async fn a_group_without_schedules_says_so() {
+    let stage = Stage::new().await;
+    assert_eq!(stage.ends(&["migrate"]).await.status.code(), Some(0));
+    let output = stage.ends(&["schedule", "list"]).await;
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said(&output).contains("this group has no schedules"), "{}", said(&output));
+    let output = stage.ends(&["events"]).await;
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+}
+
+#[tokio::test]
+async fn the_examples_are_what_their_readers_take() {
+    let deploy = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/deploy"));
+    let (code, said) =
+        check(&std::fs::read_to_string(deploy.join("tenure.toml")).expect("the example")).await;
+    assert_eq!(code, 0, "{said}");
+    let manifests = std::fs::read_to_string(deploy.join("kubernetes.yaml")).expect("the example");
+    let inner: String = manifests
+        .lines()
+        .skip_while(|line| !line.contains("tenure.toml: |"))
+        .skip(1)
+        .take_while(|line| line.starts_with("    "))
+        .map(|line| format!("{}\n", line.trim_start()))
+        .collect();
+    let (code, said) = check(&inner).await;
+    assert_eq!(code, 0, "{said}");
+    // The unit, where systemd is: with a program that is there.
+    let unit = std::fs::read_to_string(deploy.join("tenure-agent.service")).expect("the example");
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("tenure-agent.service");
+    let here = crate::kit::program();
+    let unit = unit.replace("/usr/local/bin/tenure", here.to_str().expect("text"));
+    std::fs::write(&path, unit).expect("written");
+    let mut verify = tokio::process::Command::new("systemd-analyze");
+    verify.arg("verify").arg(&path);
+    match verify.output().await {
+        Ok(output) => assert!(output.status.success(), "{}", crate::kit::said(&output)),
+        Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::NotFound),
+    }
+}

@@ -1,0 +1,243 @@
+//! Schedules across failovers: at most once, missed and interrupted as configured, orders and dead letters.
+
+use serde_json::Value;
+use tenure_testkit::{Child, Signal};
+
+use crate::kit::{SOON, Stage, event, event_of, said, until};
+
+/// A schedule that writes each of its starts to a file, and then does `more`.
+fn schedule(stage: &Stage, timing: &str, more: &str, options: &str) -> String {
+    let log = stage.path("log");
+    format!(
+        "[[schedule]]\nname = 's'\nrole = 'cron'\ncron = '{timing}'\n\
+         run = 'echo $TENURE_SLOT $TENURE_ATTEMPT $TENURE_EPOCH >> {log}; {more}'\n{options}"
+    )
+}
+
+const DONE: &str = "select count(*) from tenure_agent.slot where state = 'succeeded'";
+
+#[track_caller]
+fn no_attempt_twice(stage: &Stage) {
+    let starts = stage.starts("log");
+    let mut seen = std::collections::BTreeSet::new();
+    for line in &starts {
+        let attempt = line.rsplit_once(' ').expect("slot, attempt, epoch").0;
+        assert!(seen.insert(attempt.to_owned()), "{attempt} started twice: {starts:?}");
+    }
+}
+
+async fn leader<'a>(stage: &Stage, agents: &'a mut [Child]) -> &'a mut Child {
+    let sql = "select m.pid from tenure.role r join tenure.member m on m.identity = r.holder \
+               where r.name = 'cron' and r.debtor = r.holder";
+    let mut pid = 0;
+    until("a leader", async || {
+        pid = stage
+            .client
+            .query_opt(sql, &[])
+            .await
+            .ok()
+            .flatten()
+            .map_or(0, |row| row.get::<_, i32>(0));
+        pid != 0
+    })
+    .await;
+    agents.iter_mut().find(|agent| i64::from(agent.pid()) == i64::from(pid)).expect("one of ours")
+}
+
+#[tokio::test]
+async fn dkron_541_a_leader_that_is_killed_in_a_run_does_not_make_the_slot_run_twice() {
+    let stage = Stage::new().await;
+    let file = stage.file("tenure.toml", &schedule(&stage, "@every 1s", "sleep 0.4", ""));
+    let mut agents = [stage.agent(&file, &[]), stage.agent(&file, &[])];
+    stage.at_least(DONE, 1).await;
+    event(leader(&stage, &mut agents).await, "run_process").await;
+    leader(&stage, &mut agents).await.kill().await.expect("killed");
+    let after = stage.count(DONE).await;
+    stage.at_least(DONE, after + 2).await;
+    no_attempt_twice(&stage);
+    // What was cut off is reported, and only that.
+    let started = stage.starts("log").len() as i64;
+    let ended = "select count(*) from tenure_agent.attempt where ended_at is not null";
+    stage.at_least(ended, started).await;
+    let output = stage.ends(&["schedule", "dead", "--json"]).await;
+    let dead: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    for letter in dead.as_array().expect("a list") {
+        assert_eq!(letter["state"], "interrupted", "{letter}");
+    }
+}
+
+#[tokio::test]
+async fn dkron_998_schedules_go_on_after_every_change_of_leader() {
+    let stage = Stage::new().await;
+    let file = stage.file("tenure.toml", &schedule(&stage, "@every 1s", "true", ""));
+    let mut agents = [stage.agent(&file, &[]), stage.agent(&file, &[])];
+    stage.at_least("select count(*) from tenure.candidate where role = 'cron'", 2).await;
+    for _ in 0..3 {
+        leader(&stage, &mut agents).await;
+        let done = stage.count(DONE).await;
+        stage.at_least(DONE, done + 1).await;
+        let order = stage.ends(&["step-down", "--role", "cron"]).await;
+        assert_eq!(order.status.code(), Some(0), "{}", said(&order));
+        let done = stage.count(DONE).await;
+        stage.at_least(DONE, done + 1).await;
+    }
+    no_attempt_twice(&stage);
+    let epochs = "select count(distinct epoch) from tenure_agent.attempt";
+    assert!(stage.count(epochs).await >= 4);
+    for agent in &mut agents {
+        agent.signal(Signal::TERM);
+        assert_eq!(agent.wait(SOON).await.expect("it ends").code(), Some(0));
+    }
+}
+
+#[tokio::test]
+async fn dkron_1210_a_slot_that_is_due_during_the_election_fires_after_it() {
+    let stage = Stage::new().await;
+    let file =
+        stage.file("tenure.toml", &schedule(&stage, "@every 1s", "true", "overlap = 'queue'\n"));
+    let mut agents = [stage.agent(&file, &[]), stage.agent(&file, &[])];
+    stage.at_least(DONE, 1).await;
+    stage.at_least("select count(*) from tenure.candidate where role = 'cron'", 2).await;
+    leader(&stage, &mut agents).await.kill().await.expect("killed");
+    let killed = stage.count("select extract(epoch from clock_timestamp())::bigint").await;
+    // The lease is 2.5 s: slots were due while no member led.
+    stage
+        .at_least(
+            &format!(
+                "select count(*) from tenure_agent.slot where at > to_timestamp({killed} + 4)"
+            ),
+            1,
+        )
+        .await;
+    let gap = format!(
+        "select count(*) from generate_series(0, 3) n where not exists (\
+             select from tenure_agent.slot s where s.at = to_timestamp({killed} + n))"
+    );
+    assert_eq!(stage.count(&gap).await, 0, "every slot of the election is there");
+    no_attempt_twice(&stage);
+}
+
+#[tokio::test]
+async fn a_step_down_lets_a_run_end_and_a_drain_limit_ends_it() {
+    let stage = Stage::new().await;
+    let up = stage.path("up");
+    let text = schedule(&stage, "@every 1s", &format!("touch {up}; sleep 2; echo done"), "");
+    let file = stage.file("tenure.toml", &text);
+    let mut agents = [stage.agent(&file, &[])];
+    until("the run", async || std::path::Path::new(&up).exists()).await;
+    let one = leader(&stage, &mut agents).await;
+    one.signal(Signal::TERM);
+    assert_eq!(one.wait(SOON).await.expect("it ends").code(), Some(0));
+    assert!(stage.count(DONE).await >= 1, "a run that had begun ended well");
+    let output = stage.ends(&["schedule", "history", "--outputs"]).await;
+    assert!(said(&output).contains("done"), "{}", said(&output));
+
+    let stage = Stage::new().await;
+    let up = stage.path("up");
+    let options = "drain_limit = '300ms'\n";
+    let text = schedule(&stage, "@every 1s", &format!("touch {up}; exec sleep 600"), options);
+    let file = stage.file("tenure.toml", &text);
+    let mut agents = [stage.agent(&file, &[])];
+    until("the run", async || std::path::Path::new(&up).exists()).await;
+    let one = leader(&stage, &mut agents).await;
+    one.signal(Signal::TERM);
+    assert_eq!(one.wait(SOON).await.expect("it ends").code(), Some(0));
+    let interrupted = "select count(*) from tenure_agent.slot where state = 'interrupted'";
+    assert_eq!(stage.count(interrupted).await, 1);
+}
+
+#[tokio::test]
+async fn a_failure_is_tried_again_becomes_a_dead_letter_and_runs_again_by_order() {
+    let stage = Stage::new().await;
+    let good = stage.path("good");
+    // Only by order: the slots of a year's first second.
+    let text = schedule(
+        &stage,
+        "0 0 0 1 1 *",
+        &format!("echo out; test -e {good}"),
+        "retries = 1\nbackoff = '100ms'\n",
+    );
+    let file = stage.file("tenure.toml", &text);
+    let mut agent = stage.agent(&file, &[]);
+    event_of(&mut agent, "acquired", |event| event["role"] == "cron").await;
+    stage.at_least("select count(*) from tenure_agent.schedule", 1).await;
+    let output = stage.ends(&["schedule", "run", "s", "--wait", "30s"]).await;
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    let output = stage.ends(&["schedule", "dead", "--json"]).await;
+    let dead: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(dead[0]["attempts"].as_array().expect("a list").len(), 2, "{dead}");
+    assert_eq!((&dead[0]["state"], &dead[0]["attempts"][1]["code"]), (&"failed".into(), &1.into()));
+    assert_eq!(dead[0]["attempts"][1]["output"], "out\n");
+    std::fs::write(&good, "").expect("written");
+    let slot = dead[0]["at"].as_str().expect("text").to_owned();
+    let output = stage.ends(&["schedule", "run", "s", "--slot", &slot, "--wait", "30s"]).await;
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    assert!(said(&stage.ends(&["schedule", "dead"]).await).contains("no dead letters"));
+    no_attempt_twice(&stage);
+    let output = stage.ends(&["schedule", "run", "nothing"]).await;
+    assert_eq!(output.status.code(), Some(7), "{}", said(&output));
+    let list = said(&stage.ends(&["schedule", "list"]).await);
+    assert!(list.contains("0 0 0 1 1 *"), "{list}");
+    agent.signal(Signal::TERM);
+    assert_eq!(agent.wait(SOON).await.expect("it ends").code(), Some(0));
+}
+
+#[tokio::test]
+async fn a_timeout_ends_a_run_and_members_with_another_definition_are_shown() {
+    let stage = Stage::new().await;
+    let text = schedule(&stage, "@every 1s", "exec sleep 600", "timeout = '200ms'\n");
+    let file = stage.file("one.toml", &text);
+    let mut agents = [stage.agent(&file, &[])];
+    let ended = event(&mut agents[0], "run_ended").await;
+    assert_eq!(ended["reason"], "timeout", "{ended}");
+    let other = stage.file("two.toml", &text.replace("200ms", "300ms"));
+    let _two = stage.agent(&other, &["--instance", "differs"]);
+    until("the difference", async || {
+        said(&stage.ends(&["schedule", "list"]).await)
+            .contains("defined otherwise by tenure-differs")
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_changed_timing_never_fires_the_past_and_what_is_late_is_missed() {
+    let stage = Stage::new().await;
+    let hourly = schedule(&stage, "@every 1s", "true", "missed = 'run_once'\n");
+    let file = stage.file("tenure.toml", &hourly);
+    let mut agent = stage.agent(&file, &[]);
+    stage.at_least(DONE, 1).await;
+    agent.kill().await.expect("killed");
+    // As if the group had been away for an hour.
+    let away = "update tenure_agent.schedule set watermark = watermark - interval '1 hour'";
+    stage
+        .client
+        .batch_execute(&format!("{away}; delete from tenure_agent.slot"))
+        .await
+        .expect("set back");
+    stage.client.batch_execute("delete from tenure_agent.attempt").await.expect("set back");
+    let mut agent = stage.agent(&file, &[]);
+    stage
+        .at_least(
+            "select count(*) from tenure_agent.slot where state = 'missed' and missed > 30",
+            1,
+        )
+        .await;
+    // The latest of those that are too late runs.
+    let late = "select count(*) from tenure_agent.slot where state = 'succeeded' \
+                and at < claimed_at - interval '60 s'";
+    stage.at_least(late, 1).await;
+    assert_eq!(stage.count(late).await, 1);
+    agent.kill().await.expect("killed");
+    stage.client.batch_execute(away).await.expect("set back");
+    let before = stage.count("select count(*) from tenure_agent.slot").await;
+    stage.file("tenure.toml", &hourly.replace("@every 1s", "@every 2s"));
+    let _agent = stage.agent(&file, &[]);
+    stage.at_least("select count(*) from tenure_agent.slot where claimed_at > clock_timestamp() - interval '3 s' \
+        and state = 'succeeded'", 1).await;
+    let past = format!(
+        "select count(*) - {before} from tenure_agent.slot where claimed_at - at > interval '60 s' \
+        and state <> 'succeeded'"
+    );
+    assert!(stage.count(&past).await <= 0, "nothing of the past was fired or told again");
+    assert_eq!(stage.count(late).await, 1);
+}
