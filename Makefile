@@ -5,7 +5,7 @@ CARGO ?= cargo
 FEATURES := --workspace --features tenure-tx/ethereum,tenure-tx/substrate
 # Every test program, by the target that runs it; `lint` sees to it that none is forgotten.
 UNIT := agent cli config conformance connect election embedded gate guardians gossip hosts kit lifecycle_properties \
-	lifecycle_table model observe
+	lifecycle_table model observe schedules
 CHAIN := durability edge ethereum engine_properties service store substrate tx
 ELSEWHERE := faults gate_loom
 

@@ -241,3 +241,26 @@ async fn a_changed_timing_never_fires_the_past_and_what_is_late_is_missed() {
     assert!(stage.count(&past).await <= 0, "nothing of the past was fired or told again");
     assert_eq!(stage.count(late).await, 1);
 }
+
+#[tokio::test]
+async fn a_hundred_idle_roles_and_schedules_cost_no_statement_of_their_own() {
+    let stage = Stage::new().await;
+    let text: String = (0..100)
+        .map(|n| {
+            format!(
+                "[[schedule]]\nname = 's{n}'\nrole = 'r{n}'\ncron = '0 0 1 1 *'\nrun = 'true'\n"
+            )
+        })
+        .collect();
+    let file = stage.file("tenure.toml", &text);
+    let _agent = stage.agent(&file, &[]);
+    stage.at_least("select count(*) from tenure_agent.schedule", 100).await;
+    let sql = "select xact_commit + xact_rollback from pg_stat_database where datname = current_database()";
+    let begun = std::time::Instant::now();
+    let before = stage.count(sql).await;
+    // Statistics are written with a delay: what counts is a rate far below one a second for each role.
+    tokio::time::sleep(std::time::Duration::from_secs(4)).await;
+    let spent = stage.count(sql).await - before;
+    let rate = spent as f64 / begun.elapsed().as_secs_f64();
+    assert!(rate < 25.0, "{rate} transactions a second");
+}

@@ -1,0 +1,125 @@
+//! Schedules of the library, with closures, on a real server.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tenure::config::{Config, RoleSpec};
+use tenure::{Member, RoleName};
+use tenure_agent::{Run, Schedule, Schedules};
+use tenure_testkit::{Database, shared_cluster};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+const SOON: Duration = Duration::from_secs(30);
+
+async fn member(database: &Database) -> Member {
+    let config = Config::builder()
+        .dsn(database.dsn())
+        .heartbeat(Duration::from_millis(500))
+        .lease(Duration::from_millis(2500))
+        .statement_deadline(Duration::from_millis(800))
+        .role(RoleSpec::named("cron"))
+        .build()
+        .expect("valid");
+    Member::start(config).await.expect("it starts")
+}
+
+fn schedule(name: &str) -> Schedule {
+    let role = RoleName::new("cron").expect("a name");
+    Schedule::new(name, role, "@every 1s").expect("valid")
+}
+
+async fn next(runs: &mut mpsc::UnboundedReceiver<(&'static str, Run)>) -> (&'static str, Run) {
+    timeout(SOON, runs.recv()).await.expect("a run").expect("a sender")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn closures_run_on_the_member_that_leads_and_each_slot_once() {
+    let database = shared_cluster().await.database().await.expect("a database");
+    let (told, mut runs) = mpsc::unbounded_channel();
+    let mut members = Vec::new();
+    for name in ["one", "two"] {
+        let member = member(&database).await;
+        let told = told.clone();
+        let serving = Schedules::new()
+            .add(schedule("s"), move |run| {
+                let told = told.clone();
+                async move {
+                    told.send((name, run)).expect("a reader");
+                    Ok::<(), String>(())
+                }
+            })
+            .start(&member)
+            .expect("it starts");
+        member.start_all().await.expect("it takes part");
+        members.push((member, serving));
+    }
+    let (leader, first) = next(&mut runs).await;
+    let (same, second) = next(&mut runs).await;
+    assert_eq!(leader, same);
+    assert_eq!(second.slot.as_second(), first.slot.as_second() + 1);
+    // The one that leads leaves: the other goes on, and no slot comes again.
+    let at = if leader == "one" { 0 } else { 1 };
+    let (member, serving) = members.remove(at);
+    member.shutdown(Some(SOON)).await.expect("it leaves");
+    serving.finished().await;
+    let mut slots = vec![first.slot, second.slot];
+    loop {
+        let (name, run) = next(&mut runs).await;
+        assert!(!slots.contains(&run.slot), "{} came twice", run.slot);
+        slots.push(run.slot);
+        if name != leader {
+            assert!(run.epoch > first.epoch);
+            break;
+        }
+    }
+    let (member, serving) = members.remove(0);
+    member.shutdown(Some(SOON)).await.expect("it leaves");
+    serving.finished().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_error_and_a_panic_are_failures_and_a_timeout_drops_the_future() {
+    struct Dropped(mpsc::UnboundedSender<()>);
+    impl Drop for Dropped {
+        fn drop(&mut self) {
+            let _ = self.0.send(());
+        }
+    }
+    let database = shared_cluster().await.database().await.expect("a database");
+    let client = database.client().await.expect("a session");
+    let member = member(&database).await;
+    let (dropped, mut drops) = mpsc::unbounded_channel();
+    let calls = AtomicUsize::new(0);
+    let dropped = Mutex::new(dropped);
+    let limited = schedule("hangs").timeout(Duration::from_millis(100)).expect("valid");
+    let serving = Schedules::new()
+        .add(schedule("fails"), move |_| {
+            let call = calls.fetch_add(1, Ordering::SeqCst);
+            async move {
+                assert!(call != 0, "the first one panics");
+                Err::<(), _>("out of paper\0")
+            }
+        })
+        .add(limited, move |_| {
+            let guard = Dropped(dropped.lock().expect("whole").clone());
+            async move {
+                let _guard = guard;
+                std::future::pending::<Result<(), String>>().await
+            }
+        })
+        .start(&member)
+        .expect("it starts");
+    member.start_all().await.expect("it takes part");
+    timeout(SOON, drops.recv()).await.expect("in time").expect("it was dropped");
+    let sql = "select count(distinct reason) from tenure_agent.attempt where how = 'failed' \
+               and reason in ('it panicked', 'out of paper\u{fffd}')";
+    let begun = std::time::Instant::now();
+    while client.query_one(sql, &[]).await.map_or(0, |row| row.get::<_, i64>(0)) < 2 {
+        assert!(begun.elapsed() < SOON, "both ends are recorded");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    member.shutdown(Some(SOON)).await.expect("it leaves");
+    serving.finished().await;
+}
