@@ -27,11 +27,12 @@ use journal::Journal;
 use service::Service;
 
 const NOTES: &str = "\
-The file says what runs: [[command]] (as long as its role is led), [[schedule]], [[role]], [member],
-[database]; docs/agent.md has every key. SIGHUP reads it again and says what needs a restart. SIGTERM
-and SIGINT hand every role over: commands end within their grace, runs of schedules within their
-drain_limit; a second signal ends them at once. Events go to standard error; standard output is the
-commands'. Under systemd (Type=notify) it tells when it is ready and feeds the watchdog.";
+The file says what runs: [[command]] (as long as its role is led), [[schedule]], [[role]],
+[member], [database]; docs/agent.md has every key. SIGHUP reads it again and says what needs a
+restart. SIGTERM and SIGINT hand every role over: commands end within their grace, runs of
+schedules within their drain_limit; a second signal ends them at once. Events go to standard
+error; standard output is the commands'. Under systemd (Type=notify) it tells when it is ready and
+feeds the watchdog.";
 
 /// No wait of a role may be longer.
 const LONGEST_DRAIN: Duration = Duration::from_secs(3600);
@@ -109,15 +110,10 @@ pub(crate) async fn agent(args: AgentArgs) -> Result<Exit, Failure> {
     service.ready();
     let watchdog = tokio::spawn(service.clone().watch(agent.member()));
     let strays = tokio::spawn(reap_strays());
-    loop {
-        match signals.next().await {
-            Wish::Reload => {
-                service.reloading();
-                reload(&mut agent, &args, &journal);
-                service.ready();
-            }
-            Wish::End => break,
-        }
+    while let Wish::Reload = signals.next().await {
+        service.reloading();
+        reload(&mut agent, &args, &journal);
+        service.ready();
     }
     service.stopping();
     let patience = agent.patience();
