@@ -15,7 +15,7 @@ export CARGO_INCREMENTAL := 0
 endif
 
 .PHONY: help demo test test-all setup setup-chain setup-python lint unit faults loom newer-server test-chain deny \
-	python python-all wheel bench-python storm
+	python python-all wheel bench-python storm soak-gossip
 
 help:               ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 16
@@ -87,6 +87,10 @@ wheel: setup-python ## A wheel of the Python package, for this platform and ever
 
 bench-python: setup setup-python   ## Gate checks and takeovers from Python, beside the Rust library
 	scripts/python.sh bench
+
+soak-gossip: setup  ## Half an hour of faults on seven nodes of a gossip group, judged; SOAK=5m for less
+	$(CARGO) build --release -p tenure-cli -p xtask
+	target/release/xtask soak --time $(or $(SOAK),30m) --folder $$(mktemp -d)
 
 deny:               ## Licences and advisories, where cargo-deny is installed
 	@if command -v cargo-deny >/dev/null; then cargo deny check; \

@@ -13,7 +13,7 @@ mod disk;
 mod keys;
 pub mod mistake;
 mod network;
-mod operations;
+pub mod operations;
 mod queue;
 pub mod scenario;
 pub mod world;

@@ -4,6 +4,7 @@
 //! cargo run --release -p xtask -- sim storm       storms of faults over whole nodes
 //! cargo run --release -p xtask -- sim crowd       how fast a crowd agrees by gossip
 //! cargo run --release -p xtask -- sim plot        the figures and plots of docs/gossip.md
+//! cargo run --release -p xtask -- soak            a gossip group under fire, judged
 //! cargo run --release -p xtask -- bench election  how long a role is without a leader
 //! cargo run --release -p xtask -- bench idle      what idle members cost the database
 //! cargo run --release -p xtask -- bench gossip    commit latency and failover, real processes
@@ -14,6 +15,7 @@
 mod bench;
 mod plot;
 mod sim;
+mod soak;
 
 use std::fmt::Display;
 use std::io::Write as _;
@@ -33,6 +35,8 @@ struct Arguments {
 enum Task {
     /// Simulate: storms of faults, crowds of thousands, plots
     Sim(sim::SimArgs),
+    /// A gossip group under fire for half an hour, and whether it lost, doubled or confused anything
+    Soak(soak::SoakArgs),
     /// Measure
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -42,6 +46,7 @@ enum Task {
 async fn main() -> anyhow::Result<ExitCode> {
     match Arguments::parse().task {
         Task::Sim(args) => tokio::task::spawn_blocking(move || sim::run(&args)).await?,
+        Task::Soak(args) => soak::run(args).await,
         Task::Bench(bench) => bench::run(bench).await,
     }
 }

@@ -1,4 +1,4 @@
-//! What the callers of a simulated store saw, and whether one store could have answered so.
+//! What the callers of a store saw, and whether one store could have answered so.
 
 use std::collections::BTreeMap;
 
@@ -9,10 +9,10 @@ use tenure_gossip::history::{Outcome, Record, TxId};
 use crate::linear::{Model, Timed, is_linearizable};
 
 /// The operations of all callers, by transaction.
-#[derive(Debug, Default)]
-pub(super) struct Operations(BTreeMap<TxId, Seen>);
+#[derive(Debug, Clone, Default)]
+pub struct Operations(BTreeMap<TxId, Seen>);
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Seen {
     begun: u64,
     ended: Option<u64>,
@@ -22,20 +22,20 @@ struct Seen {
 
 impl Operations {
     /// A caller submits; the same transaction may be submitted again.
-    pub(super) fn begin(&mut self, now: u64, tx: TxId, goal: &KvGoal) {
+    pub fn begin(&mut self, now: u64, tx: TxId, goal: &KvGoal) {
         let fresh = || Seen { begun: now, ended: None, goal: goal.clone(), outcome: None };
         self.0.entry(tx).or_insert_with(fresh);
     }
 
     /// The transaction is decided, whether or not a caller will hear of it.
-    pub(super) fn decide(&mut self, record: &Record) {
+    pub fn decide(&mut self, record: &Record) {
         if let Some(seen) = self.0.get_mut(&record.tx) {
             seen.outcome.get_or_insert_with(|| record.outcome.clone());
         }
     }
 
     /// A caller that waits for this transaction has its record.
-    pub(super) fn end(&mut self, now: u64, record: &Record) {
+    pub fn end(&mut self, now: u64, record: &Record) {
         if let Some(seen) = self.0.get_mut(&record.tx).filter(|seen| seen.ended.is_none()) {
             seen.ended = Some(now);
             seen.outcome = Some(record.outcome.clone());
@@ -44,7 +44,8 @@ impl Operations {
 
     /// The keys whose answers no single store could have given. Asked when nothing is under way: what is
     /// not decided then never took effect.
-    pub(super) fn contradictions(&self) -> Vec<String> {
+    #[must_use]
+    pub fn contradictions(&self) -> Vec<String> {
         let mut by_key: BTreeMap<&str, Vec<Timed<Answered>>> = BTreeMap::new();
         for seen in self.0.values().filter(|seen| seen.outcome.is_some()) {
             let key = match &seen.goal {
@@ -61,6 +62,40 @@ impl Operations {
         }
         let wrong = by_key.into_iter().filter(|(_, all)| !is_linearizable::<OneKey>(all.clone()));
         wrong.map(|(key, _)| key.to_owned()).collect()
+    }
+}
+
+impl Operations {
+    /// The same, with the answers to two successive increments of one key exchanged: a lie that
+    /// [`Operations::contradictions`] must find.
+    #[must_use]
+    pub fn exchanged(&self) -> Self {
+        let mut lying = self.clone();
+        let mut done: BTreeMap<&str, Vec<(u64, u64, TxId)>> = BTreeMap::new();
+        for (tx, seen) in &self.0 {
+            if let (KvGoal::Increment { key, .. }, Some(Outcome::Done(_)), Some(ended)) =
+                (&seen.goal, &seen.outcome, seen.ended)
+            {
+                done.entry(key).or_default().push((seen.begun, ended, *tx));
+            }
+        }
+        for all in done.values_mut() {
+            all.sort_unstable();
+            // The second began when the first had been answered, and both say another value.
+            let pair = all.iter().enumerate().find_map(|(i, (_, ended, one))| {
+                let later = all[i..].iter().find(|(begun, _, _)| begun > ended);
+                let later = later.map(|(_, _, other)| (*one, *other));
+                later.filter(|(one, other)| self.0[one].outcome != self.0[other].outcome)
+            });
+            if let Some((one, other)) = pair {
+                let outcomes = (self.0[&one].outcome.clone(), self.0[&other].outcome.clone());
+                for (tx, outcome) in [(one, outcomes.1), (other, outcomes.0)] {
+                    lying.0.get_mut(&tx).expect("it was seen").outcome = outcome;
+                }
+                return lying;
+            }
+        }
+        lying
     }
 }
 

@@ -1,0 +1,128 @@
+//! The nodes of a soak: real processes that are killed, frozen, replaced, and given a full disk.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tenure_gossip::{Answer, Ask, Client, Ed25519Keys, PeerId, Trust};
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::net::TcpListener;
+use tokio::process::{Child, Command};
+use tokio::time::timeout;
+
+use super::relay::{Network, Place};
+
+/// How long a node may take over an answer.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// A node in its place.
+pub(super) struct Node {
+    child: Option<Child>,
+    /// Where clients reach it, past the relays.
+    pub(super) direct: String,
+    /// Where the other nodes reach it.
+    pub(super) relayed: String,
+    pub(super) id: Option<PeerId>,
+    pub(super) folder: PathBuf,
+    place: Place,
+}
+
+impl Node {
+    /// A place for a node: a port, a relay and a folder.
+    pub(super) async fn settle(
+        network: &Network,
+        place: Place,
+        folder: PathBuf,
+    ) -> anyhow::Result<Self> {
+        let port = TcpListener::bind("127.0.0.1:0").await?.local_addr()?.port();
+        let relayed = network.relay(place, port).await?;
+        let direct = format!("127.0.0.1:{port}");
+        Ok(Self { child: None, direct, relayed, id: None, folder, place })
+    }
+
+    /// Starts it; with `room`, its files may have so many KiB, and a write beyond fails as on a full disk.
+    pub(super) async fn start(
+        &mut self,
+        network: &Network,
+        program: &Path,
+        args: &[&str],
+        room: Option<u64>,
+    ) -> anyhow::Result<()> {
+        let mut command = match room {
+            Some(kib) => {
+                let mut shell = Command::new("bash");
+                let limit = format!("trap '' XFSZ; ulimit -f {kib}; exec \"$0\" \"$@\"");
+                shell.arg("-c").arg(limit).arg(program);
+                shell
+            }
+            None => Command::new(program),
+        };
+        command
+            .args(["gossip", "node", "--snapshot-every", "500", "--listen", &self.direct])
+            .args(["--advertise", &self.relayed, "--open", "--data"])
+            .arg(&self.folder)
+            .args(args)
+            .env("TENURE_LOG", "off")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .kill_on_drop(true);
+        let mut child = command.spawn()?;
+        if let Some(pid) = child.id() {
+            network.runs(self.place, pid);
+        }
+        let out = child.stdout.take().context("stdout is piped")?;
+        let mut line = String::new();
+        timeout(Duration::from_secs(30), BufReader::new(out).read_line(&mut line)).await??;
+        let id = line.split_whitespace().nth(2).and_then(PeerId::from_hex);
+        self.child = Some(child);
+        if id.is_none() && room.is_none() {
+            bail!("node {} did not get ready", self.place);
+        }
+        self.id = id.or(self.id);
+        Ok(())
+    }
+
+    pub(super) async fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill().await;
+        }
+    }
+
+    /// Whether it ends by itself within `patience`; if it does not, it is killed.
+    pub(super) async fn ends(&mut self, patience: Duration) -> bool {
+        let Some(child) = &mut self.child else { return true };
+        let ended = timeout(patience, child.wait()).await.is_ok();
+        self.kill().await;
+        ended
+    }
+
+    pub(super) fn signal(&self, signal: Signal) {
+        let pid = self.child.as_ref().and_then(Child::id).and_then(|pid| i32::try_from(pid).ok());
+        if let Some(pid) = pid.and_then(Pid::from_raw) {
+            // One that has ended already needs no signal.
+            let _ = kill_process(pid, signal);
+        }
+    }
+
+    pub(super) fn is_up(&self) -> bool {
+        self.child.is_some()
+    }
+
+    /// The status of the namespace `main`.
+    pub(super) async fn main(&self) -> anyhow::Result<Value> {
+        let mut client = connect(&self.direct).await?;
+        let Answer::Status(text) = client.ask(Ask::Status, ANSWER).await? else {
+            bail!("not a status")
+        };
+        Ok(serde_json::from_str::<Value>(&text)?["namespaces"][0].clone())
+    }
+}
+
+pub(super) async fn connect(address: &str) -> anyhow::Result<Client> {
+    let trust = Trust::default();
+    let connecting = Client::connect(address, Ed25519Keys::generate(), &trust);
+    Ok(timeout(ANSWER, connecting).await??)
+}
