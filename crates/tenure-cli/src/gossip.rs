@@ -3,7 +3,10 @@
 //! `node` runs one node; every other command asks a node over its own port.
 
 mod credentials;
+mod members;
 mod node;
+mod recovery;
+mod status;
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -13,8 +16,8 @@ use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use tenure_gossip::{
     Answer, Ask, Client, ClientError, Ed25519Keys, IdentityError, IdentityFolder, KvGoal,
-    KvQuestion, MemberChange, Outcome, PeerId, Record, SessionError, TlsFiles, Trust, TxId,
-    is_address,
+    KvQuestion, Outcome, PeerId, Record, SessionError, TlsFiles, Trust, TxId, is_address,
+    typed_value,
 };
 
 use crate::args::period;
@@ -32,13 +35,23 @@ pub(crate) enum GossipCommand {
     /// Follow the history as it is made
     Watch(WatchArgs),
     /// How a node stands
-    Status(StatusArgs),
+    Status(status::StatusArgs),
     /// Print and verify the history
     History(HistoryArgs),
     /// Add or remove a voter. Any node will do: the order goes to the leader
-    Voter(VoterArgs),
+    Voter(members::VoterArgs),
+    /// Put a new node in the place of a voter, dead or alive. Any node will do
+    Replace(members::ReplaceArgs),
     /// Make the leader give leadership up. Any node will do
     StepDown(NamespaceArgs),
+    /// Found a namespace while the nodes run. Any node will do
+    Found(members::FoundArgs),
+    /// Write the whole state of a running node into a file
+    Backup(recovery::BackupArgs),
+    /// Make a new cluster of a backup, in a folder of its own
+    Restore(recovery::RestoreArgs),
+    /// Make a new cluster of the folder of a survivor, when a majority of the voters is lost for good. Offline
+    ForceRecover(recovery::RecoverArgs),
     /// Make an invitation for one new node, operator or client, and print it
     Invite(credentials::InviteArgs),
     /// Accept an invitation as an operator or a client, and keep the identity
@@ -247,22 +260,24 @@ enum GoalArgs {
 }
 
 impl GoalArgs {
-    fn bytes(&self) -> Vec<u8> {
-        let value = |text: &String| serde_json::from_str(text).unwrap_or_else(|_| json!(text));
-        match self {
+    fn bytes(&self) -> Result<Vec<u8>, Failure> {
+        let value = |text: &String| {
+            typed_value(text).map_err(|why| Failure::usage(format!("value: {why}")))
+        };
+        Ok(match self {
             Self::Put { key, value: v } => {
-                KvGoal::Put { key: key.clone(), value: value(v) }.to_bytes()
+                KvGoal::Put { key: key.clone(), value: value(v)? }.to_bytes()
             }
             Self::Delete { key } => KvGoal::Delete { key: key.clone() }.to_bytes(),
             Self::Increment { key, by } => {
                 KvGoal::Increment { key: key.clone(), by: *by }.to_bytes()
             }
             Self::Cas { key, value: v, expect } => {
-                let expect = expect.as_ref().map(value);
-                KvGoal::Cas { key: key.clone(), expect, value: value(v) }.to_bytes()
+                let expect = expect.as_ref().map(value).transpose()?;
+                KvGoal::Cas { key: key.clone(), expect, value: value(v)? }.to_bytes()
             }
             Self::Json { goal } => goal.clone().into_bytes(),
-        }
+        })
     }
 }
 
@@ -283,16 +298,9 @@ pub(crate) struct WatchArgs {
     /// Stop after so many records
     #[arg(long)]
     count: Option<u64>,
-}
-
-/// Which node's status.
-#[derive(Debug, Args)]
-pub(crate) struct StatusArgs {
-    #[command(flatten)]
-    at: NodeAddress,
-    /// As JSON
-    #[arg(long)]
-    json: bool,
+    /// Begin with this record of the past (default: the next one)
+    #[arg(long, value_name = "INDEX")]
+    from: Option<u64>,
 }
 
 /// Which part of the history.
@@ -308,66 +316,27 @@ pub(crate) struct HistoryArgs {
     upto: Option<u64>,
 }
 
-/// Which change.
-#[derive(Debug, Args)]
-pub(crate) struct VoterArgs {
-    #[command(flatten)]
-    at: NamespaceArgs,
-    /// What to do.
-    change: VoterChange,
-    /// The node's id, or the first digits of it.
-    id: String,
-}
-
-#[derive(Debug, Clone, Copy, clap::ValueEnum)]
-enum VoterChange {
-    /// Let it receive the log; it votes once it has caught up
-    Add,
-    /// It follows as an observer, and votes again only if it is added again
-    Remove,
-}
-
 pub(crate) async fn run(command: GossipCommand) -> Result<Exit, Failure> {
     match command {
         GossipCommand::Node(args) => node::run(args).await,
         GossipCommand::Submit(args) => submit(args).await,
         GossipCommand::Get(args) => get(args).await,
         GossipCommand::Watch(args) => watch(args).await,
-        GossipCommand::Status(args) => status(args).await,
+        GossipCommand::Status(args) => status::run(args).await,
         GossipCommand::History(args) => history(args).await,
+        GossipCommand::Backup(args) => recovery::backup(args).await,
+        GossipCommand::Restore(args) => recovery::restore(&args),
+        GossipCommand::ForceRecover(args) => recovery::force_recover(&args),
         GossipCommand::Invite(args) => credentials::invite(args).await,
         GossipCommand::Accept(args) => credentials::accept(args).await,
         GossipCommand::Grant(args) => credentials::grant(args).await,
         GossipCommand::Revoke(args) => credentials::revoke(args).await,
         GossipCommand::Close(args) => credentials::close(args).await,
         GossipCommand::Credentials(args) => credentials::list(args).await,
-        GossipCommand::Voter(args) => {
-            let id = args.at.node_id(&args.id).await?;
-            let change = match args.change {
-                VoterChange::Add => MemberChange::Learn(id),
-                VoterChange::Remove => MemberChange::Remove(id),
-            };
-            order(&args.at, Ask::Members { namespace: args.at.namespace.clone(), change }).await
-        }
-        GossipCommand::StepDown(at) => {
-            order(&at, Ask::StepDown { namespace: at.namespace.clone() }).await
-        }
-    }
-}
-
-/// Gives an order to the leader of the namespace, wherever it is.
-async fn order(at: &NamespaceArgs, ask: Ask) -> Result<Exit, Failure> {
-    let space = at.space().await?;
-    let leader = space["leader_address"].as_str().ok_or_else(|| {
-        let node = &at.at.node;
-        let why = format!("node {node} knows no leader at the moment; try again, or ask another");
-        Failure::new(Exit::NoLeader, why)
-    })?;
-    let at = NodeAddress { node: leader.to_owned(), ..at.at.clone() };
-    let answer = at.connect().await?.ask(ask, Duration::from_secs(30)).await;
-    match answer.map_err(|error| at.failure(&error))? {
-        Answer::Done => Ok(Exit::Clean),
-        other => Err(at.unexpected(&format!("{other:?}"))),
+        GossipCommand::Voter(args) => members::voter(args).await,
+        GossipCommand::Replace(args) => members::replace(args).await,
+        GossipCommand::Found(args) => members::found(args).await,
+        GossipCommand::StepDown(at) => members::step_down(at).await,
     }
 }
 
@@ -454,8 +423,9 @@ async fn submit(args: SubmitArgs) -> Result<Exit, Failure> {
             .ok_or_else(|| Failure::usage(format!("tx: 32 hexadecimal digits, not {text:?}")))?,
         None => TxId::random(),
     };
+    let goal = args.goal.bytes()?;
     let mut client = args.to.at.connect_patiently().await?;
-    let ask = Ask::Submit { namespace: args.to.namespace.clone(), tx, goal: args.goal.bytes() };
+    let ask = Ask::Submit { namespace: args.to.namespace.clone(), tx, goal };
     let answer = match client.ask(ask, args.timeout).await {
         Ok(answer) => answer,
         Err(error @ ClientError::Refused(_)) => return Err(args.to.failure(error).await),
@@ -517,7 +487,7 @@ async fn read<T: serde::de::DeserializeOwned>(
 
 async fn watch(args: WatchArgs) -> Result<Exit, Failure> {
     let mut client = args.at.at.connect_patiently().await?;
-    let ask = Ask::Watch { namespace: args.at.namespace.clone() };
+    let ask = Ask::Watch { namespace: args.at.namespace.clone(), from: args.from };
     let forever = Duration::from_secs(86_400 * 365);
     let mut answer = args.at.ask(&mut client, ask, forever).await?;
     let mut seen = 0;
@@ -530,39 +500,6 @@ async fn watch(args: WatchArgs) -> Result<Exit, Failure> {
         }
         answer = client.next(forever).await.map_err(|error| args.at.at.failure(&error))?;
     }
-}
-
-async fn status(args: StatusArgs) -> Result<Exit, Failure> {
-    let status = args.at.status().await?;
-    if args.json {
-        out!("{status}");
-        return Ok(Exit::Clean);
-    }
-    let brief = |v: &Value| v.as_str().map_or("-".to_owned(), |s| s.chars().take(8).collect());
-    let many = |v: &Value| {
-        v.as_array().map_or(String::new(), |a| a.iter().map(brief).collect::<Vec<_>>().join(" "))
-    };
-    out!("node       {}", status["id"].as_str().unwrap_or_default());
-    out!("address    {}", status["address"].as_str().unwrap_or_default());
-    out!("connected  {}", many(&status["connected"]));
-    for ns in status["namespaces"].as_array().into_iter().flatten() {
-        out!("namespace  {}", ns["namespace"].as_str().unwrap_or_default());
-        let acting = if ns["acting"] == json!(true) { ", this node acts" } else { "" };
-        out!("  leader   {} (term {}{acting})", brief(&ns["leader"]), ns["term"]);
-        out!("  hint     {} for {} ms", brief(&ns["hint"]), ns["hint_ms"]);
-        out!("  voters   {}", many(&ns["voters"]));
-        for (what, list) in [("learners", &ns["learners"]), ("removed ", &ns["removed"])] {
-            if list.as_array().is_some_and(|a| !a.is_empty()) {
-                out!("  {what} {}", many(list));
-            }
-        }
-        out!("  index    {} {}", ns["index"], brief(&ns["head"]));
-        out!("  pending  {}", ns["pending"]);
-        if let Some(why) = ns["halted"].as_str() {
-            out!("  HALTED   {why}");
-        }
-    }
-    Ok(Exit::Clean)
 }
 
 async fn history(args: HistoryArgs) -> Result<Exit, Failure> {

@@ -3,6 +3,7 @@
 use crate::credentials::{Credentials, SNAPSHOT_TAG};
 use crate::engine::{Sealed, Snapshot};
 use crate::history::Chain;
+use crate::identity::PeerId;
 use crate::machine::StateMachine;
 
 /// The first byte of a snapshot of an application's state.
@@ -22,6 +23,13 @@ impl<M> Carried<M> {
         match self {
             Self::Application(machine) => Some(machine),
             Self::Credentials(_) => None,
+        }
+    }
+
+    /// The credentials of a new generation, whose first node is `founder`; an application's state is as it was.
+    pub(crate) fn refound(&mut self, founder: PeerId) {
+        if let Self::Credentials(credentials) = self {
+            credentials.refound(founder);
         }
     }
 

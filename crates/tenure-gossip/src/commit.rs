@@ -141,7 +141,24 @@ impl Members {
             MemberChange::Learn(peer) => self.contains(peer),
             MemberChange::Promote(peer) => self.is_voter(peer),
             MemberChange::Remove(peer) => !self.contains(peer),
+            MemberChange::Replace { old, new } => self.is_voter(new) && !self.contains(old),
         }
+    }
+
+    /// The voters once `change` is made.
+    #[must_use]
+    pub fn voters_after(&self, change: &MemberChange) -> BTreeSet<PeerId> {
+        let mut voters = self.voters.clone();
+        match change {
+            MemberChange::Learn(_) => {}
+            MemberChange::Promote(peer) => drop(voters.insert(*peer)),
+            MemberChange::Remove(peer) => drop(voters.remove(peer)),
+            MemberChange::Replace { old, new } => {
+                voters.remove(old);
+                voters.insert(*new);
+            }
+        }
+        voters
     }
 
     /// Every member once.
@@ -157,10 +174,18 @@ impl Members {
 pub enum MemberChange {
     /// Let this node receive the log without a vote.
     Learn(PeerId),
-    /// Let this node vote.
+    /// Let this learner vote.
     Promote(PeerId),
     /// Remove this node: it neither votes nor receives the log, until an operator adds it again.
     Remove(PeerId),
+    /// Let `new` vote instead of `old`, in one step: `new` learns first, and the change is proposed only
+    /// once it has caught up, so the number of voters that answer never falls.
+    Replace {
+        /// A voter, dead or alive.
+        old: PeerId,
+        /// A node that runs and does not vote.
+        new: PeerId,
+    },
 }
 
 /// Consensus refused; nothing was changed, unless it says so.
@@ -181,6 +206,24 @@ pub enum CommitError {
         "leadership changed before the change was committed; it may have been made or not: look at the status"
     )]
     Uncertain,
+    /// A voter does not answer, and the change would rely on one voter more.
+    #[error(
+        "voter {0} does not answer, and this change would bring the group closer to losing its majority; bring it back, or put another node in its place: tenure gossip replace {0} NEW"
+    )]
+    Silent(PeerId),
+    /// The node has not caught up with the log.
+    #[error(
+        "node {0} has not caught up, and was given no vote; it learns for now: see that it runs and reaches the leader, then repeat the order"
+    )]
+    Behind(PeerId),
+    /// It is no voter.
+    #[error("node {0} is no voter; `tenure gossip status` lists the voters")]
+    NoVoter(PeerId),
+    /// The node has forgotten what it acknowledged, so its vote means nothing any more.
+    #[error(
+        "node {0} runs from an old copy of its folder, or twice, and can never vote again; remove that folder, and join with a fresh one"
+    )]
+    Forgetful(PeerId),
     /// There is a log already.
     #[error("this node already belongs to a cluster; a cluster is bootstrapped once")]
     NotFresh,
@@ -292,6 +335,9 @@ pub trait Commit: Send + 'static {
     ) -> Result<(), CommitError>;
     /// How far the leader's log has reached `peer`.
     fn progress(&self, peer: &PeerId) -> Option<u64>;
+    /// While this node leads: when it sent the last message that `peer` has answered, or when its term
+    /// began, if `peer` has answered none.
+    fn contact(&self, peer: &PeerId) -> Option<Tick>;
     /// The leader that gossip names.
     fn hint(&mut self, leader: Option<PeerId>);
     /// Gives leadership up: the gate must be shut before. The voters are freed of their promise.

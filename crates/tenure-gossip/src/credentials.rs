@@ -23,6 +23,7 @@ pub use self::invitation::Invitation;
 pub(crate) use self::invitation::{InvitationId, joiner_proof, node_proof, unix_now};
 use crate::identity::PeerId;
 use crate::machine::StateMachine;
+use crate::net::wire::MAX_NAMESPACE;
 
 /// The namespace of the credentials.
 pub const CREDENTIALS: &str = "tenure.credentials";
@@ -30,6 +31,10 @@ pub const CREDENTIALS: &str = "tenure.credentials";
 const MAX_KEYS: usize = 16_384;
 /// Invitations that are neither redeemed nor expired, at most.
 const MAX_INVITATIONS: usize = 1_024;
+/// Namespaces that are founded, at most: each costs every voter a log and a share of the heartbeats.
+const MAX_NAMESPACES: usize = 256;
+/// Voters that a namespace begins with, at most.
+const MAX_FIRST_VOTERS: usize = 7;
 /// The first byte of a snapshot of this state.
 pub(crate) const SNAPSHOT_TAG: u8 = b'C';
 
@@ -103,6 +108,14 @@ pub enum CredentialGoal {
     },
     /// Make an open cluster ask for credentials. Nodes that were granted nothing are shut out.
     Close,
+    /// Found a namespace: the nodes that are its first voters carry it from then on. One name is founded once,
+    /// because this is decided by consensus.
+    Namespace {
+        /// Its name.
+        name: String,
+        /// Its first voters.
+        voters: BTreeSet<PeerId>,
+    },
 }
 
 impl fmt::Debug for CredentialGoal {
@@ -115,6 +128,7 @@ impl fmt::Debug for CredentialGoal {
             Self::Grant { peer, right } => write!(f, "Grant({peer}, {right})"),
             Self::Revoke { peer } => write!(f, "Revoke({peer})"),
             Self::Close => f.write_str("Close"),
+            Self::Namespace { name, voters } => write!(f, "Namespace({name:?}, {voters:?})"),
         }
     }
 }
@@ -145,6 +159,8 @@ struct State {
     open: bool,
     keys: BTreeMap<PeerId, Right>,
     invitations: BTreeMap<InvitationId, Outstanding>,
+    /// The namespaces that were founded, with their first voters.
+    namespaces: BTreeMap<String, BTreeSet<PeerId>>,
 }
 
 /// The credentials of a cluster. Cheap to clone.
@@ -173,9 +189,24 @@ impl Credentials {
         nodes.map(|(peer, _)| *peer).collect()
     }
 
+    /// The namespaces that were founded, with their first voters.
+    pub(crate) fn namespaces(&self) -> &BTreeMap<String, BTreeSet<PeerId>> {
+        &self.0.namespaces
+    }
+
     /// The key that proves an invitation, if it is good at `now`.
     pub(crate) fn invitation(&self, id: &InvitationId, now: u64) -> Option<[u8; 32]> {
         self.0.invitations.get(id).filter(|i| now < i.expires).map(|i| i.key)
+    }
+
+    /// A new generation: the nodes of the former one are none any more, and open invitations, which name the
+    /// former cluster, are void.
+    pub(crate) fn refound(&mut self, founder: PeerId) {
+        let state = Arc::make_mut(&mut self.0);
+        state.keys.retain(|_, right| *right != Right::Node);
+        state.keys.insert(founder, Right::Node);
+        state.invitations.clear();
+        state.namespaces.values_mut().for_each(|voters| *voters = BTreeSet::from([founder]));
     }
 
     fn check(&self, goal: &CredentialGoal) -> Result<(), String> {
@@ -225,6 +256,21 @@ impl Credentials {
             CredentialGoal::Revoke { .. } => Ok(()),
             CredentialGoal::Close if !state.open => Err("the cluster is not open".to_owned()),
             CredentialGoal::Close => Ok(()),
+            CredentialGoal::Namespace { name, voters } => {
+                if name.is_empty() || name.len() > MAX_NAMESPACE || name == CREDENTIALS {
+                    Err(format!(
+                        "a namespace has 1 to {MAX_NAMESPACE} bytes, and is not the cluster's own"
+                    ))
+                } else if state.namespaces.contains_key(name) {
+                    Err(format!("the namespace {name:?} is founded already"))
+                } else if state.namespaces.len() >= MAX_NAMESPACES {
+                    Err(format!("{MAX_NAMESPACES} namespaces are founded, more are not carried"))
+                } else if voters.is_empty() || voters.len() > MAX_FIRST_VOTERS {
+                    Err(format!("a namespace begins with 1 to {MAX_FIRST_VOTERS} voters"))
+                } else {
+                    Ok(())
+                }
+            }
         }
     }
 }
@@ -261,6 +307,9 @@ impl StateMachine for Credentials {
             CredentialGoal::Grant { peer, right } => drop(state.keys.insert(peer, right)),
             CredentialGoal::Revoke { peer } => drop(state.keys.remove(&peer)),
             CredentialGoal::Close => state.open = false,
+            CredentialGoal::Namespace { name, voters } => {
+                state.namespaces.insert(name, voters);
+            }
         }
         Ok(())
     }
@@ -304,6 +353,11 @@ impl Rights {
     /// Whether every key has every right.
     pub(crate) fn is_open(&self) -> bool {
         if self.state.is_founded() { self.state.0.open } else { self.open_at_first }
+    }
+
+    /// Whether the credentials have reached this node.
+    pub(crate) fn is_decided(&self) -> bool {
+        self.state.is_founded()
     }
 
     /// What `peer` may do.

@@ -6,6 +6,7 @@ mod credentials;
 mod links;
 pub(crate) mod refusal;
 pub(crate) mod status;
+mod watchers;
 mod work;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,19 +22,20 @@ use self::caller::{Answerer, Caller};
 use self::links::{Calls, Linked};
 use self::refusal::Refusal;
 use self::status::Status;
+use self::watchers::Watcher;
 use self::work::Work;
 use crate::carried::Carried;
-use crate::commit::MemberChange;
+use crate::commit::{Commit as _, MemberChange};
 use crate::credentials::{CREDENTIALS, Rights};
 use crate::engine::{Engine, Event, Output, SubmitError, Write};
 use crate::history::{Record, TxId};
+use crate::host::{Gates, Opener};
 use crate::identity::{Keys as _, PeerId};
 use crate::machine::StateMachine;
 use crate::message::{MAX_HISTORY_BYTES, Message};
 use crate::metrics as names;
 use crate::net::link::{FromLink, Shared};
-use crate::net::outbox::Outbox;
-use crate::net::wire::{Answer, Contact, Envelope};
+use crate::net::wire::{Contact, Envelope};
 use crate::storage::{Store, StoreError};
 
 /// Inputs taken in before their outputs are carried out, at most: one sync for all of them.
@@ -59,7 +61,7 @@ pub(crate) struct Namespace<M: StateMachine> {
     pub(crate) engine: Engine<Carried<M>>,
     pub(crate) keeper: GateKeeper,
     pub(crate) waiting: BTreeMap<TxId, Vec<Caller<Record>>>,
-    pub(crate) watchers: Vec<Outbox>,
+    pub(crate) watchers: Vec<Watcher>,
     pub(crate) events: broadcast::Sender<Record>,
     leaving: Option<Leaving>,
     /// Changes of the members that wait to be committed, with their term.
@@ -88,6 +90,13 @@ impl<M: StateMachine> Namespace<M> {
     fn is_drained(&self, at: Tick) -> bool {
         self.keeper.in_flight() == 0 || self.leaving.as_ref().is_some_and(|l| l.until <= at)
     }
+
+    /// Whether a successor could be elected: while a change of the members is on its way to the others, the
+    /// voters would elect none but this node, which has it. Waited for as long as for the acts.
+    fn is_even(&self, at: Tick) -> bool {
+        !self.engine.commit().status(at).changing
+            || self.leaving.as_ref().is_some_and(|l| l.until <= at)
+    }
 }
 
 /// What a driver is made of.
@@ -98,6 +107,8 @@ pub(crate) struct Parts<M: StateMachine> {
     pub(crate) store: Store,
     pub(crate) shared: Arc<Shared>,
     pub(crate) engines: BTreeMap<String, (Engine<Carried<M>>, GateKeeper)>,
+    pub(crate) gates: Gates,
+    pub(crate) opener: Opener,
     pub(crate) rights: watch::Sender<Rights>,
     /// Whether this node founds the cluster, and if so, whether openly.
     pub(crate) founds: Option<bool>,
@@ -116,8 +127,14 @@ pub(crate) struct Driver<M: StateMachine> {
     pub(crate) from_host: mpsc::Receiver<FromHost<M>>,
     pub(crate) runtime: tokio::runtime::Handle,
     pub(crate) namespaces: BTreeMap<String, Namespace<M>>,
+    gates: Gates,
+    opener: Opener,
     pub(crate) rights: watch::Sender<Rights>,
     founds: Option<bool>,
+    /// The namespaces that this founder was started with are to be put on record.
+    registers: bool,
+    /// The credentials changed, and with them perhaps what is to be carried.
+    founded_changed: bool,
     pub(crate) links: BTreeMap<PeerId, Linked>,
     /// The links whose messages count: the ones to nodes of this cluster.
     accepted: BTreeSet<u64>,
@@ -143,32 +160,14 @@ impl<M: StateMachine> Driver<M> {
             store,
             shared,
             engines,
+            gates,
+            opener,
             rights,
             founds,
             from_links,
             from_host,
             runtime,
         } = parts;
-        let namespaces = engines
-            .into_iter()
-            .map(|(name, (engine, keeper))| {
-                let (events, _) = broadcast::channel(SUBSCRIBED);
-                let ns = Namespace {
-                    engine,
-                    keeper,
-                    waiting: BTreeMap::new(),
-                    watchers: Vec::new(),
-                    events,
-                    leaving: None,
-                    changing: Vec::new(),
-                    joined: false,
-                    changes: 0,
-                    timeouts: 0,
-                    requests: 0,
-                };
-                (name, ns)
-            })
-            .collect();
         let me = shared.keys.id();
         let mut driver = Self {
             me,
@@ -179,9 +178,13 @@ impl<M: StateMachine> Driver<M> {
             from_links,
             from_host,
             runtime,
-            namespaces,
+            namespaces: BTreeMap::new(),
+            gates,
+            opener,
             rights,
             founds,
+            registers: founds.is_some(),
+            founded_changed: true,
             links: BTreeMap::new(),
             accepted: BTreeSet::new(),
             contacts: BTreeMap::new(),
@@ -191,14 +194,36 @@ impl<M: StateMachine> Driver<M> {
             work: Work::new(),
             stopping: None,
         };
-        contacts.into_iter().for_each(|c| driver.learn(c));
-        // What has not happened yet is counted as zero, so that an alert on it can be written and tested.
-        for name in driver.namespaces.keys() {
-            for counter in [names::LEADER_CHANGES, names::GOAL_TIMEOUTS, names::HISTORY_REQUESTS] {
-                metrics::counter!(counter, "namespace" => name.clone()).increment(0);
-            }
+        for (name, (engine, keeper)) in engines {
+            driver.carry(name, engine, keeper);
         }
+        contacts.into_iter().for_each(|c| driver.learn(c));
         driver
+    }
+
+    /// Carries one namespace more.
+    fn carry(&mut self, name: String, engine: Engine<Carried<M>>, keeper: GateKeeper) {
+        // What has not happened yet is counted as zero, so that an alert on it can be written and tested.
+        for counter in [names::LEADER_CHANGES, names::GOAL_TIMEOUTS, names::HISTORY_REQUESTS] {
+            metrics::counter!(counter, "namespace" => name.clone()).increment(0);
+        }
+        let mut gates = self.gates.lock().expect("nothing panics while it is held");
+        gates.insert(name.clone(), keeper.gate());
+        let (events, _) = broadcast::channel(SUBSCRIBED);
+        let ns = Namespace {
+            engine,
+            keeper,
+            waiting: BTreeMap::new(),
+            watchers: Vec::new(),
+            events,
+            leaving: None,
+            changing: Vec::new(),
+            joined: false,
+            changes: 0,
+            timeouts: 0,
+            requests: 0,
+        };
+        self.namespaces.insert(name, ns);
     }
 
     /// Runs until it is told to stop or the store fails. Gates are shut when it returns, whatever happened.
@@ -224,8 +249,8 @@ impl<M: StateMachine> Driver<M> {
                     () = tokio::time::sleep(wait) => (None, None, None),
                 }
             });
-            if let Some(made) = made {
-                self.snapshot_made(made)?;
+            if let Some(done) = made {
+                self.work_done(done)?;
             }
             match host {
                 Some(None) => self.stopping = Some(oneshot::channel().0),
@@ -253,6 +278,8 @@ impl<M: StateMachine> Driver<M> {
                 self.look_around(at)?;
             }
             self.found_credentials(at);
+            self.register(at);
+            self.carry_founded(at)?;
             let stops = self.leave_when_drained(at);
             self.carry_out()?;
             if stops && let Some(stopped) = self.stopping.take() {
@@ -271,7 +298,7 @@ impl<M: StateMachine> Driver<M> {
         for ns in self.namespaces.values_mut() {
             if stops {
                 ns.begin_leaving(at);
-            } else if ns.leaving.is_some() && ns.is_drained(at) {
+            } else if ns.leaving.is_some() && ns.is_drained(at) && ns.is_even(at) {
                 ns.keeper.shut();
                 ns.engine.release(at);
                 let callers = ns.leaving.take().into_iter().flat_map(|l| l.callers);
@@ -350,7 +377,7 @@ impl<M: StateMachine> Driver<M> {
                     // No subscription goes on with a hole: each ends with the reason, or as closed.
                     let why = Refusal::Skipped(first, last);
                     for watcher in ns.watchers.drain(..) {
-                        watcher.refuse(&why);
+                        watcher.out.refuse(&why);
                     }
                     ns.events = broadcast::channel(SUBSCRIBED).0;
                 }
@@ -390,7 +417,7 @@ impl<M: StateMachine> Driver<M> {
             caller.answer(Ok(record.clone()));
         }
         // A watcher that does not read loses its subscription, not this node its memory.
-        ns.watchers.retain(|out| out.answer(Answer::Record(record.clone())));
+        ns.watchers.retain_mut(|watcher| watcher.tell(&record));
         let _ = ns.events.send(record);
     }
 

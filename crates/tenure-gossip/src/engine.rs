@@ -17,6 +17,7 @@ mod config;
 mod error;
 mod goals;
 mod guard;
+mod members;
 mod output;
 mod sync;
 
@@ -30,13 +31,13 @@ pub use self::config::EngineConfig;
 pub use self::error::{OpenError, SubmitError};
 use self::goals::{Parked, Pending};
 use self::guard::Asked;
+pub use self::members::Barred;
+use self::members::Replacing;
 #[doc(hidden)]
 pub use self::output::Command;
 pub use self::output::{Draft, Event, Output, Reset, Sealed, Snapshot, Write};
 use self::sync::Fetch;
-use crate::commit::{
-    Commit, CommitError, CommitOutput, CommitStatus, CommitWrite, MemberChange, Raft, Restored,
-};
+use crate::commit::{Commit, CommitError, CommitOutput, CommitStatus, CommitWrite, Raft, Restored};
 use crate::gossip::{Gossip, GossipOutput};
 use crate::history::{Applied, Chain, ChainError, Record, TxId};
 use crate::identity::{Keys, PeerId};
@@ -87,9 +88,10 @@ pub struct Engine<M: StateMachine, C: Commit = Raft> {
     chain: Chain<M>,
     /// Position in the consensus log of the last command applied from it.
     applied_log: u64,
-    /// The nodes that an operator removed, as of `applied_log`: they become members only if an operator
-    /// adds them again.
-    barred: BTreeSet<PeerId>,
+    /// The nodes that do not become members by themselves, as of `applied_log`.
+    barred: BTreeMap<PeerId, Barred>,
+    /// A replacement of a voter, on the leader that was ordered to make it.
+    replacing: Option<Replacing>,
     /// Bytes applied since the last snapshot: what consensus keeps in memory for members that are behind.
     unsnapped: usize,
     lead: Option<Lead<M>>,
@@ -191,6 +193,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
             chain,
             applied_log,
             barred: snapshot.map(|s| s.barred).unwrap_or_default(),
+            replacing: None,
             unsnapped: 0,
             lead: None,
             pending: BTreeMap::new(),
@@ -265,9 +268,9 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
         self.pending.len()
     }
 
-    /// The nodes that an operator removed and did not add again, as far as this node knows.
+    /// The nodes that do not become members by themselves, as far as this node knows.
     #[must_use]
-    pub fn barred(&self) -> &BTreeSet<PeerId> {
+    pub fn barred(&self) -> &BTreeMap<PeerId, Barred> {
         &self.barred
     }
 
@@ -329,41 +332,6 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
         self.settle(now);
     }
 
-    /// Changes the voters and learners, if this node leads. A node that is removed does not come back
-    /// by itself, also under another leader: only a [`MemberChange::Learn`] or `Promote` of an operator lets it in.
-    ///
-    /// # Errors
-    /// See [`CommitError`].
-    pub fn change_members(&mut self, now: Tick, change: MemberChange) -> Result<(), CommitError> {
-        let note = match change {
-            MemberChange::Remove(peer) => Command::Bar(peer),
-            MemberChange::Learn(peer) | MemberChange::Promote(peer) => Command::Admit(peer),
-        };
-        self.commit.change_members(now, change, Some(note.to_bytes()))?;
-        self.settle(now);
-        Ok(())
-    }
-
-    /// What became of a change of the members that this node proposed in `term`; `None`: it is not
-    /// committed yet.
-    #[must_use]
-    pub fn changed_members(
-        &self,
-        now: Tick,
-        term: u64,
-        change: &MemberChange,
-    ) -> Option<Result<(), CommitError>> {
-        let status = self.commit.status(now);
-        if status.settled && status.term == term {
-            return (!status.changing && status.members.reflect(change)).then_some(Ok(()));
-        }
-        // A leader that removes itself leads until the change is committed.
-        let committed = *change == MemberChange::Remove(self.me)
-            && !status.changing
-            && status.members.reflect(change);
-        Some(if committed { Ok(()) } else { Err(CommitError::Uncertain) })
-    }
-
     /// A message from `from`, whose identity the link has proven.
     pub fn handle_message(&mut self, now: Tick, from: PeerId, message: Message) {
         if from == self.me || !message.within_limits() || !self.counts(now, from, &message) {
@@ -395,6 +363,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
                 self.snapshot_piece(now, from, hash, offset, bytes);
             }
             Message::Enlist => self.enlist(now, from),
+            Message::Expelled => self.expelled(from),
         }
         self.settle(now);
     }
@@ -552,7 +521,8 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
                 }
                 self.apply(now, record);
             }
-            Ok(Command::Bar(peer)) => drop(self.barred.insert(peer)),
+            Ok(Command::Bar(peer)) => drop(self.barred.insert(peer, Barred::Removed)),
+            Ok(Command::Expel(peer)) => drop(self.barred.insert(peer, Barred::Forgetful)),
             Ok(Command::Admit(peer)) => drop(self.barred.remove(&peer)),
             // Records that came by history may be ahead of the log: then the next checkpoint counts.
             Ok(Command::Checkpoint { index, digest }) => {
@@ -568,17 +538,6 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
         }
         self.applied_log = log_index;
         self.snapshot_if_due();
-    }
-
-    /// A member has forgotten what it acknowledged: it is removed, and told why.
-    fn expel(&mut self, now: Tick, peer: PeerId) {
-        if self.barred.contains(&peer) {
-            return;
-        }
-        self.out.push_back(Output::Event(Event::Forgot(peer)));
-        // Busy is an answer: the next of its answers brings it up again.
-        let note = Command::Bar(peer).to_bytes();
-        let _ = self.commit.change_members(now, MemberChange::Remove(peer), Some(note));
     }
 
     /// Applies a record that is known to be committed. `false` if it does not fit yet.
@@ -655,39 +614,5 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
     /// Whether the committed leader counts this node in, as far as it can know.
     fn attached(&self, status: &CommitStatus) -> bool {
         status.members.contains(&self.me) && status.leader.is_some()
-    }
-
-    /// Nodes that asked become learners, and learners that caught up become voters.
-    fn tick_members(&mut self, now: Tick) {
-        let status = self.commit.status(now);
-        if status.acting_until.is_some() && status.members.next.is_empty() {
-            if status.members.voters.len() < self.config.max_voters {
-                let ready = status.members.learners.iter().find(|p| {
-                    self.commit.progress(p).is_some_and(|at| at + 64 >= status.last_index && at > 0)
-                });
-                if let Some(peer) = ready.copied() {
-                    // Busy is an answer: the next tick tries again.
-                    let _ = self.commit.change_members(now, MemberChange::Promote(peer), None);
-                }
-            }
-        } else if !self.attached(&status)
-            && self.config.wants_vote
-            && let Some(leader) = self.leader
-            && leader != self.me
-        {
-            self.out.push_back(Output::Send(leader, Message::Enlist));
-        }
-    }
-
-    fn enlist(&mut self, now: Tick, peer: PeerId) {
-        let status = self.commit.status(now);
-        let members = status.members.voters.len() + status.members.learners.len();
-        if status.acting_until.is_some()
-            && !status.members.contains(&peer)
-            && !self.barred.contains(&peer)
-            && members < self.config.max_voters
-        {
-            let _ = self.commit.change_members(now, MemberChange::Learn(peer), None);
-        }
     }
 }

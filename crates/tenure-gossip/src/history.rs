@@ -288,6 +288,22 @@ impl<M: StateMachine> Chain<M> {
         }
     }
 
+    /// The same state as the beginning of a new generation: the next record is `index + 1`, and its
+    /// predecessor's hash is one that no record of the former generation has.
+    pub(crate) fn leap(
+        mut self,
+        index: u64,
+        cluster: &[u8; 16],
+        change: impl FnOnce(&mut M),
+    ) -> Self {
+        let former = [cluster.as_slice(), &self.head.0, &self.index.to_le_bytes()].concat();
+        self.head = Hash(blake3::derive_key("tenure gossip generation 1", &former));
+        self.index = index;
+        self.recent = VecDeque::from([self.head]);
+        change(&mut self.machine);
+        self
+    }
+
     /// Everything as bytes.
     #[must_use]
     pub fn freeze(&self) -> Vec<u8> {

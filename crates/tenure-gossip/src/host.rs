@@ -1,6 +1,6 @@
 //! A node as the application holds it.
 
-mod folder;
+pub(crate) mod folder;
 mod join;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,7 +23,7 @@ use crate::credentials::{CREDENTIALS, Rights};
 use crate::driver::refusal::Refusal;
 use crate::driver::status::Status;
 use crate::driver::{Driver, FromHost, Parts, now};
-use crate::engine::{Engine, OpenError};
+use crate::engine::{Engine, EngineConfig, OpenError};
 use crate::history::{Record, TxId};
 use crate::identity::{Ed25519Keys, Keys as _, PeerId};
 use crate::identity_file::{self, IdentityError};
@@ -72,6 +72,11 @@ pub enum HostError {
         "this node joined a cluster that another one founded: start it without --bootstrap; namespace {0:?} is founded on the node that founded the cluster"
     )]
     NotFounder(String),
+    /// Its state was recovered into another generation.
+    #[error(
+        "the state of this folder was recovered into a new cluster, and this node can take part in neither; remove the folder, and join the new cluster with a fresh one"
+    )]
+    Retired,
     /// The key and the store do not belong together.
     #[error(
         "{0}: this key was used with another store, which may remember a vote that this one does not; restore that store, or remove the whole folder and join as a new node"
@@ -110,7 +115,7 @@ pub struct Host<M: StateMachine> {
     id: PeerId,
     address: String,
     driver: mpsc::Sender<FromHost<M>>,
-    gates: BTreeMap<String, LeaderGate>,
+    gates: Gates,
     submit_timeout: Duration,
     listener: AbortOnDropHandle<()>,
     _tasks: [AbortOnDropHandle<()>; 2],
@@ -133,11 +138,11 @@ impl<M: StateMachine> Host<M> {
             join::redeem(&config, &folder.store, &folder.keys).await?;
             let standing = Standing::load(&folder.store, &config.start)?;
             let opened = open_engines::<M>(&config, &folder.store, &folder.keys, &standing)?;
-            refuse_open(&config, &opened.0, &standing)?;
+            refuse_open(&config, &opened, &standing)?;
             Ok((tls, standing, opened))
         };
         // A node that was refused leaves nothing behind that a later start would take for a state.
-        let (tls, standing, (engines, gates)) = match opened.await {
+        let (tls, standing, engines) = match opened.await {
             Ok(opened) => opened,
             Err(error) => {
                 folder.discard_if_new();
@@ -145,6 +150,8 @@ impl<M: StateMachine> Host<M> {
             }
         };
         let Folder { store, keys, .. } = folder;
+        let gates = Gates::default();
+        let opener = Opener { config: config.engine.clone(), keys: (*keys).clone() };
 
         let (to_driver, from_links) = mpsc::channel(QUEUE);
         let (driver, from_host) = mpsc::channel(QUEUE);
@@ -170,6 +177,8 @@ impl<M: StateMachine> Host<M> {
             store,
             shared: shared.clone(),
             engines,
+            gates: gates.clone(),
+            opener,
             rights,
             founds: standing.founder.then_some(config.open),
             from_links,
@@ -217,7 +226,7 @@ impl<M: StateMachine> Host<M> {
     /// consensus term.
     #[must_use]
     pub fn gate(&self, namespace: &str) -> Option<LeaderGate> {
-        self.gates.get(namespace).cloned()
+        self.gates.lock().expect("nothing panics while it is held").get(namespace).cloned()
     }
 
     /// Submits a goal of up to 256 KiB and waits for its record, on any node, for
@@ -352,7 +361,8 @@ impl<M: StateMachine> Host<M> {
 }
 
 type Engines<M> = BTreeMap<String, (Engine<Carried<M>>, GateKeeper)>;
-type Gates = BTreeMap<String, LeaderGate>;
+/// The gates by namespace; the driver adds those of namespaces that are founded while it runs.
+pub(crate) type Gates = Arc<Mutex<BTreeMap<String, LeaderGate>>>;
 
 /// The port, and where others reach it.
 async fn bind(config: &HostConfig) -> Result<(TcpListener, String), HostError> {
@@ -385,6 +395,9 @@ impl Standing {
 
     /// Reads it, founds a cluster if that is what this start is for, and counts the start.
     fn load(store: &Store, start: &Start) -> Result<Self, HostError> {
+        if store.get("retired")? == Some(true) {
+            return Err(HostError::Retired);
+        }
         let mut cluster: Option<[u8; 16]> = store.get("cluster")?;
         match (start, cluster) {
             (Start::Resume, None) => return Err(HostError::NoState),
@@ -409,37 +422,63 @@ impl Standing {
     }
 }
 
-/// An engine and a gate for every namespace.
+/// An engine and a gate for every namespace: the configured ones, and those that were founded with this node.
 fn open_engines<M: StateMachine>(
     config: &HostConfig,
     store: &Store,
     keys: &Ed25519Keys,
     standing: &Standing,
-) -> Result<(Engines<M>, Gates), HostError> {
-    let (mut engines, mut gates) = (BTreeMap::new(), BTreeMap::new());
-    for name in config.namespaces.iter().map(String::as_str).chain([CREDENTIALS]) {
-        let mut found = store.found(name)?;
-        if name == CREDENTIALS && found.snapshot.is_none() {
-            found.snapshot = Some(first_credentials());
+) -> Result<Engines<M>, HostError> {
+    let opener = Opener { config: config.engine.clone(), keys: keys.clone() };
+    let mut engines: Engines<M> = BTreeMap::new();
+    let mut founded = BTreeMap::new();
+    for name in [CREDENTIALS].into_iter().chain(config.namespaces.iter().map(String::as_str)) {
+        let (mut engine, keeper) = opener.open(name, store)?;
+        if let Some(credentials) = engine.chain().machine().credentials() {
+            founded = credentials.namespaces().clone();
         }
-        let signer = Box::new(keys.clone());
-        let mut engine =
-            Engine::open(signer, name, config.engine.clone(), found, now(), rand::random())?;
-        if config.start == Start::Bootstrap && !standing.with_state.contains(name) {
+        // One that is on record was founded by consensus, and begins as it was decided there.
+        let on_record = founded.contains_key(name);
+        if config.start == Start::Bootstrap && !on_record && !standing.with_state.contains(name) {
             // Two founders of one namespace would be two histories of it.
             if !standing.founder {
                 return Err(HostError::NotFounder(name.to_owned()));
             }
             engine.bootstrap(now(), &BTreeSet::from([keys.id()])).map_err(Refusal::Commit)?;
         }
+        engines.insert(name.to_owned(), (engine, keeper));
+    }
+    Ok(engines)
+}
+
+/// What opens the engine of a namespace, at the start or later.
+pub(crate) struct Opener {
+    config: EngineConfig,
+    keys: Ed25519Keys,
+}
+
+impl Opener {
+    /// The engine of a namespace as the store has it, and its gate.
+    ///
+    /// # Errors
+    /// See [`HostError`].
+    pub(crate) fn open<M: StateMachine>(
+        &self,
+        name: &str,
+        store: &Store,
+    ) -> Result<(Engine<Carried<M>>, GateKeeper), HostError> {
+        let mut found = store.found(name)?;
+        if name == CREDENTIALS && found.snapshot.is_none() {
+            found.snapshot = Some(first_credentials());
+        }
+        let (signer, seed) = (Box::new(self.keys.clone()), rand::random());
+        let engine = Engine::open(signer, name, self.config.clone(), found, now(), seed)?;
         let identity = Identity::generate(&format!("gossip:{name}")).map_err(|error| {
             ConfigError::new("namespaces", error.to_string(), "a gate is named after it")
         })?;
-        let (keeper, gate) = LeaderGate::pair(Arc::new(BootClock), identity);
-        gates.insert(name.to_owned(), gate);
-        engines.insert(name.to_owned(), (engine, keeper));
+        let (keeper, _) = LeaderGate::pair(Arc::new(BootClock), identity);
+        Ok((engine, keeper))
     }
-    Ok((engines, gates))
 }
 
 /// An open cluster is carried on a port that other machines reach only by an explicit word.

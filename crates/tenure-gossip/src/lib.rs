@@ -56,7 +56,9 @@
 //! | node behind | log from the leader, history in chunks, or a snapshot in pieces |
 //! | disk fails | the node stops; its gate shuts |
 //! | contradiction in the history, or another state than the leader's at a checkpoint | the node halts: it gives up leadership, applies and serves nothing, says why |
-//! | voter put back to an old copy of its folder, or a copy beside it | the leader notices what it forgot, removes it and bars it |
+//! | voter dead | shown as silent; no learner gets a vote until it is replaced, removed or back |
+//! | majority lost for good | nothing commits; an operator makes a new generation of a survivor's folder |
+//! | voter put back to an old copy of its folder, or a copy beside it | the leader notices what it forgot and takes its vote for good; it halts |
 //! | snapshot on disk damaged | the node does not start |
 //!
 //! # Example
@@ -77,6 +79,7 @@
 //! # let _ = record; Ok(()) }
 //! ```
 
+mod backup;
 mod carried;
 #[doc(hidden)]
 pub mod commit;
@@ -106,11 +109,12 @@ mod number;
 pub mod spray;
 mod storage;
 
+pub use self::backup::{Backup, BackupError, Generation, Reach};
 pub use self::commit::{CommitConfig, CommitError, MemberChange};
 pub use self::config::{ConfigError, HostConfig, Start};
 pub use self::credentials::{CREDENTIALS, CredentialGoal, CredentialList, Invitation, Right};
 pub use self::driver::refusal::Refusal;
-pub use self::driver::status::{NamespaceStatus, Status};
+pub use self::driver::status::{FollowerStatus, NamespaceStatus, Status};
 pub use self::election::{ElectionConfig, TieBreak};
 pub use self::engine::{EngineConfig, OpenError, SubmitError};
 pub use self::history::{ChainError, Hash, Outcome, Record, TxId};
@@ -128,5 +132,7 @@ pub use self::net::link::Flood;
 pub use self::net::session::SessionError;
 pub use self::net::tls::{TlsError, TlsFiles};
 pub use self::net::wire::{Answer, Ask};
+#[doc(hidden)]
+pub use self::number::typed_value;
 pub use self::spray::SprayConfig;
 pub use self::storage::StoreError;

@@ -61,6 +61,8 @@ pub enum Message {
     SnapshotPiece { hash: Hash, offset: u64, bytes: Vec<u8> },
     /// "I want to receive the log and to vote."
     Enlist,
+    /// The leader's answer to a node that has forgotten what it acknowledged: it never votes again.
+    Expelled,
 }
 
 impl Message {
@@ -79,6 +81,7 @@ impl Message {
             Self::SnapshotRequest { .. } => "snapshot_request",
             Self::SnapshotPiece { .. } => "snapshot_piece",
             Self::Enlist => "enlist",
+            Self::Expelled => "expelled",
         }
     }
 
@@ -97,7 +100,8 @@ impl Message {
             | Self::Processed(_)
             | Self::SnapshotOffer { .. }
             | Self::SnapshotRequest { .. }
-            | Self::Enlist => true,
+            | Self::Enlist
+            | Self::Expelled => true,
         }
     }
 }

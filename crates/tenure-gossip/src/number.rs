@@ -27,6 +27,25 @@ pub(crate) fn inexact(text: &[u8]) -> Option<String> {
     None
 }
 
+/// A value as it was typed: JSON, or else text.
+///
+/// # Errors
+/// A number that would come back as another one: what is wrong, and what to do.
+pub fn typed_value(text: &str) -> Result<serde_json::Value, String> {
+    let parsed = serde_json::from_str(text);
+    // A number that no double reaches is no JSON to the parser; it must not become text in silence.
+    let meant = match &parsed {
+        Ok(_) => true,
+        Err(error) => error.to_string().starts_with("number out of range"),
+    };
+    if let Some(number) = inexact(text.as_bytes()).filter(|_| meant) {
+        return Err(format!(
+            "the number {number} cannot be kept exactly; write it as text: '\"{number}\"'"
+        ));
+    }
+    Ok(parsed.unwrap_or_else(|_| text.into()))
+}
+
 fn is_part(byte: u8) -> bool {
     byte.is_ascii_digit() || matches!(byte, b'-' | b'+' | b'.' | b'e' | b'E')
 }
@@ -67,6 +86,26 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn what_is_typed_is_json_or_text_and_never_another_number() {
+        for (text, value) in [
+            ("1.5", serde_json::json!(1.5)),
+            ("[1, \"2\"]", serde_json::json!([1, "2"])),
+            ("hello", serde_json::json!("hello")),
+            ("10.0.0.1:7400", serde_json::json!("10.0.0.1:7400")),
+            ("2026-11-16", serde_json::json!("2026-11-16")),
+            ("\"1e400\"", serde_json::json!("1e400")),
+            ("-", serde_json::json!("-")),
+        ] {
+            assert_eq!(typed_value(text), Ok(value), "{text}");
+        }
+        for text in ["1e400", "-1e400", "18446744073709551616", "0.30000000000000004441", "[1e400]"]
+        {
+            let refused = typed_value(text);
+            assert!(refused.is_err(), "{text}: {refused:?}");
+        }
+    }
 
     #[test]
     fn numbers_that_come_back_as_they_were_are_kept() {

@@ -357,6 +357,8 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::commit::{EntryKind, Members, Position, SnapshotPoint};
     use crate::engine::Snapshot;
@@ -419,7 +421,7 @@ mod tests {
         let snapshot = Snapshot {
             index: 4,
             point: Some(point),
-            barred: BTreeSet::new(),
+            barred: BTreeMap::new(),
             chain: Chain::<Kv>::default().freeze(),
         }
         .seal();
@@ -431,7 +433,7 @@ mod tests {
 
     fn snapshot(index: u64) -> Sealed {
         let chain = Chain::<Kv>::default().freeze();
-        Snapshot { index, point: None, barred: BTreeSet::new(), chain }.seal()
+        Snapshot { index, point: None, barred: BTreeMap::new(), chain }.seal()
     }
 
     fn snapshot_files(dir: &tempfile::TempDir) -> Vec<PathBuf> {

@@ -73,6 +73,9 @@ pub(crate) struct NodeArgs {
     /// Records between two snapshots
     #[arg(long, default_value_t = 8_192)]
     snapshot_every: u64,
+    /// Records to keep behind the latest snapshot (default: all of them)
+    #[arg(long, value_name = "RECORDS")]
+    keep_history: Option<u64>,
     #[command(flatten)]
     access: Access,
 }
@@ -112,6 +115,7 @@ impl NodeArgs {
         config.engine.commit.heartbeat = self.lease / 4;
         config.engine.commit.margin = self.lease / 5;
         config.engine.snapshot_every = self.snapshot_every;
+        config.engine.keep_history = self.keep_history;
         config.engine.wants_vote = !self.observer;
         Ok(config)
     }

@@ -6,5 +6,6 @@ mod faults;
 mod kit;
 mod members;
 mod partition;
+mod repair;
 mod usage;
 mod witness;

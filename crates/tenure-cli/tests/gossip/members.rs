@@ -130,3 +130,35 @@ fn stepping_down_can_be_asked_of_any_node() {
         nodes.iter().any(|n| n.acts() && n.main()["term"].as_u64() > term)
     });
 }
+
+#[test]
+fn a_namespace_is_founded_once_from_any_node_while_all_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut nodes = cluster_with(dir.path(), 3, &[]);
+    nodes.remove(0).kill();
+    let away = dir.path().join("0");
+    // The founder is gone; a voter that is left founds.
+    let out = nodes[1].ask(&["found", "more"]);
+    assert!(out.status.success(), "{}", stderr(&out));
+    for (name, says) in [("more", "founded already"), ("main", "founded already")] {
+        let out = nodes[0].ask(&["found", name]);
+        assert_eq!(out.status.code(), Some(8), "{name}");
+        assert!(stderr(&out).contains(says), "{}", stderr(&out));
+    }
+    let mut submit = ["submit", "--namespace", "more", "put", "y", "2"];
+    let carried = |node: &Process| node.status()["namespaces"].as_array().map_or(0, Vec::len);
+    eventually("all that run carry it", 10, || nodes.iter().all(|node| carried(node) == 2));
+    let out = nodes[0].ask(&submit);
+    assert!(out.status.success(), "{}", stderr(&out));
+    // A voter that was away carries it when it returns, also after a restart.
+    let back = Process::start(&away, free_port(), &[]);
+    let has = |node: &Process| {
+        String::from_utf8_lossy(&node.ask(&["get", "--namespace", "more", "y"]).stdout).trim()
+            == "2"
+    };
+    eventually("it follows", 20, || has(&back));
+    let back = back.restart();
+    eventually("it carries it by itself", 20, || has(&back));
+    submit[5] = "3";
+    assert!(back.ask(&submit).status.success());
+}

@@ -88,6 +88,18 @@ fn wrong_words_to_a_client_are_answered_with_a_remedy() {
             "carries no namespace \"x\"",
         ),
         (vec!["submit", "--node", a, "--tx", "42", "put", "a", "1"], 2, "32 hexadecimal digits"),
+        (
+            vec!["submit", "--node", a, "put", "n", "1e400"],
+            2,
+            "number 1e400 cannot be kept exactly",
+        ),
+        (
+            vec!["submit", "--node", a, "cas", "n", "18446744073709551616"],
+            2,
+            "cannot be kept exactly",
+        ),
+        (vec!["replace", "--node", a, &nodes[0].id[..8], &nodes[0].id], 2, "another node"),
+        (vec!["restore", "--data", "d", "/nowhere/at/all"], 1, "/nowhere/at/all"),
         (vec!["get", "--node", a, "nothing"], 7, "no \"nothing\" at index"),
         (vec!["get", "--node", a, "--namespace", "x"], 7, "carries no namespace"),
         (vec!["history", "--node", a, "--namespace", "x"], 7, "carries no namespace"),

@@ -31,6 +31,11 @@ impl Echoes {
         }
     }
 
+    /// When the last beat that `peer` echoed was sent.
+    pub(super) fn last(&self, peer: &PeerId) -> Option<Tick> {
+        self.0.get(peer).copied()
+    }
+
     /// Until when the leader `me` may act, if a majority has echoed anything at all.
     pub(super) fn acting_until(
         &self,

@@ -59,6 +59,8 @@ pub struct Raft {
     /// When the present leader was last heard.
     heard: Option<Tick>,
     echoes: Echoes,
+    /// The term that this node led last, and since when.
+    led: (u64, Tick),
     /// The voters that would vote for this node in the term it asks about.
     prevotes: Option<(u64, BTreeSet<PeerId>)>,
     hinted: Option<PeerId>,
@@ -108,6 +110,7 @@ impl Raft {
             longest_until: Tick::ZERO,
             heard: None,
             echoes: Echoes::default(),
+            led: (0, Tick::ZERO),
             prevotes: None,
             hinted: None,
             pace: Pace::default(),
@@ -269,6 +272,10 @@ impl Raft {
         }
         if hard {
             self.save_hard();
+        }
+        let term = self.node.current_term().get();
+        if self.leads() && self.led.0 != term {
+            self.led = (term, now);
         }
         for (to, message) in sends {
             self.send(to, &message, echo);
@@ -482,7 +489,21 @@ impl Commit for Raft {
                 if config.voters.contains(&id) {
                     return Err(CommitError::Pointless);
                 }
+                // A voter that has the log only in part would count and not help: it learns first.
+                if !config.non_voters.contains(&id) {
+                    return Err(CommitError::Behind(peer));
+                }
                 config = config.to_joint_consensus(&[id], &[]);
+            }
+            MemberChange::Replace { old, new } => {
+                let (from, to) = (self.names.number(old), self.names.number(new));
+                if !config.voters.contains(&from) {
+                    return Err(CommitError::NoVoter(old));
+                }
+                if !config.non_voters.contains(&to) {
+                    return Err(CommitError::Behind(new));
+                }
+                config = config.to_joint_consensus(&[to], &[from]);
             }
             MemberChange::Remove(peer) => {
                 let id = self.names.number(peer);
@@ -507,6 +528,10 @@ impl Commit for Raft {
 
     fn progress(&self, peer: &PeerId) -> Option<u64> {
         self.node.follower_match_index(NodeId::new(peer.short())).map(LogIndex::get)
+    }
+
+    fn contact(&self, peer: &PeerId) -> Option<Tick> {
+        self.leads().then(|| self.echoes.last(peer).unwrap_or(self.led.1))
     }
 
     fn hint(&mut self, leader: Option<PeerId>) {

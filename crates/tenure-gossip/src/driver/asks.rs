@@ -5,15 +5,15 @@ use super::refusal::Refusal;
 use super::{Driver, FromHost, Namespace, now};
 use crate::commit::{Commit as _, CommitError, MemberChange};
 use crate::engine::SubmitError;
-use crate::history::{Record, TxId};
+use crate::history::{Hash, Record, TxId};
 use crate::machine::StateMachine;
-use crate::message::{MAX_HISTORY_BYTES, MAX_HISTORY_RECORDS};
+use crate::message::{MAX_HISTORY_BYTES, MAX_HISTORY_RECORDS, SNAPSHOT_PIECE};
 use crate::net::link::Asker;
 use crate::net::outbox::Outbox;
 use crate::net::wire::{Answer, Ask, MAX_NAMESPACE};
 use crate::storage::StoreError;
 
-/// Transactions that are waited for, and watchers, at most.
+/// Transactions that are waited for, at most.
 const MAX_WAITING: usize = 4_096;
 /// Callers that wait for one transaction, at most.
 const MAX_SAME: usize = 16;
@@ -70,7 +70,7 @@ impl<M: StateMachine> Driver<M> {
                 self.step_down(&namespace, Caller::Client(out));
                 return Ok(());
             }
-            Ask::Watch { namespace } => match self.watch(&namespace, &out) {
+            Ask::Watch { namespace, from } => match self.watch(&namespace, from, out.clone()) {
                 Ok(()) => return Ok(()),
                 Err(why) => Err(why),
             },
@@ -102,6 +102,7 @@ impl<M: StateMachine> Driver<M> {
                 }
                 Err(why) => Err(why),
             },
+            Ask::Snapshot { namespace, offset } => self.snapshot_piece(&namespace, offset),
             Ask::Members { namespace, change } => {
                 self.change_members(&namespace, change, Caller::Client(out));
                 return Ok(());
@@ -117,21 +118,22 @@ impl<M: StateMachine> Driver<M> {
         Ok(())
     }
 
-    fn carried(&mut self, name: &str) -> Result<&mut Namespace<M>, Refusal> {
+    pub(super) fn carried(&mut self, name: &str) -> Result<&mut Namespace<M>, Refusal> {
         self.namespaces.get_mut(name).ok_or_else(|| {
             // A client may have asked for anything: what is repeated to it is bounded.
             Refusal::NoNamespace(name.chars().take(MAX_NAMESPACE).collect())
         })
     }
 
-    fn watch(&mut self, name: &str, out: &Outbox) -> Result<(), Refusal> {
-        let ns = self.carried(name)?;
-        ns.watchers.retain(|w| !w.is_closed());
-        if ns.watchers.len() >= MAX_WAITING {
-            return Err(Refusal::TooManyWatchers);
-        }
-        ns.watchers.push(out.clone());
-        Ok(())
+    fn snapshot_piece(&mut self, name: &str, offset: u64) -> Result<Answer, Refusal> {
+        let Some(held) = self.carried(name)?.engine.held() else {
+            let (index, hash, length, bytes) = (0, Hash::default(), 0, Vec::new());
+            return Ok(Answer::Piece { index, hash, length, bytes });
+        };
+        let from = usize::try_from(offset).unwrap_or(usize::MAX).min(held.bytes.len());
+        let bytes = held.bytes[from..(from + SNAPSHOT_PIECE).min(held.bytes.len())].to_vec();
+        let length = held.bytes.len() as u64;
+        Ok(Answer::Piece { index: held.index, hash: held.hash, length, bytes })
     }
 
     /// Refuses a history that begins before what this node has.

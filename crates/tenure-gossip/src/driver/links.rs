@@ -8,7 +8,8 @@ use rand::seq::IteratorRandom;
 use tenure_core::Tick;
 
 use super::{Driver, now};
-use crate::commit::Commit as _;
+use crate::commit::{Commit as _, MemberChange};
+use crate::credentials::{CREDENTIALS, Right};
 use crate::identity::PeerId;
 use crate::machine::StateMachine;
 use crate::metrics as names;
@@ -152,7 +153,7 @@ impl<M: StateMachine> Driver<M> {
         let own = Contact::new(
             &*self.shared.keys,
             self.address.clone(),
-            (now().as_nanos() / 1_000).max(1) + (self.start_stamp() << 44),
+            (self.start_stamp(), now().as_nanos() / 1_000),
         );
         let others = self.contacts.values().choose_multiple(&mut self.rng, 64);
         let contacts = others.into_iter().cloned().chain([own]).collect();
@@ -214,6 +215,7 @@ impl<M: StateMachine> Driver<M> {
             let some = self.contacts.values().choose_multiple(&mut self.rng, 32);
             linked.out.put(&Envelope::Contacts(some.into_iter().cloned().collect()));
         }
+        self.remove_revoked(at);
         self.calls.not_before.retain(|_, (t, _)| at.saturating_since(*t) < FORGET_CALLS);
         for (name, ns) in &self.namespaces {
             let label = || name.clone();
@@ -228,6 +230,32 @@ impl<M: StateMachine> Driver<M> {
             metrics::gauge!(names::ACTING, "namespace" => label()).set(acting);
         }
         self.save_contacts()
+    }
+
+    /// Members whose key lost the right to be a node are removed: their connections have ended, and a voter
+    /// that can never answer must not count. Only while the credentials here are those of a known leader, so
+    /// that a right is not missed because this node lags behind.
+    fn remove_revoked(&mut self, at: Tick) {
+        let rights = self.rights.borrow().clone();
+        let current = self
+            .namespaces
+            .get(CREDENTIALS)
+            .is_some_and(|space| space.engine.commit().status(at).leader.is_some());
+        if !current || !rights.is_decided() {
+            return;
+        }
+        for (name, ns) in &mut self.namespaces {
+            let status = ns.engine.commit().status(at);
+            let revoked = |peer: &PeerId| *peer != self.me && rights.of(peer) < Some(Right::Node);
+            let gone = status.members.all().into_iter().find(revoked);
+            if let Some(peer) = gone.filter(|_| status.acting_until.is_some()) {
+                tracing::warn!(namespace = name, %peer, "its key is no node's any more: it is removed");
+                // A refusal (another change is under way, a majority would not answer) is tried again in a second.
+                if let Err(why) = ns.engine.change_members(at, MemberChange::Remove(peer)) {
+                    tracing::info!(namespace = name, %peer, %why, "it cannot be removed yet");
+                }
+            }
+        }
     }
 
     pub(super) fn save_contacts(&self) -> Result<(), StoreError> {

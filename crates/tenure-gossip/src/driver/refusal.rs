@@ -42,9 +42,14 @@ pub enum Refusal {
     /// It has no room for one more.
     #[error("too many watch this node already; watch another")]
     TooManyWatchers,
+    /// A watcher did not read for too long.
+    #[error(
+        "records came faster than this client reads them; go on from where it was cut off: tenure gossip watch --from {0}"
+    )]
+    TooSlow(u64),
     /// Records came as part of a snapshot.
     #[error(
-        "records {0} to {1} came to this node as a snapshot and cannot be watched; read the history of another node, then watch again"
+        "records {0} to {1} came to this node as a snapshot and cannot be watched; watch another node: tenure gossip watch --from {0}"
     )]
     Skipped(u64, u64),
     /// Too much is being read.

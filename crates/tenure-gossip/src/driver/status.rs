@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{Driver, Namespace, now};
-use crate::commit::Commit as _;
+use crate::commit::{Commit as _, CommitStatus};
 use crate::credentials::CREDENTIALS;
 use crate::identity::PeerId;
 use crate::machine::StateMachine;
+use tenure_core::Tick;
 
 /// How a node stands. In JSON nodes are named by their whole key in hexadecimal.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -50,8 +51,12 @@ pub struct NamespaceStatus {
     pub voters: Vec<PeerId>,
     /// The nodes that receive the log without voting.
     pub learners: Vec<PeerId>,
+    /// On the leader: how each other member follows. Empty elsewhere.
+    pub followers: Vec<FollowerStatus>,
     /// The nodes that an operator removed: they vote again only if an operator adds them.
     pub removed: Vec<PeerId>,
+    /// The oldest record that this node keeps.
+    pub oldest: u64,
     /// The last record applied.
     pub index: u64,
     /// Its hash.
@@ -74,6 +79,24 @@ pub struct NamespaceStatus {
     pub halted: Option<String>,
 }
 
+/// How a member follows, as its leader sees it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct FollowerStatus {
+    pub id: PeerId,
+    /// Where it is reached, if the leader knows.
+    pub address: Option<String>,
+    pub voter: bool,
+    /// How many milliseconds ago the leader sent the last message that it has answered; without any, how
+    /// long the leader leads.
+    pub last_contact_ms: u64,
+    /// Entries of the consensus log that it is not known to have.
+    pub lag: u64,
+    /// Whether it has not answered for so long that the group grows no further until it is replaced.
+    pub silent: bool,
+}
+
 impl<M: StateMachine> Driver<M> {
     pub(crate) fn status(&self) -> Status {
         let at = now();
@@ -91,7 +114,9 @@ impl<M: StateMachine> Driver<M> {
                 acting: ns.keeper.gate().is_leader(),
                 voters: s.members.deciding().into_iter().collect(),
                 learners: s.members.learners.iter().copied().collect(),
-                removed: engine.barred().iter().copied().collect(),
+                followers: self.followers(at, ns, &s),
+                removed: engine.barred().keys().copied().collect(),
+                oldest: engine.oldest(),
                 index: engine.chain().index(),
                 head: engine.chain().head().to_hex(),
                 commit_index: s.commit_index,
@@ -120,6 +145,22 @@ impl<M: StateMachine> Driver<M> {
             namespaces: application.map(of).collect(),
             credentials: credentials.map(of).expect("every node carries the credentials"),
         }
+    }
+
+    fn followers(&self, at: Tick, ns: &Namespace<M>, s: &CommitStatus) -> Vec<FollowerStatus> {
+        let others = s.members.all().into_iter().filter(|peer| *peer != self.me);
+        let of = |id: PeerId| {
+            let contact = ns.engine.commit().contact(&id)?;
+            Some(FollowerStatus {
+                id,
+                address: self.address_of(&id),
+                voter: s.members.is_voter(&id),
+                last_contact_ms: at.saturating_since(contact).as_millis() as u64,
+                lag: s.last_index - ns.engine.commit().progress(&id).unwrap_or(0).min(s.last_index),
+                silent: ns.engine.is_silent(at, &id),
+            })
+        };
+        others.filter_map(of).collect()
     }
 
     fn address_of(&self, peer: &PeerId) -> Option<String> {

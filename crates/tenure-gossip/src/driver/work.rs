@@ -6,6 +6,7 @@ use std::sync::Arc;
 use tokio::sync::{Semaphore, mpsc};
 
 use super::refusal::Refusal;
+use super::watchers::Watcher;
 use super::{Driver, now};
 use crate::engine::Sealed;
 use crate::machine::StateMachine;
@@ -22,22 +23,36 @@ pub(crate) struct Made {
     sealed: Result<Sealed, StoreError>,
 }
 
+/// What was done beside the driver.
+pub(crate) enum Done {
+    Snapshot(Made),
+    /// A watcher has read what was in the store.
+    Caught {
+        namespace: String,
+        watcher: Watcher,
+    },
+}
+
 /// What goes on beside the driver.
 pub(crate) struct Work {
-    made: mpsc::Sender<Made>,
-    pub(super) done: mpsc::Receiver<Made>,
+    pub(super) made: mpsc::Sender<Done>,
+    pub(super) done: mpsc::Receiver<Done>,
+    /// A watcher that reads the past holds a place until it has caught up.
+    pub(super) catching: Arc<Semaphore>,
     /// A read holds a place from its arrival to its answer.
     places: Arc<Semaphore>,
     /// One read at a time: the other core is the driver's.
-    turn: Arc<Semaphore>,
+    pub(super) turn: Arc<Semaphore>,
 }
 
 impl Work {
     pub(super) fn new() -> Self {
-        // One snapshot of a namespace is made at a time: what waits here is bounded by their number.
+        // One snapshot of a namespace is made at a time, and watchers that catch up have places: what waits
+        // here is bounded by their number.
         let (made, done) = mpsc::channel(64);
         let (places, turn) = (Semaphore::new(MAX_READS), Semaphore::new(1));
-        Self { made, done, places: Arc::new(places), turn: Arc::new(turn) }
+        let catching = Arc::new(Semaphore::new(MAX_READS));
+        Self { made, done, catching, places: Arc::new(places), turn: Arc::new(turn) }
     }
 }
 
@@ -53,12 +68,22 @@ impl<M: StateMachine> Driver<M> {
                 let sealed = draft.seal();
                 let written = store.write_snapshot(&namespace, &sealed);
                 let sealed = written.map(|()| sealed);
-                let _ = made.blocking_send(Made { namespace, sealed });
+                let _ = made.blocking_send(Done::Snapshot(Made { namespace, sealed }));
             });
         }
     }
 
-    pub(super) fn snapshot_made(&mut self, made: Made) -> Result<(), StoreError> {
+    pub(super) fn work_done(&mut self, done: Done) -> Result<(), StoreError> {
+        match done {
+            Done::Snapshot(made) => self.snapshot_made(made),
+            Done::Caught { namespace, watcher } => {
+                self.caught_up(&namespace, watcher);
+                Ok(())
+            }
+        }
+    }
+
+    fn snapshot_made(&mut self, made: Made) -> Result<(), StoreError> {
         let sealed = made.sealed?;
         if let Some(ns) = self.namespaces.get_mut(&made.namespace) {
             ns.engine.drafted(now(), sealed);

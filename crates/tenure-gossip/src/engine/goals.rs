@@ -192,3 +192,66 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::commit::{ConsensusMessage, EntryKind};
+    use crate::engine::{EngineConfig, Found};
+    use crate::identity::{Ed25519Keys, Keys as _};
+    use crate::kv::{Kv, KvGoal};
+
+    /// Everything that goes to `to`, in order.
+    fn sent(engine: &mut Engine<Kv>, to: PeerId) -> Vec<ConsensusMessage> {
+        let outputs = std::iter::from_fn(|| engine.poll_output());
+        let of = |output| {
+            let Output::Send(peer, Message::Consensus(message)) = output else { return None };
+            (peer == to).then_some(message)
+        };
+        outputs.filter_map(of).collect()
+    }
+
+    #[test]
+    fn a_goal_that_reaches_the_leader_before_it_acts_is_proposed_as_soon_as_it_acts() {
+        let (voter, origin) = (PeerId([1; 32]), PeerId([2; 32]));
+        let keys = Ed25519Keys::generate();
+        let voters = BTreeSet::from([keys.id(), voter, origin]);
+        let (config, found) = (EngineConfig::default(), Found::default());
+        let start = Tick::ZERO;
+        let mut engine =
+            Engine::<Kv>::open(Box::new(keys), "main", config, found, start, 1).unwrap();
+        engine.bootstrap(start, &voters).unwrap();
+        let asked = sent(&mut engine, voter);
+        let Some(ConsensusMessage::RequestVote { term, .. }) = asked.first().cloned() else {
+            panic!("{asked:?}");
+        };
+        let now = start + Duration::from_millis(10);
+        let yes = ConsensusMessage::Voted { term, granted: true };
+        engine.handle_message(now, voter, Message::Consensus(yes));
+        let appends = sent(&mut engine, voter);
+        assert!(engine.acting(now).is_none(), "its first entry is not committed");
+
+        let goal = KvGoal::Increment { key: "n".into(), by: 1 }.to_bytes();
+        let (tx, hops) = (TxId([7; 16]), 2);
+        engine.handle_message(now, origin, Message::Goal { tx, goal, hops });
+        assert!(sent(&mut engine, voter).is_empty(), "it may not decide yet");
+
+        let Some(ConsensusMessage::Append { after, entries, beat, number, .. }) =
+            appends.last().cloned()
+        else {
+            panic!("{appends:?}");
+        };
+        let last = entries.last().map_or(after, |entry| entry.position);
+        let echo = ConsensusMessage::Appended { term, last, beat, number };
+        engine.handle_message(now, voter, Message::Consensus(echo));
+        assert!(engine.acting(now).is_some());
+        let proposed = sent(&mut engine, voter).into_iter().any(|message| {
+            let ConsensusMessage::Append { entries, .. } = message else { return false };
+            entries.iter().any(|entry| matches!(entry.kind, EntryKind::Command(_)))
+        });
+        assert!(proposed, "the goal was dropped, and comes back with the next retry of its origin");
+    }
+}

@@ -4,13 +4,15 @@
 //! | message | counts if |
 //! |---|---|
 //! | answer of consensus | its sender is a member; for a vote, a voter |
-//! | request of consensus | its term can follow from the term known here |
+//! | request of consensus | its term can follow from the term known here; and its sender is a voter, or no leader is heard here |
+//! | append | also: no other node was heard to lead the same term |
 //! | `transaction_processed` | this node does not get the log: a member learns what is committed from consensus alone |
 //! | `ontology_history` | this node asked its sender (for history, or to decide a goal) |
 //! | offer of a snapshot | its sender leads, is a member, or was asked for history |
 //!
 //! A request of consensus may come from a node that is unknown here: a voter that was away for a change of
-//! the members does not know the new leader, and must follow it.
+//! the members does not know the new leader, and must follow it. A node that hears its leader was not away:
+//! there a stranger can neither lead, nor release, nor have the voters keep still for a lease that it made up.
 
 use std::collections::BTreeMap;
 
@@ -77,7 +79,8 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
             | Message::HistoryRequest { .. }
             | Message::SnapshotRequest { .. }
             | Message::SnapshotPiece { .. }
-            | Message::Enlist => true,
+            | Message::Enlist
+            | Message::Expelled => true,
         }
     }
 }
@@ -89,10 +92,15 @@ fn consensus_counts(status: &CommitStatus, from: &PeerId, message: &ConsensusMes
         ConsensusMessage::PreVoted { term, .. } | ConsensusMessage::Voted { term, .. } => {
             (*term, members.is_voter(from))
         }
-        ConsensusMessage::Append { term, .. }
-        | ConsensusMessage::PreVote { term, .. }
-        | ConsensusMessage::RequestVote { term, .. }
-        | ConsensusMessage::Release { term, .. } => (*term, true),
+        ConsensusMessage::Append { term, .. } | ConsensusMessage::Release { term, .. } => {
+            let leads = status.leader == Some(*from);
+            // One term has one leader.
+            let other = status.leader.is_some() && !leads && *term == status.term;
+            (*term, (leads || status.leader.is_none() || members.is_voter(from)) && !other)
+        }
+        ConsensusMessage::PreVote { term, .. } | ConsensusMessage::RequestVote { term, .. } => {
+            (*term, status.leader.is_none() || members.is_voter(from))
+        }
     };
     may && term <= status.term.saturating_add(MAX_TERMS_AHEAD)
 }
@@ -147,6 +155,45 @@ mod tests {
         let honest = ConsensusMessage::PreVoted { term: before + 9, granted: false };
         engine.handle_message(START, voter, Message::Consensus(honest));
         assert_eq!(engine.commit().status(START).term, before + 9, "a voter is believed");
+    }
+
+    #[test]
+    fn a_stranger_and_a_second_leader_of_a_term_cannot_make_a_voter_keep_still() {
+        let (leader, voter) = (peer(1), peer(2));
+        let mut engine = founder(&[leader, voter]);
+        let term = engine.commit().status(START).term + 5;
+        let append = |term, lease| {
+            let after = crate::commit::Position { term: 0, index: 1 };
+            let (commit, entries) = (0, Vec::new());
+            let (beat, number) = (1, 1);
+            Message::Consensus(ConsensusMessage::Append {
+                term,
+                commit,
+                after,
+                entries,
+                beat,
+                number,
+                lease,
+            })
+        };
+        engine.handle_message(START, leader, append(term, 1_000));
+        assert_eq!(engine.commit().status(START).leader, Some(leader));
+        // Neither a node that is no voter, in a later term, nor a voter that did not win this one.
+        engine.handle_message(START, peer(7), append(term + 1, u32::MAX));
+        engine.handle_message(START, voter, append(term, u32::MAX));
+        assert_eq!(engine.commit().status(START).leader, Some(leader));
+        assert_eq!(engine.commit().status(START).term, term);
+        // The promise is that of the leader: two seconds later this voter gives its vote away.
+        let later = START + Duration::from_secs(2);
+        while engine.poll_output().is_some() {}
+        let last = crate::commit::Position { term, index: 9 };
+        let ask = ConsensusMessage::RequestVote { term: term + 1, last };
+        engine.handle_message(later, voter, Message::Consensus(ask));
+        let voted = std::iter::from_fn(|| engine.poll_output()).any(|output| {
+            let yes = ConsensusMessage::Voted { term: term + 1, granted: true };
+            output == Output::Send(voter, Message::Consensus(yes))
+        });
+        assert!(voted);
     }
 
     #[test]

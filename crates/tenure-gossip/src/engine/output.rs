@@ -1,10 +1,11 @@
 //! What an engine wants done, and what of it is stored.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::Barred;
 use crate::commit::{CommitWrite, SnapshotPoint};
 use crate::election::{LeaderChange, Rejected};
 use crate::history::{Chain, Hash, Record, TxId};
@@ -20,6 +21,8 @@ pub enum Command {
     Record(Record),
     /// An operator removed this node: it must not become a member by itself.
     Bar(PeerId),
+    /// This node has forgotten what it acknowledged: it can never be a member again.
+    Expel(PeerId),
     /// An operator added it again.
     Admit(PeerId),
     /// The leader's state after record `index`, which precedes this entry in the log. A node that is at
@@ -47,8 +50,8 @@ pub struct Snapshot {
     pub index: u64,
     /// What it replaces of the consensus log, if its maker had one.
     pub point: Option<SnapshotPoint>,
-    /// The nodes that were removed, as of that point.
-    pub barred: BTreeSet<PeerId>,
+    /// The nodes that do not become members by themselves, as of that point.
+    pub barred: BTreeMap<PeerId, Barred>,
     /// The frozen [`Chain`](crate::history::Chain).
     pub chain: Vec<u8>,
 }
@@ -107,7 +110,7 @@ impl std::fmt::Debug for Sealed {
 pub struct Draft<M> {
     pub(super) index: u64,
     pub(super) point: Option<SnapshotPoint>,
-    pub(super) barred: BTreeSet<PeerId>,
+    pub(super) barred: BTreeMap<PeerId, Barred>,
     pub(super) chain: Chain<M>,
 }
 

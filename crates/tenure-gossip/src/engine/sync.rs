@@ -121,6 +121,12 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
 
     // Snapshots
 
+    /// The latest snapshot.
+    #[must_use]
+    pub fn held(&self) -> Option<&Sealed> {
+        self.held.as_ref()
+    }
+
     /// Keeps the latest snapshot ready to be sent.
     pub(super) fn hold(&mut self, sealed: Sealed) {
         self.held = Some(sealed);
@@ -291,7 +297,20 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
                 });
             }
             self.chain = chain;
-            sealed
+            if moved {
+                sealed
+            } else {
+                // The peer's log may be behind its records, and then its place in the log lies before the
+                // beginning of the log here: what is stored must say where *this* log goes on, or a restart
+                // would find a hole. Outside of consensus there is no log to go on.
+                let point = self.commit.snapshot_point(self.applied_log);
+                let point = point.filter(|point| point.position.index > 0);
+                if let Some(point) = &point {
+                    self.commit.snapshot_done(point);
+                }
+                let (index, barred) = (snapshot.index, self.barred.clone());
+                Snapshot { index, point, barred, chain: snapshot.chain }.seal()
+            }
         } else {
             let (point, barred) = (snapshot.point, snapshot.barred);
             Snapshot { index: self.chain.index(), point, barred, chain: self.chain.freeze() }.seal()

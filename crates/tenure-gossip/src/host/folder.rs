@@ -12,12 +12,12 @@ use crate::identity_file::{FILE_MODE, FOLDER_MODE, KEY, check_private, make_fold
 use crate::storage::Store;
 
 /// The file of the store: it holds the whole state, and is its owner's alone like the key.
-const STORE: &str = "node.redb";
+pub(crate) const STORE: &str = "node.redb";
 
 /// What a node keeps on disk.
-pub(super) struct Folder {
-    pub(super) store: Store,
-    pub(super) keys: Arc<Ed25519Keys>,
+pub(crate) struct Folder {
+    pub(crate) store: Store,
+    pub(crate) keys: Arc<Ed25519Keys>,
     path: PathBuf,
     /// Whether this start made it.
     fresh: bool,
@@ -26,7 +26,7 @@ pub(super) struct Folder {
 impl Folder {
     /// Opens it, or makes it at the first start; with `resume`, it must be there. A key without the store
     /// it voted with could vote twice in a term, so each knows the other.
-    pub(super) fn open(folder: &Path, resume: bool) -> Result<Self, HostError> {
+    pub(crate) fn open(folder: &Path, resume: bool) -> Result<Self, HostError> {
         let fail = |why| HostError::Io { what: folder.display().to_string(), why };
         let store = folder.join(STORE);
         let fresh = !store.try_exists().map_err(fail)?;
@@ -61,7 +61,7 @@ impl Folder {
     }
 
     /// Removes what this start made; a folder with a state of its own stays as it is.
-    pub(super) fn discard_if_new(self) {
+    pub(crate) fn discard_if_new(self) {
         if self.fresh {
             drop(self.store);
             for file in [STORE, KEY, "nodes"] {

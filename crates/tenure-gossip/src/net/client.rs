@@ -10,7 +10,11 @@ use tokio::time::{Instant, timeout};
 use super::session::{Caller, Greeted, Receiver, Sender, SessionError, call};
 use super::tls::{Tls, TlsError, TlsFiles};
 use super::wire::{Answer, Ask, Envelope, Role};
+use crate::backup::{Backup, Space};
+use crate::commit::Position;
 use crate::credentials::{Invitation, joiner_proof, node_proof};
+use crate::driver::status::{NamespaceStatus, Status};
+use crate::history::{Hash, Record};
 use crate::identity::{Ed25519Keys, Keys as _, PeerId};
 
 /// Which nodes a client believes.
@@ -168,6 +172,73 @@ impl Client {
         self.asked += 1;
         self.sender.send(&Envelope::Ask(self.asked, ask)).await?;
         self.next(patience).await
+    }
+
+    /// A backup of every namespace that the node carries: its latest snapshot, and the records since. Each
+    /// question is waited for `patience` at most. Only an operator may ask for it.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn backup(&mut self, patience: Duration) -> Result<Backup, ClientError> {
+        let Answer::Status(text) = self.ask(Ask::Status, patience).await? else {
+            return Err(ClientError::Confused);
+        };
+        let status: Status = serde_json::from_str(&text).map_err(|_| ClientError::Confused)?;
+        let cluster = self.cluster.ok_or(ClientError::Confused)?;
+        let mut spaces = Vec::new();
+        for space in status.namespaces.iter().chain([&status.credentials]) {
+            spaces.push(self.backup_of(space, patience).await?);
+        }
+        Ok(Backup::new(cluster, spaces))
+    }
+
+    async fn backup_of(
+        &mut self,
+        status: &NamespaceStatus,
+        patience: Duration,
+    ) -> Result<Space, ClientError> {
+        let name = status.namespace.clone();
+        let (mut whole, mut covered) = (None::<(Hash, Vec<u8>)>, 0);
+        loop {
+            let offset = whole.as_ref().map_or(0, |(_, bytes)| bytes.len() as u64);
+            let ask = Ask::Snapshot { namespace: name.clone(), offset };
+            let Answer::Piece { index, hash, length, bytes } = self.ask(ask, patience).await?
+            else {
+                return Err(ClientError::Confused);
+            };
+            if length == 0 {
+                break;
+            }
+            // A newer one may have taken its place: then from the beginning.
+            let same = whole.take().filter(|(known, _)| *known == hash);
+            let Some((hash, mut all)) = same.or((offset == 0).then(|| (hash, Vec::new()))) else {
+                continue;
+            };
+            all.extend(bytes);
+            let done = all.len() as u64 >= length;
+            whole = Some((hash, all));
+            covered = index;
+            if done {
+                break;
+            }
+        }
+        let mut records: Vec<Record> = Vec::new();
+        loop {
+            let from = records.last().map_or(covered, |record| record.index) + 1;
+            let ask = Ask::History { namespace: name.clone(), from, upto: u64::MAX };
+            let Answer::Records(page) = self.ask(ask, patience).await? else {
+                return Err(ClientError::Confused);
+            };
+            if page.first().is_none_or(|record| record.index != from) {
+                break;
+            }
+            records.extend(page);
+        }
+        let term = records.last().map_or(status.term, |record| record.term.max(status.term));
+        let last = Position { term, index: status.commit_index };
+        // Of a cluster that runs the leases are its own business: it goes on beside what is restored.
+        let lease = Duration::ZERO;
+        Ok(Space { name, term, lease, last, snapshot: whole, records })
     }
 
     /// The next answer to the latest question: to an [`Ask::Watch`] there are many. Cancel-safe.

@@ -65,6 +65,11 @@ impl Outbox {
         self.answer(Answer::Refused(why.to_string()))
     }
 
+    /// Whether half of the room is free.
+    pub(crate) fn has_room(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) <= BYTES / 2 && self.frames.capacity() >= FRAMES / 2
+    }
+
     /// Whether the connection has ended.
     pub(crate) fn is_closed(&self) -> bool {
         self.frames.is_closed()

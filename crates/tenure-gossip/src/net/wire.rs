@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::commit::MemberChange;
-use crate::history::{Record, TxId};
+use crate::history::{Hash, Record, TxId};
 use crate::identity::{Keys, PeerId, Signature};
 use crate::message::Message;
 use crate::net::{is_address, is_unspecified};
@@ -86,6 +86,10 @@ impl Signed {
     }
 }
 
+/// The age of a contact: the node's start, then the microseconds of its clock. Two numbers, so that neither
+/// runs into the other however long the node runs or however often it starts.
+pub(crate) type Stamp = (u64, u64);
+
 /// Where a node can be reached, signed by the node itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Contact {
@@ -93,13 +97,13 @@ pub(crate) struct Contact {
     /// `HOST:PORT`.
     pub(crate) address: String,
     /// Later ones replace earlier ones.
-    pub(crate) stamp: u64,
+    pub(crate) stamp: Stamp,
     pub(crate) signature: Signature,
 }
 
 impl Contact {
     /// A contact of the node that `keys` speak for.
-    pub(crate) fn new(keys: &dyn Keys, address: String, stamp: u64) -> Self {
+    pub(crate) fn new(keys: &dyn Keys, address: String, stamp: Stamp) -> Self {
         let id = keys.id();
         let signature = keys.sign(&Self::text(&id, &address, stamp));
         Self { id, address, stamp, signature }
@@ -117,10 +121,11 @@ impl Contact {
             )
     }
 
-    fn text(id: &PeerId, address: &str, stamp: u64) -> Vec<u8> {
-        let mut text = b"tenure contact 1".to_vec();
+    fn text(id: &PeerId, address: &str, stamp: Stamp) -> Vec<u8> {
+        let mut text = b"tenure contact 2".to_vec();
         text.extend_from_slice(&id.0);
-        text.extend_from_slice(&stamp.to_le_bytes());
+        text.extend_from_slice(&stamp.0.to_le_bytes());
+        text.extend_from_slice(&stamp.1.to_le_bytes());
         text.extend_from_slice(address.as_bytes());
         text
     }
@@ -152,15 +157,19 @@ pub enum Ask {
     Status,
     /// Records of the history, both ends included; answered by [`Answer::Records`].
     History { namespace: String, from: u64, upto: u64 },
-    /// Every record from now on, as it is applied; each is an [`Answer::Record`], read with
-    /// [`Client::next`](crate::Client::next).
-    Watch { namespace: String },
+    /// Every record from `from` on (`None`: from now on), as it is applied; each is an [`Answer::Record`],
+    /// read with [`Client::next`](crate::Client::next). It ends with a refusal if the records cannot be had
+    /// without a hole: a client that reads too slowly is told from where to watch again.
+    Watch { namespace: String, from: Option<u64> },
     /// A question to the state as this node has it; answered by [`Answer::State`].
     Read {
         namespace: String,
         /// As the state machine reads it.
         question: Vec<u8>,
     },
+    /// A piece of the node's latest snapshot, from `offset` on; answered by [`Answer::Piece`]. See
+    /// [`Client::backup`](crate::Client::backup).
+    Snapshot { namespace: String, offset: u64 },
     /// Change the members; only the leader can. Answered by [`Answer::Done`] when it is committed.
     Members { namespace: String, change: MemberChange },
     /// Give leadership up; only the leader can. Answered by [`Answer::Done`] when it is given up.
@@ -192,6 +201,17 @@ pub enum Answer {
         /// The last record in the state.
         index: u64,
         /// As the state machine writes it.
+        bytes: Vec<u8>,
+    },
+    /// A piece of a snapshot.
+    Piece {
+        /// The last record in the snapshot; 0 if there is none.
+        index: u64,
+        /// The hash of all its bytes.
+        hash: Hash,
+        /// How many bytes there are in all.
+        length: u64,
+        /// These, from where was asked.
         bytes: Vec<u8>,
     },
     /// It is done.

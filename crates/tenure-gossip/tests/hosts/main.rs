@@ -384,3 +384,39 @@ async fn with_mutual_tls_only_those_with_a_certificate_get_in() {
     assert!(connect(Some(old)).await.is_err(), "the former authority does not");
     assert!(matches!(client.ask(Ask::Status, SOON).await, Ok(Answer::Status(_))));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watcher_has_every_record_from_the_past_into_the_present() {
+    let dir = tempfile::tempdir().unwrap();
+    let a = start(dir.path(), Start::Bootstrap, |_| ()).await;
+    let large = |n: u8| {
+        let value = "x".repeat(100_000).into();
+        (TxId([n; 16]), KvGoal::Put { key: format!("k{n}"), value }.to_bytes())
+    };
+    for n in 1..=30 {
+        let (tx, goal) = large(n);
+        a.submit("main", tx, goal).await.unwrap();
+    }
+    let watch = |from| Ask::Watch { namespace: "main".into(), from: Some(from) };
+    let mut watcher = client(&a).await;
+    let mut answer = watcher.ask(watch(3), SOON).await;
+    for n in 3..=40 {
+        if (11..=20).contains(&n) {
+            let (tx, goal) = large(n + 20);
+            a.submit("main", tx, goal).await.unwrap();
+        }
+        assert!(matches!(&answer, Ok(Answer::Record(record)) if record.index == u64::from(n)));
+        if n < 40 {
+            answer = watcher.next(SOON).await;
+        }
+    }
+    // A record of the future is waited for, and those before it are not sent.
+    let none = watcher.ask(watch(42), Duration::from_millis(100)).await;
+    assert!(matches!(none, Err(ClientError::Session(SessionError::Timeout))), "{none:?}");
+    for n in 41..=42 {
+        let (tx, goal) = large(n);
+        a.submit("main", tx, goal).await.unwrap();
+    }
+    let next = watcher.next(SOON).await;
+    assert!(matches!(next, Ok(Answer::Record(record)) if record.index == 42));
+}

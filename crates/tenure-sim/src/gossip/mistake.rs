@@ -190,6 +190,10 @@ impl Commit for Consensus {
         self.raft.progress(peer)
     }
 
+    fn contact(&self, peer: &PeerId) -> Option<Tick> {
+        self.raft.contact(peer)
+    }
+
     fn hint(&mut self, leader: Option<PeerId>) {
         self.hinted = leader;
         self.raft.hint(leader);
@@ -245,7 +249,9 @@ fn executed_again(command: &[u8]) -> Option<Vec<u8>> {
             let next = Record { index: record.index + 1, prev: record.hash(), ..record };
             Some(Command::Record(next).to_bytes())
         }
-        Command::Bar(_) | Command::Admit(_) | Command::Checkpoint { .. } => None,
+        Command::Bar(_) | Command::Expel(_) | Command::Admit(_) | Command::Checkpoint { .. } => {
+            None
+        }
     }
 }
 

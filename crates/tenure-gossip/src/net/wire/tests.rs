@@ -15,7 +15,7 @@ use crate::commit::{
 };
 use crate::credentials::{CredentialGoal, Right};
 use crate::election::{Beacon, Election, ElectionConfig, Vote};
-use crate::engine::{Command, Snapshot};
+use crate::engine::{Barred, Command, Snapshot};
 use crate::history::{Chain, Hash, Outcome};
 use crate::identity::Ed25519Keys;
 use crate::kv::{Kv, KvGoal};
@@ -142,6 +142,7 @@ fn messages() -> Vec<(&'static str, Message)> {
             Message::SnapshotPiece { hash: Hash([4; 32]), offset: 65_536, bytes: vec![1, 2] },
         ),
         ("enlist", Message::Enlist),
+        ("expelled", Message::Expelled),
     ];
     all.extend(consensus().into_iter().map(|(name, message)| (name, Message::Consensus(message))));
     all
@@ -155,11 +156,13 @@ fn asks() -> Vec<(&'static str, Ask)> {
         ("ask submit", Ask::Submit { namespace: namespace(), tx, goal }),
         ("ask status", Ask::Status),
         ("ask history", Ask::History { namespace: namespace(), from: 1, upto: 9 }),
-        ("ask watch", Ask::Watch { namespace: namespace() }),
+        ("ask watch", Ask::Watch { namespace: namespace(), from: Some(7) }),
         ("ask read", Ask::Read { namespace: namespace(), question: b"q".to_vec() }),
         ("ask learn", members(MemberChange::Learn(peer(1)))),
         ("ask promote", members(MemberChange::Promote(peer(1)))),
         ("ask remove", members(MemberChange::Remove(peer(1)))),
+        ("ask replace", members(MemberChange::Replace { old: peer(1), new: peer(2) })),
+        ("ask snapshot", Ask::Snapshot { namespace: namespace(), offset: 65_536 }),
         ("ask step down", Ask::StepDown { namespace: namespace() }),
         ("ask nodes", Ask::Nodes),
         ("ask redeem", Ask::Redeem { id: [6; 16], proof: [7; 32] }),
@@ -172,6 +175,10 @@ fn answers() -> Vec<(&'static str, Answer)> {
         ("answer records", Answer::Records(vec![record(), rejected()])),
         ("answer status", Answer::Status("{}".to_owned())),
         ("answer state", Answer::State { index: 300, bytes: b"s".to_vec() }),
+        (
+            "answer piece",
+            Answer::Piece { index: 7, hash: Hash([4; 32]), length: 9, bytes: vec![1, 2] },
+        ),
         ("answer done", Answer::Done),
         ("answer nodes", Answer::Nodes(vec![peer(1)])),
         ("answer welcome", Answer::Welcome { proof: [7; 32], nodes: vec![peer(1)] }),
@@ -203,7 +210,7 @@ fn stored() -> Vec<(&'static str, Vec<u8>)> {
     let snapshot = Snapshot {
         index: 1,
         point: Some(point),
-        barred: BTreeSet::from([peer(5)]),
+        barred: BTreeMap::from([(peer(5), Barred::Removed)]),
         chain: chain.freeze(),
     };
     let after = at(5, 0);
@@ -216,6 +223,7 @@ fn stored() -> Vec<(&'static str, Vec<u8>)> {
         ("stored snapshot", encode(&snapshot).to_vec()),
         ("command record", Command::Record(record()).to_bytes()),
         ("command bar", Command::Bar(peer(1)).to_bytes()),
+        ("command expel", Command::Expel(peer(1)).to_bytes()),
         ("command admit", Command::Admit(peer(1)).to_bytes()),
     ]
 }
@@ -223,7 +231,7 @@ fn stored() -> Vec<(&'static str, Vec<u8>)> {
 fn all() -> BTreeMap<&'static str, Vec<u8>> {
     let mut all = BTreeMap::new();
     let keys = Ed25519Keys::from_secret(&[7; 32]);
-    let contact = Contact::new(&keys, "host:7400".to_owned(), 17);
+    let contact = Contact::new(&keys, "host:7400".to_owned(), (3, 17));
     let hello = Hello { role: Role::Node, cluster: Some([3; 16]), signed: None };
     let signed = Some(Signed { id: peer(1), signature: signature() });
     let client = Hello { role: Role::Client, cluster: None, signed: signed.clone() };

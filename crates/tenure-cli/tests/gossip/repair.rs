@@ -1,0 +1,183 @@
+//! Dead voters, old copies, lost majorities and backups, with real processes.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::json;
+
+use crate::kit::{BIN, Process, cluster, cluster_with, eventually, free_port, leader};
+
+fn stdout(out: &Output) -> String {
+    String::from_utf8_lossy(&out.stdout).into_owned()
+}
+
+fn stderr(out: &Output) -> String {
+    String::from_utf8_lossy(&out.stderr).into_owned()
+}
+
+/// A command that asks no node.
+fn offline(args: &[&str]) -> Output {
+    let mut command = Command::new(BIN);
+    command.arg("gossip").args(args).env("TENURE_LOG", "error").output().expect("it runs")
+}
+
+/// Copies the folder of a node that is stopped, with its rights.
+fn copy(from: &Path, to: &Path) {
+    let done = Command::new("cp").arg("-a").arg(from).arg(to).status().expect("cp runs");
+    assert!(done.success());
+}
+
+#[test]
+fn a_dead_voter_is_shown_stops_growth_and_is_replaced_without_losing_the_majority() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut nodes = cluster(dir.path(), 3);
+    let at = leader(&nodes);
+    let mut dead = nodes.remove((at + 1) % 3);
+    let at = leader(&nodes);
+    dead.kill();
+    let (old, other) = (&dead.id[..8], nodes[1 - at].id.clone());
+    eventually("any node shows the dead voter", 20, || {
+        let said = stdout(&nodes[1 - at].ask(&["status"]));
+        said.contains("SILENT") && said.contains(&format!("tenure gossip replace {old} NEW"))
+    });
+    // A newcomer learns and does not vote: two of four would be no majority.
+    let new = Process::start(&dir.path().join("n"), free_port(), &["--join", &nodes[at].address]);
+    eventually("it learns", 20, || nodes[at].main()["learners"] == json!([new.id]));
+    let record = nodes[at].submit(&["put", "x", "1"]);
+    eventually("it has caught up", 20, || new.main()["index"] == record["index"]);
+    for change in [["add", &new.id], ["remove", &other]] {
+        let out = nodes[at].ask(&["voter", change[0], change[1]]);
+        assert_eq!(out.status.code(), Some(8), "{change:?}");
+        assert!(stderr(&out).contains("does not answer"), "{}", stderr(&out));
+    }
+    assert_eq!(nodes[at].main()["learners"], json!([new.id]), "it was not promoted meanwhile");
+
+    let out = nodes[1 - at].ask(&["replace", old, &new.id[..8]]);
+    assert!(out.status.success(), "{}", stderr(&out));
+    assert!(stdout(&out).contains("3 nodes vote now"), "{}", stdout(&out));
+    let main = nodes[at].main();
+    let voters = main["voters"].as_array().unwrap();
+    assert!(voters.contains(&json!(new.id)) && !voters.contains(&json!(dead.id)), "{main}");
+    // The next death is survived: the new voter counts.
+    nodes[1 - at].kill();
+    assert_eq!(nodes[at].submit(&["put", "y", "2"])["outcome"], json!("done"));
+}
+
+#[test]
+fn an_old_copy_and_a_copy_beside_it_are_stopped_and_rejoin_under_a_new_identity() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut nodes = cluster(dir.path(), 3);
+    let saved = dir.path().join("saved");
+    for twice in [false, true] {
+        let at = leader(&nodes);
+        let mut old = nodes.remove((at + 1) % 3);
+        let at = leader(&nodes);
+        old.kill();
+        copy(old.folder(), &saved);
+        let mut old = old.restart();
+        let record = nodes[at].submit(&["put", "before", "1"]);
+        eventually("it acknowledged what the copy lacks", 15, || {
+            old.main()["index"] == record["index"]
+        });
+        let id = old.id.clone();
+        let join = ["--join", nodes[at].address.as_str()];
+        if !twice {
+            old.kill();
+            std::fs::remove_dir_all(old.folder()).unwrap();
+        }
+        let copied = Process::start(&saved, free_port(), &join);
+        assert_eq!(copied.id, id, "the same identity");
+        let mut n = 0;
+        eventually("the copy halts, says why, and votes no more", 30, || {
+            n += 1;
+            nodes[at].submit(&["put", "during", &n.to_string()]);
+            let halted = copied.main()["halted"].as_str().is_some_and(|why| why.contains("copy"));
+            halted && nodes[at].main()["removed"].as_array().unwrap().contains(&json!(id))
+        });
+        let out = nodes[at].ask(&["voter", "add", &id]);
+        assert_eq!(out.status.code(), Some(8));
+        assert!(stderr(&out).contains("can never vote again"), "{}", stderr(&out));
+        drop((copied, old));
+        std::fs::remove_dir_all(&saved).unwrap();
+        let folder = dir.path().join(format!("fresh {twice}"));
+        let fresh = Process::start(&folder, free_port(), &join);
+        assert_ne!(fresh.id, id);
+        eventually("a fresh one votes in its place", 20, || nodes[at].voters() == 3);
+        nodes.push(fresh);
+    }
+}
+
+#[test]
+fn a_lost_majority_is_recovered_into_a_generation_that_no_survivor_joins() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut nodes = cluster_with(dir.path(), 3, &["--snapshot-every", "16"]);
+    let tx = "00000000000000000000000000000042";
+    let before = nodes[0].submit(&["--tx", tx, "put", "kept", "1"]);
+    for i in 0..30 {
+        nodes[0].submit(&["put", "n", &i.to_string()]);
+    }
+    eventually("the survivor has all", 10, || nodes[1].get("n") == "29");
+    let term = nodes[1].main()["term"].as_u64().unwrap();
+    let last = nodes[1].main()["index"].as_u64().unwrap();
+    let (data, into) = (dir.path().join("1"), dir.path().join("new"));
+    let (data, into) = (data.to_str().unwrap(), into.to_str().unwrap());
+    let recover = ["force-recover", "--data", data, "--into", into];
+    let running = offline(&[&recover[..], &["--accept-data-loss"]].concat());
+    assert_eq!(running.status.code(), Some(1), "{}", stderr(&running));
+    nodes.iter_mut().for_each(Process::kill);
+    let asked = offline(&recover);
+    assert_eq!(asked.status.code(), Some(2));
+    assert!(stdout(&asked).contains(&format!("main: up to record {last}")), "{}", stdout(&asked));
+    assert!(stderr(&asked).contains("will be lost"), "{}", stderr(&asked));
+    let done = offline(&[&recover[..], &["--accept-data-loss"]].concat());
+    assert!(done.status.success(), "{}", stderr(&done));
+
+    let new = Process::start(Path::new(into), free_port(), &[]);
+    eventually("the new generation acts", 20, || new.acts());
+    assert_eq!((new.get("kept"), new.get("n")), ("1".to_owned(), "29".to_owned()));
+    assert!(new.main()["term"].as_u64().unwrap() > term + 1_000_000, "no epoch is issued again");
+    let again = new.ask(&["submit", "--tx", tx, "put", "kept", "1"]);
+    assert!(stderr(&again).contains(&format!("decided before, as record {}", before["index"])));
+    assert!(new.submit(&["put", "n", "30"])["index"].as_u64().unwrap() > last + 1_000_000);
+    let past = new.ask(&["watch", "--from", &(last + 5).to_string()]);
+    assert!(stderr(&past).contains("keeps no record before"), "{}", stderr(&past));
+
+    // The recovered folder is left behind; another survivor starts, and is let in nowhere.
+    let retired = nodes.remove(1);
+    assert!(retired.restart_with(&[]).is_none(), "it was recovered into another cluster");
+    let join = ["--join", new.address.as_str()];
+    let survivor = nodes.remove(1).restart_with(&join).expect("it starts");
+    let fresh = Process::start(&dir.path().join("fresh"), free_port(), &join);
+    eventually("a fresh node votes", 20, || new.voters() == 2 && fresh.get("n") == "30");
+    assert_eq!(new.status()["connected"], json!([fresh.id]));
+    assert_eq!(survivor.status()["connected"], json!([]));
+    assert_eq!(survivor.main()["leader"], json!(null));
+}
+
+#[test]
+fn a_backup_of_a_running_node_becomes_a_cluster_of_its_own_and_little_history_is_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = ["--bootstrap", "--snapshot-every", "16", "--keep-history", "8"];
+    let a = Process::start(&dir.path().join("a"), free_port(), &args);
+    for i in 0..40 {
+        a.submit(&["put", &format!("k{i}"), &i.to_string()]);
+    }
+    eventually("old records are dropped", 10, || a.main()["oldest"].as_u64() > Some(16));
+    let out = a.ask(&["history"]);
+    assert_eq!(out.status.code(), Some(8));
+    assert!(stderr(&out).contains("keeps no record before"), "{}", stderr(&out));
+    let (file, data) = (dir.path().join("file"), dir.path().join("b"));
+    let (file, data) = (file.to_str().unwrap(), data.to_str().unwrap());
+    let out = a.ask(&["backup", file]);
+    assert!(out.status.success(), "{}", stderr(&out));
+    assert!(stdout(&out).contains("main: up to record 40"), "{}", stdout(&out));
+    a.submit(&["put", "k0", "later"]);
+    let out = offline(&["restore", "--data", data, file]);
+    assert!(out.status.success(), "{}", stderr(&out));
+    assert_eq!(offline(&["restore", "--data", data, file]).status.code(), Some(2), "not twice");
+    let b = Process::start(Path::new(data), free_port(), &[]);
+    eventually("it acts", 20, || b.acts());
+    assert_eq!((b.get("k0"), b.get("k39")), ("0".to_owned(), "39".to_owned()));
+    assert_eq!(a.get("k0"), "\"later\"");
+    assert_ne!(a.status()["cluster"], b.status()["cluster"]);
+}

@@ -1,0 +1,273 @@
+//! The members of a namespace: nodes that ask become learners, learners that caught up become voters, and
+//! operators change both.
+//!
+//! **No change relies on a voter that does not answer.** A learner gets a vote only while every voter
+//! answers, and a removal only leaves voters of which a majority answers: otherwise one death more would
+//! stop the group, or the change itself could never be committed. [`MemberChange::Replace`] is how a dead
+//! voter's place is filled.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Command, Engine, Event, Output};
+use crate::commit::{Commit, CommitError, CommitStatus, MemberChange};
+use crate::identity::PeerId;
+use crate::machine::StateMachine;
+use crate::message::Message;
+use tenure_core::Tick;
+
+/// A learner that lacks no more entries than this has caught up: the rest is under way.
+const NEARLY: u64 = 64;
+/// How long the leader waits for the new node of a replacement to catch up.
+const REPLACE_PATIENCE: Duration = Duration::from_secs(60);
+
+/// Why a node does not become a member by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Barred {
+    /// An operator removed it, and may add it again.
+    Removed,
+    /// It has forgotten what it acknowledged: no operator can make its vote mean anything again.
+    Forgetful,
+}
+
+/// A replacement that waits until the new node has caught up.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Replacing {
+    old: PeerId,
+    new: PeerId,
+    until: Tick,
+}
+
+impl<M: StateMachine, C: Commit> Engine<M, C> {
+    /// Changes the voters and learners, if this node leads. A node that is removed does not come back
+    /// by itself, also under another leader: only an operator lets it in.
+    ///
+    /// # Errors
+    /// See [`CommitError`].
+    pub fn change_members(&mut self, now: Tick, change: MemberChange) -> Result<(), CommitError> {
+        let status = self.commit.status(now);
+        if status.acting_until.is_none() {
+            return Err(CommitError::NotLeader);
+        }
+        if self.replacing.is_some() {
+            return Err(CommitError::Busy);
+        }
+        let newcomer = match change {
+            MemberChange::Learn(peer) | MemberChange::Promote(peer) => Some(peer),
+            MemberChange::Replace { new, .. } => Some(new),
+            MemberChange::Remove(_) => None,
+        };
+        if let Some(peer) = newcomer.filter(|p| self.barred.get(p) == Some(&Barred::Forgetful)) {
+            return Err(CommitError::Forgetful(peer));
+        }
+        self.check_quorum(now, &status, &change)?;
+        match change {
+            MemberChange::Remove(peer) => {
+                self.propose_change(now, change, Some(Command::Bar(peer)))?;
+            }
+            MemberChange::Learn(peer) | MemberChange::Promote(peer) => {
+                self.propose_change(now, change, Some(Command::Admit(peer)))?;
+            }
+            MemberChange::Replace { old, new } => self.begin_replacing(now, &status, old, new)?,
+        }
+        self.settle(now);
+        Ok(())
+    }
+
+    fn begin_replacing(
+        &mut self,
+        now: Tick,
+        status: &CommitStatus,
+        old: PeerId,
+        new: PeerId,
+    ) -> Result<(), CommitError> {
+        let members = &status.members;
+        if members.reflect(&MemberChange::Replace { old, new }) {
+            return Ok(());
+        }
+        if !members.voters.contains(&old) {
+            return Err(CommitError::NoVoter(old));
+        }
+        if members.is_voter(&new) {
+            return Err(CommitError::Pointless);
+        }
+        if !members.learners.contains(&new) {
+            self.propose_change(now, MemberChange::Learn(new), Some(Command::Admit(new)))?;
+        }
+        self.replacing = Some(Replacing { old, new, until: now + REPLACE_PATIENCE });
+        Ok(())
+    }
+
+    fn propose_change(
+        &mut self,
+        now: Tick,
+        change: MemberChange,
+        note: Option<Command>,
+    ) -> Result<(), CommitError> {
+        self.commit.change_members(now, change, note.map(|note| note.to_bytes()))
+    }
+
+    /// Whether the voters after `change` are a group that can decide, and no closer to its end than before.
+    fn check_quorum(
+        &self,
+        now: Tick,
+        status: &CommitStatus,
+        change: &MemberChange,
+    ) -> Result<(), CommitError> {
+        let silent = |peer: &&PeerId| self.is_silent(now, peer);
+        match change {
+            // An operator who adds a node means it to vote: it is better to say no at once.
+            MemberChange::Learn(_) | MemberChange::Promote(_) => {
+                let dead = status.members.voters.iter().find(silent);
+                dead.map_or(Ok(()), |peer| Err(CommitError::Silent(*peer)))
+            }
+            MemberChange::Remove(_) => {
+                let after = status.members.voters_after(change);
+                let dead: Vec<_> = after.iter().filter(silent).collect();
+                match dead.first() {
+                    Some(peer) if dead.len() * 2 >= after.len() => Err(CommitError::Silent(**peer)),
+                    Some(_) | None => Ok(()),
+                }
+            }
+            // As many voters that answer as before, or one more: the new one has just caught up.
+            MemberChange::Replace { .. } => Ok(()),
+        }
+    }
+
+    /// Whether `peer` has answered none of this leader's heartbeats for two promises.
+    #[must_use]
+    pub fn is_silent(&self, now: Tick, peer: &PeerId) -> bool {
+        let patience = self.config.commit.promise(self.config.commit.lease) * 2;
+        let contact = self.commit.contact(peer).filter(|_| *peer != self.me);
+        contact.is_some_and(|at| now.saturating_since(at) > patience)
+    }
+
+    /// Whether `peer` receives the log and has nearly all of it.
+    fn has_caught_up(&self, now: Tick, status: &CommitStatus, peer: &PeerId) -> bool {
+        let near = |at: u64| at > 0 && at + NEARLY >= status.last_index;
+        self.commit.progress(peer).is_some_and(near) && !self.is_silent(now, peer)
+    }
+
+    /// What became of a change of the members that this node proposed in `term`; `None`: it is not
+    /// committed yet.
+    #[must_use]
+    pub fn changed_members(
+        &self,
+        now: Tick,
+        term: u64,
+        change: &MemberChange,
+    ) -> Option<Result<(), CommitError>> {
+        let status = self.commit.status(now);
+        if status.settled && status.term == term {
+            if !status.changing && status.members.reflect(change) {
+                return Some(Ok(()));
+            }
+            // A replacement that is neither under way nor made was given up.
+            return match change {
+                MemberChange::Replace { new, .. }
+                    if self.replacing.is_none() && !status.changing =>
+                {
+                    Some(Err(CommitError::Behind(*new)))
+                }
+                MemberChange::Replace { .. }
+                | MemberChange::Learn(_)
+                | MemberChange::Promote(_)
+                | MemberChange::Remove(_) => None,
+            };
+        }
+        // A leader that takes its own vote away leads until the change is committed.
+        let goes = match change {
+            MemberChange::Remove(peer) => *peer == self.me,
+            MemberChange::Replace { old, .. } => *old == self.me,
+            MemberChange::Learn(_) | MemberChange::Promote(_) => false,
+        };
+        let committed = goes && !status.changing && status.members.reflect(change);
+        Some(if committed { Ok(()) } else { Err(CommitError::Uncertain) })
+    }
+
+    /// A member has forgotten what it acknowledged: it is removed, and told why when it asks.
+    pub(super) fn expel(&mut self, now: Tick, peer: PeerId) {
+        if self.barred.get(&peer) == Some(&Barred::Forgetful) {
+            return;
+        }
+        self.out.push_back(Output::Event(Event::Forgot(peer)));
+        // Busy is an answer: the next of its answers brings it up again.
+        let _ = self.propose_change(now, MemberChange::Remove(peer), Some(Command::Expel(peer)));
+    }
+
+    /// Nodes that asked become learners, and learners that caught up become voters.
+    pub(super) fn tick_members(&mut self, now: Tick) {
+        let status = self.commit.status(now);
+        if status.acting_until.is_some() && status.members.next.is_empty() {
+            match self.replacing {
+                Some(replacing) => self.tick_replacing(now, &status, replacing),
+                None => self.promote_one(now, &status),
+            }
+        } else if !self.attached(&status)
+            && self.config.wants_vote
+            && let Some(leader) = self.leader
+            && leader != self.me
+        {
+            self.out.push_back(Output::Send(leader, Message::Enlist));
+        }
+        if status.acting_until.is_none() {
+            self.replacing = None;
+        }
+    }
+
+    fn promote_one(&mut self, now: Tick, status: &CommitStatus) {
+        let mut learners = status.members.learners.iter();
+        let ready = learners.find(|p| self.has_caught_up(now, status, p)).copied();
+        let Some(peer) = ready.filter(|_| status.members.voters.len() < self.config.max_voters)
+        else {
+            return;
+        };
+        let change = MemberChange::Promote(peer);
+        // Held back while a voter is silent; and Busy is an answer: the next tick tries again.
+        if self.check_quorum(now, status, &change).is_ok() {
+            let _ = self.propose_change(now, change, None);
+        }
+    }
+
+    fn tick_replacing(&mut self, now: Tick, status: &CommitStatus, replacing: Replacing) {
+        let Replacing { old, new, until } = replacing;
+        if self.has_caught_up(now, status, &new) {
+            let change = MemberChange::Replace { old, new };
+            if self.propose_change(now, change, Some(Command::Bar(old))) != Err(CommitError::Busy) {
+                self.replacing = None;
+            }
+        } else if until <= now {
+            self.replacing = None;
+        }
+    }
+
+    pub(super) fn enlist(&mut self, now: Tick, peer: PeerId) {
+        let status = self.commit.status(now);
+        if status.acting_until.is_none() || status.members.contains(&peer) {
+            return;
+        }
+        match self.barred.get(&peer) {
+            Some(Barred::Forgetful) => {
+                self.out.push_back(Output::Send(peer, Message::Expelled));
+                return;
+            }
+            Some(Barred::Removed) => return,
+            None => {}
+        }
+        let members = status.members.voters.len() + status.members.learners.len();
+        if members < self.config.max_voters {
+            let _ = self.propose_change(now, MemberChange::Learn(peer), None);
+        }
+    }
+
+    /// The leader says that this node has forgotten what it acknowledged.
+    pub(super) fn expelled(&mut self, from: PeerId) {
+        if self.leader == Some(from) {
+            self.halt(
+                "this folder is an old copy, or a copy of it runs elsewhere: it has forgotten what it promised; remove the folder, and join with a fresh one"
+                    .to_owned(),
+            );
+        }
+    }
+}
