@@ -96,3 +96,26 @@ async fn a_login_that_may_not_see_the_standbys_is_told_the_grant() {
     let refused = why(node.accept(E1, 0, &[row(1, 2, "seeing")]).await);
     assert!(refused.contains(&standby.standby_name()), "{refused}");
 }
+
+#[tokio::test]
+async fn a_commit_that_the_server_warns_of_is_uncertain_and_the_table_decides() {
+    let (cluster, database) = server().await;
+    let node = store(&database.dsn(), "a");
+    assert_eq!(node.accept(E1, 0, &[row(0, 1, "alone")]).await.expect("a lone server"), [0]);
+    // Commits wait for a standby that never comes.
+    cluster.set(&[("synchronous_standby_names", "absent")]).await.expect("set");
+    settle(&database, "absent").await;
+    let waiting = node.clone();
+    let waiting = tokio::spawn(async move { waiting.accept(E1, 0, &[row(1, 2, "unsure")]).await });
+    // Told to stop waiting, the server commits here alone, says so, and answers with success.
+    let client = database.client().await.expect("it answers");
+    let cancel = "select pg_cancel_backend(pid) from pg_stat_activity \
+         where wait_event = 'SyncRep' and datname = current_database()";
+    while !waiting.is_finished() {
+        client.query(cancel, &[]).await.expect("asked");
+    }
+    let outcome = waiting.await.expect("no panic");
+    assert!(matches!(outcome, Err(StoreError::Lost(_))), "{outcome:?}");
+    let stored = node.by_request(&["unsure".to_owned()]).await.expect("on another session");
+    assert_eq!(stored.iter().map(|row| row.nonce).collect::<Vec<_>>(), [1]);
+}

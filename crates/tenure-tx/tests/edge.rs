@@ -32,7 +32,8 @@ async fn leader_with(dsn: &str, urls: &[&str], options: ServiceOptions) -> Node 
 }
 
 async fn send(node: &Node, tag: u64) -> TransactionHandle {
-    node.service.send(SendRequest::call(pay(tag, 1))).await.expect("accepted")
+    let request = SendRequest::call(pay(tag, 1)).with_id(format!("request-{tag}"));
+    node.service.send(request).await.expect("accepted")
 }
 
 /// Mines until it has ended.
@@ -304,6 +305,53 @@ async fn a_block_learnt_by_a_look_up_is_taken_back_like_any_other() {
         assert!(holds, "{tx} is not in {block}");
     }
     paid(&anvil, 0..4).await;
+}
+
+#[tokio::test]
+async fn receipts_of_a_block_that_left_the_chain_prove_nothing() {
+    let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
+    anvil.mine(5).await;
+    let gateway = RpcProxy::start(&anvil.url).await;
+    let old = leader(&db.dsn(), &gateway).await;
+    let mut handles = [send(&old, 0).await, send(&old, 1).await];
+    anvil.pooled(2).await;
+    anvil.mine(1).await;
+    for handle in &mut handles {
+        until(handle, is(State::InBlock)).await;
+    }
+    let block = handles[0].state().status.block().expect("in a block").to_string();
+    let stored = async {
+        while old
+            .store
+            .list(0)
+            .await
+            .expect("readable")
+            .iter()
+            .any(|row| row.status.block().is_none())
+        {
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(Duration::from_secs(20), stored).await.expect("its block is in the table");
+    let receipts = anvil.call("eth_getBlockReceipts", json!([block])).await;
+    assert_eq!(receipts.as_array().map(Vec::len), Some(2));
+    old.election.depose();
+    drop(old);
+    kit::bump(&db).await;
+    // The next leader's node has kept what the chain has not.
+    anvil.call("anvil_reorg", json!([1, []])).await;
+    gateway.rule(move |method, params| match method {
+        "eth_getBlockReceipts" if params[0] == json!(block) => Fault::Answer(receipts.clone()),
+        _ => Fault::Pass,
+    });
+    let new = Node::on("b", &db.dsn(), chain_at(&[&gateway.url]), impatient()).await;
+    new.election.lead(tenure_core::epoch::Epoch(2));
+    new.service.recovered().await.expect("leads");
+    for tag in 0..2 {
+        let mut handle = send(&new, tag).await;
+        assert_eq!(end(&anvil, &mut handle).await.kind, EndKind::Executed);
+    }
+    paid(&anvil, 0..2).await;
 }
 
 #[tokio::test]

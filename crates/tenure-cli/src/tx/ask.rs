@@ -95,7 +95,7 @@ pub(crate) struct DropArgs {
     #[arg(long, conflicts_with = "nonce")]
     pub(crate) request_id: Option<String>,
     /// Wait so long for what became of it; the exit code tells whether it was dropped
-    #[arg(long, value_name = "TIME", requires = "request_id", value_parser = period)]
+    #[arg(long, value_name = "TIME", conflicts_with = "nonce", value_parser = period)]
     pub(crate) wait: Option<Duration>,
     /// Print JSON
     #[arg(long)]

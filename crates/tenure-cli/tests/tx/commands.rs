@@ -272,6 +272,33 @@ async fn the_database_is_named_as_for_every_other_command() {
 }
 
 #[tokio::test]
+async fn another_role_another_key_or_another_chain_is_refused_with_its_reason() {
+    let database = shared_cluster().await.database().await.expect("a database");
+    let dsn = database.dsn();
+    let (anvil, foreign) =
+        (Anvil::start(&["--no-mining"]).await, Anvil::start(&["--chain-id", "777"]).await);
+    let (_child, address) = node(&["--dsn", &dsn, "--role", "payments"], &anvil).await;
+    let call = json!({"to": ADDRESS, "value": "0x1", "gas": 21_000}).to_string();
+    let sent = run(&["send", "--node", &address, "--call", &call]).await;
+    assert!(sent.status.success(), "bound by its first leader: {sent:?}");
+    let second = "0x59c6995e998f97a5a0044966f0945389dc9e86dae88c7a8412f4603b6b78690d";
+    for (rpc, role, key, reason) in [
+        (&anvil.url, "wages", KEY, "belongs to role \"payments\""),
+        (&anvil.url, "payments", second, "signs with account"),
+        (&foreign.url, "payments", KEY, "is used on chain 31337"),
+    ] {
+        let mut command = program();
+        command.args(["node", "--rpc", rpc, "--dsn", &dsn, "--role", role]);
+        command.args(["--key-env", "OTHER_KEY"]).env("OTHER_KEY", key);
+        let refused = timeout(Duration::from_secs(30), command.output()).await;
+        let refused = refused.expect("ends").expect("runs");
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert_eq!(refused.status.code(), Some(2), "{reason}: {said}");
+        assert!(said.contains(reason) && !said.contains(key), "{said}");
+    }
+}
+
+#[tokio::test]
 async fn a_node_whose_database_goes_away_says_so_loudly_and_when_it_is_back() {
     let cluster = Cluster::start().await.expect("a cluster");
     let database = cluster.database().await.expect("a database");

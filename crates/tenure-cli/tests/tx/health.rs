@@ -67,8 +67,9 @@ async fn a_leader_without_its_chain_hands_over_to_a_member_that_reaches_it_and_t
     let all = format!("{first},{second}");
     ready(&database, 2).await;
 
-    // The leader accepts, and its endpoint is dead: another member sends what it accepted.
-    one.rule(|_, _| Fault::Cut);
+    // The leader accepts, and its endpoint answers with nothing but refusals: another member sends
+    // what it accepted.
+    one.rule(|_, _| Fault::Say(-32005, "limit exceeded".to_owned()));
     let sent = run(&["send", "--node", &all, "--request-id", "rent", "--call", &call(1)]).await;
     assert!(sent.status.success(), "{sent:?}");
     let epoch = led_by(&database, "second").await;

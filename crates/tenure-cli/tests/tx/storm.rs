@@ -431,7 +431,7 @@ async fn storm(requests: usize, at_once: usize, seed: u64) {
                 strike_at = Instant::now() + Duration::from_millis(600);
             }
         }
-        assert!(started.elapsed() < Duration::from_secs(2_400), "callers are stuck");
+        assert!(started.elapsed() < Duration::from_secs(3_600), "callers are stuck");
     }
     let took = started.elapsed();
     // What fills gaps behind the last request has to end too.

@@ -224,10 +224,7 @@ impl EthereumChain {
     }
 
     /// The receipts of those that were last seen in a block together with others: one call for all.
-    async fn by_block(
-        &self,
-        sought: &[Sought],
-    ) -> Result<HashMap<Hash, Result<Option<RpcReceipt>, ()>>, TransportError> {
+    async fn by_block(&self, sought: &[Sought]) -> Result<Receipts, TransportError> {
         let mut blocks: HashMap<Hash, usize> = HashMap::new();
         for block in sought.iter().filter_map(|one| one.block) {
             *blocks.entry(block).or_default() += 1;
@@ -241,9 +238,31 @@ impl EthereumChain {
         Ok(receipts.map(|seen| (Hash(seen.transaction_hash.0), Ok(Some(seen)))).collect())
     }
 
-    /// Looks for a receipt of any attempt, in a block that is the chain's at its height.
+    /// Looks for a receipt of any attempt: in the block where it was last seen, and then anywhere. A
+    /// node may still have the receipts of a block that left the chain, and they prove nothing.
     async fn find(&self, sought: &[Sought], head: &Head) -> Result<Vec<Located>, TransportError> {
-        let mut known = self.by_block(sought).await?;
+        let mut located = self.look(sought, head, self.by_block(sought).await?).await?;
+        let unsure = |(at, found): (usize, &Located)| {
+            (*found == Located::Unknown && sought[at].block.is_some()).then_some(at)
+        };
+        let unsure: Vec<usize> = located.iter().enumerate().filter_map(unsure).collect();
+        if !unsure.is_empty() {
+            let again: Vec<Sought> = unsure.iter().map(|at| sought[*at].clone()).collect();
+            let found = self.look(&again, head, HashMap::new()).await?;
+            for (at, found) in unsure.into_iter().zip(found) {
+                located[at] = found;
+            }
+        }
+        Ok(located)
+    }
+
+    /// Looks for receipts that are not known, each in a block that is the chain's at its height.
+    async fn look(
+        &self,
+        sought: &[Sought],
+        head: &Head,
+        mut known: Receipts,
+    ) -> Result<Vec<Located>, TransportError> {
         let apart = |one: &&Sought| !one.attempts.iter().any(|hash| known.contains_key(hash));
         let rest: Vec<&Hash> = sought.iter().filter(apart).flat_map(|one| &one.attempts).collect();
         let call = |hash: &&Hash| ("eth_getTransactionReceipt", json!([B256::from(hash.0)]));
@@ -323,6 +342,9 @@ impl EthereumChain {
         })
     }
 }
+
+/// The receipts of signed forms; `Err` for one that could not be asked for.
+type Receipts = HashMap<Hash, Result<Option<RpcReceipt>, ()>>;
 
 /// A block with its transactions, as far as the search for a usurper needs it.
 #[derive(Debug, Deserialize)]

@@ -143,7 +143,7 @@ pub(super) struct Rpc {
     seen: Arc<Mutex<Option<Seen>>>,
     /// An endpoint does not know the method that gives all receipts of a block.
     no_block_receipts: Arc<AtomicBool>,
-    /// When an endpoint last answered.
+    /// When an endpoint last gave an answer that was no refusal.
     answered: Arc<Mutex<Option<Instant>>>,
     timeout: Duration,
     poll: Duration,
@@ -250,7 +250,10 @@ impl Rpc {
             }
         }
         endpoint.answered();
-        *self.answered.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        // One that only ever refuses is of no use.
+        if answers.iter().any(Result::is_ok) {
+            *self.answered.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        }
         Ok(answers)
     }
 
