@@ -152,6 +152,9 @@ pub(crate) fn config(
     if let Some(margin) = seconds(from, "margin_s")? {
         builder = builder.margin(margin);
     }
+    if let Some(deadline) = seconds(from, "statement_deadline_s")? {
+        builder = builder.statement_deadline(deadline);
+    }
     if let Some(grace) = seconds(from, "reconnect_grace_s")? {
         builder = builder.reconnect_grace(grace);
     }
