@@ -100,7 +100,7 @@ class LeaderLock:
         self._state = LockState.STOPPED
         self._task: Optional["asyncio.Task[None]"] = None
         self._connection: Any = None
-        self._stop, self._step = asyncio.Event(), asyncio.Event()
+        self._stop, self._step, self._released = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._changed = asyncio.Condition()
 
     @property
@@ -112,8 +112,9 @@ class LeaderLock:
         return self._state == LockState.LEADER
 
     async def start(self) -> None:
-        if self._task is None or self._task.done():
+        if self._state is LockState.STOPPED and (self._task is None or self._task.done()):
             self._stop.clear()
+            await self._enter(LockState.FOLLOWER)
             self._task = asyncio.create_task(self._run())
             if self._outer is not None:
                 asyncio.create_task(self._obey(self._outer))
@@ -129,10 +130,9 @@ class LeaderLock:
 
     async def step_down(self, timeout_s: Optional[float] = None) -> None:
         if self.is_leader:
+            self._released.clear()
             self._step.set()
-            async with self._changed:
-                left = (LockState.FOLLOWER, LockState.STOPPED)
-                await asyncio.wait_for(self._changed.wait_for(lambda: self._state in left), timeout_s)
+            await asyncio.wait_for(self._released.wait(), timeout_s)
 
     async def wait_for_leadership(self, timeout_s: Optional[float] = None) -> bool:
         async with self._changed:
@@ -209,7 +209,6 @@ class LeaderLock:
             self._connection = None
 
     async def _run(self) -> None:
-        await self._enter(LockState.FOLLOWER)
         attempt, began = 0, time.monotonic()
         while not self._stop.is_set():
             await self._enter(LockState.ACQUIRING)
@@ -262,6 +261,7 @@ class LeaderLock:
         self._step.clear()
         if stepped and self._again:
             await self._enter(LockState.FOLLOWER)
+        self._released.set()
         return stepped
 
     async def _win_back(self, grace_s: float) -> bool:

@@ -161,6 +161,7 @@ def test_a_program_that_is_started_inherits_no_session(dsn: str, server: Any) ->
             assert told.stdout.strip() == "0"
 
 
+@pytest.mark.slow
 def test_children_that_are_forked_while_locks_start_do_not_hang(programs: Any) -> None:
     """A fork may find any thread of the runtime anywhere."""
     program = programs.start(
@@ -254,7 +255,10 @@ def _pool_worker(dsn: str) -> None:
     assert lock.wait_for_leadership(20)
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+SLOW_METHODS = [pytest.param(name, marks=pytest.mark.slow) for name in ("forkserver", "spawn")]
+
+
+@pytest.mark.parametrize("method", ["fork", *SLOW_METHODS])
 def test_multiprocessing_releases_at_the_end_of_its_worker(dsn: str, method: str) -> None:
     context: Any = multiprocessing.get_context(method)
     with LeaderLock(dsn, role="r") as leader:
@@ -349,6 +353,7 @@ def test_a_blocking_lock_that_is_never_shut_down_ends_with_the_program(programs:
     assert program.wait(10) == 0, program.said
 
 
+@pytest.mark.slow
 def test_an_unreachable_database_does_not_hold_up_the_end(programs: Any, proxy: Any, server: Any) -> None:
     """The release is tried for 10 s at most; a lease that is over needs none."""
     database = programs.dsn.rsplit("/", 1)[1]

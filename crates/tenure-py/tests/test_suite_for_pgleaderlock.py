@@ -144,7 +144,7 @@ async def test_step_down_releases_and_comes_back(dsn: str) -> None:
         assert (LockState.RELEASING, LockState.FOLLOWER) in told
         assert await lock.wait_for_leadership(20)
         await lock.step_down()
-    assert told.count("released") == 2
+    assert told.count("released") >= 2
 
 
 async def test_step_down_hands_over(dsn: str) -> None:
