@@ -15,7 +15,7 @@ export CARGO_INCREMENTAL := 0
 endif
 
 .PHONY: help demo test test-all setup setup-chain setup-python lint unit faults loom newer-server test-chain deny \
-	python python-all wheel bench-python storm soak-gossip
+	python python-all wheel bench-python storm soak-gossip doc
 
 help:               ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 16
@@ -30,6 +30,7 @@ test-all: test      ## Also what is slow: long storms of both simulations, two t
 	TENURE_SIM_SEEDS=5000 $(CARGO) test -p tenure-sim --release --lib
 	TENURE_TX_RUN=2000 $(CARGO) test $(FEATURES) --release --test tx -- group --test-threads=1
 	$(MAKE) storm
+	$(MAKE) doc
 	$(MAKE) python-all
 
 storm: setup setup-chain   ## Five thousand transactions while the chain's node lies, reorganises and forgets
@@ -91,6 +92,9 @@ bench-python: setup setup-python   ## Gate checks and takeovers from Python, bes
 soak-gossip: setup  ## Half an hour of faults on seven nodes of a gossip group, judged; SOAK=5m for less
 	$(CARGO) build --release -p tenure-cli -p xtask
 	target/release/xtask soak --time $(or $(SOAK),30m) --folder $$(mktemp -d)
+
+doc:                ## The libraries' documentation; a broken link is an error
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc $(FEATURES) --no-deps
 
 deny:               ## Licences and advisories, where cargo-deny is installed
 	@if command -v cargo-deny >/dev/null; then cargo deny check; \
