@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use tenure::config::Config;
+use tenure_agent::Plan;
 
 use crate::kit::{code, ends, stdout};
 
@@ -129,6 +130,8 @@ fn every_file_of_the_manual_is_read() {
         let path = folder.path().join("tenure.toml");
         std::fs::write(&path, &block.text).expect("written");
         let read = Config::builder().file(&path).map(drop);
+        read.unwrap_or_else(|error| panic!("{}: {error}\n{}", block.page, block.text));
+        let read = Plan::from_toml(&block.text, &path).map(drop);
         read.unwrap_or_else(|error| panic!("{}: {error}\n{}", block.page, block.text));
     }
 }

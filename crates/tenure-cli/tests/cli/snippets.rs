@@ -42,6 +42,30 @@ async fn fence(gate: LeaderGate, mut client: tokio_postgres::Client) -> Outcome 
     Ok(())
 }
 
+mod agent {
+    use std::io;
+
+    use jiff::Timestamp;
+    use tenure::{Epoch, Member, RoleName};
+    use tenure_agent::{Schedule, Schedules};
+
+    use super::Outcome;
+
+    async fn backup(_slot: Timestamp, _epoch: Epoch) -> io::Result<()> {
+        Ok(())
+    }
+
+    #[rustfmt::skip]
+    fn guide(member: Member, role: RoleName) -> Outcome {
+        let serving = Schedules::new()
+            .add(Schedule::new("nightly", role, "0 3 * * *")?.timezone("Europe/Berlin")?, |run| async move {
+                backup(run.slot, run.epoch).await
+            })
+            .start(&member)?;
+        Ok(())
+    }
+}
+
 #[cfg(feature = "tx")]
 mod transactions {
     use std::sync::Arc;
