@@ -17,7 +17,7 @@ fn call(to: u64) -> String {
 /// A member of a group that lets another lead after a second and a half without its chain.
 async fn member(name: &str, database: &Database, rpc: &str) -> (Child, String) {
     let dsn = database.dsn();
-    let arguments = ["--dsn", &dsn, "--instance", name, "--lease", "1500ms"];
+    let arguments = ["--dsn", &dsn, "--instance", name, "--lease", "5s"];
     let patience = ["--chain-lost-after", "1500ms"];
     node_at(rpc, &[&arguments[..], &patience].concat()).await
 }
@@ -41,7 +41,7 @@ async fn led_by(database: &Database, name: &str) -> i64 {
             }
         }
     };
-    timeout(Duration::from_secs(30), led).await.expect("it leads")
+    timeout(Duration::from_secs(60), led).await.expect("it leads")
 }
 
 /// Waits until the table says how many candidates are ready.
@@ -53,7 +53,7 @@ async fn ready(database: &Database, wanted: i64) {
             sleep(Duration::from_millis(20)).await;
         }
     };
-    timeout(Duration::from_secs(30), settled).await.expect("as many are ready");
+    timeout(Duration::from_secs(60), settled).await.expect("as many are ready");
 }
 
 #[tokio::test]

@@ -459,7 +459,7 @@ async fn every_end_is_true_in_a_storm_at_the_edge_to_the_chain() {
     let wanted = std::env::var("TENURE_TX_STORM").ok().and_then(|count| count.parse().ok());
     let seed = std::env::var("TENURE_TX_SEED").ok().and_then(|seed| seed.parse().ok());
     match wanted {
-        Some(requests) => storm(requests, 200, seed.unwrap_or(1)).await,
+        Some(requests) => storm(requests, 600, seed.unwrap_or(1)).await,
         None => storm(100, 40, seed.unwrap_or(1)).await,
     }
 }
