@@ -31,6 +31,7 @@ test-all: test      ## Also what is slow: long storms of both simulations, two t
 	TENURE_TX_RUN=2000 $(CARGO) test $(FEATURES) --release --test tx -- group --test-threads=1
 	$(MAKE) storm
 	$(MAKE) doc
+	TENURE_AGENT_STORM=60 $(CARGO) test $(FEATURES) --test agent -- storm
 	$(MAKE) python-all
 
 storm: setup setup-chain   ## Five thousand transactions while the chain's node lies, reorganises and forgets

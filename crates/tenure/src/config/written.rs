@@ -28,7 +28,6 @@ pub(super) struct Written {
     agent: IgnoredAny,
     command: IgnoredAny,
     schedule: IgnoredAny,
-    shards: IgnoredAny,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
