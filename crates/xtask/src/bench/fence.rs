@@ -1,7 +1,8 @@
 //! `bench fence`: what the fence costs a transaction that inserts, with pgbench, in turns.
 //!
-//! Each pair is the same transaction with and without `select tenure.fence(…)`; both run one after the other,
-//! round by round, so that a machine that is busy for a while is busy for both. Run it against a server with
+//! The same transaction runs without a fence, with a statement that does nothing, with `select tenure.fence(…)`, and
+//! with the fence in the first insert; one after the other, round by round, so that a machine that is busy for a
+//! while is busy for all. The empty statement is the floor of what a statement of its own can cost. Run it against a server with
 //! `fsync` on and against one with it off: the second shows the fence, the first what a user notices.
 
 use std::process::ExitCode;
@@ -62,21 +63,29 @@ pub(crate) async fn run(args: BenchArgs) -> anyhow::Result<ExitCode> {
 
 async fn measure(args: &BenchArgs, role: &str) -> anyhow::Result<()> {
     let fence = format!("select tenure.fence('{role}', 1);\n");
-    say("rows  clients  without/s  with/s  ratio")?;
+    let fenced =
+        format!("insert into tenure_bench_fence (v) select 'x' from tenure.fence('{role}', 1);\n");
+    say("rows  clients  without/s   empty   fence  in the insert")?;
     for rows in [1, 10] {
-        let inserts = INSERT.repeat(rows);
-        let scripts =
-            [format!("begin;\n{inserts}commit;\n"), format!("begin;\n{fence}{inserts}commit;\n")];
+        let (first, others) = (INSERT, INSERT.repeat(rows - 1));
+        let scripts = [
+            format!("begin;\n{first}{others}commit;\n"),
+            format!("begin;\nselect 1;\n{first}{others}commit;\n"),
+            format!("begin;\n{fence}{first}{others}commit;\n"),
+            format!("begin;\n{fenced}{others}commit;\n"),
+        ];
         for clients in [1, 8] {
-            let mut best = [0.0_f64; 2];
+            let mut best = [0.0_f64; 4];
             for _ in 0..args.rounds {
-                for (half, script) in scripts.iter().enumerate() {
-                    best[half] = best[half].max(pgbench(args, script, clients).await?);
+                for (best, script) in best.iter_mut().zip(&scripts) {
+                    *best = best.max(pgbench(args, script, clients).await?);
                 }
             }
-            let [without, with] = best;
-            let ratio = with / without;
-            say(format!("{rows:>4}  {clients:>7}  {without:>9.0}  {with:>6.0}  {ratio:.2}"))?;
+            let [without, empty, fence, fenced] = best;
+            let [empty, fence, fenced] = [empty, fence, fenced].map(|with| with / without);
+            say(format!(
+                "{rows:>4}  {clients:>7}  {without:>9.0}  {empty:>6.2}  {fence:>6.2}  {fenced:>13.2}"
+            ))?;
         }
     }
     Ok(())
