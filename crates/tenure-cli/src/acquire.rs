@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tenure::config::Config;
 use tenure::{LockState, Notice};
 use tokio::time::{Instant, sleep, sleep_until};
 
@@ -31,23 +32,37 @@ pub(crate) async fn acquire(args: Acquire) -> Result<Exit, Failure> {
         err!("{EMBEDDED}");
     }
     let hooks = Hooks::default();
+    let wait = args.wait.or(setting.config.acquire_timeout()).unwrap_or_default();
     let mut candidacy = tokio::select! {
         candidacy = Candidacy::join(&setting, &role, &hooks, Output::Quiet, true) => candidacy?,
         number = signals.number() => return Ok(Exit::Signal(number)),
+        // Nothing is held yet.
+        silence = silence(&setting.config, wait) => return Err(silence),
     };
-    let exit = attempt(&mut candidacy, &args, &mut signals).await;
+    let exit = attempt(&mut candidacy, &args, wait, &mut signals).await;
     candidacy.leave().await;
     exit
+}
+
+/// Ends after `wait` with the failure of a database that takes sessions and never answers. A short wait is for
+/// another leader: the database itself is given a lease and its margin.
+pub(crate) async fn silence(config: &Config, wait: Duration) -> Failure {
+    let lease = config.lease();
+    let within = wait.max(lease.lease() + lease.margin());
+    sleep(within).await;
+    let message =
+        format!("the database did not answer within {}; nothing was acquired", span(within));
+    Failure::new(Exit::Unreachable, message)
 }
 
 async fn attempt(
     candidacy: &mut Candidacy,
     args: &Acquire,
+    wait: Duration,
     signals: &mut Signals,
 ) -> Result<Exit, Failure> {
-    let wait = args.wait.or(candidacy.config().acquire_timeout());
     tokio::select! {
-        won = win(candidacy, wait.unwrap_or_default()) => won?,
+        won = win(candidacy, wait) => won?,
         number = signals.number() => return Ok(Exit::Signal(number)),
     }
     if args.command.is_empty() {

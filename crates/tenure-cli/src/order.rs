@@ -43,7 +43,7 @@ pub(crate) async fn step_down(args: StepDown) -> Result<Exit, Failure> {
             Ok(Exit::Clean)
         }
         None => Err(Failure::failed(format!(
-            "{before} was asked to step down from {role}, but nobody leads it after {:?}; \
+            "{before} was asked to step down from {role}, but no member leads it after {:?}; \
                  `tenure status` shows who waits",
             args.timeout
         ))),
@@ -107,7 +107,7 @@ pub(crate) async fn pause(order: Order) -> Result<Exit, Failure> {
     operator.close().await;
     match ordered.holder {
         Some(holder) => out!("{role} is paused; {holder} drains it"),
-        None => out!("{role} is paused; nobody leads it"),
+        None => out!("{role} is paused; no member leads it"),
     }
     Ok(Exit::Clean)
 }
@@ -136,7 +136,7 @@ pub(crate) async fn lower_lease(order: Order) -> Result<Exit, Failure> {
 pub(crate) async fn release(args: Release) -> Result<Exit, Failure> {
     if !args.force {
         return Err(Failure::usage(
-            "release ends the session that holds the lock, whoever's it is; add --force if \
+            "release ends the session that holds the lock, of Tenure or of another program; add --force if \
              `tenure step-down` does not help",
         ));
     }
@@ -146,15 +146,25 @@ pub(crate) async fn release(args: Release) -> Result<Exit, Failure> {
     let ended = ordered.sessions_ended.unwrap_or(0);
     if let Some(left @ 1..) = ordered.sessions_left {
         return Err(Failure::failed(format!(
-            "{left} session(s) that hold the lock of {role} did not end within two seconds; nothing was \
+            "the sessions that hold the lock of {role} did not end within two seconds ({left} left); nothing was \
              changed. Ask again, or end the server process itself"
         )));
     }
-    let holder = name(ordered.holder.as_ref());
-    out!(
-        "{role}: {ended} session(s) ended, last held by {holder} under epoch {}; under exclusive the \
-         next leader still waits out the lease",
-        ordered.epoch
-    );
-    Ok(if ended > 0 { Exit::Clean } else { Exit::Failed })
+    if ended == 0 {
+        return Err(Failure::failed(format!(
+            "no session holds the lock of {role}, so none was ended; `tenure status --role {role}` tells why it \
+             has no leader"
+        )));
+    }
+    let sessions = if ended == 1 { "1 session".to_owned() } else { format!("{ended} sessions") };
+    match ordered.holder {
+        Some(holder) => out!(
+            "{role}: {sessions} ended, the leader {holder} under epoch {}; under exclusive the next leader \
+             still waits out its lease",
+            ordered.epoch
+        ),
+        // What another program did under the lock is not known: the next winner owes it a wait.
+        None => out!("{role}: {sessions} ended that no leader of ours held"),
+    }
+    Ok(Exit::Clean)
 }

@@ -14,10 +14,12 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
+use tenure::config::Config;
 use tenure::{ExponentialBackoff, LeaderLock, LockState, TenureError};
 use tenure_guardian::Strays;
 use tokio::time::{Instant, sleep};
 
+use crate::acquire::silence;
 use crate::args::{Output, Run};
 use crate::candidacy::Candidacy;
 use crate::exit::{Exit, Failure};
@@ -57,6 +59,7 @@ pub(crate) async fn run(args: Run) -> Result<Exit, Failure> {
         candidacy = Candidacy::join(&setting, &role, hooks, output, with_child) => candidacy?,
         // Nothing is held yet.
         () = signals.next() => return Ok(Exit::Clean),
+        silence = unanswered(&setting.config) => return Err(silence),
     };
     if setting.embedded && objects {
         candidacy.events.report("warning", None, EMBEDDED);
@@ -77,6 +80,14 @@ pub(crate) async fn run(args: Run) -> Result<Exit, Failure> {
     let _ = health.await;
     candidacy.leave().await;
     exit
+}
+
+/// With a configured patience, the failure of a database that never answers; without one, never.
+async fn unanswered(config: &Config) -> Failure {
+    match config.acquire_timeout() {
+        Some(patience) => silence(config, patience).await,
+        None => std::future::pending().await,
+    }
 }
 
 /// Until a signal, the child's exit, or a loss that is final.

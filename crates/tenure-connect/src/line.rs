@@ -66,7 +66,7 @@ impl LineError {
 /// What a line says without being asked. After `Closed`, with the reason, nothing more comes.
 #[derive(Debug)]
 #[allow(missing_docs, reason = "the names say it")]
-pub enum Heard {
+pub enum Unasked {
     Notification { channel: String, payload: String },
     Closed(String),
 }
@@ -97,7 +97,7 @@ impl Line {
     /// Takes a session over; must be called in a tokio runtime. What it says unasked arrives at `heard`,
     /// whose receiver must be kept if notifications are listened for. It is an unbounded channel, because
     /// a session's notifications are bounded by what the group does, and a lost `Closed` would hang.
-    pub fn new(session: Session, heard: mpsc::UnboundedSender<Heard>) -> Self {
+    pub fn new(session: Session, heard: mpsc::UnboundedSender<Unasked>) -> Self {
         let warnings = Arc::new(Warnings::default());
         let reader = tokio::spawn(read(session.connection, heard, warnings.clone()));
         Line { client: Some(session.client), reader, warnings, greeted: AtomicBool::new(false) }
@@ -148,14 +148,14 @@ impl Line {
 
 async fn read(
     mut connection: Connection,
-    heard: mpsc::UnboundedSender<Heard>,
+    heard: mpsc::UnboundedSender<Unasked>,
     warnings: Arc<Warnings>,
 ) {
     let end = loop {
         match std::future::poll_fn(|cx| connection.poll_message(cx)).await {
             Some(Ok(AsyncMessage::Notification(n))) => {
                 let (channel, payload) = (n.channel().to_owned(), n.payload().to_owned());
-                if heard.send(Heard::Notification { channel, payload }).is_err() {
+                if heard.send(Unasked::Notification { channel, payload }).is_err() {
                     return;
                 }
             }
@@ -177,7 +177,7 @@ async fn read(
             None => break "closed".to_owned(),
         }
     };
-    let _ = heard.send(Heard::Closed(end));
+    let _ = heard.send(Unasked::Closed(end));
 }
 
 /// The driver's own text says only "db error"; what happened stands behind it.

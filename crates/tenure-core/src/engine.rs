@@ -35,7 +35,7 @@ use crate::key::{LockKey, RoleName};
 use crate::lease::{Lease, TakeoverPolicy};
 use crate::lifecycle::{Input, Lifecycle, LockState, Notice};
 
-use crate::protocol::{Op, RegisterRefusal, Seated};
+use crate::protocol::{Op, RegisterRefusal, Seated, TermRow};
 
 use role::Role;
 
@@ -81,6 +81,15 @@ pub enum Output {
     Stale(RoleName, bool),
     /// Ask the leader of a role to hand it to us.
     Preempt(RoleName),
+}
+
+/// What went with a seat.
+#[derive(Debug, Clone)]
+pub struct Lost {
+    /// How many terms were held there.
+    pub terms: usize,
+    /// One of them.
+    pub first: Option<TermRow>,
 }
 
 /// What all roles of the member have in common.
@@ -283,13 +292,16 @@ impl Engine {
         }
     }
 
-    /// The session is gone, or is to be thrown away: every gate shuts, then the rest.
-    pub fn seat_lost(&mut self, error: &str, now: Tick) {
-        for (name, role) in &mut self.roles {
-            if role.keeper.gate().epoch().is_some() {
-                self.context.outputs.push_back(Output::Gate(name.clone(), None));
-            }
-            role.keeper.shut();
+    /// The session is gone, or is to be thrown away: every gate shuts, then the rest. Returns what was
+    /// held on it.
+    pub fn seat_lost(&mut self, error: &str, now: Tick) -> Lost {
+        // Nothing between two gates: there may be ten thousand.
+        let was_open: Vec<bool> = self.roles.values_mut().map(|role| role.keeper.shut()).collect();
+        let mut held = self.roles.values().filter_map(|role| role.held());
+        let first = held.next();
+        let lost = Lost { terms: held.count() + usize::from(first.is_some()), first };
+        for (name, _) in self.roles.keys().zip(was_open).filter(|(_, was_open)| *was_open) {
+            self.context.outputs.push_back(Output::Gate(name.clone(), None));
         }
         self.context.up = None;
         self.in_flight = None;
@@ -298,6 +310,7 @@ impl Engine {
         for role in self.roles.values_mut() {
             role.seat_lost(error, now, &mut self.context);
         }
+        lost
     }
 
     /// A try to connect failed.

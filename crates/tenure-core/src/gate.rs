@@ -443,13 +443,16 @@ impl GateKeeper {
         moves
     }
 
-    /// Shuts the gate. From here on every check says no, that of acts in flight too.
-    pub fn shut(&mut self) {
-        if self.phase() != SHUT {
+    /// Shuts the gate. From here on every check says no, that of acts in flight too. Returns whether it
+    /// was open or drained.
+    pub fn shut(&mut self) -> bool {
+        let was_open = self.phase() != SHUT;
+        if was_open {
             self.0.0.turn.store(self.next_turn() | SHUT, Ordering::Release);
         }
         // What `in_flight` says from here on is final: see "Draining" above.
         fence(Ordering::SeqCst);
+        was_open
     }
 
     /// Begins no new act; those in flight keep their term until the deadline.

@@ -21,6 +21,8 @@ use crate::protocol::{
 };
 
 mod tables;
+#[cfg(test)]
+mod tests;
 
 pub use tables::{Candidate, Lineage, MemberRow, RoleRow, Tables};
 
@@ -34,10 +36,20 @@ pub struct SessionId(u64);
 /// A member that takes a seat.
 #[derive(Debug, Clone)]
 #[allow(missing_docs, reason = "the names say it")]
-pub struct Joiner {
+pub struct MemberSpec {
     pub identity: String,
     pub lease_ms: u64,
     pub grace_ms: u64,
+}
+
+impl MemberSpec {
+    pub fn new(identity: &str, lease: &crate::lease::Lease) -> Self {
+        MemberSpec {
+            identity: identity.to_owned(),
+            lease_ms: millis(lease.lease()),
+            grace_ms: millis(lease.reconnect_grace().unwrap_or_default()),
+        }
+    }
 }
 
 /// Which line of history the server is on, and which stretch of it.
@@ -110,21 +122,21 @@ impl Model {
     // --- sessions ---
 
     /// `take_seat`: a member takes its seat, and ends its own old session first.
-    pub fn take_seat(&mut self, joiner: &Joiner, now: Tick) -> (SessionId, Seated) {
-        let old = self.sessions.iter().find(|(_, who)| **who == joiner.identity).map(|(id, _)| *id);
+    pub fn take_seat(&mut self, member: &MemberSpec, now: Tick) -> (SessionId, Seated) {
+        let old = self.sessions.iter().find(|(_, who)| **who == member.identity).map(|(id, _)| *id);
         if let Some(old) = old {
             self.end(old);
         }
         self.last_id += 1;
         let session = SessionId(self.last_id);
-        self.sessions.insert(session, joiner.identity.clone());
+        self.sessions.insert(session, member.identity.clone());
         let incarnation = self.incarnation();
-        let row = self.tables.members.entry(joiner.identity.clone()).or_insert(MemberRow {
+        let row = self.tables.members.entry(member.identity.clone()).or_insert(MemberRow {
             session,
             beat: -1,
             revoked: 0,
-            lease_ms: joiner.lease_ms,
-            grace_ms: joiner.grace_ms,
+            lease_ms: member.lease_ms,
+            grace_ms: member.grace_ms,
             incarnation: incarnation.clone(),
             seen_at: now,
             left_at: None,
@@ -269,7 +281,7 @@ impl Model {
         {
             return refuse(RegisterRefusal::Collision { with: other.clone() });
         }
-        // New on the line of history on which the schema was born: nobody ever led it.
+        // New on the line of history on which the schema was born: no member ever led it.
         let known = self.tables.terms.get(&q.role).copied();
         let is_new = known.is_none() && self.boot.lineage == Lineage::default();
         let fresh = is_new.then_some(incarnation);
@@ -392,11 +404,12 @@ impl Model {
         }
         let debtor = r.debtor.as_ref().and_then(|debtor| self.tables.members.get(debtor));
         // In this incarnation no write was lost, so the debtor's own lease is known; otherwise the
-        // debtor may have been any member that ever registered.
+        // debtor may have been any member that ever registered, or a member whose registration was lost.
         let lease = if r.debtor.is_some() && acted_here {
             r.debtor_lease_ms
         } else {
-            r.debtor_lease_ms.max(Some(r.lease_ms)).max(debtor.map(|d| d.lease_ms))
+            let known = r.debtor_lease_ms.max(Some(r.lease_ms)).max(debtor.map(|d| d.lease_ms));
+            known.max(self.longest_unregistered(&incarnation))
         };
         let debt = Debt {
             beat: debtor.map(|d| d.beat),
@@ -405,6 +418,18 @@ impl Model {
             waited: Duration::from_millis(waited_ms),
         };
         Claim::Won(Won { epoch: won, holder, debt: (!paid).then_some(debt) })
+    }
+
+    /// The longest lease of the members that sat here in another incarnation and are candidates for
+    /// nothing: a failover may have lost their registration.
+    fn longest_unregistered(&self, incarnation: &str) -> Option<u64> {
+        let is_candidate = |member: &str| self.tables.candidates.keys().any(|(_, of)| of == member);
+        let unregistered = self
+            .tables
+            .members
+            .iter()
+            .filter(|(name, row)| row.incarnation != incarnation && !is_candidate(name));
+        unregistered.map(|(_, row)| row.lease_ms).max()
     }
 
     /// The lock is held, and by no member that the row knows of: the next winner owes a wait.
@@ -618,14 +643,5 @@ impl Model {
 
     fn role(&mut self, name: &RoleName) -> &mut RoleRow {
         self.tables.roles.get_mut(name).expect("a role that was read in this transaction")
-    }
-}
-
-/// For [`Joiner`].
-pub fn joiner(identity: &str, lease: &crate::lease::Lease) -> Joiner {
-    Joiner {
-        identity: identity.to_owned(),
-        lease_ms: millis(lease.lease()),
-        grace_ms: millis(lease.reconnect_grace().unwrap_or_default()),
     }
 }

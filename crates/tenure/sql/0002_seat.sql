@@ -288,9 +288,12 @@ begin atomic
                           then (select lineage from tenure.origin) else r.lineage end
                  then split_part(m.incarnation, '/', 2)::integer end),
         -- In this incarnation no write was lost, so the debtor's own lease is known; otherwise the
-        -- debtor may have been any member that ever registered.
+        -- debtor may have been any member that ever registered, or a member whose registration was lost:
+        -- one that sat here in another incarnation, and is a candidate for nothing.
         case when r.debtor is not null and r.acted_in = m.incarnation then r.debtor_lease_ms
-             else greatest(r.debtor_lease_ms, r.lease_ms, d.lease_ms) end,
+             else greatest(r.debtor_lease_ms, r.lease_ms, d.lease_ms, (
+                 select max(o.lease_ms) from tenure.member o where o.incarnation <> m.incarnation
+                     and not exists (select from tenure.candidate c where c.member = o.identity))) end,
         w.waits_for, case when r.waited_for = w.waits_for then r.waited_ms else 0 end
     from (select d.identity || ' ' || d.beat || ' ' || m.incarnation as waits_for) w;
 end;

@@ -15,11 +15,12 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use tenure_connect::line::Heard;
+use tenure_connect::line::Unasked;
 use tenure_core::clock::{Clock, Tick};
-use tenure_core::engine::{Engine, Output};
+use tenure_core::engine::{Engine, Lost, Output};
 use tenure_core::key::{LockKey, RoleName};
 use tenure_core::lifecycle::{Input, LockState, Notice};
+use tenure_core::protocol::TermRow;
 use tenure_core::retry::RetryStrategy;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::sleep;
@@ -164,7 +165,7 @@ impl<D: Database> Driver<D> {
         match event {
             Event::Session(SessionEvent::Done(Ok(done))) => self.engine.done(done, now),
             Event::Session(SessionEvent::Done(Err(error))) => self.seat_lost(&error, now),
-            Event::Session(SessionEvent::Heard(heard)) => self.heard(heard, now),
+            Event::Session(SessionEvent::Unasked(heard)) => self.heard(heard, now),
             Event::Connected(taken) => self.connected(taken, now),
             Event::Command(Some(command)) => {
                 self.command(command, now);
@@ -267,12 +268,12 @@ impl<D: Database> Driver<D> {
 
     /// Takes in what the seat heard, and what it heard since: a turn looks at every role, and a
     /// release of a thousand roles is told a thousand times.
-    fn heard(&mut self, first: Option<Heard>, now: Tick) {
+    fn heard(&mut self, first: Option<Unasked>, now: Tick) {
         let (mut next, mut look_again) = (first, false);
         for _ in 0..HEARD_AT_ONCE {
             match next {
-                Some(Heard::Notification { channel, .. }) if channel != self.profile.channel => {}
-                Some(Heard::Notification { payload, .. }) => {
+                Some(Unasked::Notification { channel, .. }) if channel != self.profile.channel => {}
+                Some(Unasked::Notification { payload, .. }) => {
                     if payload.starts_with(&call_sign(&self.profile)) {
                         self.calls.awaited.take_if(|(call, _)| *call == payload);
                         self.calls.heard = payload;
@@ -282,7 +283,7 @@ impl<D: Database> Driver<D> {
                         self.engine.notified("", now);
                     }
                 }
-                Some(Heard::Closed(error)) => self.seat_closed(&error, now),
+                Some(Unasked::Closed(error)) => self.seat_closed(&error, now),
                 None => self.seat_lost("the reader of the session ended", now),
             }
             let Some(heard) = self.session.as_mut().and_then(Session::try_heard) else { break };
@@ -342,13 +343,8 @@ impl<D: Database> Driver<D> {
 
     /// Returns the session that was there, and whether it had lasted.
     fn drop_seat(&mut self, error: &str, now: Tick) -> Option<(Session<D::Seat>, bool)> {
-        let (held, first) = match &self.session {
-            Some(_) => self.roles.held(&self.engine),
-            None => (0, None),
-        };
-        let first = first.map(|(role, key, epoch)| (role.clone(), key, epoch));
         // The gate closes first; the socket goes with the seat and the round trip on it.
-        self.engine.seat_lost(error, now);
+        let Lost { terms: held, first } = self.engine.seat_lost(error, now);
         let session = self.session.take()?;
         let lasted = now.saturating_since(session.since) >= self.profile.lease.lease();
         if lasted {
@@ -361,7 +357,7 @@ impl<D: Database> Driver<D> {
         metrics::connected(false);
         let member = &self.profile.identity;
         match first {
-            Some((role, key, epoch)) => tracing::warn!(
+            Some(TermRow { role, key, epoch }) => tracing::warn!(
                 %member, held, %role, %key, epoch = epoch.get(), error, "the seat is lost: {error}"
             ),
             None => tracing::warn!(%member, held, error, "the seat is lost: {error}"),

@@ -40,7 +40,7 @@ use tenure_core::engine::Engine;
 use tenure_core::identity::Identity;
 use tenure_core::key::RoleName;
 use tenure_core::lease::{Lease, LeaseError, LeaseSpec};
-use tenure_core::model::joiner;
+use tenure_core::model::MemberSpec;
 use tenure_core::retry::ExponentialBackoff;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -125,8 +125,8 @@ impl MemoryGroup {
             lock_only: false,
             roles: 1,
         };
-        let joiner = joiner(&name, &lease);
-        let database = MemoryDatabase { shared: self.shared.clone(), joiner };
+        let spec = MemberSpec::new(&name, &lease);
+        let database = MemoryDatabase { shared: self.shared.clone(), spec };
         let random = Box::new(rand::random::<f64>);
         let engine = Engine::new(lease, lease.lease(), None, false, random);
         let (commands, inbox) = mpsc::unbounded_channel();

@@ -22,7 +22,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::config::Config;
 use crate::connect::Connector;
 use crate::error::TenureError;
-use crate::line::{Heard, Line, LineError};
+use crate::line::{Line, LineError, Unasked};
 use crate::schema::SCHEMA;
 use crate::seat::settings;
 use crate::sql::{identifier, literal};
@@ -231,7 +231,7 @@ pub struct Lowered {
 /// A session for questions and orders.
 pub struct Operator {
     line: Line,
-    hears: mpsc::UnboundedReceiver<Heard>,
+    hears: mpsc::UnboundedReceiver<Unasked>,
     channel: String,
     deadline: Duration,
     lease: Lease,

@@ -90,7 +90,7 @@ impl Postgres {
         talk: impl AsyncFnOnce(&Line) -> Result<T, LineError>,
     ) -> Result<T, TenureError> {
         let lease = &self.profile.lease;
-        let name = format!("tenure aside {}", self.profile.identity);
+        let name = format!("tenure beside {}", self.profile.identity);
         let session = self.connector.connect(&name, lease.lease()).await?;
         let line = Line::new(session, mpsc::unbounded_channel().0);
         let deadline = lease.statement_deadline();
@@ -171,7 +171,7 @@ impl Database for Postgres {
     }
 
     async fn close(&self, seat: Seat) {
-        seat.stand_up().await;
+        seat.close().await;
     }
 
     async fn watch(&self, watch: Watch) {

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use crate::config::Config;
 use crate::connect::{Connector, Remedy};
 use crate::error::TenureError;
-use crate::line::{Heard, Line, LineError};
+use crate::line::{Line, LineError, Unasked};
 use crate::schema::{self, SCHEMA};
 use crate::seat::{Profile, settings};
 use crate::sql::{identifier, literal};
@@ -407,7 +407,7 @@ impl Look<'_> {
         &self,
         one: &Line,
         two: &Line,
-        hears: &mut mpsc::UnboundedReceiver<Heard>,
+        hears: &mut mpsc::UnboundedReceiver<Unasked>,
         report: &mut Report,
     ) -> Result<(), Stop> {
         let wanted = format!("tenure_probe_{:016x}", rand::random::<u64>());
@@ -415,7 +415,7 @@ impl Look<'_> {
         two.ask(&format!("select pg_notify({}, '')", literal(&wanted)), self.deadline).await?;
         let arrived = timeout(self.deadline, async {
             while let Some(heard) = hears.recv().await {
-                if matches!(heard, Heard::Notification { channel, .. } if channel == wanted) {
+                if matches!(heard, Unasked::Notification { channel, .. } if channel == wanted) {
                     return true;
                 }
             }

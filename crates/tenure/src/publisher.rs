@@ -43,7 +43,7 @@ pub struct Event {
 
 /// What a role looks like from outside.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct View {
+pub(crate) struct RoleView {
     pub(crate) state: LockState,
     pub(crate) leading: LeaderStateChanged,
 }
@@ -62,7 +62,7 @@ pub(crate) struct Publisher {
     pub(crate) name: RoleName,
     pub(crate) key: LockKey,
     pub(crate) gate: LeaderGate,
-    view: Mutex<View>,
+    view: Mutex<RoleView>,
     /// Wakes the tasks that wait for another view, or for a gate that opens.
     changed: Notify,
     leading: OnceLock<watch::Sender<LeaderStateChanged>>,
@@ -86,7 +86,7 @@ impl Publisher {
             name,
             key,
             gate,
-            view: Mutex::new(View {
+            view: Mutex::new(RoleView {
                 state: LockState::Stopped,
                 leading: LeaderStateChanged::new(false, None),
             }),
@@ -99,7 +99,7 @@ impl Publisher {
         })
     }
 
-    pub(crate) fn view(&self) -> View {
+    pub(crate) fn view(&self) -> RoleView {
         *self.view.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -110,7 +110,7 @@ impl Publisher {
     }
 
     /// Waits for such a view. Cancel-safe.
-    pub(crate) async fn until(&self, so: impl Fn(View) -> bool) {
+    pub(crate) async fn until(&self, so: impl Fn(RoleView) -> bool) {
         loop {
             let changed = self.changed();
             if so(self.view()) {
@@ -153,7 +153,7 @@ impl Publisher {
     }
 
     /// Tells subscribers and callbacks, without waiting for any of them.
-    pub(crate) fn tell(&self, notice: Notice, at: Tick) {
+    pub(crate) fn publish(&self, notice: Notice, at: Tick) {
         if let Notice::StateChange { to, .. } = &notice {
             self.set_state(*to);
         }

@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 
 use crate::connect::Session;
 use crate::connect::dsn::Host;
-use crate::line::{Heard, Line, LineError};
+use crate::line::{Line, LineError, Unasked};
 use crate::sql::{identifier, json, literal};
 
 /// The member as its sessions know it.
@@ -49,7 +49,7 @@ impl Seat {
     /// Takes a seat on a fresh session: pins its settings, listens, joins.
     pub(crate) async fn take(
         session: Session,
-        heard: mpsc::UnboundedSender<Heard>,
+        heard: mpsc::UnboundedSender<Unasked>,
         profile: Profile,
         seat_token: &str,
     ) -> Result<(Self, Seated), LineError> {
@@ -306,7 +306,7 @@ impl Seat {
     }
 
     /// Closes the session in good order.
-    pub(crate) async fn stand_up(self) {
+    pub(crate) async fn close(self) {
         let deadline = self.deadline;
         self.line.hang_up(deadline).await;
     }

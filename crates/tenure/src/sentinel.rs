@@ -2,8 +2,8 @@
 //!
 //! Members form a ring by identity; each watches the next. A wait is bounded by less than one
 //! heartbeat interval, so no snapshot of ours is ever older than that, and it ends the moment the
-//! watched session does. Then the sentinel tells its member, records the death, tells the group,
-//! and moves on to the next in the ring. A hint only: the repair poll bounds what it misses.
+//! watched session does, which tells the group. Then the sentinel tells its member, records the death, tells
+//! the group once more, and moves on to the next in the ring. A hint only: the repair poll bounds what it misses.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -134,7 +134,8 @@ impl Sentinel {
         deadline: Duration,
     ) -> Result<usize, LineError> {
         let me = literal(self.profile.identity.as_str());
-        let ask = format!("select tenure.await_death({me}, {})", millis(wait));
+        let channel = literal(&self.profile.channel);
+        let ask = format!("select tenure.await_death({me}, {}, {channel})", millis(wait));
         let Some(answer) = line.ask(&ask, wait + deadline).await? else {
             // Alone. `notified` is cancel-safe; a permit that was stored wakes us at once.
             let _ = tokio::time::timeout(wait, self.watch.look_again.notified()).await;
@@ -147,8 +148,9 @@ impl Sentinel {
         let _ = self.watch.events.send(SentinelEvent::Died(identity.clone()));
         let record = format!("select tenure.record_death({}, {key})", literal(&identity));
         if line.ask(&record, deadline).await?.as_deref() == Some("t") {
-            // In a transaction that writes nothing: NOTIFY takes a cluster-wide lock at commit.
-            let tell = format!("select pg_notify({}, '')", literal(&self.profile.channel));
+            // Once more: until it was recorded, a member may have yielded to the dead one. In a transaction
+            // that writes nothing: NOTIFY takes a cluster-wide lock at commit.
+            let tell = format!("select pg_notify({channel}, '')");
             line.ask(&tell, deadline).await?;
         }
         Ok(members)

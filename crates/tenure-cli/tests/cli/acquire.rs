@@ -37,6 +37,29 @@ async fn a_role_that_is_held_is_one_at_once_and_after_the_wait() {
 }
 
 #[tokio::test]
+async fn a_server_that_takes_the_session_and_never_answers_is_waited_for_no_longer_than_asked() {
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let port = silent.local_addr().expect("bound").port();
+    // Every session is taken, kept, and left without a word.
+    let takes = tokio::spawn(async move {
+        let mut kept = Vec::new();
+        while let Ok(taken) = silent.accept().await {
+            kept.push(taken);
+        }
+    });
+    let dsn = format!("postgresql://u@127.0.0.1:{port}/d?sslmode=disable");
+    let begun = std::time::Instant::now();
+    let timings = ["--heartbeat", "300ms", "--lease", "2500ms"];
+    let acquire = ["acquire", "--role", "r", "--wait", "300ms", "--dsn", &dsn];
+    let output = ends(&[&acquire[..], &timings].concat()).await;
+    assert_eq!(code(&output), 5, "{}", stderr(&output));
+    // The lease and its margin are 3 s. Without that bound the session and the registration are waited for one
+    // after the other, which takes 6.5 s.
+    assert!(begun.elapsed().as_millis() < 5500, "{:?}", begun.elapsed());
+    takes.abort();
+}
+
+#[tokio::test]
 async fn a_wait_ends_when_the_role_becomes_free() {
     let database = database().await;
     let dsn = database.dsn();

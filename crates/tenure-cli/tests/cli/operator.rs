@@ -157,7 +157,7 @@ async fn step_down_without_a_successor_says_so() {
     let mut one = member(&["--role", "r", "--dsn", &dsn]);
     event(&mut one, "acquired").await;
     let output = ends(&["step-down", "--role", "r", "--timeout", "300ms", "--dsn", &dsn]).await;
-    refuses(&output, 1, "nobody leads it");
+    refuses(&output, 1, "no member leads it");
 }
 
 #[tokio::test]
@@ -187,6 +187,16 @@ async fn release_needs_force_and_is_recorded() {
     let client = database.client().await.expect("a session");
     let sql = "select count(*) from tenure.event where kind = 'force_release' and detail like 'asked by operator%'";
     assert_eq!(client.query_one(sql, &[]).await.expect("a row").get::<_, i64>(0), 1);
+}
+
+#[tokio::test]
+async fn a_forced_release_of_a_role_that_no_session_holds_promises_no_wait() {
+    let database = database().await;
+    let dsn = database.dsn();
+    assert_eq!(code(&ends(&["acquire", "--role", "r", "--dsn", &dsn]).await), 0);
+    let output = ends(&["release", "--role", "r", "--force", "--dsn", &dsn]).await;
+    refuses(&output, 1, "no session holds the lock of r");
+    assert_eq!(stdout(&output), "");
 }
 
 #[tokio::test]

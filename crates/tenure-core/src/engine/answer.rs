@@ -21,7 +21,17 @@ impl Engine {
     /// What became of the round trip that `next_op` handed out.
     pub fn done(&mut self, done: Done, now: Tick) {
         let Some(InFlight { op, sent }) = self.in_flight.take() else { return };
-        self.renew(sent);
+        self.last_beat = Some(sent);
+        // The gate closes first: what is gone is not renewed, and a gate whose deadline has passed does not
+        // open again, not even for an instant.
+        if let Done::Inspected(gone) = &done {
+            for name in gone {
+                self.input(name, Input::EpochMoved, now);
+            }
+        }
+        if !self.is_doubtful(&done) {
+            self.renew(sent);
+        }
         if matches!(op, Op::Beat | Op::Inspect(_)) {
             // Other round trips prove as much, but only these bring orders and others' beats. One
             // that was called for meanwhile stays called for.
@@ -68,7 +78,7 @@ impl Engine {
                 }
             }
             (Done::Beaten(beaten), _) => self.beaten(beaten, now),
-            (Done::Inspected(gone), _) => self.inspected(gone, now),
+            (Done::Inspected(_), _) => self.inspected(now),
             (Done::Released, Op::Release(rows)) => {
                 for row in rows {
                     if let Some(role) = self.roles.get_mut(&row.term.role) {
@@ -87,7 +97,6 @@ impl Engine {
     fn renew(&mut self, sent: Tick) {
         let lease_until = self.context.lease.gate_deadline(sent);
         self.context.lease_until = lease_until;
-        self.last_beat = Some(sent);
         for role in self.roles.values_mut() {
             if let Some(epoch) = role.life.epoch() {
                 role.keeper.extend(epoch, lease_until);
@@ -96,10 +105,24 @@ impl Engine {
         self.context.outputs.push_back(Output::Renewed);
     }
 
-    fn inspected(&mut self, gone: Vec<RoleName>, now: Tick) {
-        for name in gone {
-            self.input(&name, Input::EpochMoved, now);
+    /// Something we held was taken: which gate may be renewed is known once everything was looked at.
+    fn is_doubtful(&self, done: &Done) -> bool {
+        match (done, &self.context.up) {
+            (Done::Beaten(beaten), Some(up)) => beaten.revoked != up.revoked,
+            (
+                Done::Beaten(_)
+                | Done::Registered(_)
+                | Done::Claimed(_)
+                | Done::MarkedActing(_)
+                | Done::Inspected(_)
+                | Done::Released
+                | Done::LeftSeat,
+                _,
+            ) => false,
         }
+    }
+
+    fn inspected(&mut self, now: Tick) {
         // Lock and epoch are confirmed: a gate that was shut for lateness opens again.
         if now < self.context.lease_until {
             self.late = false;

@@ -112,7 +112,7 @@ impl Role {
     }
 
     /// The term, if the lock is held and wanted.
-    fn held(&self) -> Option<TermRow> {
+    pub(super) fn held(&self) -> Option<TermRow> {
         match self.life.state() {
             LockState::Leader | LockState::Acquiring => Some(self.term(self.life.epoch()?)),
             LockState::Stopped

@@ -247,3 +247,55 @@ fn members_that_beat_no_more_are_forgotten() {
     }
     assert!(stage.engine.context.peers.len() <= 60, "{}", stage.engine.context.peers.len());
 }
+
+/// A leader whose next round trip is an inspection.
+fn inspecting() -> Stage {
+    let mut stage = Stage::claiming();
+    stage.claimed(&Claim::Won(Won { epoch: Epoch(1), holder: None, debt: None }));
+    assert_eq!(stage.gate.epoch(), Some(Epoch(1)));
+    while stage.engine.next_output().is_some() {}
+    stage.now = stage.now + Duration::from_secs(1);
+    if let Some(up) = &mut stage.engine.context.up {
+        up.inspect_at(stage.now);
+    }
+    assert!(matches!(stage.engine.next_op(stage.now), Some(Op::Inspect(_))));
+    stage
+}
+
+#[test]
+fn the_gate_of_a_term_that_is_gone_shuts_before_the_others_are_renewed() {
+    let mut stage = inspecting();
+    let gone = vec![stage.role.clone()];
+    stage.engine.done(Done::Inspected(gone), stage.now);
+    assert_eq!(stage.gate.epoch(), None);
+    let outputs: Vec<Output> = std::iter::from_fn(|| stage.engine.next_output()).collect();
+    let at = |wanted: fn(&Output) -> bool| outputs.iter().position(wanted).expect("it was said");
+    let shut = at(|output| matches!(output, Output::Gate(_, None)));
+    let renewed = at(|output| matches!(output, Output::Renewed));
+    assert!(shut < renewed, "{outputs:?}");
+}
+
+#[test]
+fn a_beat_that_tells_of_a_lost_term_renews_nothing_until_everything_was_looked_at() {
+    let mut stage = Stage::claiming();
+    stage.claimed(&Claim::Won(Won { epoch: Epoch(1), holder: None, debt: None }));
+    let deadline = |stage: &Stage| stage.gate.peek().expect("it leads").deadline();
+    let before = deadline(&stage);
+    stage.wait();
+    assert!(matches!(stage.engine.next_op(stage.now), Some(Op::Beat)));
+    let beaten = Beaten { revoked: 1, others: None, orders: None };
+    stage.engine.done(Done::Beaten(beaten), stage.now);
+    assert_eq!(deadline(&stage), before);
+    assert!(matches!(stage.engine.next_op(stage.now), Some(Op::Inspect(_))), "it looks at once");
+    stage.engine.done(Done::Inspected(Vec::new()), stage.now);
+    assert!(deadline(&stage) > before);
+}
+
+#[test]
+fn a_lost_seat_tells_what_was_held_once_every_gate_is_shut() {
+    let mut stage = Stage::claiming();
+    stage.claimed(&Claim::Won(Won { epoch: Epoch(1), holder: None, debt: None }));
+    let lost = stage.engine.seat_lost("gone", stage.now);
+    assert_eq!(stage.gate.epoch(), None);
+    assert_eq!((lost.terms, lost.first.map(|term| term.epoch)), (1, Some(Epoch(1))));
+}

@@ -5,8 +5,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use tenure_core::clock::Tick;
-use tenure_core::key::RoleName;
-use tenure_core::model::{Joiner, Model, SessionId, Tables, Told};
+use tenure_core::model::{MemberSpec, Model, SessionId, Tables, Told};
 use tenure_core::protocol::{Done, Op, ReleaseRow, Seated};
 
 use super::mistake::Mistake;
@@ -25,7 +24,7 @@ struct Version {
 pub(super) struct Database {
     model: Model,
     mistake: Option<Mistake>,
-    /// No failover loses a registration that raised a role's lease.
+    /// No failover loses that a member took its seat, and with it which lease it has.
     keeps_leases: bool,
     /// The last commits, the newest last.
     past: VecDeque<Version>,
@@ -46,8 +45,8 @@ impl Database {
         self.model.take_told()
     }
 
-    pub(super) fn take_seat(&mut self, joiner: &Joiner, now: Tick) -> (SessionId, Seated) {
-        let taken = self.model.take_seat(joiner, now);
+    pub(super) fn take_seat(&mut self, spec: &MemberSpec, now: Tick) -> (SessionId, Seated) {
+        let taken = self.model.take_seat(spec, now);
         self.commit(true, now);
         taken
     }
@@ -159,6 +158,6 @@ impl Database {
     }
 }
 
-fn leases(version: &Version) -> Vec<(&RoleName, u64)> {
-    version.tables.roles.iter().map(|(name, role)| (name, role.lease_ms)).collect()
+fn leases(version: &Version) -> Vec<(&String, u64)> {
+    version.tables.members.iter().map(|(name, member)| (name, member.lease_ms)).collect()
 }

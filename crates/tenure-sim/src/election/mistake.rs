@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tenure_core::clock::Tick;
-use tenure_core::epoch::next_epoch;
+use tenure_core::epoch::{Epoch, next_epoch};
 use tenure_core::key::RoleName;
 use tenure_core::model::{Model, RoleRow, Tables};
 use tenure_core::protocol::{Claim, Claimed, Debt, Done, Op, Won};
@@ -38,11 +38,15 @@ pub enum Mistake {
     OldSightings,
     /// The margin is below the drift of the clocks.
     NarrowMargin,
+    /// After a failover only the leases of registrations that survived it are waited out.
+    OnlyRegisteredLeases,
+    /// What claimants waited for an earlier beat of the debtor counts for a later one too.
+    CreditForAnyBeat,
 }
 
 impl Mistake {
     /// Every mistake there is.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 13] = [
         Self::IgnoreTheDebt,
         Self::DebtMovesWithTheClaim,
         Self::ForgetTheLease,
@@ -54,6 +58,8 @@ impl Mistake {
         Self::QuietMark,
         Self::OldSightings,
         Self::NarrowMargin,
+        Self::OnlyRegisteredLeases,
+        Self::CreditForAnyBeat,
     ];
 
     /// The name in the file of seeds.
@@ -71,6 +77,8 @@ impl Mistake {
             Self::QuietMark => "quiet-mark",
             Self::OldSightings => "old-sightings",
             Self::NarrowMargin => "narrow-margin",
+            Self::OnlyRegisteredLeases => "only-registered-leases",
+            Self::CreditForAnyBeat => "credit-for-any-beat",
         }
     }
 
@@ -88,19 +96,38 @@ impl Mistake {
     /// Alters the rows before a statement of `me` reads them.
     pub(super) fn before(self, model: &mut Model, me: &str, op: &Op) {
         let (incarnation, lineage) = (model.incarnation(), model.lineage());
-        let roles = &mut model.tables.roles;
-        match (self, op) {
-            (Self::OneGeneration, Op::Claim { rows, .. }) => {
+        let Tables { roles, members, .. } = &mut model.tables;
+        match op {
+            Op::Claim { rows, .. } => {
                 for row in rows {
-                    alter(roles, &row.role, |role| role.lineage = Some(lineage));
+                    alter(roles, &row.role, |role| match self {
+                        Self::OneGeneration => role.lineage = Some(lineage),
+                        Self::KeepInAnyIncarnation if row.keep.is_some() => {
+                            role.held_in = Some(incarnation.clone());
+                        }
+                        Self::CreditForAnyBeat if role.waited_ms > 0 => {
+                            let debtor = role.debtor.as_ref();
+                            let debtor = debtor.and_then(|name| members.get_key_value(name));
+                            role.waited_for = debtor.map(|(name, member)| {
+                                format!("{name} {} {incarnation}", member.beat)
+                            });
+                        }
+                        Self::KeepInAnyIncarnation
+                        | Self::CreditForAnyBeat
+                        | Self::IgnoreTheDebt
+                        | Self::DebtMovesWithTheClaim
+                        | Self::ForgetTheLease
+                        | Self::OneIncarnation
+                        | Self::PayInAnyIncarnation
+                        | Self::NextGeneration
+                        | Self::QuietMark
+                        | Self::OldSightings
+                        | Self::NarrowMargin
+                        | Self::OnlyRegisteredLeases => {}
+                    });
                 }
             }
-            (Self::KeepInAnyIncarnation, Op::Claim { rows, .. }) => {
-                for row in rows.iter().filter(|row| row.keep.is_some()) {
-                    alter(roles, &row.role, |role| role.held_in = Some(incarnation.clone()));
-                }
-            }
-            (Self::PayInAnyIncarnation, Op::Release(rows)) => {
+            Op::Release(rows) if self == Self::PayInAnyIncarnation => {
                 for row in rows.iter().filter(|row| row.clean) {
                     alter(roles, &row.term.role, |role| {
                         let ours = role.epoch == row.term.epoch
@@ -112,7 +139,12 @@ impl Mistake {
                     });
                 }
             }
-            _ => {}
+            Op::Release(_)
+            | Op::Register(_)
+            | Op::MarkActing(_)
+            | Op::Beat
+            | Op::Inspect(_)
+            | Op::LeaveSeat => {}
         }
     }
 
@@ -125,37 +157,76 @@ impl Mistake {
         op: &Op,
         done: &mut Done,
     ) {
-        match (self, op, done) {
-            (Self::QuietMark, Op::MarkActing(_), _) => {
+        match (op, done) {
+            (Op::MarkActing(_), _) if self == Self::QuietMark => {
                 model.tables.members.get_mut(me).expect("it was proved").beat -= 1;
             }
-            (_, Op::Claim { rows: asked, .. }, Done::Claimed(claimed)) => {
+            (Op::Claim { rows: asked, .. }, Done::Claimed(claimed)) => {
                 for Claimed { role, claim } in claimed {
                     let Claim::Won(won) = claim else { continue };
                     let seen = asked.iter().find(|row| row.role == *role).map(|row| row.seen);
-                    match self {
-                        Self::IgnoreTheDebt if won.debt.take().is_some() => {
-                            move_debt(model, role, me);
-                        }
-                        Self::DebtMovesWithTheClaim => move_debt(model, role, me),
-                        Self::ForgetTheLease => {
-                            if let Some(debt) = &mut won.debt {
-                                debt.lease = None;
-                            }
-                        }
-                        Self::NextGeneration => {
-                            let old = &before.roles[role];
-                            let moved = old.lineage.unwrap_or_default() != model.lineage();
-                            let seen = seen.expect("an answer belongs to its question");
-                            let epoch = next_epoch(old.epoch, seen, moved.then_some(1));
-                            won.epoch = epoch;
-                            alter(&mut model.tables.roles, role, |role| role.epoch = epoch);
-                        }
-                        _ => {}
-                    }
+                    let seen = seen.expect("an answer belongs to its question");
+                    self.after_win(model, before, me, role, seen, won);
                 }
             }
-            _ => {}
+            (
+                Op::Claim { .. }
+                | Op::MarkActing(_)
+                | Op::Register(_)
+                | Op::Beat
+                | Op::Inspect(_)
+                | Op::Release(_)
+                | Op::LeaveSeat,
+                _,
+            ) => {}
+        }
+    }
+
+    fn after_win(
+        self,
+        model: &mut Model,
+        before: &Tables,
+        me: &str,
+        role: &RoleName,
+        seen: Epoch,
+        won: &mut Won,
+    ) {
+        let old = &before.roles[role];
+        match self {
+            Self::IgnoreTheDebt => {
+                if won.debt.take().is_some() {
+                    move_debt(model, role, me);
+                }
+            }
+            Self::DebtMovesWithTheClaim => move_debt(model, role, me),
+            Self::ForgetTheLease => {
+                if let Some(debt) = &mut won.debt {
+                    debt.lease = None;
+                }
+            }
+            Self::NextGeneration => {
+                let moved = old.lineage.unwrap_or_default() != model.lineage();
+                let epoch = next_epoch(old.epoch, seen, moved.then_some(1));
+                won.epoch = epoch;
+                alter(&mut model.tables.roles, role, |role| role.epoch = epoch);
+            }
+            Self::OnlyRegisteredLeases => {
+                if let Some(debt) = &mut won.debt {
+                    let debtor = old.debtor.as_ref().and_then(|name| before.members.get(name));
+                    let known =
+                        [old.debtor_lease_ms, Some(old.lease_ms), debtor.map(|d| d.lease_ms)];
+                    let longest = known.into_iter().flatten().max().map(Duration::from_millis);
+                    debt.lease = debt.lease.min(longest);
+                }
+            }
+            Self::OneIncarnation
+            | Self::PayInAnyIncarnation
+            | Self::KeepInAnyIncarnation
+            | Self::OneGeneration
+            | Self::QuietMark
+            | Self::OldSightings
+            | Self::NarrowMargin
+            | Self::CreditForAnyBeat => {}
         }
     }
 

@@ -13,7 +13,7 @@ use tenure_core::identity::Identity;
 use tenure_core::key::RoleName;
 use tenure_core::lease::{Lease, LeaseSpec, TakeoverPolicy};
 use tenure_core::lifecycle::{Input, Lifecycle, LifecycleOptions, LockState};
-use tenure_core::model::{Joiner, SessionId, joiner};
+use tenure_core::model::{MemberSpec, SessionId};
 use tenure_core::protocol::{Done, Op, ReleaseRow, Seated};
 use tenure_core::retry::FixedInterval;
 
@@ -76,7 +76,7 @@ enum Conn {
 
 pub(super) struct Node {
     identity: String,
-    joiner: Joiner,
+    spec: MemberSpec,
     engine: Engine,
     /// With that mistake: what this member remembers of its earlier sessions.
     sightings: Option<OldSightings>,
@@ -160,7 +160,7 @@ impl World {
             verdict: Verdict::default(),
             random,
         };
-        // Members with different leases need registrations that survive a failover: docs/safety.md.
+        // Members with different leases need seats that survive a failover: docs/safety.md.
         world.database = Database::new(mistake, world.mixed);
         for index in 0..world.random.random_range(3..=5) {
             let node = world.node(index);
@@ -219,7 +219,7 @@ impl World {
             roles.push((name, gate));
         }
         Node {
-            joiner: joiner(identity.as_str(), &lease),
+            spec: MemberSpec::new(identity.as_str(), &lease),
             identity: identity.as_str().to_owned(),
             engine,
             sightings: self.mistake.and_then(Mistake::sightings),
@@ -486,9 +486,9 @@ impl World {
         if !self.server_is_up {
             return;
         }
-        let joiner = self.nodes[index].joiner.clone();
+        let spec = self.nodes[index].spec.clone();
         let now = self.server_now();
-        let (session, seated) = self.database.take_seat(&joiner, now);
+        let (session, seated) = self.database.take_seat(&spec, now);
         self.heard(session, index);
         let delay = self.delay();
         if self.nodes[index].link.down {

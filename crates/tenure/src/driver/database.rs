@@ -4,7 +4,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tenure_connect::line::Heard;
+use tenure_connect::line::Unasked;
 use tenure_core::key::{LockKey, RoleName};
 use tenure_core::protocol::{Done, Op, Seated};
 use tokio::sync::{Notify, mpsc, watch};
@@ -43,7 +43,7 @@ pub(crate) trait Database: Send + Sync + 'static {
 pub(crate) struct Taken<S> {
     pub(crate) seat: S,
     pub(crate) seated: Seated,
-    pub(crate) heard: mpsc::UnboundedReceiver<Heard>,
+    pub(crate) heard: mpsc::UnboundedReceiver<Unasked>,
 }
 
 /// What a sentinel is given.

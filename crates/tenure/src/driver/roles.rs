@@ -76,7 +76,7 @@ impl Roles {
         let Some(role) = self.0.get_mut(name) else { return };
         let result = result.map_err(|why| TenureError::Registration { role: name.clone(), why });
         if let Err(error) = &result {
-            role.publisher.tell(Notice::Error(error.to_string()), now);
+            role.publisher.publish(Notice::Error(error.to_string()), now);
         }
         for waiting in role.starts.drain(..) {
             let _ = waiting.send(result.clone());
@@ -118,7 +118,7 @@ impl Roles {
         if matches!(notice, Notice::Stopped) {
             publisher.set_leading(None);
         }
-        publisher.tell(notice, now);
+        publisher.publish(notice, now);
     }
 
     pub(super) fn gate(&mut self, name: &RoleName, epoch: Option<Epoch>) {
@@ -128,21 +128,6 @@ impl Roles {
         if epoch.is_some() {
             role.obstacle = None;
         }
-    }
-
-    /// How many terms this member holds, and the first of them: its role, key and epoch.
-    pub(super) fn held<'a>(
-        &'a self,
-        engine: &Engine,
-    ) -> (usize, Option<(&'a RoleName, LockKey, Epoch)>) {
-        let mut held = self.0.iter().filter_map(|(name, role)| match engine.state(name) {
-            Some((LockState::Leader | LockState::Acquiring, Some(epoch))) => {
-                Some((name, role.publisher.key, epoch))
-            }
-            Some(_) | None => None,
-        });
-        let first = held.next();
-        (held.count() + usize::from(first.is_some()), first)
     }
 
     /// Every open gate has a later deadline.
@@ -158,7 +143,7 @@ impl Roles {
         if role.obstacle.as_ref() == Some(&obstacle) {
             return false;
         }
-        role.publisher.tell(Notice::Error(obstacle.clone()), now);
+        role.publisher.publish(Notice::Error(obstacle.clone()), now);
         role.obstacle = Some(obstacle);
         true
     }

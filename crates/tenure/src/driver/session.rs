@@ -4,7 +4,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use tenure_connect::line::Heard;
+use tenure_connect::line::Unasked;
 use tenure_core::clock::Tick;
 use tenure_core::protocol::Done;
 use tokio::sync::mpsc;
@@ -13,7 +13,7 @@ pub(super) type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 pub(super) struct Session<S> {
     seat: Arc<S>,
-    heard: mpsc::UnboundedReceiver<Heard>,
+    heard: mpsc::UnboundedReceiver<Unasked>,
     op: Option<Boxed<Result<Done, String>>>,
     /// When the seat was taken.
     pub(super) since: Tick,
@@ -24,11 +24,11 @@ pub(super) enum SessionEvent {
     /// The round trip ended.
     Done(Result<Done, String>),
     /// The server said something unasked; nothing: its reader ended.
-    Heard(Option<Heard>),
+    Unasked(Option<Unasked>),
 }
 
 impl<S> Session<S> {
-    pub(super) fn new(seat: S, heard: mpsc::UnboundedReceiver<Heard>, since: Tick) -> Self {
+    pub(super) fn new(seat: S, heard: mpsc::UnboundedReceiver<Unasked>, since: Tick) -> Self {
         Session { seat: Arc::new(seat), heard, op: None, since }
     }
 
@@ -58,12 +58,12 @@ impl<S> Session<S> {
                 self.op = None;
                 SessionEvent::Done(done)
             }
-            heard = self.heard.recv() => SessionEvent::Heard(heard),
+            heard = self.heard.recv() => SessionEvent::Unasked(heard),
         }
     }
 
     /// What has been heard already.
-    pub(super) fn try_heard(&mut self) -> Option<Heard> {
+    pub(super) fn try_heard(&mut self) -> Option<Unasked> {
         self.heard.try_recv().ok()
     }
 

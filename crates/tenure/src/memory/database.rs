@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::future::BoxFuture;
-use tenure_connect::line::Heard;
+use tenure_connect::line::Unasked;
 use tenure_core::clock::{Clock, Tick};
 use tenure_core::key::RoleName;
 use tenure_core::lease::Lease;
-use tenure_core::model::{Joiner, Model, SessionId};
+use tenure_core::model::{MemberSpec, Model, SessionId};
 use tenure_core::protocol::{Done, Op};
 use tokio::sync::mpsc;
 use tokio::time::sleep;
@@ -41,7 +41,7 @@ pub(super) struct Server {
 #[derive(Debug)]
 struct Line {
     member: String,
-    heard: mpsc::UnboundedSender<Heard>,
+    heard: mpsc::UnboundedSender<Unasked>,
 }
 
 impl Shared {
@@ -83,7 +83,7 @@ impl Server {
         if let Some(line) = self.lines.remove(&session)
             && !self.cut.contains(&member)
         {
-            let _ = line.heard.send(Heard::Closed("the server ended the session".to_owned()));
+            let _ = line.heard.send(Unasked::Closed("the server ended the session".to_owned()));
         }
         self.model.record_death(&member, now);
         self.watches.retain(|_, events| !events.is_closed());
@@ -99,7 +99,7 @@ impl Server {
         self.model.restart();
         for (_, line) in std::mem::take(&mut self.lines) {
             if !self.cut.contains(&line.member) {
-                let _ = line.heard.send(Heard::Closed("the server restarts".to_owned()));
+                let _ = line.heard.send(Unasked::Closed("the server restarts".to_owned()));
             }
         }
     }
@@ -111,7 +111,7 @@ impl Server {
                 && !self.cut.contains(&line.member)
             {
                 let (channel, payload) = (CHANNEL.to_owned(), told.role.to_string());
-                let _ = line.heard.send(Heard::Notification { channel, payload });
+                let _ = line.heard.send(Unasked::Notification { channel, payload });
             }
         }
     }
@@ -120,7 +120,7 @@ impl Server {
 /// One member's way to the group's database.
 pub(super) struct MemoryDatabase {
     pub(super) shared: Arc<Shared>,
-    pub(super) joiner: Joiner,
+    pub(super) spec: MemberSpec,
 }
 
 /// A seat in memory. Dropping it ends its session, as closing a socket does.
@@ -144,13 +144,13 @@ impl Database for MemoryDatabase {
     type Seat = MemorySeat;
 
     async fn take_seat(&self) -> Result<Taken<MemorySeat>, TenureError> {
-        let member = self.joiner.identity.clone();
+        let member = self.spec.identity.clone();
         let now = self.shared.clock.now();
         let mut server = self.shared.server();
         if server.cut.contains(&member) {
             return Err(TenureError::Session("the database cannot be reached".to_owned()));
         }
-        let (session, seated) = server.model.take_seat(&self.joiner, now);
+        let (session, seated) = server.model.take_seat(&self.spec, now);
         // Its own old session ended with this.
         server.lines.retain(|_, line| line.member != member);
         let (sender, heard) = mpsc::unbounded_channel();
@@ -187,7 +187,7 @@ impl Database for MemoryDatabase {
     }
 
     async fn watch(&self, watch: Watch) {
-        let member = self.joiner.identity.clone();
+        let member = self.spec.identity.clone();
         self.shared.server().watches.insert(member, watch.events);
         std::future::pending().await
     }
@@ -199,8 +199,8 @@ impl Database for MemoryDatabase {
 
     async fn preempt(&self, role: RoleName) {
         let mut server = self.shared.server();
-        if !server.cut.contains(&self.joiner.identity) {
-            server.model.preempt(&role, &self.joiner.identity);
+        if !server.cut.contains(&self.spec.identity) {
+            server.model.preempt(&role, &self.spec.identity);
             server.deliver();
         }
     }

@@ -24,7 +24,7 @@ async fn a_step_down_of_the_most_preferred_hands_over_at_once() {
 
 /// A role that one member stopped, while it stays for others, is no reason to yield.
 #[tokio::test]
-async fn a_stopped_candidate_delays_nobody() {
+async fn a_stopped_candidate_delays_no_other() {
     let database = database().await;
     let stays = start(
         config(&database).role(RoleSpec::named("r").priority(10)).role(RoleSpec::named("other")),

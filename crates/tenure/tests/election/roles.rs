@@ -129,7 +129,7 @@ async fn an_observer_watches_and_never_leads() {
 }
 
 #[tokio::test]
-async fn the_higher_priority_wins_the_race_but_pre_empts_nobody() {
+async fn the_higher_priority_wins_the_race_but_pre_empts_no_leader() {
     let database = database().await;
     let (a, first) = leader(&database, "r").await;
     let (b, low) = candidate(&database, RoleSpec::named("r")).await;
@@ -157,7 +157,7 @@ async fn a_higher_priority_pre_empts_if_it_is_told_to() {
 }
 
 #[tokio::test]
-async fn who_is_not_ready_leads_only_if_nobody_ready_is_there() {
+async fn a_member_that_is_not_ready_leads_only_if_no_ready_one_is_there() {
     let database = database().await;
     let (a, first) = leader(&database, "r").await;
     let (b, unready) = candidate(&database, RoleSpec::named("r")).await;
@@ -176,7 +176,7 @@ async fn who_is_not_ready_leads_only_if_nobody_ready_is_there() {
 }
 
 #[tokio::test]
-async fn a_paused_role_drains_and_nobody_claims_it_until_it_is_resumed() {
+async fn a_paused_role_drains_and_no_member_claims_it_until_it_is_resumed() {
     let database = database().await;
     let (a, first) = leader(&database, "r").await;
     let (b, second) = candidate(&database, RoleSpec::named("r")).await;
@@ -338,7 +338,7 @@ async fn an_act_that_outlives_the_drain_makes_the_successor_wait_out_the_lease()
 }
 
 #[tokio::test]
-async fn a_lost_session_within_the_grace_keeps_its_epoch_and_tells_nobody() {
+async fn a_lost_session_within_the_grace_keeps_its_epoch_and_is_not_told() {
     let database = database().await;
     let member =
         start(config(&database).reconnect_grace(Duration::from_secs(5)).role(RoleSpec::named("r")))

@@ -75,9 +75,9 @@ async fn a_hung_database_shuts_every_gate_and_one_opens_when_it_is_back() {
     broken("hung database", How::Hang, false).await;
 }
 
-/// Nothing can be asked, so nobody leads; and who comes back up finds its way by itself.
+/// Nothing can be asked, so no member leads; and every member finds its way back by itself.
 #[tokio::test]
-async fn while_the_database_is_down_nobody_leads() {
+async fn while_the_database_is_down_no_member_leads() {
     let (cluster, database) = own_server().await;
     let mut group = Group::start(&["a", "b"], &Setup::new("", &database.dsn())).await;
     let old = group.leader(0).await;

@@ -7,7 +7,7 @@ use tenure::Member;
 use tenure::config::{Config, RoleSpec};
 use tenure_core::clock::Tick;
 use tenure_core::key::{LockKey, RoleName};
-use tenure_core::model::{Joiner, Lineage, Model, SessionId};
+use tenure_core::model::{Lineage, MemberSpec, Model, SessionId};
 use tenure_core::protocol::member_key;
 use tenure_testkit::{Database, shared_cluster};
 use tokio_postgres::{Client, SimpleQueryMessage};
@@ -107,8 +107,8 @@ impl Sides {
 
     pub(crate) async fn take_seat(&mut self, member: &str, lease_ms: u64) -> Result<(), String> {
         self.end(member).await;
-        let joiner = Joiner { identity: member.to_owned(), lease_ms, grace_ms: lease_ms / 2 };
-        let (session, seated) = self.model.take_seat(&joiner, self.tick());
+        let spec = MemberSpec { identity: member.to_owned(), lease_ms, grace_ms: lease_ms / 2 };
+        let (session, seated) = self.model.take_seat(&spec, self.tick());
         self.sessions.insert(member.to_owned(), session);
         let seat = json!({"identity": member, "host": "h", "pid": 1, "seat": "s", "lock_ms": 1000,
             "key": Self::key(member), "lease_ms": lease_ms, "grace_ms": lease_ms / 2});
