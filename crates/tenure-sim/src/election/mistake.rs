@@ -38,15 +38,11 @@ pub enum Mistake {
     OldSightings,
     /// The margin is below the drift of the clocks.
     NarrowMargin,
-    /// After a failover only the leases of registrations that survived it are waited out.
-    OnlyRegisteredLeases,
-    /// What claimants waited for an earlier beat of the debtor counts for a later one too.
-    CreditForAnyBeat,
 }
 
 impl Mistake {
     /// Every mistake there is.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 11] = [
         Self::IgnoreTheDebt,
         Self::DebtMovesWithTheClaim,
         Self::ForgetTheLease,
@@ -58,8 +54,6 @@ impl Mistake {
         Self::QuietMark,
         Self::OldSightings,
         Self::NarrowMargin,
-        Self::OnlyRegisteredLeases,
-        Self::CreditForAnyBeat,
     ];
 
     /// The name in the file of seeds.
@@ -77,8 +71,6 @@ impl Mistake {
             Self::QuietMark => "quiet-mark",
             Self::OldSightings => "old-sightings",
             Self::NarrowMargin => "narrow-margin",
-            Self::OnlyRegisteredLeases => "only-registered-leases",
-            Self::CreditForAnyBeat => "credit-for-any-beat",
         }
     }
 
@@ -96,7 +88,7 @@ impl Mistake {
     /// Alters the rows before a statement of `me` reads them.
     pub(super) fn before(self, model: &mut Model, me: &str, op: &Op) {
         let (incarnation, lineage) = (model.incarnation(), model.lineage());
-        let Tables { roles, members, .. } = &mut model.tables;
+        let roles = &mut model.tables.roles;
         match op {
             Op::Claim { rows, .. } => {
                 for row in rows {
@@ -105,15 +97,7 @@ impl Mistake {
                         Self::KeepInAnyIncarnation if row.keep.is_some() => {
                             role.held_in = Some(incarnation.clone());
                         }
-                        Self::CreditForAnyBeat if role.waited_ms > 0 => {
-                            let debtor = role.debtor.as_ref();
-                            let debtor = debtor.and_then(|name| members.get_key_value(name));
-                            role.waited_for = debtor.map(|(name, member)| {
-                                format!("{name} {} {incarnation}", member.beat)
-                            });
-                        }
                         Self::KeepInAnyIncarnation
-                        | Self::CreditForAnyBeat
                         | Self::IgnoreTheDebt
                         | Self::DebtMovesWithTheClaim
                         | Self::ForgetTheLease
@@ -122,8 +106,7 @@ impl Mistake {
                         | Self::NextGeneration
                         | Self::QuietMark
                         | Self::OldSightings
-                        | Self::NarrowMargin
-                        | Self::OnlyRegisteredLeases => {}
+                        | Self::NarrowMargin => {}
                     });
                 }
             }
@@ -210,23 +193,13 @@ impl Mistake {
                 won.epoch = epoch;
                 alter(&mut model.tables.roles, role, |role| role.epoch = epoch);
             }
-            Self::OnlyRegisteredLeases => {
-                if let Some(debt) = &mut won.debt {
-                    let debtor = old.debtor.as_ref().and_then(|name| before.members.get(name));
-                    let known =
-                        [old.debtor_lease_ms, Some(old.lease_ms), debtor.map(|d| d.lease_ms)];
-                    let longest = known.into_iter().flatten().max().map(Duration::from_millis);
-                    debt.lease = debt.lease.min(longest);
-                }
-            }
             Self::OneIncarnation
             | Self::PayInAnyIncarnation
             | Self::KeepInAnyIncarnation
             | Self::OneGeneration
             | Self::QuietMark
             | Self::OldSightings
-            | Self::NarrowMargin
-            | Self::CreditForAnyBeat => {}
+            | Self::NarrowMargin => {}
         }
     }
 

@@ -135,13 +135,3 @@ fn sightings_that_outlive_their_session_are_caught() {
 fn a_margin_below_the_drift_of_the_clocks_is_caught() {
     assert_caught(Mistake::NarrowMargin);
 }
-
-#[test]
-fn a_lease_whose_registration_a_failover_lost_is_waited_out() {
-    assert_caught(Mistake::OnlyRegisteredLeases);
-}
-
-#[test]
-fn time_waited_for_an_earlier_beat_is_not_credited_to_a_later_one() {
-    assert_caught(Mistake::CreditForAnyBeat);
-}
