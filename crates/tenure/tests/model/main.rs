@@ -64,7 +64,11 @@ async fn the_model_answers_and_writes_what_the_sql_does() {
 /// Mistakes in the SQL: a function, a part of its text, and what stands there instead.
 const PLANTED: [(&str, &str, &str); 14] = [
     ("verdict", "then r.debtor_lease_ms", "then r.lease_ms"),
-    ("verdict", "greatest(r.debtor_lease_ms, r.lease_ms, d.lease_ms)", "r.debtor_lease_ms"),
+    (
+        "verdict",
+        "greatest(r.debtor_lease_ms, r.lease_ms, d.lease_ms,",
+        "greatest(r.debtor_lease_ms,",
+    ),
     ("verdict", "r.debtor = m.identity and r.acted_in = m.incarnation", "r.debtor = m.identity"),
     ("verdict", "and r.held_in = m.incarnation", ""),
     ("verdict", "greatest(r.epoch, q.seen,", "greatest(r.epoch, 0,"),
