@@ -509,7 +509,21 @@ async fn history(args: HistoryArgs) -> Result<Exit, Failure> {
     let mut head = None;
     while from <= last {
         let ask = Ask::History { namespace: args.at.namespace.clone(), from, upto: last };
-        let answer = args.at.ask(&mut client, ask, ANSWER).await?;
+        let answer = match args.at.ask(&mut client, ask, ANSWER).await {
+            Ok(answer) => answer,
+            Err(failure) if failure.exit == Exit::Rejected => {
+                let kept = status::keeper_of(&args.at, from).await;
+                let Some(address) = kept else { return Err(failure) };
+                return Err(Failure::new(
+                    Exit::Rejected,
+                    format!(
+                        "node {} does not keep record {from}; node {address} does: ask it by --node {address}",
+                        args.at.at.node
+                    ),
+                ));
+            }
+            Err(failure) => return Err(failure),
+        };
         let Answer::Records(records) = answer else { return Err(args.at.unexpected(&answer)) };
         if records.is_empty() {
             break;

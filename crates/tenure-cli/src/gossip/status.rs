@@ -3,7 +3,7 @@
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::NodeAddress;
+use super::{NamespaceArgs, NodeAddress};
 use crate::exit::{Exit, Failure};
 use crate::output::out;
 
@@ -74,6 +74,24 @@ async fn followers(at: &NodeAddress, ns: &Value) -> Vec<Value> {
     let spaces = status["namespaces"].as_array().cloned().unwrap_or_default();
     let same = spaces.into_iter().find(|space| space["namespace"] == ns["namespace"]);
     same.and_then(|space| space["followers"].as_array().cloned()).unwrap_or_default()
+}
+
+/// A node of the namespace that keeps record `from`, and where it is reached.
+pub(super) async fn keeper_of(at: &NamespaceArgs, from: u64) -> Option<String> {
+    let space = at.space().await.ok()?;
+    let mut addresses: Vec<_> = followers(&at.at, &space).await;
+    addresses.push(json!({ "address": space["leader_address"] }));
+    for follower in addresses {
+        let Some(address) = follower["address"].as_str() else { continue };
+        let other = NodeAddress { node: address.to_owned(), ..at.at.clone() };
+        let other = NamespaceArgs { at: other, namespace: at.namespace.clone() };
+        // A node that does not answer is not where they can be read.
+        let Ok(space) = other.space().await else { continue };
+        if space["oldest"].as_u64().is_some_and(|oldest| oldest <= from) {
+            return Some(address.to_owned());
+        }
+    }
+    None
 }
 
 fn brief(value: &Value) -> String {

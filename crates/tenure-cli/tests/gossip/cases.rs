@@ -159,6 +159,11 @@ fn a_joiner_catches_up_by_snapshot_and_history() {
         let main = late.main();
         main["index"] == json!(50) && main["voters"].as_array().is_some_and(|v| v.len() == 2)
     });
+    // It says where the records before its snapshot are kept.
+    let out = late.ask(&["history"]);
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert_eq!(out.status.code(), Some(8), "{said}");
+    assert!(said.contains(&format!("ask it by --node {}", nodes[0].address)), "{said}");
     // An observer follows by history, without ever voting.
     let observer = Process::start(
         &dir.path().join("o"),

@@ -81,7 +81,7 @@ impl<M: StateMachine> Driver<M> {
                 Ok(()) => {
                     let upto = upto.min(from.saturating_add(MAX_HISTORY_RECORDS as u64 - 1));
                     let store = self.store.clone();
-                    self.read_beside(out, move || {
+                    self.read_beside(asker.id, out, move || {
                         let records = store.history(&namespace, from, upto, MAX_HISTORY_BYTES);
                         let unreadable = |error: StoreError| Refusal::Unreadable(error.to_string());
                         records.map(Answer::Records).map_err(unreadable)
@@ -94,7 +94,7 @@ impl<M: StateMachine> Driver<M> {
                 Ok(ns) => {
                     let chain = ns.engine.chain();
                     let (index, machine) = (chain.index(), chain.machine().clone());
-                    self.read_beside(out, move || {
+                    self.read_beside(asker.id, out, move || {
                         let bytes = machine.query(&question).map_err(Refusal::Question)?;
                         Ok(Answer::State { index, bytes })
                     });

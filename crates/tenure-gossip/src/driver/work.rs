@@ -1,7 +1,8 @@
 //! Work that takes time in proportion to the state, off the driver's thread: snapshots and reads. The
 //! lease of a leader must not depend on how large its state is, or on how much is read.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 
 use tokio::sync::{Semaphore, mpsc};
 
@@ -9,6 +10,7 @@ use super::refusal::Refusal;
 use super::watchers::Watcher;
 use super::{Driver, now};
 use crate::engine::Sealed;
+use crate::identity::PeerId;
 use crate::machine::StateMachine;
 use crate::net::outbox::Outbox;
 use crate::net::wire::Answer;
@@ -16,6 +18,44 @@ use crate::storage::StoreError;
 
 /// Reads that wait or are under way, at most.
 const MAX_READS: usize = 256;
+
+/// Reads of one key that wait or are under way, at most: one client at full speed leaves room for the others.
+const MAX_READS_OF_ONE: usize = 32;
+
+/// How many reads of each key wait or are under way.
+#[derive(Clone, Default)]
+struct Readers(Arc<Mutex<BTreeMap<PeerId, usize>>>);
+
+impl Readers {
+    /// A place for one read more of `key`, until it is dropped; `None` if it has as many as it may.
+    fn enter(&self, key: PeerId) -> Option<Reader> {
+        let mut counts = self.0.lock().expect("nothing panics while it is held");
+        let count = counts.entry(key).or_default();
+        if *count >= MAX_READS_OF_ONE {
+            return None;
+        }
+        *count += 1;
+        Some(Reader { key, readers: self.clone() })
+    }
+}
+
+/// A place of one key among the reads.
+struct Reader {
+    key: PeerId,
+    readers: Readers,
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        let mut counts = self.readers.0.lock().expect("nothing panics while it is held");
+        if let Some(count) = counts.get_mut(&self.key) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&self.key);
+            }
+        }
+    }
+}
 
 /// A snapshot of a namespace is sealed and written.
 pub(crate) struct Made {
@@ -41,6 +81,7 @@ pub(crate) struct Work {
     pub(super) catching: Arc<Semaphore>,
     /// A read holds a place from its arrival to its answer.
     places: Arc<Semaphore>,
+    readers: Readers,
     /// One read at a time: the other core is the driver's.
     pub(super) turn: Arc<Semaphore>,
 }
@@ -52,7 +93,8 @@ impl Work {
         let (made, done) = mpsc::channel(64);
         let (places, turn) = (Semaphore::new(MAX_READS), Semaphore::new(1));
         let catching = Arc::new(Semaphore::new(MAX_READS));
-        Self { made, done, catching, places: Arc::new(places), turn: Arc::new(turn) }
+        let readers = Readers::default();
+        Self { made, done, catching, places: Arc::new(places), readers, turn: Arc::new(turn) }
     }
 }
 
@@ -95,10 +137,12 @@ impl<M: StateMachine> Driver<M> {
     /// later than the state it was asked of.
     pub(super) fn read_beside(
         &mut self,
+        key: PeerId,
         out: Outbox,
         read: impl FnOnce() -> Result<Answer, Refusal> + Send + 'static,
     ) {
-        let Ok(place) = self.work.places.clone().try_acquire_owned() else {
+        let place = self.work.places.clone().try_acquire_owned().ok();
+        let Some(place) = place.zip(self.work.readers.enter(key)) else {
             out.refuse(&Refusal::TooManyReads);
             return;
         };
@@ -117,5 +161,22 @@ impl<M: StateMachine> Driver<M> {
             let _ = answered.await;
             drop((turn, place));
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_key_cannot_take_all_places_of_the_reads() {
+        let (readers, greedy, other) = (Readers::default(), PeerId([1; 32]), PeerId([2; 32]));
+        let mut held: Vec<_> = std::iter::from_fn(|| readers.enter(greedy)).collect();
+        assert_eq!(held.len(), MAX_READS_OF_ONE);
+        assert!(MAX_READS_OF_ONE < MAX_READS && readers.enter(other).is_some());
+        held.pop();
+        assert!(readers.enter(greedy).is_some(), "an answer makes room");
+        drop(held);
+        assert!(readers.0.lock().unwrap().is_empty(), "no key is remembered without a read");
     }
 }

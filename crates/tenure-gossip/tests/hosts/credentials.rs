@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tenure_gossip::{
     Answer, Ask, CREDENTIALS, Client, ClientError, CredentialGoal, Ed25519Keys, Host, HostConfig,
-    HostError, Invitation, Kv, MemberChange, Outcome, PeerId, Right, SessionError, Start, Trust,
-    TxId,
+    HostError, Invitation, Kv, MemberChange, NamespaceStatus, Outcome, PeerId, Right, SessionError,
+    Start, Trust, TxId,
 };
 
 use crate::{SOON, any, eventually, put, start};
@@ -169,6 +169,32 @@ async fn a_revoked_node_is_shut_out() {
     tokio::time::sleep(Duration::from_millis(1_500)).await;
     assert!(b.status().await.unwrap().namespaces[0].index < index);
     assert!(a.status().await.unwrap().connected.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_revoked_voter_counts_no_longer() {
+    let dir = tempfile::tempdir().unwrap();
+    let a = founder(&dir.path().join("a")).await;
+    let mut others = Vec::new();
+    for name in ["b", "c"] {
+        let seeds = Start::Join(vec![a.address().to_owned()]);
+        let invitation = invite(&a, Right::Node).await;
+        let change = |c: &mut HostConfig| c.invitation = Some(invitation);
+        others.push(start(&dir.path().join(name), seeds, change).await);
+    }
+    let voters = async || a.status().await.unwrap().namespaces[0].voters.len();
+    eventually("three vote", || async { voters().await == 3 }).await;
+    let gone = others.pop().unwrap();
+    change(&a, CredentialGoal::Revoke { peer: gone.id() }).await;
+    eventually("two vote, in every namespace", || async {
+        let status = a.status().await.unwrap();
+        let without = |space: &NamespaceStatus| {
+            space.voters.len() == 2 && space.removed == [gone.id()] && space.learners.is_empty()
+        };
+        without(&status.namespaces[0]) && without(&status.credentials)
+    })
+    .await;
+    assert!(a.submit("main", TxId([1; 16]), put(1)).await.is_ok());
 }
 
 #[tokio::test(flavor = "multi_thread")]
