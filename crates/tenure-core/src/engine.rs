@@ -120,6 +120,8 @@ struct Peer {
 struct Up {
     backend_pid: i32,
     revoked: i64,
+    /// For how many more roles than we hold the rows named us at the last beat.
+    surplus: i64,
     beats: u32,
     next_beat: Tick,
     inspect: bool,
@@ -276,6 +278,7 @@ impl Engine {
         self.context.up = Some(Up {
             backend_pid: seated.backend_pid,
             revoked: seated.revoked,
+            surplus: 0,
             beats: 0,
             next_beat: now,
             inspect: false,

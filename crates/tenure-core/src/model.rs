@@ -230,7 +230,8 @@ impl Model {
         let me = self.prove(session, now)?;
         Ok(match op {
             Op::Register(rows) => {
-                Done::Registered(rows.iter().map(|row| self.register(&me, row)).collect())
+                let answers = rows.iter().filter_map(|row| self.register(&me, row));
+                Done::Registered(answers.collect())
             }
             Op::Claim { rows, .. } => {
                 let mut rows: Vec<&ClaimRow> = rows.iter().collect();
@@ -268,8 +269,16 @@ impl Model {
         }
     }
 
-    fn register(&mut self, me: &str, q: &RegisterRow) -> Registered {
-        let refuse = |why: RegisterRefusal| Registered { role: q.role.clone(), refused: Some(why) };
+    /// None: a candidacy that was withdrawn is not answered.
+    fn register(&mut self, me: &str, q: &RegisterRow) -> Option<Registered> {
+        if q.withdraw {
+            self.tables.candidates.remove(&(q.role.clone(), me.to_owned()));
+            return None;
+        }
+        Some(Registered { role: q.role.clone(), refused: self.register_role(me, q).err() })
+    }
+
+    fn register_role(&mut self, me: &str, q: &RegisterRow) -> Result<(), RegisterRefusal> {
         let (lease_ms, incarnation) = {
             let member = self.member(me);
             (member.lease_ms, member.incarnation.clone())
@@ -279,7 +288,7 @@ impl Model {
         if let Some((other, _)) = taken
             && !self.tables.roles.contains_key(&q.role)
         {
-            return refuse(RegisterRefusal::Collision { with: other.clone() });
+            return Err(RegisterRefusal::Collision { with: other.clone() });
         }
         // New on the line of history on which the schema was born: no member ever led it.
         let known = self.tables.terms.get(&q.role).copied();
@@ -309,14 +318,14 @@ impl Model {
         });
         row.lease_ms = row.lease_ms.max(lease_ms);
         if row.key != q.key {
-            return refuse(RegisterRefusal::Key { known: row.key });
+            return Err(RegisterRefusal::Key { known: row.key });
         }
         if row.policy != q.policy {
-            return refuse(RegisterRefusal::Policy { known: row.policy });
+            return Err(RegisterRefusal::Policy { known: row.policy });
         }
         let candidate = Candidate { priority: q.priority, ready: q.ready, observer: q.observer };
         self.tables.candidates.insert((q.role.clone(), me.to_owned()), candidate);
-        Registered { role: q.role.clone(), refused: None }
+        Ok(())
     }
 
     fn claim(&mut self, session: SessionId, me: &str, q: &ClaimRow, now: Tick) -> Claimed {
@@ -432,11 +441,9 @@ impl Model {
         unregistered.map(|(_, row)| row.lease_ms).max()
     }
 
-    /// The lock is held, and by no member that the row knows of: the next winner owes a wait.
+    /// The lock is held, and by no member, whatever the row says: the next winner owes a wait.
     fn owe_a_stranger(&mut self, role: &RoleName) {
-        let Some(row) = self.tables.roles.get_mut(role).filter(|row| row.holder.is_none()) else {
-            return;
-        };
+        let Some(row) = self.tables.roles.get_mut(role) else { return };
         if row.debtor.as_deref() != Some(UNKNOWN) {
             row.debtor = Some(UNKNOWN.to_owned());
             row.debtor_lease_ms = row.debtor_lease_ms.max(Some(row.lease_ms));
@@ -517,11 +524,14 @@ impl Model {
             let a_while = Duration::from_millis(row.lease_ms) * 4;
             *name != me && row.left_at.is_none_or(|left| now.saturating_since(left) < a_while)
         });
+        let rows = self.tables.roles.values();
+        let held = rows.filter(|row| row.holder.as_deref() == Some(me));
         let orders = self.tables.roles.iter().filter(|(_, row)| {
             row.holder.as_deref() == Some(me) && (row.paused || row.order.is_some())
         });
         Beaten {
             revoked: self.tables.members[me].revoked,
+            held: Some(held.count() as i64),
             others: Some(
                 others.map(|(name, row)| Other(name.clone(), row.beat, row.grace_ms)).collect(),
             ),

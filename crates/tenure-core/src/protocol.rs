@@ -22,6 +22,8 @@ pub struct RegisterRow {
     pub priority: i32,
     pub ready: bool,
     pub observer: bool,
+    /// The member takes part in the role no more: its candidacy is deleted, and nothing is answered.
+    pub withdraw: bool,
 }
 
 #[derive(Debug, Clone, Serialize)]
@@ -123,6 +125,12 @@ pub enum RegisterRefusal {
          time; take part without lock-only, or use another key"
     )]
     Tables,
+    /// A member without tables cannot see whether members with tables use its lock key.
+    #[error(
+        "members with tables may use its lock key, and this login role may not see whether they do; \
+         `grant usage on schema tenure` and `grant select on tenure.role` to it, or use another database"
+    )]
+    Unreadable,
     /// Another transaction holds the role's row: nothing happened, try again.
     #[error("another transaction holds the role's row; it is tried again")]
     Blocked,
@@ -277,6 +285,9 @@ pub struct Order {
 #[derive(Debug, Clone, Deserialize)]
 pub struct Beaten {
     pub revoked: i64,
+    /// For how many roles the rows name us; none: there are no rows.
+    #[serde(default)]
+    pub held: Option<i64>,
     #[serde(default)]
     pub others: Option<Vec<Other>>,
     #[serde(default)]

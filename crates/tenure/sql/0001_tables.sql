@@ -12,7 +12,10 @@
 create table tenure.origin (
     -- Where this schema was born. A role that is new on the same line of history never had a leader.
     only_row boolean primary key default true check (only_row),
-    lineage  text not null
+    lineage  text not null,
+    -- As in `boot`, for a restore that leaves unlogged tables alone: this one is in every dump.
+    mark     text not null default gen_random_uuid()::text,
+    made_by  xid not null
 );
 
 create unlogged table tenure.boot (
@@ -102,6 +105,7 @@ create table tenure.tombstone (
     -- A role that was forgotten. Its name, used again, continues above this epoch.
     role         text primary key,
     epoch        bigint not null,
+    lease_ms     integer not null,             -- the longest it was registered with
     forgotten_at timestamptz not null default clock_timestamp()
 );
 

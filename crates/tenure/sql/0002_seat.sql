@@ -18,7 +18,7 @@ return (select system_identifier from pg_control_system())::text || '.' ||
        to_regclass('tenure.role')::oid || '/' ||
        ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::integer;
 
-insert into tenure.origin (lineage) values (tenure.lineage());
+insert into tenure.origin (lineage, made_by) values (tenure.lineage(), pg_current_xact_id()::xid);
 
 -- What no acknowledged write was lost in: it ends with every restart, crash, promotion and restore.
 create function tenure.incarnation() returns text language sql volatile
@@ -27,8 +27,10 @@ begin atomic
         where not exists (select from tenure.boot) on conflict do nothing;
     update tenure.boot set mark = gen_random_uuid(), made_by = pg_current_xact_id()::xid
         where xmin <> made_by;
+    update tenure.origin set mark = gen_random_uuid(), made_by = pg_current_xact_id()::xid
+        where xmin <> made_by;
     select tenure.lineage() || '/' || extract(epoch from pg_postmaster_start_time())
-           || '/' || (select mark from tenure.boot);
+           || '/' || (select mark from tenure.boot) || '/' || (select mark from tenure.origin);
 end;
 
 -- A seat's lineage cannot change under it: a server leaves recovery only by a restart or by a
@@ -150,8 +152,32 @@ begin
     return got;
 end $$;
 
--- Makes roles known, with their key and policy, and this member a candidate for them. A role whose
--- row is held up and would have to be changed is answered `blocked`: nothing happened to it.
+-- Those of the roles whose lock a session holds that is no member's: another program's, or a member's without
+-- tables. A member holds its member lock as long as it may hold a role's. One look at all locks: in a second
+-- one a member that ends would be missing.
+create function tenure.held_by_strangers(p_names text[]) returns text[]
+language sql volatile set search_path = pg_catalog, pg_temp as $$
+    with locks as materialized (
+        select l.pid, l.mode, l.objsubid = 2 as pair,
+               (l.classid::bigint << 32) | l.objid::bigint as key
+        from pg_locks l
+        where l.locktype = 'advisory' and l.granted
+          and l.database = (select oid from pg_database where datname = current_database())
+    ), seats as materialized (
+        select l.pid from locks l join tenure.member o on o.key = l.key
+        where not l.pair and l.mode = 'ExclusiveLock'
+    ), strange as materialized (
+        -- A prepared transaction has no pid.
+        select pair, key from locks
+        where coalesce(pid, 0) <> all (array(select s.pid from seats s where s.pid is not null))
+    )
+    select coalesce(array_agg(r.name), '{}') from tenure.role r
+    where r.name = any (p_names) and (r.pair, r.key) in (select s.pair, s.key from strange s)
+$$;
+
+-- Makes roles known, with their key and policy, and this member a candidate for them, or no candidate any
+-- more (`withdraw`, which is not answered). A role whose row is held up and would have to be changed, or is
+-- forgotten meanwhile, is answered `blocked`: nothing happened to it.
 create function tenure.register(me text, p_roles jsonb) returns jsonb
 language plpgsql volatile
     set search_path = pg_catalog, pg_temp set plan_cache_mode = force_custom_plan as $$
@@ -162,8 +188,10 @@ declare
     -- New on the line of history on which the schema was born: no member ever led it.
     fresh text := (select m.incarnation from tenure.origin
                    where lineage = tenure.lineage_of(m.incarnation));
-    -- Tenure never uses more than a quarter of the lock table. Only a candidate can hold a role's lock.
-    known bigint := (select count(*) from (select distinct role from tenure.candidate) c);
+    -- Tenure never uses more than a quarter of the lock table. Only a candidate can hold a role's lock, and
+    -- no observer.
+    known bigint := (select count(*) from (select distinct role from tenure.candidate
+                                           where not observer) c);
     over  text[];
     room  bigint := current_setting('max_locks_per_transaction')::bigint / 4.0
         * (current_setting('max_connections')::bigint
@@ -171,9 +199,14 @@ declare
 begin
     -- Lowering a role's lease must see every registration: see tenure.lower_lease().
     perform pg_advisory_xact_lock_shared(tenure.lease_key());
+    delete from tenure.candidate c using jsonb_to_recordset(p_roles) as x(role text, withdraw boolean)
+        where x.withdraw and c.member = me and c.role = x.role;
+    p_roles := (select coalesce(jsonb_agg(x), '[]') from jsonb_array_elements(p_roles) x
+                where (x->'withdraw') is distinct from 'true');
     over := array(select x.role
-        from jsonb_to_recordset(p_roles) as x(role text, key bigint, pair boolean)
-        where not exists (select from tenure.candidate c where c.role = x.role)
+        from jsonb_to_recordset(p_roles) as x(role text, key bigint, pair boolean, observer boolean)
+        where not x.observer
+          and not exists (select from tenure.candidate c where c.role = x.role and not c.observer)
         order by x.pair, x.key offset greatest(room - known, 0));
     insert into tenure.role (name, key, pair, policy, lease_ms, paid_in, epoch, debtor, debtor_lease_ms)
         select x.role, x.key, x.pair, x.policy, m.lease_ms, fresh, 0, null, null
@@ -183,16 +216,17 @@ begin
           and not exists (select from tenure.term t where t.role = x.role)
           and not exists (select from tenure.tombstone t where t.role = x.role)
         union all
-        -- Its row was deleted, and it was led: by which member, and whether that still acts, is not known.
-        select x.role, x.key, x.pair, x.policy, longest, null, greatest(
-                (select max(t.epoch) from tenure.term t where t.role = x.role),
-                (select t.epoch from tenure.tombstone t where t.role = x.role)), '(unknown)', longest
-        from jsonb_to_recordset(p_roles) as x(role text, key bigint, pair boolean, policy text),
-            (select max(lease_ms) as longest from tenure.member) l
+        -- It was led, and its row was deleted: by which member, and whether that still acts, is not known. Its
+        -- lease is, if the role was forgotten in good order.
+        select x.role, x.key, x.pair, x.policy, longest, null, greatest(led, t.epoch), '(unknown)', longest
+        from jsonb_to_recordset(p_roles) as x(role text, key bigint, pair boolean, policy text)
+            left join tenure.tombstone t on t.role = x.role
+            cross join lateral (select max(e.epoch) as led from tenure.term e where e.role = x.role) e
+            cross join lateral (select greatest(m.lease_ms, case when led is null then t.lease_ms
+                else (select max(o.lease_ms) from tenure.member o) end) as longest) l
         where x.role <> all (over)
           and not exists (select from tenure.role r where r.name = x.role)
-          and (exists (select from tenure.term t where t.role = x.role)
-               or exists (select from tenure.tombstone t where t.role = x.role))
+          and (led is not null or t.role is not null)
         order by 3, 2
         on conflict do nothing;
     -- Raised before it is used: successors wait at least this long.
@@ -207,7 +241,9 @@ begin
             when r.name is null then coalesce(
                 (select jsonb_build_object('because', 'collision', 'with', name)
                  from tenure.role where key = x.key and pair = x.pair),
-                jsonb_build_object('because', 'locks', 'room', room))
+                case when x.role = any (over)
+                     then jsonb_build_object('because', 'locks', 'room', room)
+                     else jsonb_build_object('because', 'blocked') end)
             when x.role = any (over) then jsonb_build_object('because', 'locks', 'room', room)
             when (r.key, r.pair) is distinct from (x.key, x.pair) then
                 jsonb_build_object('because', 'key', 'key', r.key, 'pair', r.pair)
@@ -328,39 +364,30 @@ begin
     select coalesce(array_agg(t.q) filter (where t.got), '{}'),
            coalesce(jsonb_agg(jsonb_build_object('role', (t.q).role, 'out', 'held',
                'holder', r.holder, 'epoch', r.epoch, 'held_by_us', r.holder = m.identity)) filter (where not t.got), '[]'),
-           coalesce(array_agg(r.name) filter (where not t.got and r.holder is null
+           coalesce(array_agg(r.name) filter (where not t.got
                and r.debtor is distinct from '(unknown)'), '{}')
         into locked, more, odd
         from (select q, tenure.try_lock(q.key, q.pair) as got
               from unnest(asked) q where q.role <> all (yields) offset 0) t
             left join tenure.role r on r.name = (t.q).role;
     answers := answers || more;
-    -- Held, and by no member that the row knows of: by another program, or by a member without tables. What
-    -- it does meanwhile is not known, so the next winner owes it a wait. A member between the two halves of
-    -- its release, or in the middle of its claim, is told by its member lock; a lock that is free by now was
-    -- such a member's, or one look at a stranger is missed, as it would be between two claims. One look at
-    -- all locks: in a second one a member that ends would be missing.
+    -- Held by a session that is no member's, whatever the row says: what it does meanwhile is not known, so the
+    -- next winner owes it a wait. A member between the two halves of its release, or in the middle of its claim,
+    -- is told by its member lock. A backend that ends lets go of its locks one by one, so a stranger is one
+    -- that is there at a second look. That look comes after the row's lock: while a stranger has the role's
+    -- lock no member can win it, and a member that wins it later waits for the row and finds the debt. A lock
+    -- that is free by now was such a backend's, or one look at a stranger is missed, as it would be between
+    -- two claims.
     if odd <> '{}' then
-        with locks as materialized (
-            select l.pid, l.classid, l.objid, l.objsubid, l.mode from pg_locks l
-            where l.locktype = 'advisory' and l.granted
-              and l.database = (select oid from pg_database where datname = current_database())
-        )
+        odd := tenure.held_by_strangers(odd);
+    end if;
+    if odd <> '{}' then
+        perform pg_sleep(0.01);
+        odd := array(select name from tenure.role where name = any (odd) order by pair, key
+                     for no key update skip locked);
+        odd := tenure.held_by_strangers(odd);
         update tenure.role r set debtor = '(unknown)', paid_in = null, acted_in = null,
-            debtor_lease_ms = greatest(r.debtor_lease_ms, r.lease_ms)
-        where r.holder is null and r.name in (
-                select name from tenure.role where name = any (odd) order by pair, key
-                for no key update skip locked)
-          and exists (
-            select from locks l
-            where l.classid = ((r.key >> 32) & 4294967295)::oid
-              and l.objid = (r.key & 4294967295)::oid
-              and l.objsubid = case when r.pair then 2 else 1 end
-              and not exists (
-                select from locks seat join tenure.member o
-                    on seat.classid = ((o.key >> 32) & 4294967295)::oid
-                   and seat.objid = (o.key & 4294967295)::oid and seat.objsubid = 1
-                where seat.pid = l.pid and seat.mode = 'ExclusiveLock'));
+            debtor_lease_ms = greatest(r.debtor_lease_ms, r.lease_ms) where r.name = any (odd);
     end if;
     names := array(select q.role from unnest(locked) q);
     if p_wait then
@@ -530,6 +557,8 @@ begin
     end if;
     m := tenure.prove(me);
     return jsonb_build_object('beat', m.beat, 'revoked', m.revoked,
+        -- For how many roles the rows name us: a row that was deleted by hand tells no holder.
+        'held', (select count(*) from tenure.role r where r.holder = me),
         'others', (select jsonb_agg(jsonb_build_array(o.identity, o.beat, o.grace_ms))
                    from tenure.member o where o.identity <> me
                      -- The dead too, for a while: their debts run from when their last beat was seen.

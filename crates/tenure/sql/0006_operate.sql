@@ -106,6 +106,11 @@ begin
     select * into r from tenure.role where name = p_role for no key update;
     if not found then return jsonb_build_object('error', 'unknown_role'); end if;
     pids := array(select l.pid from tenure.lock_pids(r.key, r.pair) l(pid));
+    -- No row says what a session that is no member's did under the lock.
+    if tenure.held_by_strangers(array[p_role]) <> '{}' then
+        update tenure.role set debtor = '(unknown)', paid_in = null, acted_in = null,
+            debtor_lease_ms = greatest(debtor_lease_ms, lease_ms) where name = p_role;
+    end if;
     perform pg_terminate_backend(pid) from unnest(pids) pid;
     loop
         select count(*) into still from tenure.lock_pids(r.key, r.pair) l(pid) where l.pid = any (pids);
@@ -146,8 +151,13 @@ begin
     select * into r from tenure.role where name = p_role;
     return jsonb_build_object('epoch', r.epoch, 'incarnation', inc, 'wait_ms',
         -- Under either policy: a gate may be open although no claimant would wait for it.
+        -- And as in tenure.verdict(): in this incarnation the debtor's own lease is known.
         case when r.debtor is null and r.paid_in is not distinct from inc then 0
-             else greatest(r.debtor_lease_ms, r.lease_ms, (select max(lease_ms) from tenure.member)) end);
+             when r.debtor is not null and r.acted_in = inc then r.debtor_lease_ms
+             else greatest(r.debtor_lease_ms, r.lease_ms, (
+                 select max(o.lease_ms) from tenure.member o where o.identity = r.debtor
+                     or o.incarnation <> inc
+                        and not exists (select from tenure.candidate c where c.member = o.identity))) end);
 end $$;
 
 -- Why a role is not to be touched: it is not paused, or a member takes part in it.
@@ -199,9 +209,9 @@ declare
 begin
     if r.name is null then return jsonb_build_object('error', 'changed'); end if;
     select greatest(r.epoch, max(epoch)), count(*) into top, n from tenure.term where role = p_role;
-    insert into tenure.tombstone as t (role, epoch) values (p_role, top)
+    insert into tenure.tombstone as t (role, epoch, lease_ms) values (p_role, top, r.lease_ms)
         on conflict (role) do update set epoch = greatest(t.epoch, excluded.epoch),
-            forgotten_at = clock_timestamp();
+            lease_ms = excluded.lease_ms, forgotten_at = clock_timestamp();
     delete from tenure.candidate where role = p_role;
     delete from tenure.term where role = p_role;
     delete from tenure.role where name = p_role;
@@ -212,22 +222,31 @@ begin
 end $$;
 
 -- Changes a role's policy, key or lease; null leaves it. No gate of the role is open and no member takes
--- part, so that nothing is owed any more.
+-- part, so that nothing is owed any more; but of another key it is not known what was done under it.
 create function tenure.alter_role(p_role text, p_epoch bigint, p_incarnation text, p_by text, p_to jsonb)
 returns jsonb language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
     r     tenure.role := tenure.settled(p_role, p_epoch, p_incarnation);
     other text;
+    moves boolean;
 begin
     if r.name is null then return jsonb_build_object('error', 'changed'); end if;
+    moves := (r.key, r.pair) <> (coalesce((p_to->>'key')::bigint, r.key),
+                                 coalesce((p_to->>'pair')::boolean, r.pair));
     select name into other from tenure.role where name <> p_role
         and (key, pair) = ((p_to->>'key')::bigint, (p_to->>'pair')::boolean);
     if found then return jsonb_build_object('error', 'collision', 'with', other); end if;
+    -- A role's lock is told from an earlier holder's only while it is held.
+    if moves and exists (select from tenure.lock_pids((p_to->>'key')::bigint, (p_to->>'pair')::boolean)) then
+        return jsonb_build_object('error', 'key_held');
+    end if;
     update tenure.role set policy = coalesce(p_to->>'policy', policy),
         key = coalesce((p_to->>'key')::bigint, key), pair = coalesce((p_to->>'pair')::boolean, pair),
         lease_ms = coalesce((p_to->>'lease_ms')::integer, lease_ms),
-        holder = null, held_in = null, debtor = null, debtor_lease_ms = null, acted_in = null,
-        waited_for = null, waited_ms = 0, paid_in = p_incarnation
+        holder = null, held_in = null, acted_in = null, waited_for = null, waited_ms = 0,
+        debtor = case when moves then '(unknown)' end,
+        debtor_lease_ms = case when moves then greatest(r.lease_ms, (p_to->>'lease_ms')::integer) end,
+        paid_in = case when moves then null else p_incarnation end
         where name = p_role;
     insert into tenure.event (role, epoch, kind, detail)
         values (p_role, r.epoch, 'alter', 'asked by ' || p_by || ': ' || p_to::text);

@@ -6,7 +6,8 @@ grant select, insert, update on tenure.role, tenure.term to {role};
 grant select, insert on tenure.event to {role};
 grant delete on tenure.term, tenure.event to {role};  -- only for retention: `tenure prune`, an agent
 grant select, insert, update on tenure.boot to {role};
-grant select on tenure.origin, tenure.migration, tenure.tombstone to {role};
+grant select, update on tenure.origin to {role};
+grant select on tenure.migration, tenure.tombstone to {role};
 grant select on tenure.leader_state, tenure.leaders, tenure.leader_heartbeat to {role};
 grant usage on sequence tenure.order_id to {role};
 grant execute on all functions in schema tenure to {role};

@@ -453,6 +453,9 @@ impl Operator {
                 "held" => TenureError::Order(format!(
                     "a session holds the lock of role {role}; `tenure status` names it"
                 )),
+                "key_held" => TenureError::Order(format!(
+                    "a session holds the new lock key of role {role}; end it, or choose another key"
+                )),
                 "changed" => TenureError::Order(format!(
                     "role {role} changed while its last lease was waited out; nothing was done, try again"
                 )),

@@ -487,6 +487,7 @@ impl Look<'_> {
                     ('tenure.role', 'update'), ('tenure.term', 'select'), \
                     ('tenure.term', 'insert'), ('tenure.term', 'update'), \
                     ('tenure.event', 'insert'), ('tenure.origin', 'select'), \
+                    ('tenure.origin', 'update'), \
                     ('tenure.tombstone', 'select'), \
                     ('tenure.boot', 'select'), ('tenure.boot', 'insert'), \
                     ('tenure.boot', 'update')) v(t, p) \
@@ -520,8 +521,9 @@ impl Look<'_> {
     }
 
     async fn lock_table(&self, line: &Line, report: &mut Report) -> Result<(), Stop> {
-        // Only a candidate can hold a role's lock.
-        let known = "(select count(*) from (select distinct role from tenure.candidate) c)";
+        // Only a candidate can hold a role's lock, and no observer.
+        let known = "(select count(*) from (select distinct role from tenure.candidate \
+                     where not observer) c)";
         let known = if self.lock_only { "0" } else { known };
         let sql = format!(
             "select current_setting('max_locks_per_transaction')::bigint * \
@@ -534,6 +536,14 @@ impl Look<'_> {
         let roles = numbers.next().unwrap_or(0).max(self.roles);
         if roles > capacity / 4 {
             return Err(report.refuse("locks", Refused::LockTable { roles, capacity }));
+        }
+        if roles == capacity / 4 {
+            let full = format!(
+                "{roles} roles, a quarter of the server's lock table ({capacity} locks), and no new one is \
+                 taken; raise max_locks_per_transaction"
+            );
+            report.warn("locks", full);
+            return Ok(());
         }
         report.good("locks", format!("{roles} roles; the server holds {capacity} locks"));
         Ok(())

@@ -188,9 +188,10 @@ impl Seat {
                 let known = self.keys_with_tables(rows.iter().map(|row| row.key)).await?;
                 Done::Registered(
                     rows.iter()
+                        .filter(|row| !row.withdraw)
                         .map(|row| Registered {
                             role: row.role.clone(),
-                            refused: known.contains(&row.key).then_some(RegisterRefusal::Tables),
+                            refused: known.refusal(row.key),
                         })
                         .collect(),
                 )
@@ -200,7 +201,7 @@ impl Seat {
                 // refused.
                 let known = self.keys_with_tables(rows.iter().map(|row| row.key)).await?;
                 let (unfit, rows): (Vec<_>, Vec<_>) =
-                    rows.iter().partition(|row| known.contains(&row.key));
+                    rows.iter().partition(|row| known.refusal(row.key).is_some());
                 let unfit: Vec<Claimed> = unfit
                     .into_iter()
                     .map(|row| Claimed { role: row.role.clone(), claim: Claim::Unknown })
@@ -238,7 +239,7 @@ impl Seat {
             }
             Op::Beat => {
                 self.ping().await?;
-                Done::Beaten(Beaten { revoked: 0, others: None, orders: None })
+                Done::Beaten(Beaten { revoked: 0, held: None, others: None, orders: None })
             }
             Op::Inspect(rows) => {
                 let sql = all(rows.iter().map(|row| (row.role.clone(), holds(row.key))).collect());
@@ -268,24 +269,29 @@ impl Seat {
         })
     }
 
-    /// Those of the lock keys that members with tables know, as far as this login role may see them.
+    /// Those of the lock keys that members with tables know.
     async fn keys_with_tables(
         &self,
         keys: impl Iterator<Item = LockKey>,
-    ) -> Result<Vec<LockKey>, LineError> {
-        let readable = "select coalesce((select has_schema_privilege(n.oid, 'usage') \
-                 and has_table_privilege(c.oid, 'select') \
-             from pg_class c join pg_namespace n on n.oid = c.relnamespace \
-             where n.nspname = 'tenure' and c.relname = 'role'), false)";
-        if self.line.ask(readable, self.deadline).await?.as_deref() != Some("t") {
-            return Ok(Vec::new());
+    ) -> Result<KeysWithTables, LineError> {
+        let readable = "select case when not exists (select from pg_class c \
+                 join pg_namespace n on n.oid = c.relnamespace \
+                 where n.nspname = 'tenure' and c.relname = 'role') then 'absent' \
+             when not has_schema_privilege('tenure', 'usage') then 'unreadable' \
+             when not has_table_privilege('tenure.role', 'select') then 'unreadable' \
+             else 'readable' end";
+        match self.line.ask(readable, self.deadline).await?.as_deref() {
+            Some("readable") => {}
+            Some("absent") => return Ok(KeysWithTables::Known(Vec::new())),
+            // What is not known is not a no.
+            Some(_) | None => return Ok(KeysWithTables::Unreadable),
         }
         let sql = format!(
             "select coalesce(jsonb_agg(x), '[]') from jsonb_array_elements({}) x join tenure.role r \
              on r.key = (x->>'key')::bigint and r.pair = (x->>'pair')::boolean",
             json(&keys.collect::<Vec<_>>())
         );
-        answer(&self.line, &sql, self.deadline).await
+        Ok(KeysWithTables::Known(answer(&self.line, &sql, self.deadline).await?))
     }
 
     /// The beat without tables. Where standbys must acknowledge commits it writes a message into the log, so
@@ -309,6 +315,22 @@ impl Seat {
     pub(crate) async fn close(self) {
         let deadline = self.deadline;
         self.line.hang_up(deadline).await;
+    }
+}
+
+/// Which lock keys members with tables use, as a member without tables sees it.
+enum KeysWithTables {
+    Known(Vec<LockKey>),
+    /// There are tables, and this login role may not read them.
+    Unreadable,
+}
+
+impl KeysWithTables {
+    fn refusal(&self, key: LockKey) -> Option<RegisterRefusal> {
+        match self {
+            KeysWithTables::Known(keys) => keys.contains(&key).then_some(RegisterRefusal::Tables),
+            KeysWithTables::Unreadable => Some(RegisterRefusal::Unreadable),
+        }
     }
 }
 

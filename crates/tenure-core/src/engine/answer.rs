@@ -108,7 +108,10 @@ impl Engine {
     /// Something we held was taken: which gate may be renewed is known once everything was looked at.
     fn is_doubtful(&self, done: &Done) -> bool {
         match (done, &self.context.up) {
-            (Done::Beaten(beaten), Some(up)) => beaten.revoked != up.revoked,
+            (Done::Beaten(beaten), Some(up)) => {
+                beaten.revoked != up.revoked
+                    || self.surplus(beaten).is_some_and(|surplus| surplus < up.surplus)
+            }
             (
                 Done::Beaten(_)
                 | Done::Registered(_)
@@ -120,6 +123,14 @@ impl Engine {
                 _,
             ) => false,
         }
+    }
+
+    /// For how many more roles the rows name us than we hold locks. It falls when a row of ours is gone
+    /// that names no holder any more (deleted by hand): then everything is looked at. Rows of an earlier
+    /// seat of ours may name us still, so zero is not what it must be.
+    fn surplus(&self, beaten: &Beaten) -> Option<i64> {
+        let held = self.roles.values().filter(|role| role.life.holds_lock()).count();
+        beaten.held.map(|rows| rows.saturating_sub_unsigned(held as u64))
     }
 
     fn inspected(&mut self, now: Tick) {
@@ -138,6 +149,7 @@ impl Engine {
     }
 
     fn beaten(&mut self, beaten: Beaten, now: Tick) {
+        let surplus = self.surplus(&beaten);
         if let Some(others) = beaten.others {
             for Other(identity, beat, grace_ms) in others {
                 let grace = Duration::from_millis(grace_ms);
@@ -154,12 +166,14 @@ impl Engine {
             peers.retain(|_, peer| now.saturating_since(peer.first_seen) < REMEMBERED);
             self.look_for_silence(now);
         }
-        if let Some(up) = &mut self.context.up
-            && up.revoked != beaten.revoked
-        {
-            // Something we held was taken: look at everything, now.
+        if let Some(up) = &mut self.context.up {
+            let surplus = surplus.unwrap_or(up.surplus);
+            if up.revoked != beaten.revoked || surplus < up.surplus {
+                // Something we held was taken: look at everything, now.
+                up.inspect_at(now);
+            }
             up.revoked = beaten.revoked;
-            up.inspect_at(now);
+            up.surplus = surplus;
         }
         for Order { role, paused, id, to } in beaten.orders.unwrap_or_default() {
             if paused || id.is_some() {
@@ -235,7 +249,8 @@ impl Role {
                 | RegisterRefusal::Key { .. }
                 | RegisterRefusal::Policy { .. }
                 | RegisterRefusal::Locks { .. }
-                | RegisterRefusal::Tables),
+                | RegisterRefusal::Tables
+                | RegisterRefusal::Unreadable),
             ) => {
                 self.registration.refuse();
                 context.outputs.push_back(Output::Registered(name, Err(why)));

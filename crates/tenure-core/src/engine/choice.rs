@@ -133,8 +133,9 @@ impl Role {
             policy: candidacy.policy,
             priority: candidacy.priority,
             ready: candidacy.ready,
+            observer: candidacy.observer,
             // A role that was stopped is no candidate any more: no member yields to it.
-            observer: candidacy.observer || !self.registration.is_joined(),
+            withdraw: !self.registration.is_joined(),
         })
     }
 

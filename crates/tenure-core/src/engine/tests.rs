@@ -76,7 +76,7 @@ impl Stage {
                 self.engine.done(Done::Registered(rows), self.now);
             }
             Op::Beat => {
-                let beaten = Beaten { revoked: 0, others: None, orders: None };
+                let beaten = Beaten { revoked: 0, held: None, others: None, orders: None };
                 self.engine.done(Done::Beaten(beaten), self.now);
             }
             Op::Inspect(_) => self.engine.done(Done::Inspected(Vec::new()), self.now),
@@ -110,7 +110,7 @@ impl Stage {
             }
         }
         let others = Some(vec![Other(other.to_owned(), beat, 0)]);
-        let beaten = Beaten { revoked: 0, others, orders: None };
+        let beaten = Beaten { revoked: 0, held: None, others, orders: None };
         self.engine.done(Done::Beaten(beaten), self.now);
     }
 
@@ -205,7 +205,7 @@ fn the_late_answer_of_a_reclaim_does_not_cost_the_next_claim() {
             if let Op::Release(_) = op {
                 stage.engine.done(Done::Released, stage.now);
             } else if let Op::Beat = op {
-                let beaten = Beaten { revoked: 0, others: None, orders: None };
+                let beaten = Beaten { revoked: 0, held: None, others: None, orders: None };
                 stage.engine.done(Done::Beaten(beaten), stage.now);
             }
             keeps(&op) == Some(None)
@@ -283,7 +283,7 @@ fn a_beat_that_tells_of_a_lost_term_renews_nothing_until_everything_was_looked_a
     let before = deadline(&stage);
     stage.wait();
     assert!(matches!(stage.engine.next_op(stage.now), Some(Op::Beat)));
-    let beaten = Beaten { revoked: 1, others: None, orders: None };
+    let beaten = Beaten { revoked: 1, held: None, others: None, orders: None };
     stage.engine.done(Done::Beaten(beaten), stage.now);
     assert_eq!(deadline(&stage), before);
     assert!(matches!(stage.engine.next_op(stage.now), Some(Op::Inspect(_))), "it looks at once");
@@ -298,4 +298,26 @@ fn a_lost_seat_tells_what_was_held_once_every_gate_is_shut() {
     let lost = stage.engine.seat_lost("gone", stage.now);
     assert_eq!(stage.gate.epoch(), None);
     assert_eq!((lost.terms, lost.first.map(|term| term.epoch)), (1, Some(Epoch(1))));
+}
+
+#[test]
+fn a_beat_that_counts_fewer_rows_than_before_renews_nothing_until_everything_was_looked_at() {
+    let mut stage = Stage::claiming();
+    stage.claimed(&Claim::Won(Won { epoch: Epoch(1), holder: None, debt: None }));
+    let deadline = |stage: &Stage| stage.gate.peek().expect("it leads").deadline();
+    let beaten = |held| Beaten { revoked: 0, held: Some(held), others: None, orders: None };
+    // The rows of an earlier seat name it too.
+    for held in [1, 3] {
+        stage.wait();
+        assert!(matches!(stage.engine.next_op(stage.now), Some(Op::Beat)));
+        stage.engine.done(Done::Beaten(beaten(held)), stage.now);
+    }
+    let before = deadline(&stage);
+    stage.wait();
+    assert!(matches!(stage.engine.next_op(stage.now), Some(Op::Beat)), "all is well");
+    stage.engine.done(Done::Beaten(beaten(2)), stage.now);
+    assert_eq!(deadline(&stage), before);
+    assert!(matches!(stage.engine.next_op(stage.now), Some(Op::Inspect(_))), "it looks at once");
+    stage.engine.done(Done::Inspected(vec![stage.role.clone()]), stage.now);
+    assert_eq!(stage.gate.epoch(), None);
 }

@@ -28,6 +28,7 @@ fn register(model: &mut Model, session: SessionId) {
         priority: 0,
         ready: true,
         observer: false,
+        withdraw: false,
     };
     model.run(session, &Op::Register(vec![row]), NOW).expect("it is registered");
 }
@@ -87,6 +88,7 @@ fn a_candidate_of_another_role_does_not_make_a_restart_longer() {
         priority: 0,
         ready: true,
         observer: false,
+        withdraw: false,
     };
     model.run(long, &Op::Register(vec![row]), NOW).expect("it is registered");
     model.restart();

@@ -14,6 +14,28 @@ async fn incarnation(cluster: &Cluster) -> String {
     client.query_one("select tenure.incarnation()", &[]).await.expect("an answer").get(0)
 }
 
+#[tokio::test]
+async fn a_row_that_a_restore_wrote_is_another_incarnation() {
+    let cluster = tenure_testkit::shared_cluster().await;
+    let database = cluster.database().await.expect("a database");
+    let client = database.client().await.expect("a session");
+    client.batch_execute(&tenure::schema::script()).await.expect("the schema");
+    let mut seen = BTreeSet::new();
+    for table in ["boot", "origin"] {
+        let ask = "select tenure.incarnation()";
+        let now: String = client.query_one(ask, &[]).await.expect("an answer").get(0);
+        assert_eq!(client.query_one(ask, &[]).await.expect("an answer").get::<_, String>(0), now);
+        assert!(seen.insert(now));
+        let restore = format!(
+            "begin; create temp table saved on commit drop as select * from tenure.{table}; \
+             delete from tenure.{table}; insert into tenure.{table} select * from saved; commit"
+        );
+        client.batch_execute(&restore).await.expect("restored");
+        let then: String = client.query_one(ask, &[]).await.expect("an answer").get(0);
+        assert!(!seen.contains(&then), "{table} was restored");
+    }
+}
+
 /// The server goes on after a backend was killed, with its start time, but without the commits that
 /// were not flushed: what was seen of beats before is void.
 #[tokio::test]

@@ -14,4 +14,5 @@ mod schema;
 mod server;
 mod stage;
 mod start;
+mod strangers;
 mod traffic;

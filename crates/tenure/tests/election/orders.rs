@@ -75,7 +75,8 @@ async fn a_debt_is_waited_out_before_a_role_is_forgotten() {
     gone(member).await;
     client
         .batch_execute(
-            "update tenure.role set paused = true, debtor = 'm', debtor_lease_ms = 700, paid_in = null",
+            "update tenure.role set paused = true, debtor = 'm', debtor_lease_ms = 700, paid_in = null, \
+             acted_in = null",
         )
         .await
         .unwrap();

@@ -144,6 +144,7 @@ impl Walk<'_> {
                 priority: self.random.random_range(0..3),
                 ready: self.chance(80),
                 observer: self.chance(10),
+                withdraw: self.chance(5),
             });
         }
         let call = format!("tenure.register('{member}', {})", json_literal(&rows));
@@ -162,6 +163,7 @@ impl Walk<'_> {
                 Some(RegisterRefusal::Policy { .. }) => "Policy",
                 Some(RegisterRefusal::Locks { .. }) => "Locks",
                 Some(RegisterRefusal::Tables) => "Tables",
+                Some(RegisterRefusal::Unreadable) => "Unreadable",
                 Some(RegisterRefusal::Blocked) => "Blocked",
             };
             self.outcomes.insert(outcome.to_owned());
@@ -267,7 +269,7 @@ impl Walk<'_> {
             others.sort_by(|a, b| a.0.cmp(&b.0));
             let mut orders = beaten.orders.unwrap_or_default();
             orders.sort_by(|a, b| a.role.cmp(&b.role));
-            format!("{} {others:?} {orders:?}", beaten.revoked)
+            format!("{} {:?} {others:?} {orders:?}", beaten.revoked, beaten.held)
         };
         equal("beat", &plain(model), &plain(read(answer)?))
     }
