@@ -264,7 +264,9 @@ begin
     returning t.nonce;
 end $$;
 
--- Statuses alone. Not flushed: a lost status is learnt again from the chain.
+-- Statuses alone. Not flushed, because a lost status is learnt again from the chain, unless one of
+-- them ends a request that is in no block: of that end the chain knows nothing, and a caller that was
+-- told of it must not see the request executed after a crash or a failover.
 create function tenure_tx.record(
     p_role text, p_epoch bigint, p_account bytea,
     p_nonces bigint[], p_hashes bytea[], p_states text[], p_blocks bytea[], p_metadata text[],
@@ -272,7 +274,9 @@ create function tenure_tx.record(
 ) returns setof bigint language plpgsql volatile
 set search_path = pg_catalog, pg_temp as $$
 begin
-    perform tenure_tx.begin_write(p_role, p_epoch, p_account, false);
+    perform tenure_tx.begin_write(p_role, p_epoch, p_account, exists (
+        select from unnest(p_states, p_ended) as n (state, ended)
+            where n.ended and n.state = 'invalid'));
     return query select tenure_tx.put_statuses(p_epoch, p_account, p_nonces, p_hashes, p_states,
                                                p_blocks, p_metadata, p_ended);
 end $$;

@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use tenure_core::clock::{Clock, Tick};
 use tenure_core::epoch::Epoch;
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -31,7 +31,9 @@ use crate::chain::{Chain, Head, Located, Outcome, Report};
 use crate::election::Election;
 use crate::engine::{Engine, Holds, Input, NonceError, Order};
 use crate::metrics;
-use crate::service::{DrainOutcome, SendError, SendRequest, ServiceOptions, TransactionHandle};
+use crate::service::{
+    DrainOutcome, HandleState, SendError, SendRequest, ServiceOptions, TransactionHandle,
+};
 use crate::status::Hash;
 use crate::store::{Snapshot, Store, StoredTransaction};
 use crate::writer::{self, Job};
@@ -100,6 +102,9 @@ pub(crate) struct Driver {
     head: Head,
     /// Of every nonce that is open in the engine, and of no other.
     contents: HashMap<u64, Content>,
+    /// Requests that ended before any node had them, by nonce and form, and what their handles are told
+    /// once the table has it.
+    ending: HashMap<(u64, Hash), (watch::Sender<HandleState>, HandleState)>,
     /// Requests whose row is not stored yet, by id; none of them is open.
     pending: HashMap<String, Pending>,
     /// How many requests have come.
@@ -147,6 +152,7 @@ impl Driver {
             generation: 0,
             head: Head::default(),
             contents: HashMap::new(),
+            ending: HashMap::new(),
             pending: HashMap::new(),
             arrivals: 0,
             draining: None,
@@ -269,6 +275,8 @@ impl Driver {
     /// Forgets what the engine knows and drops all answers under way.
     fn reset(&mut self) {
         self.generation += 1;
+        // Their handles are left without an answer: the table knows whether they have ended.
+        self.ending.clear();
         self.tasks.abort_all();
         self.engine.handle(self.now(), Input::Demoted);
     }
@@ -299,7 +307,14 @@ impl Driver {
         }
         let nonce = match which {
             Which::Nonce(nonce) => nonce,
-            Which::Request(id) => self.engine.nonce_of(&id).ok_or(SendError::NotOpen(id))?,
+            Which::Request(id) => match self.engine.nonce_of(&id) {
+                Some(nonce) => nonce,
+                None if self.pending.contains_key(&id) => {
+                    let reason = "it is being accepted at this moment".to_owned();
+                    return Err(SendError::Uncertain { request_id: id, reason });
+                }
+                None => return Err(SendError::NotOpen(id)),
+            },
         };
         let known = self.contents.get(&nonce);
         if let Some(content) = known.filter(|c| c.handle.borrow().dropped().is_some()) {

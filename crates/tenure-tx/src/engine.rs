@@ -68,6 +68,10 @@ pub struct Engine {
     leading: Option<Leading>,
 }
 
+/// How many times the tip that was asked for a first attempt tips, at most, because recent blocks were
+/// tipped more. A nonce that is stuck all the same is replaced, and that has a bound of its own.
+const MAX_GOING: u128 = 10;
+
 /// What keeps an account waiting.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Holds {
@@ -179,6 +183,7 @@ impl Engine {
         if let Some(entry) = leading.entries.get(&nonce) {
             if entry.status.state() != State::InBlock && entry.noop.is_none() {
                 self.give_up(nonce, Order::Drop, &mut effects);
+                self.close(&[nonce], &mut effects);
             }
         } else if leading.is_gap(nonce) {
             leading.fill(nonce, &self.config, &mut effects);
@@ -196,8 +201,10 @@ impl Engine {
         match entry.current() {
             Some(hash) if entry.is_unsent() => {
                 let why = match order {
-                    Order::Drop => "dropped by order before any node had it",
-                    Order::Deadline => "its deadline passed before any node had it",
+                    Order::Drop => "dropped by order before any node had it; its nonce is free",
+                    Order::Deadline => {
+                        "its deadline passed before any node had it; its nonce is free"
+                    }
                     Order::Gap => "nothing used the nonce",
                 };
                 let status = TransactionStatus::Invalid(Some(why.to_owned()));
@@ -205,6 +212,16 @@ impl Engine {
             }
             // A build under way still carries the request: when it is stored, a no-op follows it.
             Some(_) | None => entry.rebuild(nonce, entry.bumped(&config), out),
+        }
+    }
+
+    /// Fills nonces that were given up before any node had them, where later ones would wait for them.
+    fn close(&mut self, given_up: &[u64], out: &mut Vec<Effect>) {
+        let Some(leading) = self.leading.as_mut() else { return };
+        for &nonce in given_up {
+            if leading.is_gap(nonce) {
+                leading.fill(nonce, &self.config, out);
+            }
         }
     }
 
@@ -218,8 +235,10 @@ impl Engine {
             Input::Demoted => self.leading = None,
             Input::Requested(request) => self.requested(request, &mut effects),
             Input::Built { nonce, attempt } => {
-                if let Some(entry) = self.entry(nonce) {
-                    entry.built(nonce, attempt, now, &mut effects);
+                if let Some(leading) = self.leading.as_mut()
+                    && let Some(entry) = leading.entries.get_mut(&nonce)
+                {
+                    entry.built(nonce, attempt, &leading.head, now, &mut effects);
                 }
             }
             Input::BuildFailed { nonce } => self.build_failed(now, nonce, &mut effects),
@@ -285,7 +304,10 @@ impl Engine {
         for row in rows {
             let nonce = row.nonce;
             let mut entry = Entry::recovered(row, now);
-            entry.examine(nonce, &head, out);
+            // What is overdue is not sent once more: it is given up when time is next looked at.
+            if !entry.is_overdue(nonce, &head, now) {
+                entry.examine(nonce, &head, out);
+            }
             leading.insert(nonce, entry);
         }
         self.leading = Some(leading);
@@ -298,9 +320,14 @@ impl Engine {
         match self.give_nonce(&request.id, request.nonce) {
             Ok((leading, nonce)) => {
                 // What recent blocks were tipped is what the next one takes; bytes that are signed
-                // already tip what they tip.
+                // already tip what they tip. On a quiet chain these blocks are a stranger's, or our own:
+                // a tip that was asked for is not multiplied by more than ten on their word.
                 let going = if request.resignable { leading.head.tip } else { 0 };
-                let tip = request.tip.max(going.min(max_tip));
+                let most = match request.tip {
+                    0 => max_tip,
+                    asked => asked.saturating_mul(MAX_GOING).min(max_tip),
+                };
+                let tip = request.tip.max(going.min(most));
                 let request = Request { tip, ..request };
                 leading.gaps.remove(&nonce);
                 leading.insert(nonce, Entry::requested(request));
@@ -663,9 +690,11 @@ impl Engine {
         for nonce in leading.gaps_older_than(now, config.gap_after) {
             leading.fill(nonce, &config, out);
         }
-        for nonce in overdue {
+        for &nonce in &overdue {
             self.give_up(nonce, Order::Deadline, out);
         }
+        // After all of them: no no-op before one that is given up as well.
+        self.close(&overdue, out);
     }
 }
 

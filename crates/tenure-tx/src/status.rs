@@ -225,9 +225,12 @@ pub enum EndKind {
     Reverted,
     /// A no-op is in a final block in its place, by an order to drop it. It did not execute and never will.
     Replaced,
+    /// Dropped by order before any node had it. It did not execute and never will; its nonce is free.
+    Withdrawn,
     /// No node took it. It did not execute and never will; its nonce is free.
     Refused,
-    /// Its deadline passed first. It did not execute and never will.
+    /// Its deadline passed first. It did not execute and never will: a no-op is in a final block in its
+    /// place, or no node ever had it.
     Expired,
     /// A transaction of another program used its nonce. It did not execute and never will.
     Usurped,
@@ -278,6 +281,7 @@ impl fmt::Display for End {
             EndKind::Executed => "executed",
             EndKind::Reverted => "reverted",
             EndKind::Replaced => "not executed, replaced by a no-op",
+            EndKind::Withdrawn => "not executed, withdrawn",
             EndKind::Refused => "not executed, refused",
             EndKind::Expired => "not executed, expired",
             EndKind::Usurped => "not executed, its nonce was used by another transaction",

@@ -13,6 +13,7 @@ use tenure_core::epoch::Epoch;
 use tokio::sync::mpsc;
 
 use crate::metrics;
+use crate::status::Hash;
 use crate::store::{NewTransaction, Replacement, StatusChange, Store, StoreError};
 
 /// Rows in one commit. More rows cost latency, fewer cost throughput.
@@ -67,6 +68,8 @@ pub(crate) enum Written {
 pub(crate) struct BatchResult {
     pub(crate) generation: u64,
     pub(crate) rows: Vec<(u64, Written)>,
+    /// The statuses of the batch: nonce and form.
+    pub(crate) statuses: Vec<(u64, Hash)>,
     /// A status was not recorded: the table and the memory differ.
     pub(crate) statuses_failed: Option<Written>,
 }
@@ -121,7 +124,9 @@ impl Batch {
             let nonces = self.news.iter().map(|r| r.nonce);
             let nonces = nonces.chain(self.replacements.iter().map(|r| r.nonce));
             let rows = nonces.map(|n| (n, Written::Stored)).collect();
-            return BatchResult { generation: self.generation, rows, statuses_failed: None };
+            let statuses = self.statuses.values().map(|one| (one.nonce, one.hash)).collect();
+            let statuses_failed = None;
+            return BatchResult { generation: self.generation, rows, statuses, statuses_failed };
         };
         self.write(store).await
     }
@@ -129,6 +134,7 @@ impl Batch {
     async fn write(self, store: &Store) -> BatchResult {
         let epoch = self.epoch;
         let statuses: Vec<StatusChange> = self.statuses.into_values().collect();
+        let told = statuses.iter().map(|one| (one.nonce, one.hash)).collect();
         // A status may follow a replacement of its nonce, so then it is not written before it.
         let (with_news, after) = match self.replacements.is_empty() {
             true if !self.news.is_empty() => (statuses, Vec::new()),
@@ -148,7 +154,7 @@ impl Batch {
         let nonces = self.replacements.iter().map(|r| r.nonce);
         rows.extend(outcomes(nonces, replaced));
         let statuses_failed = with_news.or(recorded);
-        BatchResult { generation: self.generation, rows, statuses_failed }
+        BatchResult { generation: self.generation, rows, statuses: told, statuses_failed }
     }
 }
 

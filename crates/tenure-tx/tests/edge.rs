@@ -237,7 +237,7 @@ async fn a_deadline_and_a_drop_end_what_the_account_cannot_pay() {
     let dropped = node.service.cancel(other.nonce).await.expect("open");
     let ended = timeout(Duration::from_secs(20), other.ended()).await;
     if let Ok(Some(state)) = ended {
-        assert_eq!(state.note.end.expect("ended").kind, EndKind::Replaced, "{dropped:?}");
+        assert_eq!(state.note.end.expect("ended").kind, EndKind::Withdrawn, "{dropped:?}");
     } else {
         panic!("{dropped:?}: {:?}", other.state());
     }
@@ -545,4 +545,97 @@ async fn a_takeover_of_many_rows_asks_the_node_little() {
     };
     timeout(Duration::from_secs(20), told).await.expect("every end is in the table");
     paid(&anvil, 0..rows).await;
+}
+
+#[tokio::test]
+async fn an_end_that_the_chain_does_not_know_is_told_when_the_table_has_it() {
+    let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
+    let gateway = RpcProxy::start(&anvil.url).await;
+    let node = leader(&db.dsn(), &gateway).await;
+    anvil.call("anvil_setBalance", json!([ADDRESS, "0x0"])).await;
+    let mut handle = send(&node, 1).await;
+    let waits = async {
+        while handle.state().note.answer.is_none() {
+            handle.changed().await.expect("leads");
+        }
+    };
+    timeout(Duration::from_secs(20), waits).await.expect("the node said no");
+    // Every write waits.
+    let client = db.client().await.expect("it answers");
+    let lock = "begin; lock table tenure_tx.pending_transactions in exclusive mode";
+    client.batch_execute(lock).await.expect("locked");
+    let dropping = node.service.cancel(handle.nonce);
+    tokio::pin!(dropping);
+    let other = db.client().await.expect("it answers");
+    let blocked = "select count(*) from pg_locks l where not l.granted \
+        and l.database = (select oid from pg_database where datname = current_database())";
+    let held_up = async {
+        while other.query_one(blocked, &[]).await.expect("readable").get::<_, i64>(0) == 0 {
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    // Cancel-safe: the drop is polled by reference.
+    tokio::select! {
+        dropped = &mut dropping => panic!("told before it was stored: {dropped:?}"),
+        held = timeout(Duration::from_secs(20), held_up) => held.expect("the write waits"),
+    }
+    assert!(!handle.state().ended(), "{:?}", handle.state());
+    client.batch_execute("rollback").await.expect("unlocked");
+    let dropped = timeout(Duration::from_secs(20), dropping).await.expect("answered");
+    let Ok(Dropped::Ended(end)) = dropped else { panic!("{dropped:?}") };
+    assert_eq!(end.kind, EndKind::Withdrawn);
+    let row = node.store.by_nonce(handle.nonce).await.expect("read").expect("a row");
+    assert!(row.ended && handle.state().ended());
+}
+
+#[tokio::test]
+async fn a_busy_endpoint_may_have_kept_what_another_one_will_not_have() {
+    let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
+    let (one, two) = (RpcProxy::start(&anvil.url).await, RpcProxy::start(&anvil.url).await);
+    for (gateway, words) in
+        [(&one, "nonce too high"), (&two, "insufficient funds for gas * price + value")]
+    {
+        gateway.rule(move |method, _| match method {
+            SEND => Fault::Say(-32000, words.to_owned()),
+            _ => Fault::Pass,
+        });
+    }
+    let node = leader_with(&db.dsn(), &[&one.url, &two.url], impatient()).await;
+    let mut handle = send(&node, 1).await;
+    let asked = async {
+        while handle.state().note.answer.is_none() {
+            handle.changed().await.expect("leads");
+        }
+    };
+    timeout(Duration::from_secs(20), asked).await.expect("asked");
+    let dropped = node.service.cancel(handle.nonce).await.expect("open");
+    assert!(matches!(dropped, Dropped::Ordered { .. }), "only a no-op is certain: {dropped:?}");
+}
+
+#[tokio::test]
+async fn a_refusal_that_no_look_up_confirms_ends_nothing() {
+    let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
+    let gateway = RpcProxy::start(&anvil.url).await;
+    let node = leader(&db.dsn(), &gateway).await;
+    let asked = Arc::new(AtomicUsize::new(0));
+    let seen = Arc::clone(&asked);
+    gateway.rule(move |method, _| match method {
+        SEND => {
+            seen.fetch_add(1, Ordering::Relaxed);
+            Fault::Say(-32000, "intrinsic gas too low".to_owned())
+        }
+        "eth_getTransactionByHash" => Fault::Say(-32600, "Invalid API key".to_owned()),
+        _ => Fault::Pass,
+    });
+    let mut handle = send(&node, 1).await;
+    let several = async {
+        while asked.load(Ordering::Relaxed) < 6 {
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(Duration::from_secs(30), several).await.expect("asked again and again");
+    assert!(!handle.state().ended(), "{:?}", handle.state());
+    gateway.well();
+    assert_eq!(end(&anvil, &mut handle).await.kind, EndKind::Executed);
+    paid(&anvil, 1..2).await;
 }

@@ -567,3 +567,18 @@ async fn a_reader_says_that_its_view_is_stale_and_when_it_is_fresh_again() {
     let item = tokio::time::timeout(Duration::from_secs(20), updates.recv()).await;
     assert!(matches!(item, Ok(Some(FeedItem::Fresh))), "{item:?}");
 }
+
+#[tokio::test]
+async fn an_end_that_the_chain_does_not_know_is_flushed() {
+    let db = database().await;
+    store(&db.dsn(), "a").accept(E1, 0, &[row(0, 1, "r0")]).await.expect("leads");
+    let client = db.client().await.expect("it answers");
+    client.batch_execute("begin").await.expect("begun");
+    let record = "select tenure_tx.record('relayer', 1, t.account_id, array[t.nonce], \
+         array[t.hash], array['invalid'], array[null::bytea], array['{}'], array[true]) \
+         from tenure_tx.pending_transactions t";
+    assert_eq!(client.query(record, &[]).await.expect("recorded").len(), 1);
+    let setting = "select current_setting('synchronous_commit')";
+    let setting = client.query_one(setting, &[]).await.expect("readable");
+    assert_eq!(setting.get::<_, &str>(0), "on");
+}

@@ -241,7 +241,7 @@ pub(super) async fn drop_nonce(args: DropArgs) -> Result<Exit, Failure> {
 /// Whether a request that was to be dropped has not executed.
 fn given_up(end: EndKind) -> Exit {
     match end {
-        EndKind::Replaced | EndKind::Expired | EndKind::Refused => Exit::Clean,
+        EndKind::Replaced | EndKind::Withdrawn | EndKind::Expired | EndKind::Refused => Exit::Clean,
         EndKind::Executed | EndKind::Reverted | EndKind::Usurped => Exit::Failed,
     }
 }

@@ -299,7 +299,7 @@ impl Storm {
                     assert_eq!(end["hash"], tx["hash"], "request {index}: {end}");
                     assert_eq!(end["block"], tx["blockHash"], "request {index}: {end}");
                 }
-                ("replaced", None) => {
+                ("replaced" | "withdrawn", None) => {
                     assert_eq!(kind(index), Kind::Drop, "nobody dropped {index}: {end}");
                     let seen = end["hash"].is_null() || noops.contains(&end["hash"].to_string());
                     assert!(seen, "request {index}: no such no-op on the chain: {end}");
@@ -340,7 +340,7 @@ impl Storm {
         for (nonce, indices) in contents {
             let lives = |index: &&usize| {
                 let kind = heard.get(index).map(|end| end["kind"].clone()).unwrap_or_default();
-                !matches!(kind.as_str(), Some("replaced" | "expired"))
+                !matches!(kind.as_str(), Some("replaced" | "withdrawn" | "expired"))
             };
             let living: Vec<_> = indices.iter().filter(lives).collect();
             assert!(living.len() <= 1, "nonce {nonce} left with the content of {indices:?}");

@@ -166,9 +166,13 @@ impl Chain for EthereumChain {
     async fn submit(&self, account: &AccountId, nonce: u64, raw: Bytes) -> Submission {
         let hash = Hash(alloy_primitives::keccak256(&raw).0);
         let outcome = match self.rpc.send_raw(&raw).await {
-            // A node that has it has taken it, whatever was said of it on the way.
-            no @ (Outcome::Uncertain(_) | Outcome::Refused(_)) if !self.knows(hash).await => no,
-            Outcome::Uncertain(_) | Outcome::Refused(_) => Outcome::AlreadyKnown,
+            no @ (Outcome::Uncertain(_) | Outcome::Refused(_)) => match self.knows(hash).await {
+                // A node that has it has taken it, whatever was said of it on the way.
+                Some(true) => Outcome::AlreadyKnown,
+                Some(false) => no,
+                // A question without an answer confirms no refusal.
+                None => Outcome::Uncertain(no.answer().unwrap_or_default().to_owned()),
+            },
             outcome => outcome,
         };
         match outcome {
@@ -215,12 +219,11 @@ impl Chain for EthereumChain {
 }
 
 impl EthereumChain {
-    /// Whether the node has these bytes, in its pool or in a block.
-    async fn knows(&self, hash: Hash) -> bool {
+    /// Whether the node has these bytes, in its pool or in a block. `None`: it does not say.
+    async fn knows(&self, hash: Hash) -> Option<bool> {
         let call = ("eth_getTransactionByHash", json!([B256::from(hash.0)]));
-        let answer = self.rpc.many(&[call]).await.map(|mut answers| answers.pop());
-        let Ok(Some(answer)) = answer else { return false };
-        matches!(read::<Option<RpcTransaction>>(answer), Ok(Some(_)))
+        let answer = self.rpc.many(&[call]).await.ok()?.pop()?;
+        Some(read::<Option<RpcTransaction>>(answer).ok()?.is_some())
     }
 
     /// The receipts of those that were last seen in a block together with others: one call for all.
@@ -333,7 +336,8 @@ impl EthereumChain {
         let tx = block.transactions.iter().filter(from).find(used)?;
         let (hash, block) = (Hash(tx.hash.0), Hash(block.hash.0));
         Some(match one.attempts.contains(&hash) {
-            // Ours after all: its receipt is what is missing.
+            // Ours after all. Whether it succeeded, its receipt tells, and a node may be late with it.
+            true if head.finalized.number.saturating_sub(low) < LATE_RECEIPT => Located::Unknown,
             true => {
                 let receipt = Receipt { number: Some(low), ..Receipt::default() };
                 Located::InBlock { hash, block, finalized: true, receipt: Some(receipt) }
@@ -345,6 +349,10 @@ impl EthereumChain {
 
 /// The receipts of signed forms; `Err` for one that could not be asked for.
 type Receipts = HashMap<Hash, Result<Option<RpcReceipt>, ()>>;
+
+/// For how many final blocks the receipt of a transaction that is in a final block is waited for. A
+/// node that has none after that has forgotten it, and the request ends without it.
+const LATE_RECEIPT: u64 = 256;
 
 /// A block with its transactions, as far as the search for a usurper needs it.
 #[derive(Debug, Deserialize)]

@@ -13,7 +13,7 @@ use crate::chain::{Located, Outcome, Sought, Submission};
 use crate::engine::{Attempt, Effect, Input, Order};
 use crate::metrics;
 use crate::service::{HandleState, Payload, SendError};
-use crate::status::{EndKind, Hash, Note, TransactionStatus};
+use crate::status::{EndKind, Hash, Note, State, TransactionStatus};
 use crate::store::{NewTransaction, Replacement, StatusChange};
 use crate::writer::{BatchResult, Job, Write, Written};
 
@@ -173,7 +173,13 @@ impl Driver {
             }
         }
         match result.statuses_failed {
-            None | Some(Written::Stored | Written::Missing | Written::Duplicate) => {}
+            None | Some(Written::Stored | Written::Missing | Written::Duplicate) => {
+                for form in result.statuses {
+                    if let Some((handle, state)) = self.ending.remove(&form) {
+                        handle.send_replace(state);
+                    }
+                }
+            }
             Some(Written::Stale) => return self.end("another leader has a newer epoch"),
             Some(Written::Refused(error) | Written::Unknown(error)) => {
                 reread = Some(error.to_string());
@@ -289,21 +295,28 @@ impl Driver {
     }
 
     fn record(&mut self, nonce: u64, hash: Hash, status: TransactionStatus, note: Note) {
-        if let Some(content) = self.contents.get(&nonce) {
-            let form = self.engine.attempts(nonce).iter().find(|attempt| attempt.hash == hash);
-            content.handle.send_modify(|state| {
-                // An end has left the engine already; which form it was, its kind tells.
-                let noop = match (&note.end, form) {
-                    (Some(end), _) => matches!(end.kind, EndKind::Replaced | EndKind::Expired),
-                    (None, Some(attempt)) => attempt.noop,
-                    (None, None) => state.noop,
-                };
-                *state = HandleState { hash, status: status.clone(), noop, note: note.clone() };
-            });
-        }
         if let Some(end) = &note.end {
             metrics::count_by(metrics::ENDED, "end", end.kind.into());
-            self.contents.remove(&nonce);
+            if let Some(content) = self.contents.remove(&nonce) {
+                // An end has left the engine already; which form it was, its kind tells. Of one that no
+                // node had there is no no-op either.
+                let noop = matches!(end.kind, EndKind::Replaced | EndKind::Expired);
+                let noop = noop && end.hash.is_some();
+                let state = HandleState { hash, status: status.clone(), noop, note: note.clone() };
+                if status.state() == State::Invalid {
+                    // Of this end the chain knows nothing: until the table has it, it may still be
+                    // undone by a crash, so no caller is told.
+                    self.ending.insert((nonce, hash), (content.handle, state));
+                } else {
+                    content.handle.send_replace(state);
+                }
+            }
+        } else if let Some(content) = self.contents.get(&nonce) {
+            let form = self.engine.attempts(nonce).iter().find(|attempt| attempt.hash == hash);
+            content.handle.send_modify(|state| {
+                let noop = form.map_or(state.noop, |attempt| attempt.noop);
+                *state = HandleState { hash, status: status.clone(), noop, note: note.clone() };
+            });
         }
         self.write(Write::Status(StatusChange { nonce, hash, status, note }));
     }

@@ -195,12 +195,19 @@ impl Entry {
     fn end_unsent(&self) -> EndKind {
         match self.noop {
             Some(Order::Deadline) => EndKind::Expired,
-            Some(Order::Drop) => EndKind::Replaced,
+            Some(Order::Drop) => EndKind::Withdrawn,
             Some(Order::Gap) | None => EndKind::Refused,
         }
     }
 
-    pub(super) fn built(&mut self, nonce: u64, attempt: Attempt, now: Tick, out: &mut Vec<Effect>) {
+    pub(super) fn built(
+        &mut self,
+        nonce: u64,
+        attempt: Attempt,
+        head: &Head,
+        now: Tick,
+        out: &mut Vec<Effect>,
+    ) {
         if self.phase != Phase::Building {
             return;
         }
@@ -217,6 +224,9 @@ impl Entry {
             // Given up while it was being stored: it never left, and must not.
             self.phase = Phase::Waiting { until: now };
             self.rebuild(nonce, self.tip, out);
+        } else if self.is_overdue(nonce, head, now) {
+            // Its deadline passed while it was being stored: it is given up when time is next looked at.
+            self.phase = Phase::Waiting { until: now };
         } else {
             self.submit(nonce, out);
         }
@@ -253,9 +263,16 @@ impl Entry {
         self.tip.saturating_add(step.max(config.min_tip_bump)).min(config.max_tip)
     }
 
-    /// No node has it, because it tips too little: the next build tips enough.
+    /// No node has it, because it tips too little: the next build tips enough. A node that names no
+    /// minimum is followed only as often as any other replacement is paid for: it may say the same of
+    /// every tip.
     pub(super) fn raise(&mut self, needed: Option<u128>, config: &EngineConfig) {
-        self.tip = self.bumped(config).max(needed.unwrap_or(0)).min(config.max_tip);
+        self.tip = match needed {
+            Some(needed) => self.bumped(config).max(needed).min(config.max_tip),
+            None if self.replacements < config.max_replacements => self.bumped(config),
+            None => self.tip,
+        };
+        self.replacements = self.replacements.saturating_add(1);
         self.stale = true;
     }
 

@@ -62,9 +62,13 @@ impl Leading {
         Some(entry)
     }
 
-    /// The lowest nonce a new transaction could have: below it the chain or a pool has one.
+    /// The lowest nonce a new transaction could have: below it the chain or a pool has one. A pool that
+    /// claims to be absurdly far ahead is not believed: each nonce in between would cost a no-op.
     fn floor(&self) -> u64 {
-        self.consumed.max(self.head.best_nonce).max(self.head.pool_nonce)
+        let mined = self.consumed.max(self.head.best_nonce);
+        let highest = self.entries.last_key_value().map_or(0, |(nonce, _)| nonce + 1);
+        let believed = mined.max(highest).saturating_add(MAX_AHEAD);
+        mined.max(Some(self.head.pool_nonce).filter(|pool| *pool <= believed).unwrap_or(0))
     }
 
     fn above_all(&self) -> u64 {

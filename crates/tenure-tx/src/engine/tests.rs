@@ -749,3 +749,98 @@ fn a_new_leader_resubmits_open_rows_and_asks_about_used_nonces() {
         ]
     );
 }
+
+/// A leader with requests at nonces 0 to `count`, the first of which no node has.
+fn unfunded(count: u64) -> Engine {
+    let (mut engine, _) = leading(vec![], head(0, 0, 0));
+    for nonce in 0..count {
+        assert_eq!(request(&mut engine, None, 0, true), Ok(nonce));
+        let tag = 1 + u8::try_from(nonce).expect("small");
+        engine.handle(T0, Input::Built { nonce, attempt: attempt(tag, 0) });
+        let outcome = Outcome::Unfunded("insufficient funds".to_owned());
+        engine.handle(T0, Input::Submitted { nonce, hash: hash(tag), outcome });
+    }
+    engine
+}
+
+#[test]
+fn a_request_that_no_node_had_is_withdrawn_and_its_nonce_holds_up_no_other() {
+    let mut engine = unfunded(2);
+    let effects = engine.cancel(0).expect("open");
+    let [Effect::Record { note, .. }, Effect::Build { nonce: 0, noop: Some(Order::Gap), .. }] =
+        &effects[..]
+    else {
+        panic!("{effects:?}")
+    };
+    let end = note.end.as_ref().expect("an end");
+    assert_eq!((end.kind, end.hash), (EndKind::Withdrawn, None), "there is no no-op in its place");
+    // Nothing is behind the last one: its nonce stays free for the next request.
+    let effects = engine.cancel(1).expect("open");
+    assert_eq!(end_of(&effects).kind, EndKind::Withdrawn);
+    assert_eq!(request(&mut engine, None, 0, true), Ok(1));
+}
+
+#[test]
+fn what_is_overdue_is_not_sent_by_a_new_leader_and_not_after_it_was_stored() {
+    let overdue = OpenTransaction {
+        request: "due".to_owned(),
+        nonce: 0,
+        attempts: vec![attempt(1, 0)],
+        status: TransactionStatus::Future,
+        resignable: true,
+        deadline: Some(T0),
+    };
+    let (mut engine, effects) = leading(vec![overdue], head(0, 0, 0));
+    assert_eq!(effects, [], "not once more");
+    let effects = later(&mut engine, 0);
+    assert!(matches!(effects[..], [Effect::Build { noop: Some(Order::Deadline), .. }]));
+
+    let (mut engine, _) = leading(vec![], head(0, 0, 0));
+    let (id, deadline) = ("slow".to_owned(), Some(at(10)));
+    let slow = Request { id, nonce: None, tip: 0, resignable: true, deadline };
+    engine.handle(T0, Input::Requested(slow));
+    let stored = engine.handle(at(10), Input::Built { nonce: 0, attempt: attempt(1, 0) });
+    assert_eq!(stored, [], "stored too late to be sent");
+    assert_eq!(end_of(&later(&mut engine, 10)).kind, EndKind::Expired);
+}
+
+#[test]
+fn a_node_that_calls_every_tip_too_low_is_not_paid_ever_more() {
+    let (mut engine, _) = leading(vec![], head(0, 0, 0));
+    assert_eq!(request(&mut engine, None, 1_000, true), Ok(0));
+    let mut tip = 1_000;
+    for round in 0..100u8 {
+        let now = at(u64::from(round) * 60);
+        let built = Input::Built { nonce: 0, attempt: attempt(round + 1, tip) };
+        for effect in engine.handle(now, built) {
+            assert!(matches!(effect, Effect::Submit { .. } | Effect::Record { .. }), "{effect:?}");
+        }
+        let low = Shortfall::BelowMinimum { needed: None };
+        let outcome = Outcome::Underpriced(low, "transaction underpriced".to_owned());
+        engine.handle(now, Input::Submitted { nonce: 0, hash: hash(round + 1), outcome });
+        let effects = engine.handle(now + Duration::from_secs(59), Input::TimePassed);
+        let [Effect::Build { tip: next, .. }] = effects[..] else { panic!("{effects:?}") };
+        tip = next;
+    }
+    assert_eq!(engine.open(), 1, "it waits");
+    assert!((9_000..10_000).contains(&tip), "ten bumps of a quarter, and no more: {tip}");
+}
+
+#[test]
+fn recent_blocks_multiply_a_tip_by_ten_at_most() {
+    let (mut engine, _) = leading(vec![], Head { tip: 500, ..head(0, 0, 0) });
+    for (asked, tip) in [(1, 10), (100, 500), (600, 600)] {
+        let id = asked.to_string();
+        let request = Request { id, nonce: None, tip: asked, resignable: true, deadline: None };
+        let effects = engine.handle(T0, Input::Requested(request));
+        assert!(matches!(effects[..], [Effect::Build { tip: first, .. }] if first == tip));
+    }
+}
+
+#[test]
+fn a_pool_that_claims_to_be_absurdly_far_ahead_is_not_believed() {
+    let (mut engine, _) = leading(vec![], head(3, 3, 1_000_000));
+    assert_eq!(request(&mut engine, None, 0, true), Ok(3));
+    let (mut engine, _) = leading(vec![], head(3, 3, 900));
+    assert_eq!(request(&mut engine, None, 0, true), Ok(900), "another program's are believed");
+}

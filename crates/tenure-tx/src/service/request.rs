@@ -146,7 +146,8 @@ pub enum Dropped {
     Ordered { hash: Hash },
     /// The request is in a block: it is not dropped.
     Mined { hash: Hash, block: Hash },
-    /// It ended before the order could take effect.
+    /// It has ended: by this order, if no node ever had it ([`Withdrawn`](crate::status::EndKind::Withdrawn)),
+    /// else before the order could take effect.
     Ended(End),
 }
 

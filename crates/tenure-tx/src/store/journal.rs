@@ -90,12 +90,16 @@ struct Row {
 impl Journal {
     /// Opens the journal, or makes one, and takes its lock.
     pub(super) fn open(path: &Path, account: &AccountId) -> Result<Self, StoreError> {
+        // The lock is by name, and a rewrite puts a new file in the name's place: a link is another name.
+        let real = fs::canonicalize(path);
+        let path = real.as_deref().unwrap_or(path);
         let trouble = |what: &str, error: io::Error| {
             let path = path.display();
             StoreError::Journal(format!("{path} cannot be {what}: {error}"))
         };
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false);
+        private(&mut options);
         let lock = options.open(beside(path, "lock")).map_err(|error| trouble("locked", error))?;
         lock.try_lock().map_err(|error| {
             let path = path.display();
@@ -240,7 +244,10 @@ impl Journal {
 
     fn remember(&mut self, row: Row) {
         self.change = self.change.max(row.change);
-        self.nonces.insert(row.nonce, row.request_id.clone());
+        // A nonce that was given away belongs to its last owner, in whatever order the lines stand.
+        if self.at(row.nonce).is_none_or(|owner| owner.change <= row.change) {
+            self.nonces.insert(row.nonce, row.request_id.clone());
+        }
         self.rows.insert(row.request_id.clone(), row);
     }
 
@@ -348,7 +355,9 @@ impl Journal {
         let trouble = |error: io::Error| {
             StoreError::Journal(format!("{} cannot be written: {error}", new.display()))
         };
-        let file = File::options().read(true).write(true).create(true).truncate(true).open(&new);
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(true);
+        let file = private(&mut options).open(&new);
         let old = std::mem::replace(&mut self.file, file.map_err(trouble)?);
         let (length, lines) = (self.length, self.lines);
         (self.length, self.lines) = (0, 0);
@@ -367,6 +376,13 @@ impl Journal {
         }
         Ok(())
     }
+}
+
+/// A file that is made is its owner's alone: it tells who is paid what.
+fn private(options: &mut OpenOptions) -> &mut OpenOptions {
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(options, 0o600);
+    options
 }
 
 /// The path with another ending added to its name.
@@ -576,5 +592,43 @@ mod tests {
         assert_eq!(journal.cleanup(none).expect("written"), 1);
         drop(journal);
         assert_eq!(open(&path).snapshot().consumed, 2);
+    }
+
+    #[test]
+    fn a_nonce_that_was_given_away_stays_its_new_owners_when_the_journal_is_written_anew() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("journal");
+        let mut journal = open(&path);
+        journal.accept(0, &[row(1, 1, "z")], &[]).expect("stored");
+        let status = TransactionStatus::Invalid(None);
+        let note = Note { end: Some(Box::new(End::new(EndKind::Withdrawn))), ..Note::default() };
+        journal
+            .record(&[StatusChange { nonce: 1, hash: Hash([1; 32]), status, note }])
+            .expect("ended");
+        assert_eq!(journal.accept(0, &[row(1, 2, "a")], &[]).expect("stored"), [1]);
+        journal.lines += 2 * SLACK;
+        journal.cleanup(KEPT).expect("written");
+        drop(journal);
+        let mut journal = open(&path);
+        assert_eq!(journal.record(&[executed(1, 2)]).expect("stored"), [1], "of the live one");
+        let paid = journal.by_request(&["a".to_owned()]).pop().expect("remembered");
+        assert_eq!(paid.note.end.map(|end| end.kind), Some(EndKind::Executed));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_journal_is_its_owners_alone_and_has_one_lock_under_every_name() {
+        use std::os::unix::fs::MetadataExt as _;
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("journal");
+        let link = folder.path().join("link");
+        drop(open(&path));
+        std::os::unix::fs::symlink(&path, &link).expect("linked");
+        let mut journal = open(&link);
+        assert!(Journal::open(&path, &account()).is_err(), "in use under its other name");
+        journal.lines += 2 * SLACK;
+        journal.cleanup(KEPT).expect("written anew");
+        assert!(link.is_symlink(), "the link stays");
+        assert_eq!(fs::metadata(&path).expect("there").mode() & 0o077, 0);
     }
 }

@@ -38,7 +38,8 @@ enum Meaning {
 use Meaning::{BelowBaseFee, BelowMinimum, Busy, Known, Outbid, Outdated, Refused, Unfunded};
 
 /// Words in lower case, and what they mean. Words that begin with `=` are the whole first word of
-/// the answer, because they mean something else inside a sentence.
+/// the answer, and words that begin with `^` are its beginning, because they mean something else
+/// inside a sentence.
 type Table = &'static [(&'static str, Meaning)];
 
 const GETH: Table = &[
@@ -98,8 +99,10 @@ const NETHERMIND: Table = &[
     ("gas limit reached", Refused),
     ("=int256overflow", Refused),
     ("transaction cost overflow", Refused),
-    ("=invalid", Refused),
-    ("transaction invalid", Refused),
+    // With the comma that this client puts before its details: "Invalid API key" and "Invalid response
+    // from upstream" are a gateway's words, and say nothing of the bytes.
+    ("^invalid, ", Refused),
+    ("^transaction invalid,", Refused),
     ("=failedtoresolvesender", Refused),
     ("failed to recover sender", Refused),
     ("=senderiscontract", Refused),
@@ -114,7 +117,8 @@ const NETHERMIND: Table = &[
 ];
 
 const BESU: Table = &[
-    ("known transaction", Known),
+    // "unknown transaction type" is another client's refusal.
+    ("^known transaction", Known),
     ("nonce too low", Outdated),
     ("nonce too high", Busy),
     ("transaction nonce is too distant from current sender nonce", Busy),
@@ -275,9 +279,10 @@ const TABLES: [Table; 9] =
 fn meaning(text: &str) -> Option<Meaning> {
     let text = text.to_lowercase();
     let first = text.split([',', ':', ' ', '.']).next().unwrap_or_default();
-    let found = |words: &str| match words.strip_prefix('=') {
-        Some(word) => first == word,
-        None => text.contains(words),
+    let found = |words: &str| match (words.strip_prefix('='), words.strip_prefix('^')) {
+        (Some(word), _) => first == word,
+        (None, Some(beginning)) => text.starts_with(beginning),
+        (None, None) => text.contains(words),
     };
     let rows = TABLES.iter().copied().flatten().filter(|(words, _)| found(words));
     rows.max_by_key(|(words, _)| words.len()).map(|(_, meaning)| *meaning)
@@ -451,6 +456,11 @@ mod tests {
             "rate limit exceeded",
             "too many requests",
             "this request is invalid in some way",
+            "Invalid API key",
+            "Invalid response from upstream: context deadline exceeded",
+            "invalid request",
+            "transaction invalidated by the gateway's cache",
+            "unknown transaction type",
             "",
         ] {
             for code in [-32000, -32003, -32005, -32010, -32602, -32603, 429] {
@@ -484,7 +494,7 @@ mod tests {
     #[test]
     fn no_clients_words_are_overruled_by_anothers() {
         for (words, wanted) in TABLES.iter().copied().flatten() {
-            let said = words.trim_start_matches('=');
+            let said = words.trim_start_matches(['=', '^']);
             assert_eq!(meaning(said), Some(*wanted), "{said}");
             assert_eq!(said.to_lowercase(), said, "words are searched in lower case");
         }

@@ -332,12 +332,11 @@ impl Rpc {
     }
 
     /// Hands over signed bytes: to the next endpoint too, if one says nothing for certain or will
-    /// not have them. The same bytes may be handed to all. A no counts only if none before it may
-    /// have said yes.
+    /// not have them. The same bytes may be handed to all. A no counts only if no other endpoint may
+    /// have them: one that is busy may have kept them all the same.
     pub(super) async fn send_raw(&self, raw: &[u8]) -> Outcome {
         let call: Call = ("eth_sendRawTransaction", json!([hex_of(raw)]));
-        let mut doubt = None;
-        let mut last = None;
+        let (mut doubt, mut busy, mut last) = (None, None, None);
         for index in self.order() {
             let asked = async {
                 self.verify(index).await?;
@@ -347,11 +346,11 @@ impl Rpc {
             match answer.map_err(|error| outcome_of(&error)) {
                 Ok(_) => return Outcome::Pooled,
                 Err(Outcome::Uncertain(said)) => doubt = doubt.or(Some(said)),
-                Err(no @ (Outcome::Refused(_) | Outcome::Busy(_) | Outcome::Unfunded(_))) => {
-                    last = Some(no);
-                }
+                Err(Outcome::Busy(said)) => busy = busy.or(Some(said)),
+                Err(no @ (Outcome::Refused(_) | Outcome::Unfunded(_))) => last = Some(no),
                 // A price that is too low is a no as well: not after a doubt.
-                Err(Outcome::Underpriced(..) | Outcome::Expired) if doubt.is_some() => {}
+                Err(Outcome::Underpriced(..) | Outcome::Expired)
+                    if doubt.is_some() || busy.is_some() => {}
                 Err(
                     answer @ (Outcome::Pooled
                     | Outcome::AlreadyKnown
@@ -362,10 +361,11 @@ impl Rpc {
                 ) => return answer,
             }
         }
-        match (doubt, last) {
-            (Some(said), _) => Outcome::Uncertain(said),
-            (None, Some(no)) => no,
-            (None, None) => Outcome::Uncertain("no endpoint was asked".to_owned()),
+        match (doubt, busy, last) {
+            (Some(said), _, _) => Outcome::Uncertain(said),
+            (None, Some(said), _) => Outcome::Busy(said),
+            (None, None, Some(no)) => no,
+            (None, None, None) => Outcome::Uncertain("no endpoint was asked".to_owned()),
         }
     }
 

@@ -115,11 +115,28 @@ impl EthereumSigner {
         Ok(EthereumSigner { key, account, chain_id, fees })
     }
 
-    /// A key from a file that holds its hex digits.
+    /// A key from a file that holds its hex digits, and that other users cannot read.
     ///
     /// # Errors
-    /// [`SignError::Key`] if the file cannot be read or holds no key.
+    /// [`SignError::Key`] if the file cannot be read, may be read by others or holds no key.
     pub fn from_file(path: &Path, chain_id: u64, fees: Fees) -> Result<Self, SignError> {
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::MetadataExt as _;
+            // The rule for private keys of the database's connection: private, or owned by root and
+            // readable by a group at most. A pipe (`<(vault read …)`) has no bits that matter.
+            if let Ok(metadata) = std::fs::metadata(path).as_ref()
+                && metadata.is_file()
+            {
+                let forbidden = if metadata.uid() == 0 { 0o027 } else { 0o077 };
+                if metadata.mode() & forbidden != 0 {
+                    return Err(SignError::Key(format!(
+                        "{} may be read by other users; chmod 600 it",
+                        path.display()
+                    )));
+                }
+            }
+        }
         let text = std::fs::read_to_string(path)
             .map_err(|error| SignError::Key(format!("{}: {error}", path.display())))?;
         Self::from_hex(&text, chain_id, fees)
@@ -332,5 +349,21 @@ mod tests {
         let error =
             EthereumSigner::from_hex("ac0974secret", 1, Fees::default()).expect_err("short");
         assert!(!error.to_string().contains("secret"));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_key_that_other_users_can_read_is_not_used() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("key");
+        std::fs::write(&path, KEY).expect("written");
+        for (mode, good) in [(0o644, false), (0o604, false), (0o600, true), (0o400, true)] {
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).expect("set");
+            let signer = EthereumSigner::from_file(&path, 1, Fees::default());
+            assert_eq!(signer.is_ok(), good, "{mode:o}: {signer:?}");
+            let error = signer.err().map(|error| error.to_string()).unwrap_or_default();
+            assert_eq!(error.contains("chmod 600"), !good, "{error}");
+        }
     }
 }
