@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use clap::Args;
-use serde_json::Value;
+use clap::{ArgGroup, Args};
+use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
@@ -14,7 +14,7 @@ use tenure_tx::status::{EndKind, State};
 use super::wire::{Drop, Question, Reply, Standing};
 use crate::args::period;
 use crate::exit::{Exit, Failure};
-use crate::output::out;
+use crate::output::{err, out};
 
 /// Where the nodes are.
 #[derive(Debug, Clone, Args)]
@@ -23,8 +23,8 @@ pub(crate) struct NodesArgs {
     #[arg(long = "node", env = "TENURE_TX_NODES", value_delimiter = ',', required = true)]
     #[arg(value_name = "HOST:PORT", value_parser = node_address)]
     pub(crate) nodes: Vec<String>,
-    /// How long to look for a leader
-    #[arg(long, default_value = "30s", value_parser = period)]
+    /// How long to look for a node that answers, and for a leader where one is needed
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = period)]
     pub(crate) within: Duration,
 }
 
@@ -43,18 +43,20 @@ fn node_address(text: &str) -> Result<String, String> {
 }
 
 #[derive(Debug, Args)]
+#[command(group(ArgGroup::new("content").required(true).args(["call", "signed"])))]
 pub(crate) struct SendArgs {
     /// The nodes.
     #[command(flatten)]
     pub(crate) nodes: NodesArgs,
     /// The call: on Ethereum {"to":"0x…","value":"0x1","data":"0x","gas":21000}, on Substrate the
     /// SCALE-encoded call in hex
-    #[arg(long, conflicts_with = "signed", required_unless_present = "signed")]
+    #[arg(long)]
     pub(crate) call: Option<String>,
     /// Signed bytes, in hex, instead of a call
-    #[arg(long)]
+    #[arg(long, value_name = "HEX")]
     pub(crate) signed: Option<String>,
-    /// Your name for it: a retry with the same id never sends twice. Generated if absent
+    /// Your name for it: a retry with the same id never sends twice. Generated if absent, and said on
+    /// standard error before anything is sent
     #[arg(long)]
     pub(crate) request_id: Option<String>,
     /// Give it up after so long, if it is in no block by then
@@ -84,15 +86,15 @@ pub(crate) struct WaitArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(group(ArgGroup::new("which").required(true).args(["nonce", "request_id"])))]
 pub(crate) struct DropArgs {
     /// The nodes.
     #[command(flatten)]
     pub(crate) nodes: NodesArgs,
     /// The nonce to fill with a no-op
-    #[arg(required_unless_present = "request_id")]
     pub(crate) nonce: Option<u64>,
     /// The request to give up, by its id
-    #[arg(long, conflicts_with = "nonce")]
+    #[arg(long, value_name = "ID")]
     pub(crate) request_id: Option<String>,
     /// Wait so long for what became of it; the exit code tells whether it was dropped
     #[arg(long, value_name = "TIME", conflicts_with = "nonce", value_parser = period)]
@@ -103,8 +105,6 @@ pub(crate) struct DropArgs {
 }
 
 pub(super) async fn send(args: SendArgs) -> Result<Exit, Failure> {
-    // Chosen here, so that asking the next node after a silence is the same request.
-    let id = args.request_id.unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
     let call = match args.call {
         Some(text) if text.starts_with("0x") => Some(Value::String(text)),
         Some(text) => Some(serde_json::from_str(&text).map_err(|_| {
@@ -115,32 +115,51 @@ pub(super) async fn send(args: SendArgs) -> Result<Exit, Failure> {
         })?),
         None => None,
     };
+    // Chosen here, so that asking the next node after a silence is the same request. Said before
+    // anything is sent, so that it is known however this process ends.
+    let id = args.request_id.unwrap_or_else(|| {
+        let id = uuid::Uuid::new_v4().to_string();
+        err!("this is request {id}; to ask for it again, give --request-id {id}");
+        id
+    });
     let deadline_ms = args.deadline.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
     let request_id = Some(id.clone());
     let question = Question::Send { call, signed: args.signed, request_id, deadline_ms };
-    match ask(&args.nodes, &question).await {
-        Reply::Ok(value) => match (standing(value)?, args.wait) {
-            (accepted, Some(patience)) if !accepted.ended => {
-                let ended = wait_for(&args.nodes, &id, patience).await?;
-                Ok(told(&ended, args.json))
+    // Whatever became of it, the id makes the next try safe.
+    let named = |failure: Failure| {
+        let again = match failure.exit {
+            Exit::NoLeader | Exit::Uncertain | Exit::Failed => {
+                format!("; ask again with --request-id {id}")
             }
-            (accepted, _) if accepted.ended => Ok(told(&accepted, args.json)),
-            (accepted, _) => {
-                // Stored, and that was asked for.
-                told(&accepted, args.json);
-                Ok(Exit::Clean)
-            }
-        },
-        Reply::Error { code, message, .. } => {
-            let Failure { exit, .. } = failed(&code, &message);
-            // Whatever became of it, the id makes the next try safe.
-            let again = match exit {
-                Exit::NoLeader | Exit::Uncertain | Exit::Failed => {
-                    format!("; ask again with --request-id {id}")
-                }
-                _ => format!(" (request {id})"),
-            };
-            Err(failed(&code, &format!("{message}{again}")))
+            _ => format!(" (request {id})"),
+        };
+        let failure = Failure::new(failure.exit, format!("{failure}{again}"));
+        if args.json {
+            let (exit, message) = (failure.exit.code(), failure.to_string());
+            out!("{}", json!({"error": {"exit": exit, "message": message, "request_id": id}}));
+        }
+        failure
+    };
+    let accepted = match ask(&args.nodes, args.nodes.within, &question).await {
+        Reply::Ok(value) => standing(value).map_err(named)?,
+        Reply::Error { code, message, .. } => return Err(named(failed(&code, &message))),
+    };
+    match args.wait {
+        Some(patience) if !accepted.ended => {
+            let ended = wait_for(&args.nodes, &id, patience).await.map_err(|failure| {
+                // It is stored, so no failure to hear of its end is a no.
+                let nonce = accepted.nonce;
+                let message =
+                    format!("accepted as nonce {nonce}, but its end is unknown: {failure}");
+                named(Failure::new(Exit::Uncertain, message))
+            })?;
+            Ok(told(&ended, args.json))
+        }
+        Some(_) | None if accepted.ended => Ok(told(&accepted, args.json)),
+        Some(_) | None => {
+            // Stored, and that was asked for.
+            told(&accepted, args.json);
+            Ok(Exit::Clean)
         }
     }
 }
@@ -178,7 +197,8 @@ pub(super) async fn wait(args: WaitArgs) -> Result<Exit, Failure> {
     Ok(told(&standing, args.json))
 }
 
-/// Asks for a request until it has ended, or the time is over: then as it stands.
+/// Asks for a request until it has ended, or the time is over: then as it stands. A node that answers
+/// is looked for as long as the time allows, and no longer than for any other question.
 async fn wait_for(nodes: &NodesArgs, id: &str, patience: Duration) -> Result<Standing, Failure> {
     let until = Instant::now() + patience;
     loop {
@@ -187,7 +207,7 @@ async fn wait_for(nodes: &NodesArgs, id: &str, patience: Duration) -> Result<Sta
         let within = left.min(ONE_NODE / 2);
         let within_ms = u64::try_from(within.as_millis()).unwrap_or(u64::MAX);
         let question = Question::Wait { request_id: id.to_owned(), within_ms };
-        match ask(nodes, &question).await {
+        match ask(nodes, nodes.within.min(left), &question).await {
             Reply::Ok(value) => {
                 let standing = standing(value)?;
                 if standing.ended || left.is_zero() {
@@ -201,14 +221,20 @@ async fn wait_for(nodes: &NodesArgs, id: &str, patience: Duration) -> Result<Sta
 
 pub(super) async fn drop_nonce(args: DropArgs) -> Result<Exit, Failure> {
     let question = Question::Cancel { nonce: args.nonce, request_id: args.request_id.clone() };
-    let Drop { nonce, dropped } = match ask(&args.nodes, &question).await {
+    let Drop { nonce, dropped } = match ask(&args.nodes, args.nodes.within, &question).await {
         Reply::Ok(value) => serde_json::from_value(value).map_err(unreadable)?,
         Reply::Error { code, message, .. } => return Err(failed(&code, &message)),
     };
     if let (Dropped::Ordered { .. }, Some(id), Some(patience)) =
         (&dropped, &args.request_id, args.wait)
     {
-        let standing = wait_for(&args.nodes, id, patience).await?;
+        let standing = wait_for(&args.nodes, id, patience).await.map_err(|failure| {
+            let message = format!(
+                "a no-op is stored for nonce {nonce}, but which of the two counts is unknown: \
+                 {failure}; ask again with `tenure tx wait {id}`"
+            );
+            Failure::new(Exit::Uncertain, message)
+        })?;
         told(&standing, args.json);
         return Ok(standing.end.as_ref().map_or(Exit::Uncertain, |end| given_up(end.kind)));
     }
@@ -279,8 +305,8 @@ const LONGEST_ANSWER: u64 = 64 << 20;
 
 /// Asks all nodes in turn until one answers for good. Only what a leader may answer differently
 /// later is asked again; the request id makes that safe.
-async fn ask(nodes: &NodesArgs, question: &Question) -> Reply {
-    let until = Instant::now() + nodes.within;
+async fn ask(nodes: &NodesArgs, within: Duration, question: &Question) -> Reply {
+    let until = Instant::now() + within;
     let mut line = serde_json::to_string(question).expect("a question has text for keys");
     line.push('\n');
     let all = nodes.nodes.join(", ");

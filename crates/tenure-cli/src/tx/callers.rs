@@ -47,7 +47,8 @@ struct Room {
     silent: Mutex<Silent>,
 }
 
-/// The connections that wait for a line, the longest-waiting first; dropping an entry ends one.
+/// The connections that wait for a line, or for the end of a request, the longest-waiting first;
+/// dropping an entry ends one.
 #[derive(Default)]
 struct Silent {
     next: u64,
@@ -70,8 +71,8 @@ impl Room {
         self.silent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place for one more connection, if need be that of one that says nothing. `None`: all are
-    /// being answered.
+    /// A place for one more connection, if need be that of one that says nothing, or only waits for an
+    /// end: it may ask again. `None`: all are being answered.
     async fn place(&self) -> Option<OwnedSemaphorePermit> {
         if let Ok(place) = Arc::clone(&self.connections).try_acquire_owned() {
             return Some(place);
@@ -114,7 +115,7 @@ async fn converse(stream: TcpStream, service: &TransactionService, room: &Room) 
     let (read, mut write) = stream.into_split();
     let mut reader = BufReader::with_capacity(SHORT, read);
     loop {
-        let (ticket, evicted) = oneshot::channel();
+        let (ticket, mut evicted) = oneshot::channel();
         let number = {
             let mut silent = room.silent();
             silent.next += 1;
@@ -125,28 +126,42 @@ async fn converse(stream: TcpStream, service: &TransactionService, room: &Room) 
         // What was read of a line is lost with the connection in either other branch.
         let line = tokio::select! {
             line = next_line(&mut reader, room) => line,
-            _ = evicted => return Ok(()),
+            _ = &mut evicted => return Ok(()),
+        };
+        let asked = match &line {
+            Ok(Next::Line(line)) => Some(serde_json::from_slice(&line.bytes)),
+            Ok(Next::End | Next::TooLong | Next::Busy) | Err(_) => None,
+        };
+        // A wait changes nothing, so it may lose its place while it is answered, like a silent caller.
+        let waits = matches!(asked, Some(Ok(Question::Wait { .. })));
+        if !waits {
+            room.silent().waiting.remove(&number);
+        }
+        let reply = async {
+            match asked? {
+                Ok(question) => Some(answer(question, service).await),
+                Err(error) => Some(malformed(&format!(
+                    "not a question ({error}); send one JSON object per line, with an \"op\""
+                ))),
+            }
+        };
+        // What was answered to a wait is lost with the connection in the other branch.
+        let reply = tokio::select! {
+            reply = reply => reply,
+            _ = &mut evicted, if waits => return Ok(()),
         };
         room.silent().waiting.remove(&number);
-        let (reply, go_on) = match line? {
-            Next::Line(line) => {
-                let reply = match serde_json::from_slice(&line.bytes) {
-                    Ok(question) => answer(question, service).await,
-                    Err(error) => malformed(&format!(
-                        "not a question ({error}); send one JSON object per line, with an \"op\""
-                    )),
-                };
-                (reply, true)
-            }
-            Next::End => return Ok(()),
-            Next::TooLong => {
+        let (reply, go_on) = match (line?, reply) {
+            (Next::Line(_), Some(reply)) => (reply, true),
+            (Next::Line(_) | Next::End, _) => return Ok(()),
+            (Next::TooLong, _) => {
                 let message = format!(
                     "a line has at most {} bytes on this node; send less at once",
                     room.longest
                 );
                 (Reply::error("too_large", message), false)
             }
-            Next::Busy => {
+            (Next::Busy, _) => {
                 let message = "too many long requests are on their way; ask again in a moment";
                 (Reply::error("busy", message), false)
             }

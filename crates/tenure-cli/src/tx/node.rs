@@ -1,5 +1,6 @@
 //! `tenure tx node`: one node of the group.
 
+use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -7,7 +8,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use serde_json::json;
-use tenure::config::RoleSpec;
+use tenure::config::{Config, RoleSpec};
 use tenure::connect::dsn::Secret;
 use tenure::{Lease, Member, TakeoverPolicy};
 use tenure_tx::account::{AccountId, Signer};
@@ -18,7 +19,7 @@ use tenure_tx::election::NodeRole;
 use tenure_tx::engine::EngineConfig;
 use tenure_tx::metrics;
 use tenure_tx::service::{Mode, ServiceError, ServiceOptions, TransactionService};
-use tokio::net::TcpListener;
+use tokio::net::TcpSocket;
 
 use super::amount::amount;
 use super::{TableArgs, callers};
@@ -41,8 +42,9 @@ pub(crate) struct NodeArgs {
     /// in $XDG_DATA_HOME or ~/.local/share]
     #[arg(long, value_name = "FILE", requires = "standalone")]
     pub(crate) journal: Option<PathBuf>,
-    /// This instance's name
-    #[arg(long, env = "SH_NODE_INSTANCE_ID")]
+    /// This instance's name [default: TENURE_INSTANCE, SH_NODE_INSTANCE_ID, the file's, or the host's
+    /// name]
+    #[arg(long)]
     pub(crate) instance: Option<String>,
     /// What kind of chain it is
     #[arg(long, value_enum, default_value_t = Kind::Ethereum)]
@@ -51,7 +53,7 @@ pub(crate) struct NodeArgs {
     /// several, separated by commas: the first that answers is asked
     #[arg(long, env = "TENURE_TX_RPC", hide_env_values = true, value_parser = secret)]
     pub(crate) rpc: Secret,
-    /// Ethereum: a file with the account's private key in hex
+    /// Ethereum: a file with the account's private key in hex, which other users cannot read
     #[arg(long, conflicts_with = "key_env")]
     pub(crate) key_file: Option<PathBuf>,
     /// Ethereum: the name of an environment variable with the account's private key in hex
@@ -60,10 +62,11 @@ pub(crate) struct NodeArgs {
     /// Substrate: the program that signs, with its arguments; see the guide for what it is asked
     #[arg(long, conflicts_with_all = ["key_file", "key_env"], value_parser = secret)]
     pub(crate) signer_command: Option<Secret>,
-    /// Substrate: the signing account, in SS58 or hex
+    /// The signing account, in SS58 or hex. Substrate needs it; on Ethereum the key must be its key
     #[arg(long, env = "TENURE_TX_ACCOUNT", value_parser = account_of)]
     pub(crate) account: Option<AccountId>,
-    /// Where callers ask
+    /// Where callers ask. There is no login: whatever program reaches this address spends the
+    /// account's money
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0", value_parser = listener::address)]
     pub(crate) listen: SocketAddr,
     /// Serve /metrics and /health here: an address, or a port of this machine alone
@@ -94,8 +97,8 @@ pub(crate) struct NodeArgs {
     /// How long the chain's nodes may all be silent before this node lets another one lead
     #[arg(long, value_name = "TIME", default_value = "15s", value_parser = period)]
     pub(crate) chain_lost_after: Duration,
-    /// Ethereum: count a block as final after so many more, for chains without finality
-    #[arg(long)]
+    /// Ethereum: count a block as final after so many more, for chains without finality; at least 1
+    #[arg(long, value_name = "BLOCKS", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) confirmations: Option<u64>,
     /// How long ended rows stay in the table, with their bytes
     #[arg(long, default_value = "1d", value_parser = period)]
@@ -208,65 +211,15 @@ fn wrong(error: impl std::error::Error) -> Failure {
     Failure::usage(exit::chain(&error))
 }
 
-pub(super) async fn run(args: NodeArgs) -> Result<Exit, Failure> {
-    let mut signals = Signals::listen()?;
-    let listener = match args.metrics {
-        Some(address) => {
-            let listener = Listener::bind(address).await?;
-            metrics::begin_at_zero();
-            Some(listener)
-        }
-        None => None,
-    };
-    let (chain, signer) = chain(&args).await?;
-    let account = signer.account().clone();
-    if let Some(named) = args.account.as_ref().filter(|named| **named != account) {
-        return Err(Failure::usage(format!(
-            "the key is of account {account}, not of {named}; give that one's key"
-        )));
-    }
-    let instance = args.instance.clone().unwrap_or_else(|| format!("node-{}", std::process::id()));
-    let (member, mode, lease) = if args.standalone {
-        let journal = journal(args.journal.clone(), &account)?;
-        let lease = args.lease.unwrap_or_else(|| Lease::default().lease());
-        (None, Mode::Standalone { journal }, lease)
-    } else {
-        if args.accept_loss {
-            tracing::warn!(
-                "--accept-loss: a failover of the database may forget accepted requests"
-            );
-        }
-        let accept_loss = args.accept_loss;
-        let store =
-            args.table.store(account.clone(), &instance, accept_loss).map_err(|failure| {
-                let message = format!("{failure}; or send without a group: --standalone");
-                Failure::new(failure.exit, message)
-            })?;
-        let role = args.table.role_of(&account);
-        // Every effect carries the epoch or a nonce that is used once, so the next leader need
-        // not wait for the last one's lease.
-        let mut builder = setting::builder(&args.table.database, None, &Taking::default())?
-            .instance(instance.clone())
-            .role(RoleSpec::named(&role).policy(TakeoverPolicy::Fenced));
-        // What the environment and the file say of the timings counts unless the option says more.
-        if let Some(lease) = args.lease {
-            builder = builder.lease(lease).heartbeat(lease / 3);
-        }
-        let config = builder.build()?;
-        let lease = config.lease().lease();
-        let member = Member::start(config).await?;
-        let lock = member.lock(&role)?;
-        lock.start().await?;
-        (Some(member), Mode::group(&lock, store), lease)
-    };
+/// Times and bounds, checked: `lease` is that of the group.
+fn options(args: &NodeArgs, lease: Option<Duration>) -> Result<ServiceOptions, Failure> {
     let max_tip = args.max_tip.unwrap_or(u128::MAX);
     let usual_tip = match args.chain {
         Kind::Ethereum => 1_000_000_000,
         Kind::Substrate => 0,
     };
-    let max_bytes = args.chain.max_bytes();
     let options = ServiceOptions {
-        max_bytes,
+        max_bytes: args.chain.max_bytes(),
         engine: EngineConfig {
             stuck_after: args.stuck_after,
             gap_after: args.gap_after,
@@ -276,21 +229,144 @@ pub(super) async fn run(args: NodeArgs) -> Result<Exit, Failure> {
         },
         head_every: args.poll,
         chain_lost_after: args.chain_lost_after,
-        act: lease / 6,
+        act: lease.unwrap_or_else(|| Lease::default().lease()) / 6,
         keep: args.keep,
         keep_ids: args.keep_ids,
         tip: args.tip.unwrap_or(usual_tip.min(max_tip)),
         ..ServiceOptions::default()
     };
+    options.check(lease).map_err(|error| {
+        let option = match error.field {
+            "head_every" => "--poll",
+            "chain_lost_after" => "--chain-lost-after",
+            "keep_ids" => "--keep-ids",
+            "tip" => "--tip",
+            "engine.stuck_after" => "--stuck-after",
+            field => field,
+        };
+        let bound = error.bound.replace("engine.max_tip", "--max-tip").replace("keep", "--keep");
+        Failure::usage(format!("{option} must be {bound}: {}", error.reason))
+    })?;
+    Ok(options)
+}
+
+/// The member's configuration, with its role, and the instance's name.
+fn config(args: &NodeArgs, role: &str) -> Result<Config, Failure> {
+    // Every effect carries the epoch or a nonce that is used once, so the next leader need not wait
+    // for the last one's lease.
+    let mut builder = setting::builder(&args.table.database, None, &Taking::default())?
+        .role(RoleSpec::named(role).policy(TakeoverPolicy::Fenced));
+    if let Some(instance) = &args.instance {
+        builder = builder.instance(instance.clone());
+    }
+    // What the environment and the file say of the timings counts unless the option says more.
+    if let Some(lease) = args.lease {
+        builder = builder.lease(lease).heartbeat(lease / 3);
+    }
+    Ok(builder.build()?)
+}
+
+/// The callers' address, bound and not yet listened to: one that is taken is known before this node
+/// takes part, and no caller's question is left unread meanwhile.
+fn reserve(address: SocketAddr) -> Result<TcpSocket, Failure> {
+    if !address.ip().is_loopback() {
+        tracing::warn!(
+            %address,
+            "THE CALLERS' ADDRESS IS NOT THIS MACHINE'S ALONE: there is no login, and whatever program \
+             reaches it spends the account's money; keep it on a private network"
+        );
+    }
+    let bound = || {
+        let socket = match address {
+            SocketAddr::V4(_) => TcpSocket::new_v4()?,
+            SocketAddr::V6(_) => TcpSocket::new_v6()?,
+        };
+        // A restart must not wait for the last process's connections.
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        Ok::<_, io::Error>(socket)
+    };
+    bound().map_err(|error| taken(&error))
+}
+
+fn taken(error: &io::Error) -> Failure {
+    Failure::failed(format!("the callers' address: {error}; choose another --listen"))
+}
+
+/// All that can be refused is looked at before this node takes part: a node that leads and then ends
+/// over its own options would cost the group a change of leaders with each start.
+pub(super) async fn run(args: NodeArgs) -> Result<Exit, Failure> {
+    let mut signals = Signals::listen()?;
+    let lease = match args.standalone {
+        true => None,
+        // The account is not known yet, so this may be another role's name: the lease is the same.
+        false => {
+            let role = args.table.role.as_deref().unwrap_or("tx:");
+            Some(config(&args, role)?.lease().lease())
+        }
+    };
+    let options = options(&args, lease)?;
+    let max_bytes = options.max_bytes;
+    let listener = match args.metrics {
+        Some(address) => {
+            let listener = Listener::bind(address).await?;
+            metrics::begin_at_zero();
+            Some(listener)
+        }
+        None => None,
+    };
+    let socket = reserve(args.listen)?;
+    // Both branches are cancel-safe: nothing is begun yet.
+    let (chain, signer) = tokio::select! {
+        made = chain(&args) => made?,
+        () = signals.next() => return Ok(Exit::Clean),
+    };
+    let account = signer.account().clone();
+    if let Some(named) = args.account.as_ref().filter(|named| **named != account) {
+        return Err(Failure::usage(format!(
+            "the key is of account {account}, and --account (or TENURE_TX_ACCOUNT) names {named}; \
+             give that one's key, or unset the account"
+        )));
+    }
+    let (member, mode) = if args.standalone {
+        let journal = journal(args.journal.clone(), &account)?;
+        (None, Mode::Standalone { journal })
+    } else {
+        if args.accept_loss {
+            tracing::warn!(
+                "--accept-loss: a failover of the database may forget accepted requests"
+            );
+        }
+        let role = args.table.role_of(&account);
+        let config = config(&args, &role)?;
+        let identity = config.identity()?;
+        let creator = identity.hostname(config.scope()).unwrap_or(identity.place()).to_owned();
+        let accept_loss = args.accept_loss;
+        let store =
+            args.table.store(account.clone(), &creator, accept_loss).map_err(|failure| {
+                let message = format!("{failure}; or send without a group: --standalone");
+                Failure::new(failure.exit, message)
+            })?;
+        let member = Member::start(config).await?;
+        let lock = member.lock(&role)?;
+        lock.start().await?;
+        (Some(member), Mode::group(&lock, store))
+    };
     let service = TransactionService::builder(mode, chain, signer).options(options).start().await;
-    let service = service.map_err(|error| match error {
-        ServiceError::Store(error) => Failure::from(error),
-        other => Failure::usage(other.to_string()),
-    })?;
-    let service = Arc::new(service);
-    let socket = TcpListener::bind(args.listen).await.map_err(|error| {
-        Failure::failed(format!("the callers' address: {error}; choose another --listen"))
-    })?;
+    let service = match service {
+        Ok(service) => Arc::new(service),
+        Err(error) => {
+            // What the table refuses is known only now: the role is released, not left to its lease.
+            if let Some(member) = member {
+                let _ = member.shutdown(Some(Duration::from_secs(5))).await;
+            }
+            return Err(match error {
+                ServiceError::Store(error) => Failure::from(error),
+                other => Failure::usage(other.to_string()),
+            });
+        }
+    };
+    let socket = socket.listen(1024).map_err(|error| taken(&error))?;
     let mut listening = json!({"event": "listening", "address": socket.local_addr()?,
                                "account": account.to_string(), "standalone": args.standalone});
     if let Some(listener) = listener {

@@ -11,7 +11,7 @@ use tenure_tx::store::{Store, StoredTransaction};
 
 use super::ReadArgs;
 use crate::exit::{Exit, Failure};
-use crate::output::{self, out};
+use crate::output::{self, err, out};
 use crate::table::{ago, moment, print, table};
 
 #[derive(Debug, Args)]
@@ -117,12 +117,22 @@ pub(super) async fn list(args: ListArgs) -> Result<Exit, Failure> {
     let store = args.read.store()?;
     let mut from = args.from;
     let mut rows = Vec::new();
+    // The lowest nonce that the chain's node does not take: all behind it wait for it.
+    let mut held: Option<String> = None;
     let now = Timestamp::now();
     loop {
         let page = store.list(from).await?;
         let Some(last) = page.last() else { break };
         from = last.nonce + 1;
         for row in page.iter().filter(|row| !(args.open && row.ended)) {
+            if let Some(answer) = row.note.answer.as_ref().filter(|_| !row.ended && held.is_none())
+            {
+                let (nonce, id) = (row.nonce, &row.request_id);
+                held = Some(format!(
+                    "nonce {nonce} waits, and all behind it; the chain's node said: {answer}\n\
+                     to give it up: tenure tx drop --request-id {id}"
+                ));
+            }
             if args.read.json {
                 out!("{}", object(row));
                 continue;
@@ -156,7 +166,13 @@ pub(super) async fn list(args: ListArgs) -> Result<Exit, Failure> {
     if !args.read.json {
         let wide = ["nonce", "state", "hash", "request", "creator", "epoch", "attempts", "updated"];
         let narrow = ["nonce", "state", "hash", "request", "tries", "changed"];
+        if rows.is_empty() && !args.open && args.from == 0 {
+            err!("account {} has no transactions in this table", args.read.account);
+        }
         print(&table(if args.wide { &wide } else { &narrow }, rows));
+        if let Some(held) = held {
+            out!("{held}");
+        }
     }
     Ok(Exit::Clean)
 }

@@ -129,7 +129,7 @@ async fn a_node_is_found_by_its_host_name_and_an_unanswered_request_is_told_its_
     let said = String::from_utf8_lossy(&sent.stderr).into_owned();
     assert_eq!(sent.status.code(), Some(10), "{said}");
     assert!(said.contains("--request-id") && !said.contains("no node leads"), "{said}");
-    let id = said.split("--request-id ").nth(1).expect("the id").trim();
+    let id = said.rsplit("--request-id ").next().expect("the id").trim();
     let again = ["send", "--node", &named, "--request-id", id, "--json", "--call", &call];
     assert_eq!(json_of(&run(&again).await)[0]["nonce"], 1, "once, whichever attempt it was");
     child.kill().await.expect("killed");

@@ -217,13 +217,19 @@ async fn every_mistake_is_one_sentence_with_a_remedy_and_no_secret() {
     let node = ["node", "--dsn", away, "--rpc", rpc];
     let substrate = ["node", "--dsn", away, "--chain", "substrate", "--rpc", "ws://127.0.0.1:1"];
     let key = ["--key-env", "RELAYER_KEY"];
+    let away_node = "127.0.0.1:1";
     // What is typed, the exit code, and a word of the remedy.
     let cases: &[(Vec<&str>, i32, &str)] = &[
         (node.to_vec(), 2, "--key-file"),
         ([&node[..], &["--key-env", "UNSET"]].concat(), 2, "UNSET is not set"),
         ([&node[..], &["--key-env", "BAD_KEY"]].concat(), 2, "64 hex digits"),
         ([&node[..], &["--key-file", "/nowhere/key"]].concat(), 2, "/nowhere/key"),
-        ([&node[..], &key, &["--account", "0xaa"]].concat(), 2, "that one's key"),
+        ([&node[..], &key, &["--account", "0xaa"]].concat(), 2, "TENURE_TX_ACCOUNT"),
+        ([&node[..], &key, &["--poll", "0s"]].concat(), 2, "--poll must be above zero"),
+        ([&node[..], &key, &["--tip", "2gwei", "--max-tip", "1gwei"]].concat(), 2, "--max-tip"),
+        ([&node[..], &key, &["--keep", "9d", "--keep-ids", "1d"]].concat(), 2, "at least --keep"),
+        ([&node[..], &key, &["--confirmations", "0"]].concat(), 2, "0 is not in 1.."),
+        (vec!["drop", "--node", "127.0.0.1:1"], 2, "--request-id"),
         ([&["node", "--rpc", rpc], &key[..]].concat(), 2, "--standalone"),
         ([&["node", "--rpc", "hunter2"], &key[..]].concat(), 2, "http://"),
         ([&node[..], &["--metrics", "here"]].concat(), 2, "localhost:9464"),
@@ -235,7 +241,21 @@ async fn every_mistake_is_one_sentence_with_a_remedy_and_no_secret() {
         ([&["list"], &read[..]].concat(), 7, "start a node"),
         ([&["gaps"], &read[..]].concat(), 7, "start a node"),
         (vec!["send", "--call", call], 2, "--node"),
-        (vec!["send", "--node", "127.0.0.1:1", "--within", "0s", "--call", call], 6, "nodes run"),
+        (
+            vec![
+                "send",
+                "--node",
+                away_node,
+                "--request-id",
+                "7",
+                "--within",
+                "0s",
+                "--call",
+                call,
+            ],
+            6,
+            "7",
+        ),
         (vec!["send", "--node", "127.0.0.1:1", "--call", "pay"], 2, "neither JSON nor hex"),
         (vec!["drop", "--node", "127.0.0.1:1", "--within", "0s", "3"], 6, "nodes run"),
     ];
@@ -464,4 +484,49 @@ async fn a_standalone_node_says_so_and_pays_an_id_once_whatever_becomes_of_it() 
     anvil.pooled(2).await;
     anvil.mine(1).await;
     assert_eq!(anvil.mined().await.len(), 2, "finished by the same node, started again");
+}
+
+#[tokio::test]
+async fn a_node_that_cannot_run_never_takes_part() {
+    let database = shared_cluster().await.database().await.expect("a database");
+    let dsn = database.dsn();
+    let anvil = Anvil::start(&["--no-mining"]).await;
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let taken = taken.local_addr().expect("bound").to_string();
+    // The account belongs to another role: the one that its key would have is vacant.
+    let (mut child, address) = node(&["--dsn", &dsn, "--role", "other"], &anvil).await;
+    let call = json!({"to": ADDRESS, "value": "0x1", "gas": 21_000}).to_string();
+    let sent = run(&["send", "--node", &address, "--call", &call]).await;
+    assert!(sent.status.success(), "bound by its first leader: {sent:?}");
+    child.signal(Signal::TERM);
+    child.wait(Duration::from_secs(20)).await.expect("ends");
+    let start = ["node", "--dsn", &dsn, "--rpc", &anvil.url, "--key-env", "RELAYER_KEY"];
+    for wrong in [&["--poll", "0s"][..], &["--listen", &taken]] {
+        let refused = run(&[&start[..], wrong].concat()).await;
+        assert!(matches!(refused.status.code(), Some(1 | 2)), "{wrong:?}: {refused:?}");
+    }
+    let client = database.client().await.expect("it answers");
+    let terms = "select count(*) from tenure.term where role <> 'other'";
+    let terms = client.query_one(terms, &[]).await.expect("readable");
+    assert_eq!(terms.get::<_, i64>(0), 0, "none of them led");
+}
+
+#[tokio::test]
+async fn a_node_that_waits_for_its_chain_ends_when_it_is_told_to() {
+    let mut command = program();
+    command.args(["node", "--standalone", "--rpc", "http://127.0.0.1:1"]);
+    command.args(["--key-env", "RELAYER_KEY"]).env("TENURE_LOG", "warn");
+    let folder = tempfile::tempdir().expect("a folder");
+    let log = folder.path().join("log");
+    command.stderr(std::fs::File::create(&log).expect("a file"));
+    let mut child = Child::spawn(command).expect("starts");
+    let waits = async {
+        while !std::fs::read_to_string(&log).expect("a log").contains("waiting for the chain") {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(Duration::from_secs(30), waits).await.expect("it waits");
+    child.signal(Signal::TERM);
+    let status = child.wait(Duration::from_secs(20)).await.expect("ends");
+    assert!(status.success(), "{status:?}");
 }

@@ -183,3 +183,71 @@ async fn a_request_that_is_in_no_block_at_its_deadline_is_given_up_by_whichever_
     assert_eq!((code, &rent["end"]["kind"]), (Some(9), &json!("expired")), "{rent}");
     assert_eq!(anvil.mined().await[0]["to"], ADDRESS, "the no-op");
 }
+
+#[tokio::test]
+async fn a_request_without_an_id_can_be_asked_for_again_whatever_becomes_of_its_node() {
+    let anvil = Anvil::start(&["--no-mining"]).await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let journal = folder.path().join("journal").display().to_string();
+    let alone = ["--standalone", "--journal", &journal];
+    let (mut child, address) = node(&alone, &anvil).await;
+    let call = call(7);
+    let begun = std::time::Instant::now();
+    let sending = tokio::spawn({
+        let (address, call) = (address.clone(), call.clone());
+        async move {
+            run(&["send", "--node", &address, "--json", "--wait", "4s", "--call", &call]).await
+        }
+    });
+    anvil.pooled(1).await;
+    child.kill().await.expect("killed");
+    let sent = sending.await.expect("no panic");
+    // As long as it was told to wait, not as long as a leader is looked for.
+    assert!(begun.elapsed() < Duration::from_secs(25), "{:?}", begun.elapsed());
+    let (code, error) = told(&sent);
+    assert_eq!(code, Some(10), "{sent:?}");
+    let id = error["error"]["request_id"].as_str().expect("its id").to_owned();
+    let said = String::from_utf8_lossy(&sent.stderr).into_owned();
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!(lines.len(), 2, "when it was sent, and when it was given up: {said}");
+    assert!(lines.iter().all(|line| line.contains(&format!("--request-id {id}"))), "{said}");
+    let (_child, address) = node(&alone, &anvil).await;
+    let again = ["send", "--node", &address, "--request-id", &id, "--json", "--wait", "30s"];
+    let (code, again) = told(&mining(&anvil, &[&again[..], &["--call", &call]].concat()).await);
+    assert_eq!((code, &again["nonce"]), (Some(0), &json!(0)), "{again}");
+    assert_eq!(anvil.mined().await.len(), 1, "paid once");
+}
+
+#[tokio::test]
+async fn what_the_account_cannot_pay_is_shown_withdrawn_and_holds_up_nothing() {
+    let database = shared_cluster().await.database().await.expect("a database");
+    let dsn = database.dsn();
+    let anvil = Anvil::start(&["--no-mining"]).await;
+    let (_child, address) = node(&["--dsn", &dsn], &anvil).await;
+    let huge = format!("0x{}", "f".repeat(32));
+    let huge = json!({"to": ADDRESS, "value": huge, "gas": 21_000}).to_string();
+    for (id, call) in [("big", huge), ("behind", call(8))] {
+        let sent = run(&["send", "--node", &address, "--request-id", id, "--call", &call]).await;
+        assert!(sent.status.success(), "{sent:?}");
+    }
+    let listed = async {
+        loop {
+            let listed = run(&["list", "--dsn", &dsn, "--account", ADDRESS]).await;
+            let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+            if listed.contains("nonce 0 waits") && listed.contains("drop --request-id big") {
+                return;
+            }
+        }
+    };
+    timeout(Duration::from_secs(30), listed).await.expect("the list says what waits, and for what");
+    let dropped = run(&["drop", "--node", &address, "--request-id", "big"]).await;
+    let said = String::from_utf8_lossy(&dropped.stdout).into_owned();
+    assert_eq!(dropped.status.code(), Some(0), "{said}");
+    assert!(said.starts_with("dropped: nonce 0") && !said.contains("no-op"), "{said}");
+    // A no-op takes the nonce at once, long before a gap would be filled.
+    let wait = ["wait", "--node", &address, "--for", "25s", "--json", "behind"];
+    let (code, behind) = told(&mining(&anvil, &wait).await);
+    assert_eq!((code, &behind["nonce"]), (Some(0), &json!(1)), "{behind}");
+    let (code, big) = told(&run(&["wait", "--node", &address, "--json", "big"]).await);
+    assert_eq!((code, &big["end"]["kind"]), (Some(9), &json!("withdrawn")), "{big}");
+}
