@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tenure::config::Config;
 use tenure::{
-    Epoch, Event, LeaderLock, LockState, Member, Notice, RoleName, TakeoverPolicy, TenureError,
-    Tick,
+    BootClock, Clock, Epoch, Event, LeaderLock, LockState, Member, Notice, RoleName,
+    TakeoverPolicy, TenureError,
 };
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{broadcast, watch};
@@ -31,8 +31,8 @@ pub(crate) struct Candidacy {
     writer: Writer,
     /// From before the start on, so that not even the first attempt is missed.
     pub(crate) notices: broadcast::Receiver<Event>,
-    /// Ends with the role; it says when that was.
-    relay: tokio::task::JoinHandle<Option<Tick>>,
+    /// Ends with the role, and says whether it did.
+    relay: tokio::task::JoinHandle<bool>,
     lost: bool,
     /// Whether the child runs, or the process leads without one.
     serving: watch::Sender<bool>,
@@ -104,9 +104,9 @@ impl Candidacy {
         self.member.config()
     }
 
-    /// Ends when the role has stopped for good, and says with which code. Cancel-safe: what was
-    /// learned is kept.
-    pub(crate) async fn stopped(&mut self) -> Exit {
+    /// Ends when the role has stopped for good, and says with which code. A role that was refused after
+    /// its start fails as one that is refused at its start. Cancel-safe: what was learned is kept.
+    pub(crate) async fn stopped(&mut self) -> Result<Exit, Failure> {
         loop {
             match self.notices.recv().await {
                 Ok(event) => match event.notice {
@@ -125,7 +125,10 @@ impl Candidacy {
                 Err(RecvError::Lagged(_) | RecvError::Closed) => break,
             }
         }
-        if self.lost { Exit::Lost } else { Exit::Clean }
+        match self.lock.refusal() {
+            Some(refusal) => Err(refusal.into()),
+            None => Ok(if self.lost { Exit::Lost } else { Exit::Clean }),
+        }
     }
 
     /// Releases, says goodbye, and writes the last lines. A release that did not go through costs the
@@ -136,8 +139,8 @@ impl Candidacy {
         let left = alone(member).await.shutdown(Some(within)).await;
         drop(lock);
         // It ends with the role and the last hook. The child is gone too: nothing comes after this.
-        if let Ok(Ok(Some(at))) = timeout(hooks::HOOK_LIMIT + FLUSH, relay).await {
-            events.notice(&Notice::Stopped, None, at);
+        if let Ok(Ok(true)) = timeout(hooks::HOOK_LIMIT + FLUSH, relay).await {
+            events.notice(&Notice::Stopped, None, BootClock.now());
         }
         drop(events);
         writer.finish(FLUSH);
@@ -158,17 +161,17 @@ async fn alone(mut member: Arc<Member>) -> Member {
     }
 }
 
-/// Passes on everything the lifecycle says until the role has stopped, and returns when that was: the
+/// Passes on everything the lifecycle says until the role has stopped, and returns whether it has: the
 /// child may still be ending then, and `stopped` is the last event of all.
 async fn relay(
     mut notices: broadcast::Receiver<Event>,
     events: Events,
     runner: HookRunner,
-) -> Option<Tick> {
+) -> bool {
     let mut epoch = None;
     let stopped = loop {
         match notices.recv().await {
-            Ok(Event { notice: Notice::Stopped, at, .. }) => break Some(at),
+            Ok(Event { notice: Notice::Stopped, .. }) => break true,
             Ok(event) => {
                 if let Notice::Acquired { epoch: new } = &event.notice {
                     epoch = Some(*new);
@@ -179,7 +182,7 @@ async fn relay(
             Err(RecvError::Lagged(missed)) => {
                 events.report("error", epoch, format!("{missed} events were missed"));
             }
-            Err(RecvError::Closed) => break None,
+            Err(RecvError::Closed) => break false,
         }
     };
     runner.finish().await;

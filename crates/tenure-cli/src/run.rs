@@ -104,20 +104,20 @@ async fn serve(
         // All branches are cancel-safe.
         tokio::select! {
             () = signals.next() => return Ok(Exit::Clean),
-            exit = candidacy.stopped() => return Ok(exit),
+            exit = candidacy.stopped() => return exit,
             won = won(&lock, patience) => won?,
         }
         if command.is_empty() {
             candidacy.serves(true);
             let mut changes = lock.changes();
             let ended = tokio::select! {
-                () = signals.next() => Some(Exit::Clean),
+                () = signals.next() => Some(Ok(Exit::Clean)),
                 exit = candidacy.stopped() => Some(exit),
                 _ = changes.wait_for(|change| !change.is_leader) => None,
             };
             candidacy.serves(false);
             match ended {
-                Some(exit) => return Ok(exit),
+                Some(exit) => return exit,
                 None => continue,
             }
         }

@@ -101,6 +101,12 @@ impl LeaderLock {
         }
     }
 
+    /// Why the database refused this role's last registration, if it did. A registration is renewed with
+    /// every new session, so a role can be refused long after its start; it is then stopped.
+    pub fn refusal(&self) -> Option<TenureError> {
+        self.publisher.refusal()
+    }
+
     /// Drains, releases the role and stops taking part. Idempotent.
     ///
     /// # Errors

@@ -12,6 +12,8 @@ use tokio::runtime::Handle;
 use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, broadcast, mpsc, watch};
 
+use crate::error::TenureError;
+
 /// Leadership of one role as it changes: true exactly while the gate is open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -70,6 +72,8 @@ pub(crate) struct Publisher {
     events: OnceLock<broadcast::Sender<Event>>,
     callbacks: OnceLock<Callbacks>,
     runtime: Handle,
+    /// Why the database refused the last registration; boxed, as there may be ten thousand roles.
+    refusal: Mutex<Option<Box<TenureError>>>,
 }
 
 /// The callbacks of a role, and the way to the task that runs them.
@@ -96,6 +100,7 @@ impl Publisher {
             events: OnceLock::new(),
             callbacks: OnceLock::new(),
             runtime: Handle::current(),
+            refusal: Mutex::new(None),
         })
     }
 
@@ -168,6 +173,15 @@ impl Publisher {
         if let Some(events) = self.events.get() {
             let _ = events.send(event);
         }
+    }
+
+    pub(crate) fn set_refusal(&self, refusal: Option<TenureError>) {
+        *self.refusal.lock().unwrap_or_else(PoisonError::into_inner) = refusal.map(Box::new);
+    }
+
+    pub(crate) fn refusal(&self) -> Option<TenureError> {
+        let refusal = self.refusal.lock().unwrap_or_else(PoisonError::into_inner);
+        refusal.as_deref().cloned()
     }
 
     pub(crate) fn set_leading(&self, epoch: Option<Epoch>) {

@@ -383,3 +383,21 @@ fn runs(pid: &str) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with('Z'))
 }
+
+#[tokio::test]
+async fn a_role_that_is_refused_after_the_start_fails_as_at_the_start() {
+    let database = database().await;
+    let dsn = database.dsn();
+    let mut one = member(&["--role", "r", "--dsn", &dsn]);
+    event(&mut one, "acquired").await;
+    let mut two = member(&["--role", "r", "--dsn", &dsn, "--instance", "two"]);
+    waiting(&database, "r", 1).await;
+    let client = database.client().await.expect("a session");
+    // What `tenure alter` does to a role while a member is away.
+    let sql = "update tenure.role set policy = 'fenced'; \
+               select pg_terminate_backend(backend_pid) from tenure.member where identity like 'tenure-two-%'";
+    client.batch_execute(sql).await.expect("altered");
+    let refused = event(&mut two, "error").await;
+    let code = two.wait(SOON).await.expect("it ends").code();
+    assert_eq!(code, Some(3), "{refused}");
+}

@@ -81,6 +81,8 @@ impl Roles {
         for waiting in role.starts.drain(..) {
             let _ = waiting.send(result.clone());
         }
+        // Before the role's stop is told, which follows a refusal.
+        role.publisher.set_refusal(result.err());
     }
 
     /// No role can be registered: every caller that waits is told why.
