@@ -238,20 +238,32 @@ pub(crate) struct SubmitArgs {
 #[derive(Debug, Subcommand)]
 enum GoalArgs {
     /// Set a value (JSON, or text)
-    Put { key: String, value: String },
+    Put {
+        /// Its name
+        key: String,
+        /// JSON, or text
+        value: String,
+    },
     /// Remove a value
-    Delete { key: String },
+    Delete {
+        /// Its name
+        key: String,
+    },
     /// Add to an integer
     Increment {
+        /// Its name
         key: String,
+        /// How much; negative subtracts
         #[arg(default_value_t = 1, allow_negative_numbers = true)]
         by: i64,
     },
     /// Set a value only if it is what is expected now
     Cas {
+        /// Its name
         key: String,
+        /// JSON, or text
         value: String,
-        /// What it must be now (default: nothing)
+        /// What it must be now [default: the key must be absent]
         #[arg(long)]
         expect: Option<String>,
     },
@@ -430,7 +442,8 @@ async fn submit(args: SubmitArgs) -> Result<Exit, Failure> {
         Ok(answer) => answer,
         Err(error @ ClientError::Refused(_)) => return Err(args.to.failure(error).await),
         Err(error) => {
-            let Failure { exit, .. } = args.to.at.failure(&error);
+            // The goal was sent: whether it is decided is not known, whatever the error.
+            let exit = Exit::Uncertain;
             let remedy = format!("submit it again with --tx {tx}");
             let why = chain(&error);
             return Err(Failure::new(

@@ -130,6 +130,6 @@ fn wrong_words_to_a_client_are_answered_with_a_remedy() {
     crate::kit::eventually("both vote", 20, || nodes[0].voters() == 2 && b.voters() == 2);
     drop(b);
     let (code, text) = run(&["submit", "--node", a, "--timeout", "1s", "put", "a", "1"]);
-    assert_eq!(code, Some(6));
+    assert_eq!(code, Some(10));
     assert!(text.contains("submit it again with --tx "), "{text}");
 }
