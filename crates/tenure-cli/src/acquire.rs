@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use tenure::config::Config;
-use tenure::{LockState, Notice};
+use tenure::operate::Operator;
+use tenure::{LockState, Notice, RoleName, TenureError};
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::args::{Acquire, Hooks, Output, Standing};
@@ -69,7 +71,7 @@ async fn attempt(
         let role = candidacy.lock.role();
         let epoch = candidacy.lock.gate().epoch().and_then(|epoch| candidacy.fencing(epoch));
         let under = epoch.map(|epoch| format!(" epoch {epoch}")).unwrap_or_default();
-        out!("acquired {role}{under}");
+        out!("acquired {role}{under}, releasing it");
         return Ok(Exit::Clean);
     }
     match candidacy.child(&args.command, signals).await? {
@@ -126,6 +128,9 @@ async fn win(candidacy: &mut Candidacy, wait: Duration) -> Result<(), Failure> {
                 Ok(Notice::AcquireFailed { why }) => refused = Some(why.to_string()),
                 Ok(Notice::Lost { reason, .. }) => refused = Some(reason.to_string()),
                 Ok(Notice::Stopped) => {
+                    if let Some(refusal) = candidacy.lock.refusal() {
+                        return Err(refusal.into());
+                    }
                     let why = refused.unwrap_or_else(|| "the role was stopped".to_owned());
                     return Err(not_won(candidacy, &why, wait));
                 }
@@ -160,7 +165,16 @@ fn not_won(candidacy: &Candidacy, why: &str, wait: Duration) -> Failure {
 #[derive(Debug, Default)]
 struct Claiming {
     since: Option<Instant>,
-    said: bool,
+    says: Option<JoinHandle<()>>,
+}
+
+/// What was not said before the end of the wait is not worth a line any more.
+impl Drop for Claiming {
+    fn drop(&mut self) {
+        if let Some(says) = &self.says {
+            says.abort();
+        }
+    }
 }
 
 impl Claiming {
@@ -170,19 +184,32 @@ impl Claiming {
             return;
         }
         let since = *self.since.get_or_insert_with(Instant::now);
-        if self.said || since.elapsed() < PATIENCE {
+        if self.says.is_some() || since.elapsed() < PATIENCE {
             return;
         }
-        self.said = true;
-        let role = candidacy.lock.role();
-        let lease = candidacy.config().lease();
-        let rest = span(lease.lease() + lease.margin());
-        if candidacy.config().is_lock_only() {
-            err!("{role}: without tables every start waits out a lease, up to {rest}");
-        } else {
-            err!(
-                "{role}: its last leader did not release it; waiting up to {rest} for its lease to end"
-            );
-        }
+        let (config, role) = (candidacy.config().clone(), candidacy.lock.role().clone());
+        self.says = Some(tokio::spawn(say_why(config, role)));
     }
+}
+
+/// Says what a claim waits for. The lease that is waited out is the former leader's, which may be longer than
+/// our own: the database is asked for it, in a session of its own, because the claim must not wait for that.
+async fn say_why(config: Config, role: RoleName) {
+    let lease = config.lease();
+    if config.is_lock_only() {
+        let rest = span(lease.lease() + lease.margin());
+        err!("{role}: without tables every start waits out a lease, up to {rest}");
+        return;
+    }
+    let known = async {
+        let operator = Operator::connect(&config).await?;
+        let roles = operator.status(Some(&role)).await?;
+        operator.close().await;
+        Ok::<_, TenureError>(roles.first().map(|status| status.lease.max(lease.lease())))
+    };
+    let rest = match known.await {
+        Ok(Some(longest)) => format!("up to {}", span(longest + lease.margin_for(longest))),
+        Ok(None) | Err(_) => "for as long as it may last".to_owned(),
+    };
+    err!("{role}: a former leader may not have released it; its lease is waited out, {rest}");
 }

@@ -31,14 +31,16 @@ machine or container, processes under another user (set-uid), nor work that CMD 
 (docker run, systemd-run). Under --policy fenced the next leader starts at once, so the old child
 overlaps it by its --grace: every effect must carry the epoch.
 
-CMD's exit ends the tenure and its code is tenure's; --restart starts it again instead. SIGTERM and
-SIGINT drain, release and exit 0; a second one kills the child at once. Events go to standard
+CMD's exit ends the tenure and its code is tenure's; --restart starts it again instead. SIGTERM,
+SIGINT and SIGHUP drain, release and exit 0; a second one kills the child at once. Events go to standard
 output, or to standard error when there is a CMD. CMD has no terminal of its own: what asks for a
 password on /dev/tty needs `script -qec CMD /dev/null`.";
 
 const ACQUIRE_NOTES: &str = "\
-Exit 0 means that the role was won and, with CMD, that CMD ended by itself with 0. A signal that comes
-before that ends CMD; then the code is the one CMD answered with, or 128+n for signal n, never 0.";
+Without CMD the role is released again at once: exit 0 means that it was free. With CMD, exit 0 means that
+CMD ended by itself with 0. A signal ends CMD; the code is then the one that CMD answered with, or 128+n for
+signal n, never 0. One member at a time runs CMD, but each that asks later gets its turn: this is mutual
+exclusion, not once a day.";
 
 /// One acting leader among many processes, on PostgreSQL
 #[derive(Debug, Parser)]
@@ -53,7 +55,7 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Take part in the election of a role, and run a program only while it leads
     Run(Run),
-    /// Try once to lead: exit 0 if won, 1 if not
+    /// Lead once: run a program under the lock, or see whether the role is free
     Acquire(Acquire),
     /// Lead the roles of a file, and run their commands and schedules
     Agent(crate::agent::AgentArgs),
@@ -185,10 +187,10 @@ pub(crate) struct Taking {
     #[arg(help_heading = "Election", long, value_name = "POLICY", value_parser = policy)]
     pub(crate) policy: Option<TakeoverPolicy>,
     /// Interval between heartbeats [default: 1s]
-    #[arg(help_heading = "Election", long, visible_alias = "health-interval", value_name = "TIME", value_parser = period)]
+    #[arg(help_heading = "Election", long, visible_alias = "health-interval", value_name = "TIME", value_parser = some_time)]
     pub(crate) heartbeat: Option<Duration>,
     /// How long a leader may act after its last heartbeat [default: 3 heartbeats]
-    #[arg(help_heading = "Election", long, value_name = "TIME", value_parser = period)]
+    #[arg(help_heading = "Election", long, value_name = "TIME", value_parser = some_time)]
     pub(crate) lease: Option<Duration>,
     /// From SIGTERM to SIGKILL, within the lease [default: a sixth of it]
     #[arg(help_heading = "Election", long, value_name = "TIME", value_parser = period)]
@@ -344,7 +346,7 @@ pub(crate) struct Alter {
     #[arg(long, value_name = "KEY", allow_hyphen_values = true)]
     pub(crate) new_key: Option<LockKey>,
     /// The lease that successors wait out; a member's longer one raises it
-    #[arg(long, value_name = "TIME", value_parser = some_time)]
+    #[arg(long, value_name = "TIME", value_parser = lease)]
     pub(crate) lease: Option<Duration>,
 }
 
@@ -491,6 +493,13 @@ pub(crate) fn some_time(text: &str) -> Result<Duration, String> {
         Duration::ZERO => Err("write more than zero".to_owned()),
         time => Ok(time),
     }
+}
+
+/// A [`period`] that a member's lease can be.
+fn lease(text: &str) -> Result<Duration, String> {
+    let range = Duration::from_millis(20)..=Duration::from_secs(3600);
+    let time = period(text)?;
+    if range.contains(&time) { Ok(time) } else { Err("write 20ms to 1h".to_owned()) }
 }
 
 /// A text that no debug output shows: a connection string, an address with a key in it.

@@ -10,7 +10,7 @@ use crate::exit::{Exit, Failure};
 use crate::output::{out, print_json};
 use crate::setting::Setting;
 use crate::status::known;
-use crate::table::{Hue, moment, paint, print, span, table};
+use crate::table::{Hue, count, moment, paint, print, span, table};
 
 #[derive(Serialize)]
 struct Finding<'a> {
@@ -73,9 +73,9 @@ pub(crate) async fn audit(args: Audit) -> Result<Exit, Failure> {
         print_json(&audit);
     } else if audit.violations.is_empty() {
         out!(
-            "{} terms of {} roles: epochs strictly increase, no two terms overlap",
-            audit.terms,
-            audit.roles
+            "{} of {}: epochs strictly increase, no two terms overlap",
+            count(audit.terms, "term"),
+            count(audit.roles, "role")
         );
         if let Some(since) = audit.since {
             out!(

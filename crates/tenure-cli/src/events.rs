@@ -144,9 +144,9 @@ impl Events {
         self.send(line);
     }
 
-    pub(crate) fn child_gone(&self, epoch: Epoch, pid: Option<i32>, code: u8, reason: &str) {
+    pub(crate) fn child_gone(&self, epoch: Epoch, pid: i32, code: u8, reason: &str) {
         let mut line = self.line("child_gone", Some(epoch), BootClock.now());
-        (line.pid, line.code) = (pid, Some(code));
+        (line.pid, line.code) = (Some(pid), Some(code));
         line.reason = Some(reason.to_owned());
         self.send(line);
     }

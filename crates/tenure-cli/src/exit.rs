@@ -118,7 +118,8 @@ impl From<TenureError> for Failure {
             TenureError::Config(_) | TenureError::Tls(_) | TenureError::NoDatabase => Exit::Usage,
             TenureError::Refused(_)
             | TenureError::Registration { .. }
-            | TenureError::Statement(_) => Exit::Refused,
+            | TenureError::Statement(_)
+            | TenureError::Denied(_) => Exit::Refused,
             TenureError::Connect(_) | TenureError::Session(_) => Exit::Unreachable,
             TenureError::NoLeader(_) => Exit::NoLeader,
             TenureError::NoSuchRole(_) | TenureError::NoSuchMember(_) => Exit::NotFound,

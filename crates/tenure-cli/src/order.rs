@@ -34,8 +34,13 @@ pub(crate) async fn step_down(args: StepDown) -> Result<Exit, Failure> {
     match successor {
         Some(now) => {
             let holder = name(now.holder.as_ref());
+            let what = if holder == before {
+                format!("{before} stepped down, and leads again")
+            } else {
+                format!("{holder} took over from {before}")
+            };
             out!(
-                "{role}: {holder} took over from {before} after {:.3} s (epoch {} -> {})",
+                "{role}: {what} after {:.3} s (epoch {} -> {})",
                 took.as_secs_f64(),
                 ordered.epoch,
                 now.epoch
@@ -103,9 +108,19 @@ async fn member_called(
 
 pub(crate) async fn pause(order: Order) -> Result<Exit, Failure> {
     let (operator, role) = connect(&order).await?;
+    let before = operator.status(Some(&role)).await?;
     let ordered = operator.pause(&role).await?;
     operator.close().await;
+    let state = before.first().map(|status| status.state);
     match ordered.holder {
+        Some(holder) if state == Some(RoleState::Gone) => {
+            out!("{role} is paused; {holder}, its last leader, is gone");
+        }
+        Some(holder) if state == Some(RoleState::Silent) => {
+            out!(
+                "{role} is paused; {holder} has been silent for longer than its lease and leads it no more"
+            );
+        }
         Some(holder) => out!("{role} is paused; {holder} drains it"),
         None => out!("{role} is paused; no member leads it"),
     }

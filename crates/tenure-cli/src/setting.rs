@@ -20,6 +20,9 @@ pub(crate) const EMBEDDED: &str = "NO DATABASE CONFIGURED: using the private Pos
 pub(crate) const NOT_ENABLED: &str = "this member follows and never leads: a bare LEADER_LOCK_KEY \
     leads only once MSP_LEADER_ENABLED or TENURE_ENABLED is true; set it, or give --role or --key";
 
+const FORBIDDEN: &str = "no database is configured, and a private one is forbidden (--no-embedded); give \
+    --dsn, or set TENURE_DSN";
+
 /// What a command works with.
 #[derive(Debug)]
 pub(crate) struct Setting {
@@ -58,10 +61,7 @@ impl Setting {
             return Ok(Setting { config, embedded: false });
         }
         if !config.allows_embedded() {
-            return Err(Failure::usage(
-                "no database is configured, and a private one is forbidden (--no-embedded); give \
-                 --dsn, or set TENURE_DSN",
-            ));
+            return Err(Failure::usage(FORBIDDEN));
         }
         let dsn = Embedded::start_or_attach(None)?.dsn()?;
         // A private server that dies is started again by the members that use it.
@@ -83,9 +83,10 @@ impl Setting {
         if config.dsn().is_some() {
             return Ok(Setting { config, embedded: false });
         }
-        let running =
-            if config.allows_embedded() { Embedded::attach(None).ok().flatten() } else { None };
-        let Some(running) = running else {
+        if !config.allows_embedded() {
+            return Err(Failure::usage(FORBIDDEN));
+        }
+        let Some(running) = Embedded::attach(None).ok().flatten() else {
             return Err(Failure::usage(
                 "no database is configured, and no private one runs on this machine; give --dsn, \
                  or set TENURE_DSN",
@@ -208,11 +209,14 @@ fn listed(database: &Database, name: &RoleName) -> Result<(), Failure> {
 /// A refused configuration in the words of the command line, where that was what asked for it.
 fn worded(error: &ConfigError, taking: &Taking) -> Failure {
     let mut text = error.to_string();
+    let Taking { heartbeat, lease, grace, .. } = taking;
+    // A remedy names timings beside the one that was given.
+    let timed = heartbeat.or(*lease).or(*grace).is_some();
     let options = [
-        (taking.grace.is_some(), "kill_grace", "--grace"),
+        (timed, "kill_grace", "--grace"),
         (taking.reconnect_grace.is_some(), "reconnect_grace", "--reconnect-grace"),
-        (taking.heartbeat.is_some(), "heartbeat", "--heartbeat"),
-        (taking.lease.is_some(), "lease", "--lease"),
+        (timed, "heartbeat", "--heartbeat"),
+        (timed, "lease", "--lease"),
         (taking.instance.is_some(), "the scope", "--instance"),
     ];
     let timings = matches!(error, ConfigError::Lease(_) | ConfigError::Identity(_));

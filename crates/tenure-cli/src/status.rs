@@ -99,11 +99,14 @@ async fn show(operator: &Operator, args: &Status) -> Result<Exit, Failure> {
     } else if !roles.is_empty() {
         print(&overview(&roles, args.wide));
         for (role, holder) in strangers(&roles) {
-            out!(
-                "note: the lock of {role} is held by a program that is not Tenure: {} (pid {})",
-                program(holder),
-                holder.pid
-            );
+            let program = program(holder);
+            // A seat whose member is not the holder of record: one without tables, or one that takes over.
+            let whose = if program.contains("tenure seat ") {
+                "a session of Tenure that is not its leader's of record, a lock-only member's perhaps"
+            } else {
+                "a program that is not Tenure"
+            };
+            out!("note: the lock of {role} is held by {whose}: {program} (pid {})", holder.pid);
         }
     }
     match name {
@@ -112,9 +115,12 @@ async fn show(operator: &Operator, args: &Status) -> Result<Exit, Failure> {
     }
 }
 
-/// A question about a role that the database does not know is a mistake, not an empty answer.
+/// A question about a role that the database does not know is a mistake, not an empty answer. A role that
+/// was forgotten is known by the order that did it.
 pub(crate) async fn known(operator: &Operator, role: &RoleName) -> Result<(), Failure> {
-    if operator.status(Some(role)).await?.is_empty() { Err(unknown(role)) } else { Ok(()) }
+    let is_known = !operator.status(Some(role)).await?.is_empty()
+        || !operator.orders(Some(role), 1).await?.is_empty();
+    if is_known { Ok(()) } else { Err(unknown(role)) }
 }
 
 pub(crate) fn unknown(role: &RoleName) -> Failure {

@@ -169,7 +169,14 @@ impl Candidacy {
             EndedBy::LeaseEnded => ("the lease was about to end", stopped),
             EndedBy::Orphaned => ("the guardian lost touch", stopped),
         };
-        self.events.child_gone(epoch, pid, code, reason);
+        match pid {
+            Some(pid) => self.events.child_gone(epoch, pid, code, reason),
+            // The guardian may find the lease nearly over before it has started anything.
+            None => {
+                let reason = format!("the child was not started: {reason}");
+                self.events.report("warning", Some(epoch), reason);
+            }
+        }
         ended
     }
 

@@ -132,6 +132,11 @@ pub(crate) fn ago(age: Duration) -> String {
     }
 }
 
+/// `1 session`, `2 sessions`.
+pub(crate) fn count(number: u64, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+}
+
 /// A length of time as it is written on the command line, to the millisecond.
 pub(crate) fn span(time: Duration) -> String {
     let rest = Duration::from_nanos(u64::from(time.subsec_nanos() % 1_000_000));

@@ -102,7 +102,7 @@ pub struct Registered {
 #[serde(tag = "because", rename_all = "snake_case")]
 pub enum RegisterRefusal {
     /// Another role has the same lock key.
-    #[error("its lock key is already used by role {with}; give one of them an explicit key")]
+    #[error("its lock key is already used by role {with}; give one of them another key")]
     Collision { with: RoleName },
     /// The group knows the role with another lock key.
     #[error("the group knows it with lock key {known}; use the same key everywhere")]

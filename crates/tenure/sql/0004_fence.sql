@@ -68,6 +68,12 @@ begin
         raise exception 'tenure knows no role "%"', p_role
             using errcode = 'TN003', hint = 'Register the role before fencing with it.';
     end if;
+    if p_epoch > now_is then
+        -- As this transaction sees it: its snapshot may be older than the epoch.
+        raise exception 'epoch % of role "%" is above the last one, %', p_epoch, p_role, now_is
+            using errcode = 'TN001',
+                  hint = 'Fence with the epoch of the term: TENURE_EPOCH, or the act''s.';
+    end if;
     raise exception 'epoch % of role "%" is stale', p_epoch, p_role
         using errcode = 'TN001',
               hint = 'Another member leads: roll back and stop acting for this role.';

@@ -72,6 +72,8 @@ begin
     select greatest(max(m.lease_ms), r.debtor_lease_ms) into low
         from tenure.candidate c join tenure.member m on m.identity = c.member
         where c.role = p_role and m.left_at is null;
+    -- No member takes part and no debt is known: there is no lease to come down to.
+    if low is null then return jsonb_build_object('error', 'no_member'); end if;
     if low < r.lease_ms then
         update tenure.role set lease_ms = low where name = p_role;
         insert into tenure.event (role, member, epoch, kind, detail)

@@ -1,5 +1,6 @@
 -- The least a member needs. Run by the schema's owner; {role} is the login role of the members.
--- A program that only fences its writes needs the first line and the last one.
+-- A program that only fences its writes needs two of the grants: usage on the schema, and execute on the
+-- functions.
 grant usage on schema tenure to {role};
 grant select, insert, update, delete on tenure.member, tenure.candidate to {role};
 grant select, insert, update on tenure.role, tenure.term to {role};
@@ -9,5 +10,6 @@ grant select, insert, update on tenure.boot to {role};
 grant select, update on tenure.origin to {role};
 grant select on tenure.migration, tenure.tombstone to {role};
 grant select on tenure.leader_state, tenure.leaders, tenure.leader_heartbeat to {role};
+grant select on tenure.msp_leader_state, tenure.forge_leaders to {role};
 grant usage on sequence tenure.order_id to {role};
 grant execute on all functions in schema tenure to {role};

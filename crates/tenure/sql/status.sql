@@ -51,7 +51,10 @@ select coalesce(jsonb_agg(s order by s->>'role'), '[]') from (
                   and l.objid = (r.key & 4294967295)::oid
                   and l.objsubid = case when r.pair then 2 else 1 end) then 'gone'
             when clock_timestamp() - m.seen_at > m.lease_ms * interval '1 ms' then 'silent'
-            when r.debtor is distinct from r.holder then 'taking_over'
+            -- The debtor may be this same member, of an earlier term that is waited out.
+            when r.debtor is distinct from r.holder or not exists (
+                select from tenure.term t
+                where t.role = r.name and t.epoch = r.epoch and t.acting_at is not null) then 'taking_over'
             else 'led' end as state) h
     where {role}::text is null or r.name = {role}
 ) q

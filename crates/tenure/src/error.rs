@@ -47,6 +47,12 @@ pub enum TenureError {
     /// The database refused a statement. A retry does not help.
     #[error("the database refused: {0}")]
     Statement(String),
+    /// The login role lacks a privilege for this. A retry as another login role helps.
+    #[error(
+        "the database refused: {0}; run it as the schema's owner, or grant the login role what \
+         `tenure migrate --print-grants` prints"
+    )]
+    Denied(String),
     /// It was not done in time. What was begun is undone, or goes on in the background.
     #[error("{what} took longer than {limit:?}")]
     Timeout {
@@ -96,6 +102,7 @@ impl TenureError {
             TenureError::Refused(_)
             | TenureError::Registration { .. }
             | TenureError::Statement(_)
+            | TenureError::Denied(_)
             | TenureError::NoLeader(_)
             | TenureError::Order(_) => Remedy::Operator,
             TenureError::Config(_)

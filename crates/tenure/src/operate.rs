@@ -259,7 +259,10 @@ impl Operator {
         let pins = settings(Duration::from_secs(3600), deadline, Duration::from_secs(1));
         line.ask(&pins, deadline).await.map_err(TenureError::session)?;
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        let name = format!("operator on {host}, pid {}", std::process::id());
+        let login =
+            line.ask("select session_user", deadline).await.map_err(TenureError::session)?;
+        let (pid, person, login) = (std::process::id(), person(), login.unwrap_or_default());
+        let name = format!("operator on {host}, pid {pid}, user {person}, login role {login}");
         let (channel, lease) = (config.channel().to_owned(), *config.lease());
         Ok(Operator { line, hears, channel, deadline, lease, name })
     }
@@ -278,7 +281,7 @@ impl Operator {
     /// If the session fails, or the login role may not.
     pub async fn migrate(&self) -> Result<Vec<i32>, TenureError> {
         let within = Duration::from_secs(30);
-        SCHEMA.migrate(&self.line, within).await.map_err(TenureError::session)
+        SCHEMA.migrate(&self.line, within).await.map_err(refused)
     }
 
     /// All roles, or one.
@@ -441,6 +444,10 @@ impl Operator {
                     "no member has led role {role} since the database was started, so an earlier \
                      leader's lease may still run; try again when it has a leader"
                 )),
+                "no_member" => TenureError::Order(format!(
+                    "no member takes part in role {role}, so that there is no lease to come down to; \
+                     `tenure alter --role {role} --lease 3s` sets one"
+                )),
                 "already_leader" => {
                     TenureError::Order(format!("that member leads role {role} already"))
                 }
@@ -481,7 +488,7 @@ impl Operator {
             {
                 Err(crate::preflight::Refused::SchemaMissing.into())
             }
-            Err(error) => Err(TenureError::session(error)),
+            Err(error) => Err(refused(error)),
         }
     }
 
@@ -494,6 +501,20 @@ impl Operator {
     pub async fn close(self) {
         self.line.hang_up(self.deadline).await;
     }
+}
+
+/// insufficient_privilege has a remedy of its own: an operator may come as any login role.
+fn refused(error: LineError) -> TenureError {
+    match error.sqlstate() {
+        Some("42501") => TenureError::Denied(error.to_string()),
+        Some(_) | None => TenureError::session(error),
+    }
+}
+
+/// The person at the terminal, as far as the system says.
+fn person() -> String {
+    let named = std::env::var("USER").ok().filter(|user| !user.is_empty() && user.len() <= 64);
+    named.unwrap_or_else(|| format!("uid {}", rustix::process::getuid().as_raw()))
 }
 
 fn name(role: &RoleName) -> String {

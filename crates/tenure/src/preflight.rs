@@ -21,6 +21,9 @@ use crate::sql::{identifier, literal};
 /// The oldest server whose `idle_session_timeout` can carry the lease.
 const OLDEST_SERVER: i32 = 140_000;
 
+/// The line about sessions that may hold up a claim.
+const BLOCKERS: &str = "blockers";
+
 /// Why a setup cannot be used. No lock and no row is left behind.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
@@ -224,7 +227,13 @@ pub(crate) async fn prepare(
     };
     let report = look.run().await?;
     for finding in report.findings.iter().filter(|f| f.verdict == Verdict::Warning) {
-        tracing::warn!(member = %profile.identity, "{}: {}", finding.what, finding.text);
+        let Finding { what, text, .. } = finding;
+        if *what == BLOCKERS {
+            // It matters only where other login roles fence their writes: no line of every start.
+            tracing::info!(member = %profile.identity, "{what}: {text}");
+        } else {
+            tracing::warn!(member = %profile.identity, "{what}: {text}");
+        }
     }
     match report.refusal {
         Some(refused) => Err(refused.into()),
@@ -266,6 +275,7 @@ impl Look<'_> {
         let end = async {
             self.pooler(&one, &two, &mut report).await?;
             self.notify(&one, &two, &mut hears, &mut report).await?;
+            let mut tables = false;
             if self.lock_only {
                 report.warn(
                     "lock-only",
@@ -273,12 +283,14 @@ impl Look<'_> {
                      acquisition waits out a lease",
                 );
             } else {
-                self.schema(&one, &mut report).await?;
+                tables = self.schema(&one, &mut report).await?;
+            }
+            if tables {
                 self.privileges(&one, &mut report).await?;
                 self.fence_index(&one, &mut report).await?;
                 self.prepared(&one, &mut report).await?;
             }
-            self.lock_table(&one, &mut report).await?;
+            self.lock_table(&one, tables, &mut report).await?;
             self.standbys(&one, &mut report).await?;
             self.signals(&one, &mut report).await?;
             self.server_log(&one, &mut report).await?;
@@ -431,11 +443,12 @@ impl Look<'_> {
         Ok(())
     }
 
-    async fn schema(&self, line: &Line, report: &mut Report) -> Result<(), Stop> {
+    /// Whether there is a schema to look at further.
+    async fn schema(&self, line: &Line, report: &mut Report) -> Result<bool, Stop> {
         let mut have = match SCHEMA.installed(line, self.deadline).await {
             Ok(have) => have,
             // There is one, and we may not even read it: the next look says what is missing.
-            Err(error) if error.sqlstate() == Some("42501") => return Ok(()),
+            Err(error) if error.sqlstate() == Some("42501") => return Ok(true),
             Err(error) => return Err(error.into()),
         };
         if have < schema::VERSION && self.migrate {
@@ -452,6 +465,16 @@ impl Look<'_> {
             }
         }
         let need = schema::VERSION;
+        if have == 0 && !self.migrate {
+            let may = "select has_database_privilege(current_database(), 'create')";
+            if self.ask(line, may).await? == "t" {
+                report.warn(
+                    "schema",
+                    "it is missing; the first member that starts makes it, or `tenure migrate` does",
+                );
+                return Ok(false);
+            }
+        }
         match have {
             0 => Err(report.refuse("schema", Refused::SchemaMissing)),
             have if have < need => {
@@ -462,7 +485,7 @@ impl Look<'_> {
             }
             have => {
                 report.good("schema", format!("version {have}"));
-                Ok(())
+                Ok(true)
             }
         }
     }
@@ -520,11 +543,11 @@ impl Look<'_> {
         Ok(())
     }
 
-    async fn lock_table(&self, line: &Line, report: &mut Report) -> Result<(), Stop> {
+    async fn lock_table(&self, line: &Line, tables: bool, report: &mut Report) -> Result<(), Stop> {
         // Only a candidate can hold a role's lock, and no observer.
         let known = "(select count(*) from (select distinct role from tenure.candidate \
                      where not observer) c)";
-        let known = if self.lock_only { "0" } else { known };
+        let known = if tables { known } else { "0" };
         let sql = format!(
             "select current_setting('max_locks_per_transaction')::bigint * \
              (current_setting('max_connections')::bigint + \
@@ -584,10 +607,10 @@ impl Look<'_> {
     async fn signals(&self, line: &Line, report: &mut Report) -> Result<(), Stop> {
         let sql = "select pg_has_role('pg_signal_backend', 'member')";
         if self.ask(line, sql).await? == "t" {
-            report.good("blockers", "sessions that hold up a claim can be ended");
+            report.good(BLOCKERS, "sessions that hold up a claim can be ended");
         } else {
             report.warn(
-                "blockers",
+                BLOCKERS,
                 "only this login role's own sessions can be ended when they hold up a claim; \
                  grant pg_signal_backend if others fence their writes",
             );

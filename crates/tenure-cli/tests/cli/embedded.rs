@@ -50,7 +50,7 @@ fn without_a_dsn_it_uses_a_private_server_and_says_so_loudly() {
     assert!(stdout(&home.run(&["embedded", "stop"])).contains("not running"));
     // The data stayed: epochs go on.
     let output = home.run(&["acquire", "--role", "r"]);
-    assert_eq!(stdout(&output), "acquired r epoch 3\n", "{}", stderr(&output));
+    assert_eq!(stdout(&output), "acquired r epoch 3, releasing it\n", "{}", stderr(&output));
 }
 
 #[test]

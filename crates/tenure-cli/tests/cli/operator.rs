@@ -4,7 +4,7 @@ use serde_json::Value;
 use tenure_testkit::Signal;
 
 use crate::kit::{
-    SOON, code, database, ends, event, member, refuses, stderr, stdout, until, waiting,
+    SOON, code, database, end_seats, ends, event, member, refuses, stderr, stdout, until, waiting,
 };
 
 async fn json(args: &[&str]) -> Value {
@@ -183,10 +183,16 @@ async fn release_needs_force_and_is_recorded() {
     refuses(&ends(&["release", "--role", "r", "--dsn", &dsn]).await, 2, "add --force");
     let output = ends(&["release", "--role", "r", "--force", "--dsn", &dsn]).await;
     assert_eq!(code(&output), 0, "{}", stderr(&output));
+    assert!(stdout(&output).contains("r: 1 session ended"), "{}", stdout(&output));
     event(&mut one, "lost").await;
     let client = database.client().await.expect("a session");
-    let sql = "select count(*) from tenure.event where kind = 'force_release' and detail like 'asked by operator%'";
+    let sql = "select count(*) from tenure.event where kind = 'force_release' \
+               and detail like 'asked by operator on %, user %, login role ' || session_user || '%'";
     assert_eq!(client.query_one(sql, &[]).await.expect("a row").get::<_, i64>(0), 1);
+    // Where nothing is held nothing is ended, and no wait is told of.
+    assert_eq!(code(&ends(&["acquire", "--role", "free", "--dsn", &dsn]).await), 0);
+    let output = ends(&["release", "--role", "free", "--force", "--dsn", &dsn]).await;
+    refuses(&output, 1, "no session holds the lock of free");
 }
 
 #[tokio::test]
@@ -211,6 +217,9 @@ async fn a_lease_comes_down_to_the_longest_that_takes_part() {
     assert_eq!(stdout(&ends(&lower).await), "r: the lease is 3s now, 9s before\n");
     assert_eq!(stdout(&ends(&lower).await), "r: the lease stays 3s, the longest that takes part\n");
     refuses(&ends(&["lower-lease", "--role", "q", "--dsn", &dsn]).await, 7, "there is no role q");
+    assert_eq!(code(&ends(&["acquire", "--role", "alone", "--dsn", &dsn]).await), 0);
+    let alone = ends(&["lower-lease", "--role", "alone", "--dsn", &dsn]).await;
+    refuses(&alone, 1, "no member takes part in role alone");
 }
 
 #[tokio::test]
@@ -229,7 +238,7 @@ async fn history_lists_terms_and_audit_judges_them() {
     assert!(table.lines().all(|line| line.chars().count() <= 80), "{table}");
     let good = ends(&["audit", "--dsn", &dsn]).await;
     assert_eq!(code(&good), 0);
-    assert!(stdout(&good).contains("3 terms of 1 roles"), "{}", stdout(&good));
+    assert!(stdout(&good).contains("3 terms of 1 role:"), "{}", stdout(&good));
     // An overlap, made by hand.
     let client = database.client().await.expect("a session");
     let sql =
@@ -327,4 +336,83 @@ async fn a_role_at_rest_is_changed_and_forgotten() {
     let forgotten = ends(&["forget", "--role", "r", "--dsn", &dsn]).await;
     assert!(stdout(&forgotten).contains("continues above epoch 1"), "{}", stdout(&forgotten));
     assert_eq!(code(&ends(&["forget", "--role", "r", "--dsn", &dsn]).await), 7);
+    // What became of it is still told.
+    let told = ends(&["history", "--role", "r", "--orders", "--dsn", &dsn]).await;
+    assert_eq!(code(&told), 0, "{}", stderr(&told));
+    assert!(stdout(&told).contains("forget"), "{}", stdout(&told));
+    assert_eq!(code(&ends(&["audit", "--role", "r", "--dsn", &dsn]).await), 0);
+}
+
+#[tokio::test]
+async fn a_login_role_with_the_grants_of_a_member_is_told_what_only_the_owner_may() {
+    let database = database().await;
+    let dsn = database.dsn();
+    let client = database.client().await.expect("a session");
+    // Nothing is granted on the database: it may not create a schema.
+    let user = format!("app_{}", std::process::id());
+    client.batch_execute(&format!("create role {user} login")).await.expect("a login role");
+    let app = database.dsn_for(&user);
+    assert_eq!(code(&ends(&["check", "--dsn", &app]).await), 3);
+    let fresh = ends(&["check", "--dsn", &dsn]).await;
+    assert_eq!(code(&fresh), 0, "its owner makes the schema: {}", stdout(&fresh));
+    assert!(stdout(&fresh).contains("the first member that starts makes it"), "{}", stdout(&fresh));
+    let denied = ends(&["migrate", "--dsn", &app]).await;
+    refuses(&denied, 3, "run it as the schema's owner");
+    assert_eq!(code(&ends(&["acquire", "--role", "r", "--dsn", &dsn]).await), 0);
+    let grants = stdout(&ends(&["migrate", "--print-grants", &user]).await);
+    client.batch_execute(&grants).await.expect("granted");
+    assert_eq!(code(&ends(&["acquire", "--role", "r", "--dsn", &app]).await), 0);
+    assert_eq!(code(&ends(&["pause", "--role", "r", "--dsn", &app]).await), 0);
+    refuses(
+        &ends(&["forget", "--role", "r", "--dsn", &app]).await,
+        1,
+        "run it as the schema's owner",
+    );
+    let views = format!(
+        "set role {user}; select from tenure.msp_leader_state; select from tenure.forge_leaders; reset role"
+    );
+    client.batch_execute(&views).await.expect("a member's login role reads the views");
+    let away = format!("drop owned by {user}; drop role {user}");
+    client.batch_execute(&away).await.expect("no login role is left");
+}
+
+#[tokio::test]
+async fn a_pause_of_a_role_whose_leader_is_dead_drains_nothing() {
+    let database = database().await;
+    let dsn = database.dsn();
+    let mut one = member(&["--role", "r", "--dsn", &dsn]);
+    event(&mut one, "acquired").await;
+    one.signal(Signal::KILL);
+    one.wait(SOON).await.expect("it is dead");
+    until("the end of its session", async || {
+        let value = json(&["status", "--json", "--role", "r", "--dsn", &dsn]).await;
+        value[0]["state"] == "gone"
+    })
+    .await;
+    let output = ends(&["pause", "--role", "r", "--dsn", &dsn]).await;
+    assert!(stdout(&output).contains("its last leader, is gone"), "{}", stdout(&output));
+}
+
+#[tokio::test]
+async fn a_member_that_waits_out_its_own_last_lease_does_not_lead_yet() {
+    let database = database().await;
+    let dsn = database.dsn();
+    let mut one = member(&["--role", "r", "--dsn", &dsn, "--retry-base", "20ms"]);
+    event(&mut one, "acquired").await;
+    let client = database.client().await.expect("a session");
+    assert_eq!(end_seats(&client).await, 1);
+    // It claims again under a new epoch, and is its own debtor.
+    let (mut led_early, mut taking_over) = (0, 0);
+    until("the next term", async || {
+        let value = json(&["status", "--json", "--role", "r", "--dsn", &dsn]).await;
+        let role = &value[0];
+        if role["epoch"] == 2 && role["since"].is_null() {
+            led_early += u32::from(role["acting"] == true || role["state"] == "led");
+            taking_over += u32::from(role["state"] == "taking_over");
+        }
+        role["epoch"] == 2 && role["acting"] == true && !role["since"].is_null()
+    })
+    .await;
+    assert_eq!(led_early, 0);
+    assert!(taking_over > 0, "the wait was not seen");
 }

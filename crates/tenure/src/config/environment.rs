@@ -62,7 +62,7 @@ pub(super) fn read(env: &dyn Env) -> Result<Written, ConfigError> {
 pub(super) fn refuse_blank_dsn(env: &dyn Env) -> Result<(), ConfigError> {
     match DSN_VARIABLES.into_iter().find(|variable| env.is_blank(variable)) {
         Some(variable) => {
-            let expected = "a connection string (it is set, but empty); unset it if none is meant";
+            let expected = "a connection string, and is empty";
             Err(ConfigError::Variable { variable, expected })
         }
         None => Ok(()),

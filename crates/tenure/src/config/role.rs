@@ -172,8 +172,11 @@ impl RoleConfig {
             if validated.policy == TakeoverPolicy::Fenced {
                 return Err(field("policy", "exclusive with member.lock_only", NO_TABLES));
             }
-            if validated.priority != 0 || validated.preempt {
+            if validated.priority != 0 {
                 return Err(field("priority", "0 with member.lock_only", NO_TABLES));
+            }
+            if validated.preempt {
+                return Err(field("preempt", "false with member.lock_only", NO_TABLES));
             }
         }
         Ok(validated)

@@ -53,6 +53,16 @@ impl Operator {
     /// # Errors
     /// If there is no such role, it is not paused, a member takes part in it, or its lock is held.
     pub async fn forget(&self, role: &RoleName) -> Result<Forgotten, TenureError> {
+        // Before the wait: a member's login role may not delete.
+        let may = "select has_table_privilege('tenure.role', 'delete') \
+            and has_table_privilege('tenure.term', 'delete') \
+            and has_table_privilege('tenure.tombstone', 'insert, update')";
+        if self.ask(may).await?.as_deref() != Some("t") {
+            return Err(TenureError::Order(
+                "the login role may not delete a role and its history; run it as the schema's owner"
+                    .to_owned(),
+            ));
+        }
         let at_rest = self.settle(role).await?;
         let call = format!("tenure.forget_role({}, {at_rest}, {})", name(role), self.by());
         self.settled(role, &call).await

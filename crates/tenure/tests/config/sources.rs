@@ -178,6 +178,7 @@ fn contradicting_values_name_field_bound_and_reason() {
             vec!["role[0].policy", "epoch"],
         ),
         ("[member]\nlock_only=true\n[[role]]\nname=\"a\"\npriority=1", vec!["role[0].priority"]),
+        ("[member]\nlock_only=true\n[[role]]\nname=\"a\"\npreempt=true", vec!["role[0].preempt"]),
         ("[[role]]\nname=\"\"", vec!["role[0].name", "empty"]),
         ("[[role]]\npriority=1", vec!["role[0].name", "key"]),
         ("[[role]]\nname=\"a\"\nkey1=1", vec!["role[0].key2"]),

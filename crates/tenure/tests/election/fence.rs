@@ -91,6 +91,11 @@ async fn the_form_insert_select_from_fence_is_refused_when_stale() {
     bump(&client).await.unwrap();
     let error = client.batch_execute(insert).await.expect_err("stale");
     assert_eq!(error.code().map(|code| code.code()), Some("TN001"));
+    // One that was never issued is refused alike, and not called stale.
+    let error = client.batch_execute("select tenure.fence('r', 999)").await.expect_err("unknown");
+    let said = error.as_db_error().expect("the server's own").message();
+    assert_eq!(error.code().map(|code| code.code()), Some("TN001"));
+    assert!(said.contains("is above the last one"), "{said}");
     assert_eq!(one(&client, "select count(*) from work").await, "1");
 }
 
