@@ -32,15 +32,15 @@ machine or container, processes under another user (set-uid), nor work that CMD 
 overlaps it by its --grace: every effect must carry the epoch.
 
 CMD's exit ends the tenure and its code is tenure's; --restart starts it again instead. SIGTERM,
-SIGINT and SIGHUP drain, release and exit 0; a second one kills the child at once. Events go to standard
-output, or to standard error when there is a CMD. CMD has no terminal of its own: what asks for a
-password on /dev/tty needs `script -qec CMD /dev/null`.";
+SIGINT and SIGHUP drain, release and exit 0; a second one kills the child at once. Events go to
+standard output, or to standard error when there is a CMD. CMD has no terminal of its own: what
+asks for a password on /dev/tty needs `script -qec CMD /dev/null`.";
 
 const ACQUIRE_NOTES: &str = "\
-Without CMD the role is released again at once: exit 0 means that it was free. With CMD, exit 0 means that
-CMD ended by itself with 0. A signal ends CMD; the code is then the one that CMD answered with, or 128+n for
-signal n, never 0. One member at a time runs CMD, but each that asks later gets its turn: this is mutual
-exclusion, not once a day.";
+Without CMD the role is released again at once: exit 0 means that it was free. With CMD, exit 0
+means that CMD ended by itself with 0. A signal ends CMD; the code is then the one that CMD
+answered with, or 128+n for signal n, never 0. One member at a time runs CMD, but each that asks
+later gets its turn: this is mutual exclusion, not once a day.";
 
 /// One acting leader among many processes, on PostgreSQL
 #[derive(Debug, Parser)]
