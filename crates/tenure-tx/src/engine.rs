@@ -601,12 +601,23 @@ impl Engine {
             }
             Located::Usurped { by } => self.usurped(now, nonce, by, out),
             Located::Missing => {
+                // Nothing found is no proof that another transaction has the nonce: it may be ours,
+                // in a part of the past that the node does not show. Only an order ends it so.
                 let gone = entry.is_gone(nonce, &head, now, &config);
-                match entry.current().filter(|_| gone) {
+                let dropped = entry.noop == Some(Order::Drop);
+                match entry.current().filter(|_| gone && dropped) {
                     Some(hash) => {
                         self.end(nonce, hash, TransactionStatus::Usurped(None), None, out);
                     }
-                    None => entry.wait(now, &config),
+                    None => {
+                        if gone {
+                            entry.hold = Some(Hold::Uncertain);
+                            let answer =
+                                "its nonce is final, and the node shows no transaction there";
+                            entry.answered(nonce, Some(answer), now, out);
+                        }
+                        entry.wait(now, &config);
+                    }
                 }
             }
             Located::InBlock { finalized: false, .. } | Located::Unknown => {

@@ -334,7 +334,7 @@ impl World {
             (_, Some((hash, (block, finalized)))) => {
                 Located::InBlock { hash, block, finalized, receipt: None }
             }
-            (_, None) if nonce < head.finalized_nonce => Located::Missing,
+            (_, None) if nonce < head.finalized_nonce => Located::Usurped { by: None },
             (_, None) if nonce >= head.best_nonce => Located::Free,
             (_, None) => Located::Unknown,
         };

@@ -403,7 +403,11 @@ fn receipt_of(receipt: &RpcReceipt) -> Receipt {
 type TransportError = RpcError<TransportErrorKind>;
 
 fn plainly(error: &TransportError) -> String {
-    without_addresses(error.to_string())
+    match error {
+        // Not the page behind it.
+        RpcError::Transport(TransportErrorKind::HttpError(http)) => format!("HTTP {}", http.status),
+        other => without_addresses(other.to_string()),
+    }
 }
 
 fn block(number: u64, hash: B256) -> Block {

@@ -36,9 +36,8 @@ pub struct EngineConfig {
     /// How often a transaction that no node can have is signed anew after a refusal, before its
     /// request is given up. Default 3; at least 1.
     pub max_refusals: u32,
-    /// How many blocks must become final, all attempts missing, before a used nonce counts as used by
-    /// another program's transaction that was not found either. Default 12. Too few and a node that
-    /// answers late about its past makes an executed request look usurped.
+    /// How many blocks must become final, all attempts missing, before a used nonce is called
+    /// uncertain aloud, and before an order to drop it ends it. Default 12.
     pub missing_blocks: u64,
     /// How much time must pass as well: some chains make twelve blocks in three seconds, and a node
     /// indexes its past at its own pace. Default 60 s.

@@ -18,6 +18,7 @@ use alloy_transport::TransportErrorKind;
 use futures_util::future::join_all;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 use tokio::time::{Instant, timeout};
@@ -85,6 +86,9 @@ pub(super) const BATCH: usize = 100;
 const REST: Duration = Duration::from_secs(1);
 const REST_MAX: Duration = Duration::from_secs(30);
 
+/// After how much time without a new block the other endpoints are asked for theirs.
+const STILL: Duration = Duration::from_secs(15);
+
 /// JSON-RPC's own code.
 const METHOD_NOT_FOUND: i64 = -32601;
 
@@ -96,6 +100,8 @@ pub(super) type Call = (&'static str, Value);
 
 struct Endpoint {
     client: RpcClient,
+    /// The parts of its address that let others use it, and that nodes like to repeat.
+    secrets: Vec<String>,
     health: Mutex<Health>,
     /// How many calls it takes in one request.
     batch: AtomicUsize,
@@ -143,6 +149,8 @@ pub(super) struct Rpc {
     seen: Arc<Mutex<Option<Seen>>>,
     /// An endpoint does not know the method that gives all receipts of a block.
     no_block_receipts: Arc<AtomicBool>,
+    /// The latest block, and since when it is.
+    moved: Arc<Mutex<Option<(B256, Instant)>>>,
     /// When an endpoint last gave an answer that was no refusal.
     answered: Arc<Mutex<Option<Instant>>>,
     timeout: Duration,
@@ -175,7 +183,8 @@ const MONEY_EVERY: u32 = 5;
 
 impl Rpc {
     pub(super) fn new(urls: Vec<Url>, options: &EthereumOptions) -> Self {
-        let endpoint = |url| Endpoint {
+        let endpoint = |url: Url| Endpoint {
+            secrets: secrets_of(&url),
             client: RpcClient::new_http(url),
             health: Mutex::default(),
             batch: AtomicUsize::new(BATCH),
@@ -188,6 +197,7 @@ impl Rpc {
             ends: Arc::default(),
             seen: Arc::default(),
             no_block_receipts: Arc::default(),
+            moved: Arc::default(),
             answered: Arc::default(),
             timeout: options.timeout,
             poll: options.poll,
@@ -225,10 +235,12 @@ impl Rpc {
             let chunk = calls[at..calls.len().min(at + limit)].to_vec();
             let taken = chunk.len();
             let asked = quietly(exchange(endpoint.client.clone(), chunk));
-            match timeout(self.timeout, asked).await.unwrap_or_else(|_| Err(late())) {
+            let masked = |error| masked(error, &endpoint.secrets);
+            let answered = timeout(self.timeout, asked).await.unwrap_or_else(|_| Err(late()));
+            match answered.map_err(masked) {
                 Ok(some) => {
                     endpoint.untaken.store(0, Ordering::Relaxed);
-                    answers.extend(some);
+                    answers.extend(some.into_iter().map(|answer| answer.map_err(masked)));
                     at += taken;
                 }
                 // An answer to the whole, again: it takes no batches, or smaller ones. Once may be
@@ -379,6 +391,7 @@ impl Rpc {
         let at = Instant::now();
         let by_number = |place| ("eth_getBlockByNumber", json!([place, false]));
         let latest: RpcBlock = self.one(by_number(json!("latest"))).await?;
+        self.compare(&latest).await;
         let known = ends.take().filter(|known| known.latest.hash == latest.hash);
         let finalized = match known {
             // It moves with the latest block.
@@ -387,6 +400,40 @@ impl Rpc {
         };
         *ends = Some(Ends { latest: latest.clone(), finalized: finalized.clone(), at });
         Ok(Ends { latest, finalized, at })
+    }
+
+    /// Compares an endpoint whose latest block has not moved for a while with the others, and leaves
+    /// it alone if one of them is ahead: it answers, but stands still.
+    async fn compare(&self, latest: &RpcBlock) {
+        let now = Instant::now();
+        {
+            let mut moved = self.moved.lock().unwrap_or_else(PoisonError::into_inner);
+            let due = moved.is_some_and(|(hash, at)| {
+                hash == latest.hash && now >= at + STILL.max(10 * self.poll)
+            });
+            // Not again before as much time has passed.
+            if due || moved.is_none_or(|(hash, _)| hash != latest.hash) {
+                *moved = Some((latest.hash, now));
+            }
+            if !due || self.endpoints.len() < 2 {
+                return;
+            }
+        }
+        let still = self.preferred.load(Ordering::Relaxed);
+        for index in self.order().into_iter().filter(|index| *index != still) {
+            let asked = async {
+                self.verify(index).await?;
+                self.ask(index, &[("eth_blockNumber", json!([]))]).await
+            };
+            let number = asked.await.and_then(|mut all| all.pop().unwrap_or_else(|| Err(late())));
+            if read::<U64>(number).is_ok_and(|number| number > latest.number) {
+                let (endpoint, ahead) = (still + 1, index + 1);
+                tracing::warn!(endpoint, ahead, "an RPC endpoint stands still: another is used");
+                self.endpoints[still].failed();
+                self.preferred.store(index, Ordering::Relaxed);
+                return;
+            }
+        }
     }
 
     /// How the last final block is named.
@@ -536,6 +583,47 @@ async fn exchange(
         .collect::<Result<Vec<_>, _>>()?;
     batch.send().await?;
     Ok(join_all(waiters).await)
+}
+
+/// The shortest part of an address that is taken for a secret: `v3` and `rpc` are none.
+const SHORTEST_SECRET: usize = 6;
+
+/// What an address holds that lets others use it: user, password, keys in the path and in the query.
+fn secrets_of(url: &Url) -> Vec<String> {
+    let user = [url.username(), url.password().unwrap_or_default()].map(str::to_owned);
+    let path = url.path_segments().into_iter().flatten().map(str::to_owned);
+    let query = url.query_pairs().map(|(_, value)| value.into_owned());
+    let parts = user.into_iter().chain(path).chain(query);
+    parts.filter(|part| part.len() >= SHORTEST_SECRET).collect()
+}
+
+/// The error without the secrets.
+fn masked(error: TransportError, secrets: &[String]) -> TransportError {
+    let mask = |text: &str| {
+        secrets.iter().fold(text.to_owned(), |text, secret| text.replace(secret.as_str(), "…"))
+    };
+    match error {
+        RpcError::ErrorResp(mut payload) => {
+            payload.message = mask(&payload.message).into();
+            let tells =
+                |data: &RawValue| secrets.iter().any(|one| data.get().contains(one.as_str()));
+            payload.data = payload.data.filter(|data| !tells(data));
+            RpcError::ErrorResp(payload)
+        }
+        RpcError::Transport(TransportErrorKind::HttpError(http)) => {
+            TransportErrorKind::http_error(http.status, mask(&http.body))
+        }
+        RpcError::DeserError { .. } => {
+            unreadable("an answer is no JSON, or not what was asked for")
+        }
+        other => {
+            let text = other.to_string();
+            match secrets.iter().any(|secret| text.contains(secret.as_str())) {
+                true => RpcError::Transport(TransportErrorKind::Custom(mask(&text).into())),
+                false => other,
+            }
+        }
+    }
 }
 
 /// Whether no answer of a node came at all, not even a refusal.
