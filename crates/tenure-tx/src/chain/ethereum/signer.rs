@@ -354,7 +354,7 @@ mod tests {
     #[cfg(unix)]
     #[test]
     fn a_key_that_other_users_can_read_is_not_used() {
-        use std::os::unix::fs::PermissionsExt as _;
+        use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("key");
         std::fs::write(&path, KEY).expect("written");
