@@ -52,8 +52,13 @@ pub(crate) async fn silence(config: &Config, wait: Duration) -> Failure {
     let lease = config.lease();
     let within = wait.max(lease.lease() + lease.margin());
     sleep(within).await;
-    let message =
-        format!("the database did not answer within {}; nothing was acquired", span(within));
+    let hosts = config.dsn().map_or(&[][..], |dsn| dsn.hosts());
+    let hosts: Vec<String> = hosts.iter().map(ToString::to_string).collect();
+    let message = format!(
+        "no database answered at {} within {}; nothing was acquired; `tenure check` may say why",
+        hosts.join(", "),
+        span(within)
+    );
     Failure::new(Exit::Unreachable, message)
 }
 

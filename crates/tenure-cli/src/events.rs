@@ -79,7 +79,8 @@ impl Events {
                 };
                 // Without a reader the election goes on all the same.
                 let _ = if to_stderr {
-                    writeln!(std::io::stderr().lock(), "{text}")
+                    // In one write: the child may write to the same place.
+                    std::io::stderr().lock().write_all(format!("{text}\n").as_bytes())
                 } else {
                     writeln!(std::io::stdout().lock(), "{text}")
                 };

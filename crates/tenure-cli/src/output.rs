@@ -31,7 +31,7 @@ pub(crate) fn to_output(line: Arguments<'_>) {
 }
 
 pub(crate) fn to_error(line: Arguments<'_>) {
-    let _ = writeln!(std::io::stderr().lock(), "tenure: {line}");
+    let _ = std::io::stderr().lock().write_all(format!("tenure: {line}\n").as_bytes());
 }
 
 /// Whether standard output has no reader any more; a command that goes on and on ends then.

@@ -212,6 +212,7 @@ async fn a_chain_that_lost_its_state_gets_nothing_until_it_has_caught_up() {
     assert!(early.is_err(), "{early:?}");
     // The chain catches up: what was owed is sent.
     anvil.call("anvil_setNonce", json!([ADDRESS, "0x3"])).await;
+    anvil.mine(1).await;
     let took = timeout(Duration::from_secs(10), next.service.recovered()).await;
     assert!(took.expect("recovers").is_some());
     let request = SendRequest::call(pay(9, 1)).with_id("late");

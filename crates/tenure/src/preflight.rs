@@ -200,7 +200,7 @@ pub async fn check(config: &Config) -> Result<Report, TenureError> {
         name: "tenure check",
         deadline: config.lease().lease(),
         lock_only: config.is_lock_only(),
-        migrate: false,
+        absent: Absent::Told,
         roles: i64::try_from(config.roles().len()).unwrap_or(i64::MAX),
     };
     let mut report = look.run().await?;
@@ -222,7 +222,7 @@ pub(crate) async fn prepare(
         name: "tenure preflight",
         deadline: profile.lease.lease(),
         lock_only: profile.lock_only,
-        migrate,
+        absent: if migrate { Absent::Made } else { Absent::Refused },
         roles: i64::try_from(profile.roles).unwrap_or(i64::MAX),
     };
     let report = look.run().await?;
@@ -241,12 +241,21 @@ pub(crate) async fn prepare(
     }
 }
 
+/// What becomes of a schema that is not there.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Absent {
+    Made,
+    Refused,
+    /// A member that starts may make it.
+    Told,
+}
+
 struct Look<'a> {
     connector: &'a Connector,
     name: &'a str,
     deadline: Duration,
     lock_only: bool,
-    migrate: bool,
+    absent: Absent,
     roles: i64,
 }
 
@@ -451,7 +460,7 @@ impl Look<'_> {
             Err(error) if error.sqlstate() == Some("42501") => return Ok(true),
             Err(error) => return Err(error.into()),
         };
-        if have < schema::VERSION && self.migrate {
+        if have < schema::VERSION && self.absent == Absent::Made {
             match SCHEMA.migrate(line, self.deadline * 10).await {
                 Ok(applied) => {
                     if !applied.is_empty() {
@@ -465,7 +474,7 @@ impl Look<'_> {
             }
         }
         let need = schema::VERSION;
-        if have == 0 && !self.migrate {
+        if have == 0 && self.absent == Absent::Told {
             let may = "select has_database_privilege(current_database(), 'create')";
             if self.ask(line, may).await? == "t" {
                 report.warn(

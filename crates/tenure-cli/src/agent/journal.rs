@@ -56,7 +56,8 @@ impl Journal {
                     Output::Quiet => continue,
                 };
                 // Without a reader the election goes on all the same.
-                let _ = writeln!(std::io::stderr().lock(), "{text}");
+                // In one write: a child may write to the same place.
+                let _ = std::io::stderr().lock().write_all(format!("{text}\n").as_bytes());
             }
         });
         let member = member.to_owned();

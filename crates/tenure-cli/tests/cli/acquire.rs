@@ -129,7 +129,7 @@ async fn the_rest_of_a_crashed_leaders_lease_is_waited_out_beyond_the_wait() {
     one.signal(Signal::KILL);
     one.wait(SOON).await.expect("it is dead");
     // A claimant with a shorter lease waits out the longer one, and says so.
-    let args = ["acquire", "--role", "r", "--wait", "100ms", "--lease", "2s", "--dsn", &dsn];
+    let args = ["acquire", "--role", "r", "--wait", "100ms", "--lease", "2500ms", "--dsn", &dsn];
     let output = ends(&args).await;
     assert_eq!(code(&output), 0, "{}", stderr(&output));
     assert_eq!(stdout(&output), "acquired r epoch 2, releasing it\n");

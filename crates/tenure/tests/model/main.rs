@@ -89,7 +89,7 @@ async fn a_difference_that_is_planted_in_the_sql_is_noticed() {
     for (function, part, instead) in PLANTED {
         let sound = sides.patch(function, part, instead).await;
         let mut noticed = false;
-        for seed in 0..60 {
+        for seed in 0..400 {
             noticed = walk(&mut sides, seed).await.is_err();
             if noticed {
                 break;
