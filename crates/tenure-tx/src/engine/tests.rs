@@ -1,5 +1,7 @@
 //! One promise each. The promises about all sequences are in `tests/engine_properties.rs`.
 
+mod money;
+
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -242,67 +244,6 @@ fn a_retracted_transaction_may_be_mined_again() {
 }
 
 #[test]
-fn only_the_lowest_unmined_nonce_is_replaced_and_only_so_often() {
-    let mut engine = watching();
-    request(&mut engine, None, 100, true).expect("leads");
-    engine.handle(T0, Input::Built { nonce: 1, attempt: attempt(2, 100) });
-    engine.handle(T0, Input::Submitted { nonce: 1, hash: hash(2), outcome: Outcome::Pooled });
-    let mut tip = 100;
-    let mut now = 0;
-    for round in 0..EngineConfig::default().max_replacements {
-        now += 61;
-        assert!(engine.handle(at(now), Input::Head(block(round.into()))).is_empty());
-        let effects = later(&mut engine, now);
-        let [Effect::Build { nonce: 0, tip: bumped, noop: None, .. }] = effects[..] else {
-            panic!("expected one replacement of nonce 0, got {effects:?}");
-        };
-        assert!(bumped >= tip + tip / 10, "a pool wants at least a tenth more");
-        tip = bumped;
-        let tag = 100 + u8::try_from(round).expect("few rounds");
-        engine.handle(at(now), Input::Built { nonce: 0, attempt: attempt(tag, tip) });
-        let outcome = Outcome::Pooled;
-        engine.handle(at(now), Input::Submitted { nonce: 0, hash: hash(tag), outcome });
-    }
-    let effects = later(&mut engine, now + 61);
-    assert!(matches!(effects[..], [Effect::Submit { nonce: 0, .. }]), "bounded: {effects:?}");
-}
-
-#[test]
-fn a_replacement_waits_for_a_block_and_for_its_pause() {
-    let mut engine = watching();
-    let outbid = || Outcome::Underpriced(Shortfall::Outbid, "underpriced".to_owned());
-    assert!(matches!(later(&mut engine, 61)[..], [Effect::Build { tip: 125, .. }]));
-    engine.handle(at(61), Input::Built { nonce: 0, attempt: attempt(2, 125) });
-    let submitted = |tag| Input::Submitted { nonce: 0, hash: hash(tag), outcome: outbid() };
-    let is_build = |effects: &[Effect]| effects.iter().any(|e| matches!(e, Effect::Build { .. }));
-    assert!(!is_build(&engine.handle(at(62), submitted(2))), "a second one within a second");
-    let effects = engine.handle(at(80), Input::TimePassed);
-    assert!(matches!(effects[..], [Effect::Submit { .. }]), "{effects:?}");
-    assert!(!is_build(&engine.handle(at(80), submitted(2))), "no block has come");
-    engine.handle(at(90), Input::Head(block(1)));
-    engine.handle(at(110), Input::TimePassed);
-    assert!(is_build(&engine.handle(at(110), submitted(2))), "a block and a pause later");
-}
-
-#[test]
-fn a_base_fee_that_outgrew_the_bid_is_followed_however_often() {
-    let mut engine = watching();
-    let mut now = 0;
-    for round in 1..=30u8 {
-        now += 61;
-        let base_fee = 100 * u128::from(round) + 1;
-        engine.handle(at(now), Input::Head(Head { base_fee, ..block(round.into()) }));
-        let effects = later(&mut engine, now);
-        let [Effect::Build { tip, .. }] = effects[..] else { panic!("{round}: {effects:?}") };
-        let bid = Some(base_fee + 99);
-        let attempt = Attempt { bid, ..attempt(100 + round, tip) };
-        engine.handle(at(now), Input::Built { nonce: 0, attempt });
-        let outcome = Outcome::Pooled;
-        engine.handle(at(now), Input::Submitted { nonce: 0, hash: hash(100 + round), outcome });
-    }
-}
-
-#[test]
 fn any_form_in_a_block_is_told_and_one_that_finalised_wins() {
     let mut engine = watching();
     let effects = later(&mut engine, 61);
@@ -466,36 +407,6 @@ fn bytes_that_a_node_may_have_are_never_given_up_without_an_order() {
 }
 
 #[test]
-fn an_account_without_funds_waits_and_loses_nothing() {
-    let (mut engine, _) = leading(vec![], head(0, 0, 0));
-    for nonce in 0..3 {
-        assert_eq!(request(&mut engine, None, 0, true), Ok(nonce));
-        let tag = 1 + u8::try_from(nonce).expect("small");
-        engine.handle(T0, Input::Built { nonce, attempt: attempt(tag, 0) });
-        let outcome = Outcome::Unfunded("insufficient funds".to_owned());
-        engine.handle(T0, Input::Submitted { nonce, hash: hash(tag), outcome });
-    }
-    assert_eq!(engine.holds().unfunded, 3);
-    let mut asked = 0;
-    for second in 1..3_600 {
-        for effect in later(&mut engine, second) {
-            assert_eq!(effect, Effect::Submit { nonce: 0, hash: hash(1) }, "only the lowest");
-            asked += 1;
-            let outcome = Outcome::Unfunded("insufficient funds".to_owned());
-            engine.handle(at(second), Input::Submitted { nonce: 0, hash: hash(1), outcome });
-        }
-    }
-    assert!((60..300).contains(&asked), "{asked} times in an hour");
-    assert_eq!(engine.open(), 3);
-    // Funded: what waited goes at once.
-    while later(&mut engine, 3_660).is_empty() {}
-    let (nonce, outcome) = (0, Outcome::Pooled);
-    engine.handle(at(3_660), Input::Submitted { nonce, hash: hash(1), outcome });
-    let effects = later(&mut engine, 3_661);
-    assert!(matches!(effects[..], [Effect::Submit { nonce: 1, .. }]), "{effects:?}");
-}
-
-#[test]
 fn a_deadline_gives_up_at_once_what_no_node_can_have_and_orders_a_no_op_for_the_rest() {
     let due = |outcome: Outcome| {
         let (mut engine, _) = leading(vec![], head(0, 0, 0));
@@ -518,47 +429,6 @@ fn a_deadline_gives_up_at_once_what_no_node_can_have_and_orders_a_no_op_for_the_
     sent.handle(at(99), again);
     let effects = later(&mut sent, 100);
     assert!(matches!(effects[..], [Effect::Build { noop: Some(Order::Deadline), .. }]));
-}
-
-#[test]
-fn a_gap_is_filled_with_the_tip_that_the_chain_takes_and_raised_to_what_the_node_asks() {
-    let mut going = head(0, 0, 0);
-    going.tip = 7;
-    let (mut engine, _) = leading(vec![], going);
-    for nonce in 0..2 {
-        let id = nonce.to_string();
-        let low = Request { id, nonce: None, tip: 0, resignable: true, deadline: None };
-        let built = engine.handle(T0, Input::Requested(low));
-        assert_eq!(built, [Effect::Build { nonce, attempt: 1, tip: 7, noop: None }]);
-    }
-    engine.handle(T0, Input::BuildFailed { nonce: 0 });
-    later(&mut engine, 0);
-    let filled = later(&mut engine, 31);
-    assert_eq!(filled, [Effect::Build { nonce: 0, attempt: 1, tip: 7, noop: Some(Order::Gap) }]);
-    let noop = Attempt { noop: true, order: Some(Order::Gap), ..attempt(1, 7) };
-    engine.handle(at(31), Input::Built { nonce: 0, attempt: noop });
-    let needed = Some(25_000_000_000);
-    let outcome = Outcome::Underpriced(Shortfall::BelowMinimum { needed }, "minimum".to_owned());
-    engine.handle(at(31), Input::Submitted { nonce: 0, hash: hash(1), outcome });
-    let effects = later(&mut engine, 40);
-    let tip = 25_000_000_000;
-    assert_eq!(effects, [Effect::Build { nonce: 0, attempt: 2, tip, noop: Some(Order::Gap) }]);
-}
-
-#[test]
-fn no_tip_is_above_the_bound_whatever_recent_blocks_were_tipped() {
-    let mut engine = Engine::new(EngineConfig { max_tip: 5, ..EngineConfig::default() });
-    let head = Head { tip: 7, ..head(0, 0, 0) };
-    engine.handle(T0, Input::Recovered { rows: vec![], consumed: 0, head });
-    for nonce in 0..2 {
-        let id = nonce.to_string();
-        let low = Request { id, nonce: None, tip: 0, resignable: true, deadline: None };
-        let built = engine.handle(T0, Input::Requested(low));
-        assert_eq!(built, [Effect::Build { nonce, attempt: 1, tip: 5, noop: None }]);
-    }
-    engine.handle(T0, Input::BuildFailed { nonce: 0 });
-    let filled = engine.cancel(0).expect("a gap");
-    assert_eq!(filled, [Effect::Build { nonce: 0, attempt: 1, tip: 5, noop: Some(Order::Gap) }]);
 }
 
 #[test]
@@ -600,27 +470,6 @@ fn bytes_whose_nonce_a_node_calls_used_may_be_in_its_block() {
     engine.handle(T0, Input::Located { nonce: 0, located: Located::Free });
     let effects = engine.cancel(0).expect("open");
     assert!(matches!(effects[..], [Effect::Build { noop: Some(Order::Drop), .. }]), "{effects:?}");
-}
-
-#[test]
-fn what_no_node_was_sent_is_not_paid_more_for() {
-    let (mut engine, _) = leading(vec![], head(0, 0, 0));
-    request(&mut engine, None, 100, true).expect("leads");
-    engine.handle(T0, Input::Built { nonce: 0, attempt: attempt(1, 100) });
-    answer(&mut engine, 1, Outcome::NotSent("no line".to_owned()));
-    for second in 1..600 {
-        for effect in later(&mut engine, second) {
-            assert_eq!(effect, Effect::Submit { nonce: 0, hash: hash(1) });
-            let outcome = Outcome::NotSent("no line".to_owned());
-            engine.handle(at(second), Input::Submitted { nonce: 0, hash: hash(1), outcome });
-        }
-    }
-    while later(&mut engine, 660).is_empty() {}
-    let submitted = Input::Submitted { nonce: 0, hash: hash(1), outcome: Outcome::Pooled };
-    engine.handle(at(660), submitted);
-    assert!(later(&mut engine, 719).is_empty(), "a pool has it for less than a minute");
-    let effects = later(&mut engine, 720);
-    assert!(matches!(effects[..], [Effect::Build { tip: 125, .. }]), "{effects:?}");
 }
 
 #[test]
@@ -786,39 +635,6 @@ fn what_is_overdue_is_not_sent_by_a_new_leader_and_not_after_it_was_stored() {
     let stored = engine.handle(at(10), Input::Built { nonce: 0, attempt: attempt(1, 0) });
     assert_eq!(stored, [], "stored too late to be sent");
     assert_eq!(end_of(&later(&mut engine, 10)).kind, EndKind::Expired);
-}
-
-#[test]
-fn a_node_that_calls_every_tip_too_low_is_not_paid_ever_more() {
-    let (mut engine, _) = leading(vec![], head(0, 0, 0));
-    assert_eq!(request(&mut engine, None, 1_000, true), Ok(0));
-    let mut tip = 1_000;
-    for round in 0..100u8 {
-        let now = at(u64::from(round) * 60);
-        let built = Input::Built { nonce: 0, attempt: attempt(round + 1, tip) };
-        for effect in engine.handle(now, built) {
-            assert!(matches!(effect, Effect::Submit { .. } | Effect::Record { .. }), "{effect:?}");
-        }
-        let low = Shortfall::BelowMinimum { needed: None };
-        let outcome = Outcome::Underpriced(low, "transaction underpriced".to_owned());
-        engine.handle(now, Input::Submitted { nonce: 0, hash: hash(round + 1), outcome });
-        let effects = engine.handle(now + Duration::from_secs(59), Input::TimePassed);
-        let [Effect::Build { tip: next, .. }] = effects[..] else { panic!("{effects:?}") };
-        tip = next;
-    }
-    assert_eq!(engine.open(), 1, "it waits");
-    assert!((9_000..10_000).contains(&tip), "ten bumps of a quarter, and no more: {tip}");
-}
-
-#[test]
-fn recent_blocks_multiply_a_tip_by_ten_at_most() {
-    let (mut engine, _) = leading(vec![], Head { tip: 500, ..head(0, 0, 0) });
-    for (asked, tip) in [(1, 10), (100, 500), (600, 600)] {
-        let id = asked.to_string();
-        let request = Request { id, nonce: None, tip: asked, resignable: true, deadline: None };
-        let effects = engine.handle(T0, Input::Requested(request));
-        assert!(matches!(effects[..], [Effect::Build { tip: first, .. }] if first == tip));
-    }
 }
 
 #[test]
