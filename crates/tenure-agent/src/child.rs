@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::process::ExitStatus;
 use std::time::Duration;
 
-use tenure::{Act, BootClock, Clock, LeaderLock, Lease, LockState, Refusal, TakeoverPolicy, Tick};
+use tenure::{Act, BootClock, Clock, LeaderLock, Lease, Refusal, TakeoverPolicy, Tick};
 use tenure_guardian::{EndedBy, Guarded, News, Times};
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe::Receiver;
@@ -138,18 +138,9 @@ impl Post {
     /// Whether a gate that says no ends the child now, or leaves it to the deadline: a session that may be
     /// won back, or a beat that is late, does not yet let another in under `exclusive`.
     fn ends_child(&self, refusal: Refusal, outlasts_drain: bool) -> bool {
-        if refusal == Refusal::Draining {
-            return !outlasts_drain;
-        }
-        if self.policy == TakeoverPolicy::Fenced {
-            return true;
-        }
-        match self.lock.state() {
-            LockState::Leader | LockState::Reconnecting => false,
-            LockState::Stopped
-            | LockState::Follower
-            | LockState::Acquiring
-            | LockState::Releasing => true,
+        match refusal == Refusal::Draining {
+            true => !outlasts_drain,
+            false => self.policy.lets_another_in(self.lock.state()),
         }
     }
 }

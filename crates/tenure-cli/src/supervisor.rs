@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::process::ExitStatus;
 use std::time::Duration;
 
-use tenure::{Act, BootClock, Clock, Epoch, LockState, Refusal, TakeoverPolicy, Tick};
+use tenure::{Act, BootClock, Clock, Epoch, Refusal, Tick};
 use tenure_guardian::{EndedBy, Guarded, News, Times};
 use tokio::time::sleep;
 
@@ -138,16 +138,7 @@ impl Candidacy {
     /// Whether a gate that says no ends the child now, or leaves it to the deadline: a session that
     /// may be won back, or a beat that is late, does not yet let another in under `exclusive`.
     fn ends_child(&self, refusal: Refusal) -> bool {
-        if refusal == Refusal::Draining || self.policy == TakeoverPolicy::Fenced {
-            return true;
-        }
-        match self.lock.state() {
-            LockState::Leader | LockState::Reconnecting => false,
-            LockState::Stopped
-            | LockState::Follower
-            | LockState::Acquiring
-            | LockState::Releasing => true,
-        }
+        refusal == Refusal::Draining || self.policy.lets_another_in(self.lock.state())
     }
 
     fn not_started(&self, command: &[OsString], epoch: Epoch, errno: i32) -> Ended {

@@ -16,6 +16,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::clock::Tick;
+use crate::lifecycle::LockState;
 
 /// How much a heartbeat interval is spread either way.
 const JITTER: f64 = 0.2;
@@ -36,6 +37,27 @@ pub enum TakeoverPolicy {
     Exclusive,
     /// Nothing: every effect carries the epoch, and the fence refuses old ones.
     Fenced,
+}
+
+impl TakeoverPolicy {
+    /// Whether another member may lead already, given what this one's lifecycle says while its gate says
+    /// no. Work that goes on beside the gate ends now if so, and at the deadline of its term otherwise.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn lets_another_in(self, state: LockState) -> bool {
+        match (self, state) {
+            (TakeoverPolicy::Fenced, _) => true,
+            // A session that may be won back, or a beat that is late: the debt is waited out first.
+            (TakeoverPolicy::Exclusive, LockState::Leader | LockState::Reconnecting) => false,
+            (
+                TakeoverPolicy::Exclusive,
+                LockState::Stopped
+                | LockState::Follower
+                | LockState::Acquiring
+                | LockState::Releasing,
+            ) => true,
+        }
+    }
 }
 
 impl fmt::Display for TakeoverPolicy {
