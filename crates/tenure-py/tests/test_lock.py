@@ -190,6 +190,29 @@ async def test_an_exception_in_the_block_releases(dsn: str) -> None:
     await (await lead(dsn)).shutdown()
 
 
+async def test_an_exception_in_the_block_goes_on_although_the_end_takes_too_long(
+    dsn: str, monkeypatch: Any, caplog: Any
+) -> None:
+    monkeypatch.setattr("tenure._starter.EXCEPTION_TIMEOUT_S", 0.2)
+    acts: List[Any] = []
+    with pytest.raises(ZeroDivisionError):
+        async with LeaderLock(dsn, role="r") as lock:
+            assert await lock.wait_for_leadership(20)
+            acts.append(lock.gate.begin_act())  # Never ends, so the drain would last its limit of 10 s.
+            1 / 0
+    assert not lock.is_leader and lock.state is LockState.STOPPED
+    assert any("tenure | shutdown_failed" in record.getMessage() for record in caplog.records)
+
+    def threads() -> None:
+        with blocking.LeaderLock(dsn, role="other") as other:
+            assert other.wait_for_leadership(20)
+            acts.append(other.gate.begin_act())
+            1 / 0
+
+    with pytest.raises(ZeroDivisionError):
+        await asyncio.to_thread(threads)
+
+
 async def test_a_cancelled_task_releases(dsn: str) -> None:
     leading = asyncio.Event()
 

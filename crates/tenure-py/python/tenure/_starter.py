@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Awaitable, Callable, Dict, List, Optional, TypeVar
 
 from ._life import Life, OfOneProcess
+from ._logging import get_logger
 from .errors import LockError, ShutdownError
 
 if TYPE_CHECKING:
@@ -142,7 +143,14 @@ class Starter(OfOneProcess):
         return self
 
     async def __aexit__(self, kind: Any, value: Any, traceback: Any) -> None:
-        await self.shutdown(None if kind is None else EXCEPTION_TIMEOUT_S)
+        if kind is None:
+            await self.shutdown()
+            return
+        try:
+            await self.shutdown(EXCEPTION_TIMEOUT_S)
+        except ShutdownError as error:
+            # The block's own exception goes on: it says what went wrong first.
+            get_logger("tenure").error("shutdown_failed", error=str(error))
 
 
 def settings(

@@ -16,7 +16,7 @@ from . import lock as _lock
 from . import member as _member
 from ._life import OfOneProcess, forked
 from ._role import RoleLock as _RoleLock
-from ._starter import EXCEPTION_TIMEOUT_S, Starter
+from ._starter import Starter
 from .errors import LockError
 from .models import Leader, LockState, Role
 
@@ -115,17 +115,19 @@ class _Owner(OfOneProcess):
 
     def shutdown(self, timeout_s: Optional[float] = None) -> None:
         """Releases everything and stops. Idempotent. Called by a callback, it returns at once."""
+        self._end(lambda: self._inner.shutdown(timeout_s))
+
+    def _end(self, ending: "Callable[[], Coroutine[Any, Any, None]]") -> None:
         thread = self._thread
-        if thread is None or thread.pid != os.getpid():
-            return
-        thread.run_or_begin(self._inner.shutdown(timeout_s), lambda: self._end_thread(thread))
+        if thread is not None and thread.pid == os.getpid():
+            thread.run_or_begin(ending(), lambda: self._end_thread(thread))
 
     def __enter__(self: _Self) -> _Self:
         self.start()
         return self
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
-        self.shutdown(None if kind is None else EXCEPTION_TIMEOUT_S)
+        self._end(lambda: self._inner.__aexit__(kind, value, traceback))
 
     def _refuse_inherited(self) -> None:
         if self._thread is not None and self._thread.pid != os.getpid():
