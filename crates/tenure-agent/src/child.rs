@@ -59,7 +59,7 @@ pub(crate) struct Ended {
     pub(crate) output: Option<String>,
 }
 
-/// Where a role stands, for one who holds an act of it.
+/// Where a role stands, for a task that holds an act of it.
 #[derive(Debug, Clone)]
 pub(crate) struct Post {
     pub(crate) lock: LeaderLock,

@@ -49,7 +49,7 @@ pub(crate) async fn step_down(args: StepDown) -> Result<Exit, Failure> {
         }
         None => Err(Failure::failed(format!(
             "{before} was asked to step down from {role}, but no member leads it after {:?}; \
-                 `tenure status` shows who waits",
+                 `tenure status` shows the members that wait",
             args.timeout
         ))),
     }

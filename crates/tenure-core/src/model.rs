@@ -643,8 +643,8 @@ impl Model {
     }
 
     fn tell(&mut self, role: &RoleName) {
-        let everybody = self.sessions.keys();
-        self.told.extend(everybody.map(|id| Told { session: *id, role: role.clone() }));
+        let all = self.sessions.keys();
+        self.told.extend(all.map(|id| Told { session: *id, role: role.clone() }));
     }
 
     fn member(&mut self, me: &str) -> &mut MemberRow {

@@ -133,7 +133,7 @@ fn an_act_that_outlives_its_lease_is_uncertain() {
     keeper.shut();
     assert_eq!(act.check().unwrap_err().reason, Refusal::Shut);
     keeper.open(Epoch(5), at(9000));
-    assert_eq!(act.check(), Ok(()), "nobody led in between: the epoch is the same");
+    assert_eq!(act.check(), Ok(()), "no other term in between: the epoch is the same");
     keeper.open(Epoch(6), at(9000));
     let told = act.finish().unwrap_err();
     assert_eq!((told.epoch, told.reason), (Epoch(5), Refusal::OtherEpoch { current: Epoch(6) }));

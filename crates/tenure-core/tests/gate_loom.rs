@@ -11,8 +11,8 @@ use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
 use tenure_core::{Clock, Epoch, Identity, LeaderGate, Tick};
 
-/// A clock that the model sees, so that "later" is something it can reason about: who reads a tick
-/// has seen everything that was done before the clock was moved there.
+/// A clock that the model sees, so that "later" is something it can reason about: a thread that
+/// reads a tick has seen everything that was done before the clock was moved there.
 #[derive(Debug)]
 struct ModelClock(Arc<AtomicU64>);
 

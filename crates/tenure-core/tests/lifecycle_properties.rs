@@ -189,7 +189,11 @@ impl World {
             assert_eq!(self.led, None, "a term goes on in {after}");
             assert!(!self.held || self.releasing, "{after} keeps a lock");
         }
-        assert!(!self.held || self.life.holds_lock(), "a lock nobody knows of: {:?}", self.life);
+        assert!(
+            !self.held || self.life.holds_lock(),
+            "a lock that the life does not know of: {:?}",
+            self.life
+        );
     }
 }
 

@@ -222,7 +222,7 @@ fn data_of_a_version_that_is_not_installed_is_left_alone() {
 #[test]
 fn a_folder_the_server_cannot_reach_is_refused_before_anything_is_made() {
     if !rustix::process::geteuid().is_root() {
-        return; // nobody else runs the server then
+        return; // The server runs as the same account then.
     }
     let temp = tempfile::tempdir_in("/tmp").expect("temp dir");
     fs::set_permissions(temp.path(), fs::Permissions::from_mode(0o700)).expect("chmod");

@@ -30,7 +30,7 @@ pub struct ServerCert {
     ca: String,
 }
 
-/// Files of a client's certificate and key (mode 0600, owned by whoever runs the test).
+/// Files of a client's certificate and key (mode 0600, owned by the account that runs the test).
 #[derive(Debug, Clone)]
 pub struct ClientCert {
     /// The certificate, PEM.

@@ -58,7 +58,7 @@ impl ClusterOptions {
     }
 }
 
-/// A PostgreSQL server of its own on 127.0.0.1, with trust for everybody and a superuser
+/// A PostgreSQL server of its own on 127.0.0.1, that trusts every login and has a superuser
 /// `postgres`. Dropped, also by a panic: killed and removed. Killed with its process: see the
 /// watchdog in the crate's page.
 #[derive(Debug)]
@@ -292,7 +292,7 @@ impl Cluster {
     }
 
     /// Kills every process of the server at once with SIGKILL, as an out-of-memory killer or a
-    /// power cut would: nothing is flushed, nobody is told. Waits until they are gone.
+    /// power cut would: nothing is flushed, no client is told. Waits until they are gone.
     ///
     /// # Errors
     /// [`KitError::TimedOut`].
@@ -430,7 +430,7 @@ impl Inner {
     }
 }
 
-/// The cluster that the tests of one binary share, started by the first who asks. Each test takes a
+/// The cluster that the tests of one binary share, started by the first that asks. Each test takes a
 /// [`Cluster::database`] of its own; a test that stops or breaks its server starts its own instead.
 ///
 /// # Panics

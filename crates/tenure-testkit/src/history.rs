@@ -12,7 +12,7 @@
 //! - `open`: from this instant on the gate may say yes.
 //! - `yes`: the gate said yes, and this is the clock value *it compared*, not the time of printing.
 //! - `shut`: from this instant on it says no. A gate whose deadline ran out unseen (the process was
-//!   paused) shut *at its deadline*, whenever somebody noticed.
+//!   paused) shut *at its deadline*, whenever that was noticed.
 //!
 //! A **term** is everything one (member, epoch) reports of one role; it lasts from its first to its
 //! last instant, shut instants excluded. A gate may shut and open again within its term. The
@@ -37,7 +37,7 @@ pub enum Event {
     Shut(Instant),
 }
 
-/// Who, what and when.
+/// What one event says: of which member, role and epoch, and at which instant.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Instant {
     /// The role.
@@ -62,7 +62,7 @@ pub struct Report {
 pub struct Term {
     /// The fencing token.
     pub epoch: u64,
-    /// Who led.
+    /// The member that led.
     pub member: String,
     /// The first instant it reported.
     pub first_ns: u64,
@@ -116,7 +116,7 @@ impl Event {
         lines.into_iter().filter_map(|line| Self::parse(line.as_ref())).collect()
     }
 
-    /// Who, what and when.
+    /// What it says, whatever its kind.
     #[must_use]
     pub fn instant(&self) -> &Instant {
         match self {
@@ -126,7 +126,7 @@ impl Event {
 }
 
 impl Report {
-    /// The terms of one role, in order; none if nobody ever led it.
+    /// The terms of one role, in order; none if no member ever led it.
     #[must_use]
     pub fn terms(&self, role: &str) -> &[Term] {
         self.roles.get(role).map_or(&[], Vec::as_slice)
@@ -367,7 +367,7 @@ mod tests {
                 now += 1;
             }
             prop_assert!(check(&events).is_ok());
-            // Somebody, but not the last one, says yes once more when all is over.
+            // A member, but not the last leader, says yes once more when all is over.
             let n = pick.index(lengths.len() - 1);
             events.push(yes(&format!("m{}", n % 3), n as u64 + 1, now + 1));
             let caught = matches!(check(&events), Err(Violation::Overlap { .. }));

@@ -14,7 +14,7 @@
 //! | put a pooler in front | [`PgBouncer::start`]`(&cluster, `[`PoolMode`]`, settings)` |
 //! | break the network | [`Proxy::start`]`(cluster.addr())`, then [`Proxy::delay`], [`Proxy::blackhole`]`(`[`Direction`]`)`, [`Proxy::reset`], [`Proxy::sever`], [`Proxy::refuse`], [`Proxy::heal`] |
 //! | run, freeze, kill a program | [`Child::spawn`], [`Child::wait_line`], [`Child::signal`], [`Child::freeze`], [`Child::thaw`], [`Child::kill`] |
-//! | prove that nobody led at the same time | [`history::check`] |
+//! | prove that no two members led at the same time | [`history::check`] |
 //! | run a chain | [`anvil::Anvil::start`], [`substrate::ScriptedNode::start`] |
 //! | let its node misbehave | [`rpc_proxy::RpcProxy::start`]`(&anvil.url)`, then [`rpc_proxy::RpcProxy::rule`]`(`[`rpc_proxy::Fault`]`)` |
 //! | read which metrics were emitted | [`Meter::install`], or a [`Meter`] of one thread |
@@ -58,7 +58,7 @@
 //! - **Nothing stays behind**, neither processes nor folders nor shared memory: not after a panic
 //!   (`Drop`), not after the end of the process (statics), not after its `kill -9` (a watchdog that
 //!   waits at the other end of a pipe).
-//! - **A port stays**: a stopped server's port is not given to anybody else.
+//! - **A port stays**: a stopped server's port is not given to another server.
 //! - **The runtime is never blocked**: what takes time runs on other threads.
 //!
 //! # What it does not

@@ -1,4 +1,4 @@
-//! Ports that stay ours while nobody listens on them.
+//! Ports that stay ours while no server listens on them.
 //!
 //! A server that is restarted must come back on its port. A number of the kernel's ephemeral range
 //! would not do: an outgoing connection may take it meanwhile, and a client that keeps trying it

@@ -96,7 +96,7 @@ end $$;
 -- The fence as a trigger. Two forms:
 --   before insert or update or delete … for each row        execute function tenure.fenced('role', 'column')
 --   before insert or update or delete … for each statement  execute function tenure.fenced('role')
--- A row's column says which term wrote it. Only in an insert does it say who writes: an update or a
+-- A row's column says which term wrote it. Only in an insert does it say which term writes: an update or a
 -- delete finds the column as an earlier term left it. So the writer's epoch is
 --   * in an insert of the first form: the column, and where it is null what follows;
 --   * otherwise the transaction's setting `tenure.epoch` (set local tenure.epoch = '7'), or else the

@@ -21,7 +21,7 @@ pub fn privileges_sql(role: &str) -> String {
     include_str!("../sql/privileges.sql").replace("{role}", &identifier(role))
 }
 
-/// All migrations as one script, safe to run again: for people who apply SQL with a tool of their own.
+/// All migrations as one script, safe to run again: for a tool of your own that applies SQL.
 pub fn script() -> String {
     SCHEMA.script()
 }

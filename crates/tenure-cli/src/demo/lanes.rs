@@ -118,7 +118,7 @@ impl Lanes {
         }
     }
 
-    /// What is done to a member; it leads no more as far as anyone can see.
+    /// What is done to a member; from outside it leads no more.
     pub(super) fn hit(&mut self, node: usize, at: u64, phase: Phase) {
         self.lanes[node].enter(at, phase);
     }

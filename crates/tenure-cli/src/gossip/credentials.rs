@@ -1,4 +1,4 @@
-//! Who may do what: invitations, and the rights of keys.
+//! Invitations, and the rights of keys.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -111,7 +111,7 @@ impl Scene {
     async fn nobody_overlaps(&mut self) {
         let acquired: Value = event(&mut self.waiter, "acquired").await;
         let opened = acquired["mono_ns"].as_u64().expect("an instant");
-        assert_eq!(alive(self.folder.path()), 0, "somebody lives on");
+        assert_eq!(alive(self.folder.path()), 0, "a process of the child lives on");
         let stamps = stamps(self.folder.path());
         assert_eq!(stamps.len(), CROWD);
         let last = stamps.iter().map(|(_, at)| *at).max().expect("stamps");

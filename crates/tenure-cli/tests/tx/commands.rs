@@ -132,7 +132,7 @@ async fn any_node_may_be_named_first_and_a_killed_leader_is_replaced() {
             }
         }
     };
-    let leader = timeout(Duration::from_secs(30), leader).await.expect("somebody leads");
+    let leader = timeout(Duration::from_secs(30), leader).await.expect("a node leads");
     nodes[leader].0.kill().await.expect("killed");
     let all = nodes.iter().map(|(_, a)| a.as_str()).collect::<Vec<_>>().join(",");
     let sent = run(&["send", "--node", &all, "--json", "--call", &call]).await;

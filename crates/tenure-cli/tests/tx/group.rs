@@ -213,7 +213,7 @@ impl Group {
                 sleep(Duration::from_millis(50)).await;
             }
         };
-        timeout(Duration::from_secs(60), found).await.expect("somebody leads")
+        timeout(Duration::from_secs(60), found).await.expect("a node leads")
     }
 
     async fn inject(&mut self, fault: Fault, random: &mut StdRng) {
@@ -268,7 +268,7 @@ impl Group {
             let count = times.remove(&receiver(index)).unwrap_or(0);
             assert_eq!(count, 1, "request {index} was mined {count} times");
         }
-        assert!(times.is_empty(), "nobody asked for {times:?}");
+        assert!(times.is_empty(), "no request asked for {times:?}");
         let content = self.content_by_nonce();
         for (nonce, contents) in &content {
             assert!(contents.len() <= 1, "nonce {nonce} left with {contents:?}");
@@ -310,7 +310,7 @@ pub(crate) fn decode(hex: &str) -> Vec<u8> {
     (0..digits.len()).step_by(2).map(byte).collect()
 }
 
-#[allow(clippy::print_stderr, reason = "the figures of a run, for who reads them")]
+#[allow(clippy::print_stderr, reason = "the figures of a run")]
 pub(crate) fn report(line: &str) {
     eprintln!("{line}");
 }

@@ -76,7 +76,7 @@ fn request_of(tx: &Value) -> Option<usize> {
         FAILING => (tx["input"].as_str().unwrap_or_default().get(50..).unwrap_or_default(), 16),
         _ => (to.get(30..).unwrap_or_default(), 16),
     };
-    Some(usize::from_str_radix(text, radix).unwrap_or_else(|_| panic!("nobody asked for {tx}")))
+    Some(usize::from_str_radix(text, radix).unwrap_or_else(|_| panic!("no request asked for {tx}")))
 }
 
 /// What a gateway does to one call: a tenth of all go wrong.
@@ -300,7 +300,7 @@ impl Storm {
                     assert_eq!(end["block"], tx["blockHash"], "request {index}: {end}");
                 }
                 ("replaced" | "withdrawn", None) => {
-                    assert_eq!(kind(index), Kind::Drop, "nobody dropped {index}: {end}");
+                    assert_eq!(kind(index), Kind::Drop, "no order dropped {index}: {end}");
                     let seen = end["hash"].is_null() || noops.contains(&end["hash"].to_string());
                     assert!(seen, "request {index}: no such no-op on the chain: {end}");
                 }
@@ -313,7 +313,7 @@ impl Storm {
             }
             *ends.entry(told.to_owned()).or_default() += 1;
         }
-        assert!(executed.is_empty(), "nobody asked for {executed:?}");
+        assert!(executed.is_empty(), "no request asked for {executed:?}");
         let forms = self.check_contents(heard);
         format!("{requests} requests ended as {ends:?}; {} no-ops; {forms} forms sent", noops.len())
     }

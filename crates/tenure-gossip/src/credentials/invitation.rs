@@ -17,7 +17,7 @@ const PREFIX: &str = "tenure-invitation-1-";
 /// Cluster, right, expiry, secret, check.
 const LENGTH: usize = 16 + 1 + 8 + 32 + 4;
 
-/// Lets one key in, once. Whoever holds it can use it: hand it over as you would a password.
+/// Lets one key in, once. Any process that has it can use it: hand it over as you would a password.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Invitation {
     /// The cluster it leads to.

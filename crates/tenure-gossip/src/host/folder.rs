@@ -41,7 +41,7 @@ impl Folder {
         ] {
             check_private(&path, right)?;
         }
-        // Made here, because redb would make it for everybody.
+        // Made here, because redb would make a file that every account can read.
         let mut options = OpenOptions::new();
         options
             .write(true)

@@ -6,7 +6,7 @@ use rand::Rng;
 
 use super::world::{Event, World};
 
-/// One thing that goes wrong, or that somebody asks for.
+/// One thing that goes wrong, or that an operator asks for.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Fault {
     /// A process stands still (SIGSTOP, swap, a VM that migrates).

@@ -24,7 +24,7 @@ fn process(line: &str) -> PathBuf {
 
 async fn gone(path: &Path) -> bool {
     for _ in 0..500 {
-        // A zombie whose parent is gone is reaped by whoever adopts it, in its own time.
+        // A zombie whose parent is gone is reaped by the process that adopts it, in its own time.
         let stat = std::fs::read_to_string(path.join("stat")).unwrap_or_default();
         if stat.is_empty() || stat.contains(") Z ") {
             return true;

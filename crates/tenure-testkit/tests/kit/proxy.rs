@@ -167,7 +167,7 @@ async fn the_end_of_a_stream_passes_and_a_dead_upstream_resets() {
     };
     let proxy = Proxy::start(nobody).await.expect("proxy");
     let mut stream = TcpStream::connect(proxy.addr()).await.expect("connect");
-    timeout(LONG, stream.read(&mut [0])).await.expect("in time").expect_err("nobody is there");
+    timeout(LONG, stream.read(&mut [0])).await.expect("in time").expect_err("no server is there");
 }
 
 #[tokio::test]

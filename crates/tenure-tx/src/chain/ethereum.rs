@@ -428,8 +428,8 @@ mod tests {
         let url = format!("http://user:{secret}@127.0.0.1:1/v3/{secret}");
         let chain = EthereumChain::new(&url, EthereumOptions::default()).expect("a URL");
         let account = AccountId::new([1; 20]).expect("20 bytes");
-        let head = chain.head(&account).await.expect_err("nobody listens there").to_string();
-        let id = chain.chain_id().await.expect_err("nobody listens there").to_string();
+        let head = chain.head(&account).await.expect_err("no node listens there").to_string();
+        let id = chain.chain_id().await.expect_err("no node listens there").to_string();
         let sent = chain.submit(&account, 0, Bytes::from_static(b"x")).await;
         let Outcome::Uncertain(sent) = sent.outcome else { panic!("{sent:?}") };
         let malformed =

@@ -378,7 +378,7 @@ impl Journal {
     }
 }
 
-/// A file that is made is its owner's alone: it tells who is paid what.
+/// A file that is made is its owner's alone: it tells of payments.
 fn private(options: &mut OpenOptions) -> &mut OpenOptions {
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(options, 0o600);

@@ -16,7 +16,7 @@ use crate::stage::{LEASE, Memory, PATIENCE, Postgres, Stage};
 async fn leader<S: Stage>(stage: &S, role: RoleSpec) -> S::Lock {
     let lock = stage.candidate(role).await;
     lock.start().await.unwrap();
-    assert!(lock.wait_for_leadership(Some(PATIENCE)).await.is_ok(), "nobody else is there");
+    assert!(lock.wait_for_leadership(Some(PATIENCE)).await.is_ok(), "no other candidate is there");
     lock
 }
 
@@ -245,7 +245,7 @@ async fn an_observer_never_leads_and_priority_goes_first<S: Stage>(stage: S) {
     first.shutdown(Some(PATIENCE)).await.unwrap();
     assert!(high.wait_for_leadership(Some(PATIENCE)).await.is_ok());
     assert!(!low.is_leader() && !observer.is_leader());
-    assert_eq!(high.gate().epoch(), Some(Epoch(2)), "nobody led in between");
+    assert_eq!(high.gate().epoch(), Some(Epoch(2)), "no term in between");
 }
 
 async fn two_policies_of_one_role_are_refused<S: Stage>(stage: S) {

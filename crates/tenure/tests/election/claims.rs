@@ -8,7 +8,7 @@ use tokio_postgres::Client;
 
 use crate::stage::{config, database, gone, leads, one, start, until};
 
-/// Sixty roles in every state that a claim may find, chosen by `seed`, and who asks for them.
+/// Sixty roles in every state that a claim may find, chosen by `seed`, and the members that ask for them.
 async fn scene(client: &Client, seed: usize) {
     client
         .batch_execute(&format!(
@@ -45,7 +45,7 @@ async fn scene(client: &Client, seed: usize) {
         .expect("a scene");
 }
 
-/// The roles as they are asked for; some that nobody knows, some with a wrong key.
+/// The roles as they are asked for; some that are not registered, some with a wrong key.
 const ASK: &str = "select jsonb_agg(jsonb_build_object('role', name, 'key', key, 'pair', pair, \
      'seen', seen, 'keep', keep, 'insist', insist)) from (\
        select name, case when random() < 0.05 then key + 1000 else key end as key, pair, \
@@ -167,7 +167,7 @@ async fn a_new_member_claims_as_quickly_as_one_that_the_statistics_know() {
     assert!(took < Duration::from_secs(2), "{took:?}");
 }
 
-/// Of such a role it is not known that nobody ever led it, and nobody is named either.
+/// Such a role may have been led before the failover, and names no leader.
 #[tokio::test]
 async fn a_role_that_is_new_after_a_failover_is_led_after_a_lease() {
     let database = database().await;
@@ -181,7 +181,7 @@ async fn a_role_that_is_new_after_a_failover_is_led_after_a_lease() {
     let member = start(config(&database).lease(Duration::from_secs(1)).role(role)).await;
     member.start_all().await.unwrap();
     leads(&member.locks()[0]).await;
-    assert!(before.elapsed() > Duration::from_secs(1), "nobody knows who led before");
+    assert!(before.elapsed() > Duration::from_secs(1), "an unknown leader may have led before");
     gone(member).await;
 }
 

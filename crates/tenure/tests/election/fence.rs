@@ -59,7 +59,7 @@ async fn a_bump_waits_for_every_transaction_that_passed_the_fence() {
         let error = bump(&other).await.expect_err("it must wait");
         assert_eq!(error.code().map(|code| code.code()), Some("55P03"), "{level}");
         fenced.commit().await.expect("it was there first");
-        bump(&other).await.expect("nobody is in the way any more");
+        bump(&other).await.expect("nothing is in the way any more");
         assert_eq!(one(&other, "select count(*) from work").await, "1", "{level}");
     }
 }

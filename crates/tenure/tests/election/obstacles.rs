@@ -1,4 +1,4 @@
-//! Rows that somebody else holds up: the harm stays with their role.
+//! Rows that another session holds up: the harm stays with their role.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ async fn two_roles(database: &Database, lease: Duration) -> (Member, LeaderLock,
     (member, r1, r2)
 }
 
-/// Somebody who has locked the row of `r1` and does not let go.
+/// A session that has locked the row of `r1` and does not let go.
 async fn outsider(database: &Database) -> Client {
     let client = database.client().await.unwrap();
     client
@@ -122,7 +122,7 @@ async fn who_holds_up_an_acting_write_for_longer_than_a_lease_is_ended() {
     gone(member).await;
 }
 
-/// A failover may have lost who led after us. So a debt of ours that is older than this incarnation is
+/// A failover may have lost the term that came after ours. So a debt of ours that is older than this incarnation is
 /// paid by waiting, not by stepping down while we wait.
 #[tokio::test]
 async fn who_steps_down_while_it_waits_leaves_a_debt_from_before_a_failover() {
@@ -160,7 +160,7 @@ async fn who_only_waits_for_the_same_row_is_not_ended() {
     let (member, r1, _) = two_roles(&database, Duration::from_secs(1)).await;
     leads(&r1).await;
     outsider.batch_execute("select 1").await.expect_err("it was ended");
-    waits.await.unwrap().expect("it held up nobody");
+    waits.await.unwrap().expect("it held up no member");
     gone(member).await;
 }
 
@@ -191,7 +191,7 @@ async fn a_thousand_rows_that_are_held_up_cost_no_seat() {
     gone(member).await;
 }
 
-/// Who lowers a lease and finds the row held up is not in the way of those who register.
+/// An operator that lowers a lease and finds the row held up is not in the way of members that register.
 #[tokio::test]
 async fn lowering_a_lease_that_is_held_up_delays_no_registration() {
     let database = database().await;
@@ -276,13 +276,13 @@ async fn a_lease_is_lowered_to_the_longest_that_takes_part_and_never_below() {
         "the longest still takes part"
     );
     gone(long).await;
-    // A registration in progress cannot be seen: nobody lowers the lease under it.
+    // A registration in progress cannot be seen: no operator lowers the lease under it.
     let registering = database.client().await.unwrap();
     registering
         .batch_execute("begin; select pg_advisory_xact_lock_shared(tenure.lease_key())")
         .await
         .unwrap();
-    operator.lower_lease(&role).await.expect_err("it waits for who registers");
+    operator.lower_lease(&role).await.expect_err("it waits for the registration");
     registering.batch_execute("rollback").await.unwrap();
     let lowered = operator.lower_lease(&role).await.unwrap();
     assert_eq!((lowered.from, lowered.to), (Duration::from_secs(6), Duration::from_secs(4)));

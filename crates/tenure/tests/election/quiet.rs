@@ -1,4 +1,4 @@
-//! An idle group disturbs nobody: no old snapshot, no line in the log, few statements.
+//! An idle group does not disturb its server: no old snapshot, no line in the log, few statements.
 
 use std::time::{Duration, Instant};
 

@@ -201,7 +201,7 @@ async fn a_paused_role_drains_and_no_member_claims_it_until_it_is_resumed() {
             led = second.wait_for_leadership(None) => led.is_ok(),
         }
     };
-    assert!(tokio::time::timeout(PATIENCE, somebody).await.expect("somebody leads"));
+    assert!(tokio::time::timeout(PATIENCE, somebody).await.expect("a member leads"));
     gone(a).await;
     gone(b).await;
 }
@@ -332,7 +332,7 @@ async fn an_act_that_outlives_the_drain_makes_the_successor_wait_out_the_lease()
     let released = Instant::now();
     leads(&second).await;
     assert!(released.elapsed() > Duration::from_secs(2), "{:?}", released.elapsed());
-    act.finish().expect_err("nobody knows what it did");
+    act.finish().expect_err("its effect is not known");
     gone(a).await;
     gone(b).await;
 }

@@ -1,4 +1,4 @@
-//! The schema: applied once, by whoever comes first; readable in the shapes of old; usable by a
+//! The schema: applied once, by the member that comes first; readable in the shapes of old; usable by a
 //! login role that may do nothing else.
 
 use tenure::config::{Config, RoleSpec};
@@ -24,7 +24,7 @@ async fn ten_members_that_boot_at_once_apply_it_once_and_elect_one_leader() {
     let (_, _) =
         futures_util::future::select_ok(members.iter().map(|member| Box::pin(wait(member))))
             .await
-            .expect("somebody leads");
+            .expect("a member leads");
     let leaders = members.iter().filter(|m| m.locks()[0].is_leader()).count();
     assert_eq!(leaders, 1);
     for member in members {
@@ -131,7 +131,7 @@ async fn a_restricted_login_role_lives_the_whole_lifecycle() {
     assert_eq!(operator.status(None).await.unwrap().len(), 1);
     let ordered = operator.step_down(&role, None).await.unwrap();
     let next = operator.await_successor(&role, ordered.epoch, PATIENCE).await.unwrap();
-    assert!(next.is_some(), "somebody takes over");
+    assert!(next.is_some(), "a member takes over");
     operator.force_release(&role).await.expect("its own login role's session");
     assert!(operator.audit(None).await.unwrap().violations.is_empty());
     gone(one_member).await;

@@ -28,7 +28,7 @@ async fn a_warning_at_login_does_not_cost_the_seat() {
 async fn the_whole_election_runs_whatever_the_databases_defaults_are() {
     let database = database().await;
     let client = database.client().await.unwrap();
-    // The schema is there already: nobody migrates a database that is read-only by default.
+    // The schema is there already: no member migrates a database that is read-only by default.
     gone(leader(&database, "before").await.0).await;
     for setting in [
         "default_transaction_read_only = on",

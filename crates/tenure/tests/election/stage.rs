@@ -67,7 +67,7 @@ pub(crate) async fn one(client: &Client, sql: &str) -> String {
         .unwrap_or_default()
 }
 
-/// Asks again until the answer is that; events that nobody announces.
+/// Asks again until the answer is that; for events that are not announced.
 pub(crate) async fn until(client: &Client, sql: &str, wanted: &str) {
     let deadline = tokio::time::Instant::now() + PATIENCE;
     loop {

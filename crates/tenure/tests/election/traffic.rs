@@ -129,7 +129,7 @@ async fn a_stream_of_fenced_transactions_does_not_keep_the_role_vacant() {
     for writer in writers {
         writer.await.unwrap();
     }
-    assert_ne!(now, epoch.to_string(), "nobody could claim the role");
+    assert_ne!(now, epoch.to_string(), "no member could claim the role");
     drop((first, second));
     gone(first_member).await;
     gone(second_member).await;

@@ -23,7 +23,7 @@ struct Chaos {
     cluster: Cluster,
     database: Database,
     group: Group,
-    /// Who takes part now: its place in the group, and its link to the server.
+    /// The members that take part now: each one's place in the group, and its link to the server.
     members: Vec<(usize, Proxy)>,
     /// What is to be undone, and when.
     undo: Vec<(Instant, Undo)>,
@@ -203,7 +203,7 @@ async fn faults_at_random_never_open_two_gates_and_quiet_brings_a_leader() {
         assert!(checked.is_ok(), "seed {seed}, after {struck:?}: {checked:?}");
     }
     chaos.undo(true);
-    // Nobody may owe anything to a stall that is still under way: then one leads, and goes on.
+    // No claim may owe anything to a stall that is still under way: then one leads, and goes on.
     let quiet = now_ns();
     let wait = Duration::from_secs(12);
     let end = Instant::now() + wait;
@@ -218,7 +218,7 @@ async fn faults_at_random_never_open_two_gates_and_quiet_brings_a_leader() {
         sleep(Duration::from_millis(20)).await;
         chaos.group.verify();
     };
-    assert!(leads, "seed {seed}, after {struck:?}: nobody leads");
+    assert!(leads, "seed {seed}, after {struck:?}: no member leads");
     let epochs = chaos.group.events().iter().map(|e| e.instant().epoch).max().unwrap_or(0);
     chaos
         .group

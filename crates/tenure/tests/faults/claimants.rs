@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// The first leader stalls with its gate open, its session is ended, and one of the others has won
-/// the lock and waits. Returns the group, the epoch of the waiting claim, and who waits.
+/// the lock and waits. Returns the group, the epoch of the waiting claim, and the claimant.
 async fn with_a_waiting_claimant() -> (Group, i64, usize) {
     let (database, _) = shared_server().await;
     let client = connect(&database.dsn()).await;

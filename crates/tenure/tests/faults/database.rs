@@ -132,7 +132,7 @@ async fn beats_lost(whole_server: bool) {
         cluster.crash().await.expect("crashed");
         cluster.start_again().await.expect("started");
     } else {
-        // One process of the server dies: it throws everybody out and recovers by itself, without
+        // One process of the server dies: it ends every session and recovers by itself, without
         // a new postmaster.
         signal(writer, Signal::KILL);
     }

@@ -282,7 +282,7 @@ impl Group {
         self.nodes.iter_mut().flat_map(|node| node.events().to_vec()).collect()
     }
 
-    /// The next leader after a fault: within the bound of the design, and nobody beside it.
+    /// The next leader after a fault: within the bound of the design, and no other beside it.
     pub(crate) async fn fail_over(
         &mut self,
         what: &str,

@@ -59,7 +59,7 @@ async fn a_leader_whose_answers_are_lost_is_followed_within_the_bound_when_fence
     blackholed("answers lost", Direction::ToClient, true).await;
 }
 
-/// Frozen *and* cut off: nobody sends the server so much as a FIN.
+/// Frozen *and* cut off: the server gets not so much as a FIN.
 #[tokio::test]
 async fn a_leader_whose_host_is_gone_is_followed_within_the_bound() {
     let (mut group, proxy) = group_with_a_proxied_leader(false).await;

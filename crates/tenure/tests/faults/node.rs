@@ -142,7 +142,7 @@ fn main() {
 
 fn line(text: &str) {
     let mut out = std::io::stdout().lock();
-    // Nobody listens any more once the test is over.
+    // The test may be over, and listens no more.
     let _ = writeln!(out, "{text}").and_then(|()| out.flush());
 }
 

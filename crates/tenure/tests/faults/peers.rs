@@ -55,7 +55,7 @@ async fn next_leader(members: &[&Member; 2], above: Epoch) -> (usize, Epoch) {
                 return (n, epoch);
             }
         }
-        assert!(Instant::now() < deadline, "nobody leads after epoch {above}");
+        assert!(Instant::now() < deadline, "no member leads after epoch {above}");
         sleep(Duration::from_millis(1)).await;
     }
 }
@@ -106,7 +106,7 @@ async fn a_beat_renews_its_own_seat_and_no_other() {
     let (setup, client) = here().await;
     let mut group = Group::start(&["a", "b"], &setup).await;
     let old = group.leader(0).await;
-    // Somebody else has taken the seat of that name: same member, same backend, another token.
+    // Another session has taken the seat of that name: same member, same backend, another token.
     let fault = now_ns();
     client
         .execute("update tenure.member set seat = 'other' where identity like 'a-%'", &[])
@@ -187,7 +187,7 @@ async fn reacquiring_never_stacks_the_lock() {
         let wake = "select pg_notify('tenure', '') from generate_series(1, 10)";
         client.batch_execute(wake).await.expect("told");
         members[leads].locks()[0].step_down(None).await.expect("stepped down");
-        // One unlock freed it, or nobody could follow.
+        // One unlock freed it, or no member could follow.
         (leads, epoch) = next_leader(&members, epoch).await;
         assert_eq!(number(&client, ROLE_LOCKS).await, 1);
     }
@@ -218,7 +218,7 @@ async fn a_healthy_leader_and_a_bystander_are_never_terminated() {
     let mut group = Group::start(&["a", "b", "c"], &setup).await;
     let old = group.leader(0).await;
     let before = seat_pid(&client, &mut group.nodes[0]).await;
-    // It fences its writes all the time, which holds up nobody.
+    // It fences its writes all the time, which holds up no member.
     let end = Instant::now() + setup.lease * 2;
     while Instant::now() < end {
         client
@@ -229,7 +229,7 @@ async fn a_healthy_leader_and_a_bystander_are_never_terminated() {
     }
     assert_eq!(seat_pid(&client, &mut group.nodes[0]).await, before);
     assert!(group.events().iter().all(|event| event.instant().epoch == old.epoch));
-    // A pid that belongs to somebody else by now is not "our old session".
+    // A pid that belongs to another session by now is not "our old session".
     let mine: i32 = client.query_one("select pg_backend_pid()", &[]).await.expect("a pid").get(0);
     client
         .execute("update tenure.member set backend_pid = $1 where identity like 'a-%'", &[&mine])
@@ -339,7 +339,7 @@ async fn a_listener_that_hears_nothing_is_replaced() {
     let pid = "select backend_pid::bigint from tenure.member where identity like 'b-%'";
     until("another seat", || async { number(&client, pid).await != i64::from(deaf) }).await;
     assert!(group.nodes[1].logged("notifications do not arrive"));
-    // The new one hears, and nobody's term ended over it.
+    // The new one hears, and no term ended over it.
     let fault = now_ns();
     group.nodes[0].do_now("step_down").await.expect("stepped down");
     let new = group.fail_over("replaced listener", Fault::StepDown, fault, old.epoch).await;
@@ -423,7 +423,7 @@ async fn a_snapshot_from_before_the_bump_cannot_pass_the_fence() {
     }
     gone(one).await;
     gone(two).await;
-    // Nobody leads any more, and still no old epoch passes: the fence is not reset by a resignation.
+    // No member leads any more, and still no old epoch passes: the fence is not reset by a resignation.
     let fenced = tenure::fence(&client, "role", old).await;
     assert!(matches!(fenced, Err(tenure::FenceError::Stale { .. })), "{fenced:?}");
 }

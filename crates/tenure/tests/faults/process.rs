@@ -197,7 +197,7 @@ async fn a_leader_that_shuts_down_is_followed_at_once() {
     handed_over(false, "shutdown").await;
 }
 
-/// An act in flight when the leader dies is nobody's to finish: the successor waits all the same.
+/// No process can finish an act in flight when the leader dies: the successor waits all the same.
 #[tokio::test]
 async fn a_leader_killed_while_it_drains_is_followed_as_after_a_crash() {
     let mut group = Group::start(&["a", "b"], &setup(false).await).await;

@@ -60,7 +60,7 @@ async fn after_a_promotion_one_member_leads_within_the_bound_when_fenced() {
     promoted(true).await;
 }
 
-/// The replica missed the last bumps, and nobody who saw them is left.
+/// The replica missed the last bumps, and no member that saw them is left.
 #[tokio::test]
 async fn epochs_stay_above_those_that_a_failover_lost() {
     let (primary, link, replica) = with_cuttable_replica().await;
@@ -93,7 +93,7 @@ async fn epochs_stay_above_those_that_a_failover_lost() {
     assert!(new.epoch > lead.epoch, "{} was issued after {}", new.epoch, lead.epoch);
 }
 
-/// Two failovers, each to a server that missed what was issued last, and nobody who remembers.
+/// Two failovers, each to a server that missed what was issued last, and no member that remembers.
 #[tokio::test]
 async fn a_second_failover_that_lost_the_first_ones_bump_issues_no_epoch_again() {
     let (first, second) = with_replica(false).await;
@@ -122,7 +122,7 @@ async fn a_second_failover_that_lost_the_first_ones_bump_issues_no_epoch_again()
     group.verify();
 }
 
-/// The replica has the clean release, but not the claim that followed it: "nobody owes anything"
+/// The replica has the clean release, but not the claim that followed it: "no term owes anything"
 /// is not true any more.
 #[tokio::test]
 async fn a_failover_that_lost_the_claim_after_a_clean_release_makes_the_next_one_wait() {

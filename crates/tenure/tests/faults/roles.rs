@@ -1,4 +1,4 @@
-//! Many roles on one seat, and roles whose row somebody holds up.
+//! Many roles on one seat, and roles whose row another session holds up.
 
 use std::time::{Duration, Instant as Moment};
 
@@ -90,7 +90,7 @@ async fn frozen_in_a_fenced_transaction(fenced: bool) {
     let what = "SIGSTOP in a fenced transaction";
     let new = group.fail_over(what, Fault::Freeze, fault, old.epoch).await;
     assert_eq!(new.node, 1);
-    // The server ended that transaction by itself; nobody had to.
+    // The server ended that transaction by itself; no member had to.
     assert!(!group.nodes[1].logged("stood before a claim"), "the fence set no limit on idling");
 }
 
@@ -104,7 +104,7 @@ async fn a_leader_frozen_inside_a_fenced_transaction_is_followed_within_the_boun
     frozen_in_a_fenced_transaction(true).await;
 }
 
-/// A fenced transaction that is busy, not idle: no timer ends it, so who is held up by it does,
+/// A fenced transaction that is busy, not idle: no timer ends it, so the claimant that it holds up does,
 /// after one more lease.
 #[tokio::test]
 async fn a_fenced_transaction_that_never_ends_is_ended_by_who_it_holds_up() {
@@ -126,8 +126,8 @@ async fn a_fenced_transaction_that_never_ends_is_ended_by_who_it_holds_up() {
     group.verify();
 }
 
-/// The roles that nobody holds up are led before anybody would end who holds the others up, which
-/// is after a lease: so this lease is a long one.
+/// The free roles are led before a claimant would end the session that holds the others up, which is
+/// after a lease: so this lease is a long one.
 async fn blocked_among(total: usize, blocked: usize) {
     let (database, _) = shared_server().await;
     let client = connect(&database.dsn()).await;
@@ -168,7 +168,7 @@ async fn blocked_among(total: usize, blocked: usize) {
     let lead = Lead { node: 1, epoch: 2, at_ns: last };
     let what = format!("{} of {total} roles", total - blocked);
     // The bound does not count the round trips of the claims themselves: about twice what they took,
-    // on this machine, when there was nobody to succeed.
+    // on this machine, when there was no leader to succeed.
     group.judge_within(&what, setup.statement_deadline + without_fault * 2, fault, lead);
     blocker.batch_execute("rollback").await.expect("given back");
     let begun = Moment::now();

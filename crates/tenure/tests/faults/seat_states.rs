@@ -79,7 +79,7 @@ async fn a_seat_whose_client_does_not_read_is_ended() {
     left("client does not read", tamper, "wait_event = 'ClientWrite'").await;
 }
 
-/// Waiting for a lock that somebody else holds and does not give back.
+/// Waiting for a lock that another session holds and does not give back.
 #[tokio::test]
 async fn a_seat_left_waiting_for_a_row_lock_is_ended() {
     let (mut group, _wire, client) = wired().await;
@@ -99,7 +99,7 @@ async fn a_seat_left_waiting_for_a_row_lock_is_ended() {
     client.batch_execute("rollback").await.expect("given back");
 }
 
-/// Waiting for a standby that does not answer: no timer runs until it does. Nobody else can commit
+/// Waiting for a standby that does not answer: no timer runs until it does. No other session can commit
 /// until then either, so nothing is lost by it: the bound counts from the standby's return.
 #[tokio::test]
 async fn a_seat_left_waiting_for_a_standby_is_ended() {

@@ -16,7 +16,7 @@ pub(crate) struct Ear(Arc<Mutex<Told>>);
 pub(crate) fn install() -> Ear {
     let ear = Ear::default();
     let subscriber = tracing_subscriber::registry().with(ear.clone());
-    tracing::subscriber::set_global_default(subscriber).expect("nobody else installed one");
+    tracing::subscriber::set_global_default(subscriber).expect("no other was installed");
     ear
 }
 

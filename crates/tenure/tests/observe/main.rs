@@ -184,7 +184,7 @@ async fn every_metric_and_every_transition_is_told_with_its_labels() {
     }
 }
 
-/// A name that changes breaks somebody's dashboard: it is a decision, not an accident.
+/// A name that changes breaks a user's dashboard: it is a decision, not an accident.
 #[test]
 fn the_names_are_these() {
     assert_eq!(
