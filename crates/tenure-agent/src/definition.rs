@@ -49,7 +49,7 @@ pub enum Overlap {
     Replace,
 }
 
-/// A schedule.
+/// Work of a role's leader, and the instants at which it is due.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct Schedule {
@@ -72,7 +72,7 @@ pub enum ScheduleError {
     /// A field is outside its bounds.
     #[error("`{field}` must be {bound}")]
     Field {
-        /// The field.
+        /// The field's name, as the file has it.
         field: &'static str,
         /// What is accepted.
         bound: &'static str,
@@ -196,7 +196,7 @@ impl Schedule {
         self
     }
 
-    /// Its name.
+    /// What orders, rows and events call it.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name

@@ -91,7 +91,7 @@ pub enum Why {
 /// What becomes of a slot after an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Then {
-    /// It is over.
+    /// It has its final outcome.
     Over,
     /// It is over, and a person should look: a dead letter.
     Dead,
@@ -119,7 +119,7 @@ pub enum Effect {
     Attempt {
         /// Which.
         slot: Slot,
-        /// Its number.
+        /// Which attempt of the slot, from 1.
         number: u32,
         /// The order that asked for it.
         order: Option<Order>,
@@ -128,16 +128,16 @@ pub enum Effect {
     Start {
         /// Which.
         slot: Slot,
-        /// Its number.
+        /// Which attempt of the slot, from 1.
         number: u32,
     },
     /// Tell the work to stop.
     Stop {
         /// Which.
         slot: Slot,
-        /// Its number.
+        /// Which attempt of the slot, from 1.
         number: u32,
-        /// Why.
+        /// What ended it: it goes into the row.
         why: Why,
     },
     /// Record the end.

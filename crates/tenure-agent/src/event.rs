@@ -11,11 +11,11 @@ use tokio::sync::mpsc;
 pub struct Event {
     /// What: `acquired`, `lost`, `child_started`, `run_started`, `run_ended` and so on.
     pub event: &'static str,
-    /// The role.
+    /// The role it is about, if it is about one.
     pub role: Option<String>,
-    /// The schedule.
+    /// The schedule it is about, if it is about one.
     pub schedule: Option<String>,
-    /// The slot.
+    /// The planned instant of the slot it is about.
     pub slot: Option<Timestamp>,
     /// The number of the attempt.
     pub attempt: Option<u32>,

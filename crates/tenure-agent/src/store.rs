@@ -68,7 +68,7 @@ impl std::fmt::Debug for Store {
 /// A term of a role, as the fence knows it.
 #[derive(Debug, Clone)]
 pub struct Term {
-    /// The role.
+    /// The role that is led.
     pub role: String,
     /// The term's epoch.
     pub epoch: Epoch,
@@ -90,9 +90,9 @@ pub struct Known {
 pub struct Waiting {
     /// The role whose leader carries it out.
     pub role: String,
-    /// The schedule.
+    /// The schedule that the order is about.
     pub schedule: String,
-    /// The order.
+    /// What the operator asked for.
     pub order: Order,
     /// When it was given.
     pub given: Timestamp,

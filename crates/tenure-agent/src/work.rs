@@ -28,7 +28,7 @@ const LOOK: Duration = Duration::from_millis(500);
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Run {
-    /// The schedule.
+    /// The name of the schedule, as the file has it.
     pub schedule: String,
     /// The planned instant, or that of an order.
     pub slot: Timestamp,

@@ -130,7 +130,7 @@ impl Run {
     }
 }
 
-/// Which database.
+/// How a command finds its database.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Database {
     /// Connection string, as libpq takes it [default: $TENURE_DSN; see `tenure --help`]

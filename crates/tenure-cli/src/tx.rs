@@ -54,7 +54,6 @@ pub(crate) async fn run(command: TxCommand) -> Result<Exit, Failure> {
     }
 }
 
-/// Which table.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct TableArgs {
     #[command(flatten)]

@@ -164,7 +164,7 @@ pub enum LeaseError {
          lease or lower the others"
     )]
     DoesNotFit {
-        /// The lease.
+        /// The lease that was asked for.
         lease: Duration,
         /// What it has to cover.
         needed: Duration,
@@ -177,7 +177,7 @@ pub enum LeaseError {
 pub enum LeaseWarning {
     /// The gate shuts whenever one single beat is missed.
     OneMissedBeatShutsTheGate {
-        /// The lease.
+        /// The lease that was asked for.
         lease: Duration,
         /// From which lease on it would survive.
         needed: Duration,

@@ -106,7 +106,7 @@ impl Binaries {
         }
     }
 
-    /// The folder.
+    /// Where the server's programs are.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder

@@ -96,7 +96,7 @@ pub enum EmbeddedError {
     /// A program could not be run, or said no.
     #[error("`{program}` failed: {message}")]
     Program {
-        /// The program.
+        /// The path of the program that was run.
         program: PathBuf,
         /// Its own words.
         message: String,

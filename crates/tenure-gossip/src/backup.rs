@@ -101,7 +101,7 @@ pub(crate) struct Space {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Reach {
-    /// The namespace.
+    /// Which namespace's records these are.
     pub namespace: String,
     /// Its last record.
     pub index: u64,

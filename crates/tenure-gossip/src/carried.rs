@@ -12,7 +12,7 @@ const APPLICATION_TAG: u8 = b'A';
 /// The state of a namespace.
 #[derive(Clone)]
 pub(crate) enum Carried<M> {
-    /// The application's.
+    /// The state machine that the host was given.
     Application(M),
     /// What keys may do.
     Credentials(Credentials),

@@ -216,7 +216,7 @@ pub enum CommitError {
         "node {0} has not caught up, and was given no vote; it learns for now: see that it runs and reaches the leader, then repeat the order"
     )]
     Behind(PeerId),
-    /// It is no voter.
+    /// The order needs a voter, and this node has no vote.
     #[error("node {0} is no voter; `tenure gossip status` lists the voters")]
     NoVoter(PeerId),
     /// The node has forgotten what it acknowledged, so its vote means nothing any more.
@@ -287,7 +287,7 @@ pub struct CommitStatus {
     pub leader: Option<PeerId>,
     /// If this node leads and its first entry is committed: until when it may act.
     pub acting_until: Option<Tick>,
-    /// The members.
+    /// The voters and learners as of the last entry.
     pub members: Members,
     /// Whether the last change of them is not committed yet.
     pub changing: bool,

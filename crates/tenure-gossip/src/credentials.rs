@@ -111,7 +111,7 @@ pub enum CredentialGoal {
     /// Found a namespace: the nodes that are its first voters carry it from then on. One name is founded once,
     /// because this is decided by consensus.
     Namespace {
-        /// Its name.
+        /// What clients call it.
         name: String,
         /// Its first voters.
         voters: BTreeSet<PeerId>,

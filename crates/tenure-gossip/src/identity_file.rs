@@ -37,7 +37,7 @@ pub enum IdentityError {
     Exposed {
         /// The folder or file.
         path: PathBuf,
-        /// Its mode.
+        /// The permissions it has.
         mode: u32,
         /// What it must be.
         right: u32,

@@ -28,7 +28,7 @@ pub enum Message {
     Spray(SprayMessage),
     /// `leader_election_info`.
     Vote(Vote),
-    /// Consensus.
+    /// Of the replicated log: votes, entries and their answers.
     Consensus(ConsensusMessage),
     /// The goal, on its way to the leader.
     Goal {
@@ -57,7 +57,7 @@ pub enum Message {
     },
     /// Asks for the piece of an offered snapshot that begins at `offset`.
     SnapshotRequest { hash: Hash, offset: u64 },
-    /// A piece of a snapshot.
+    /// The bytes that were asked for, from `offset` on.
     SnapshotPiece { hash: Hash, offset: u64, bytes: Vec<u8> },
     /// "I want to receive the log and to vote."
     Enlist,

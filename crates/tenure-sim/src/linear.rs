@@ -30,7 +30,7 @@ pub struct Timed<O> {
     pub begun: u64,
     /// When its caller had the answer; `None`: never.
     pub ended: Option<u64>,
-    /// The operation.
+    /// What was asked, with its answer.
     pub operation: O,
 }
 

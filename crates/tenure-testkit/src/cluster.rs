@@ -87,7 +87,7 @@ pub struct Database {
 }
 
 impl Database {
-    /// Its name.
+    /// What the server calls it; unique within the cluster.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name

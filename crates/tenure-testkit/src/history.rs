@@ -40,7 +40,7 @@ pub enum Event {
 /// What one event says: of which member, role and epoch, and at which instant.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Instant {
-    /// The role.
+    /// The role whose gate it is.
     pub role: String,
     /// The fencing token.
     pub epoch: u64,
@@ -79,7 +79,7 @@ pub enum Violation {
     /// Two members acted under the same token.
     #[error("role {role}: epoch {epoch} belongs to both {first} and {second}")]
     SharedEpoch {
-        /// The role.
+        /// The role that was led twice.
         role: String,
         /// The token.
         epoch: u64,
@@ -95,7 +95,7 @@ pub enum Violation {
         .older.last_ns.saturating_sub(.newer.first_ns) + 1
     )]
     Overlap {
-        /// The role.
+        /// The role that was led twice.
         role: String,
         /// The term of the lower epoch.
         older: Box<Term>,

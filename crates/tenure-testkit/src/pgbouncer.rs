@@ -62,7 +62,7 @@ impl PgBouncer {
         format!("host=127.0.0.1 port={} dbname={database} user={SUPERUSER}", self.port.number())
     }
 
-    /// Its address.
+    /// Where it listens.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port.number()).into()

@@ -61,7 +61,7 @@ impl Ledger {
     }
 }
 
-/// The node.
+/// A node that answers as its chain's script says.
 #[derive(Debug)]
 #[allow(missing_docs, reason = "the names say it")]
 pub struct ScriptedNode {

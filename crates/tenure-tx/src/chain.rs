@@ -15,7 +15,7 @@ use futures_util::stream::BoxStream;
 use crate::account::AccountId;
 use crate::status::{Hash, TransactionStatus};
 
-/// A block.
+/// The place of one block in its chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[allow(missing_docs, reason = "the names say it")]
 pub struct Block {
@@ -161,7 +161,7 @@ impl From<TransactionStatus> for Report {
 /// A nonce and the signed forms that may have used it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sought {
-    /// The nonce.
+    /// The account's nonce that all these forms share.
     pub nonce: u64,
     /// The hashes of all its forms.
     pub attempts: Vec<Hash>,

@@ -252,7 +252,7 @@ pub struct End {
     /// The block that holds it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block: Option<Hash>,
-    /// That block's number.
+    /// The height of that block.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_number: Option<u64>,
     /// What the account paid for it, in the chain's smallest unit; without what the call itself moved.

@@ -36,7 +36,7 @@ pub enum TenureError {
     /// The database knows the role otherwise than we do.
     #[error("role {role} was refused: {why}")]
     Registration {
-        /// The role.
+        /// The role that takes no part because of it.
         role: RoleName,
         /// What differs, and what to do.
         why: RegisterRefusal,
@@ -56,9 +56,9 @@ pub enum TenureError {
     /// It was not done in time. What was begun is undone, or goes on in the background.
     #[error("{what} took longer than {limit:?}")]
     Timeout {
-        /// What.
+        /// What was not done, as a noun.
         what: &'static str,
-        /// The limit.
+        /// How long the caller was willing to wait.
         limit: Duration,
     },
     /// The member was shut down. Start another one.

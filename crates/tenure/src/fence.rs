@@ -29,7 +29,7 @@ pub enum FenceError {
     /// A newer epoch was issued. Roll back and stop acting.
     #[error("epoch {epoch} of role {role} is stale: another member leads; roll back")]
     Stale {
-        /// The role.
+        /// The role that was given.
         role: String,
         /// The epoch that was given.
         epoch: Epoch,
@@ -37,7 +37,7 @@ pub enum FenceError {
     /// The database knows no such role.
     #[error("the database knows no role {role}; register it before fencing with it")]
     UnknownRole {
-        /// The role.
+        /// The role that was given.
         role: String,
     },
     /// The statement failed otherwise; the transaction is aborted.

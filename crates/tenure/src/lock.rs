@@ -43,7 +43,7 @@ impl std::fmt::Debug for LeaderLock {
 }
 
 impl LeaderLock {
-    /// The role.
+    /// The name of the role that this is a handle of.
     pub fn role(&self) -> &RoleName {
         &self.publisher.name
     }

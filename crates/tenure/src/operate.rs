@@ -94,7 +94,7 @@ pub enum RoleState {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Waiting {
-    /// The member.
+    /// The identity of the member that waits.
     pub member: Identity,
     /// A higher one gets a head start.
     pub priority: i32,
@@ -125,7 +125,7 @@ pub struct LockHolder {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Term {
-    /// The role.
+    /// The role whose term it is.
     pub role: RoleName,
     /// The epoch of the term.
     pub epoch: Epoch,
@@ -189,7 +189,7 @@ pub struct OrderRecord {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Violation {
-    /// The role.
+    /// The role whose term it is.
     pub role: RoleName,
     /// The epoch of the term.
     pub epoch: Epoch,

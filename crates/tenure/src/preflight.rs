@@ -40,7 +40,7 @@ pub enum Refused {
     /// It cannot end an idle session, so a frozen leader would hold its lock for ever.
     #[error("PostgreSQL {version} cannot enforce the lease; use version 14 or newer")]
     TooOld {
-        /// Its version.
+        /// As `server_version` says it.
         version: String,
     },
     /// Locks on a standby exclude no session on the primary.

@@ -35,7 +35,7 @@ impl LeaderStateChanged {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Event {
-    /// The role.
+    /// The role whose lifecycle it is.
     pub role: RoleName,
     /// What happened.
     pub notice: Notice,

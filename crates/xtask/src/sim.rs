@@ -41,7 +41,7 @@ enum What {
         /// The first one.
         #[arg(long, default_value_t = 0)]
         from: u64,
-        /// Threads.
+        /// On how many threads.
         #[arg(long, default_value_t = 2)]
         threads: u64,
     },
@@ -50,7 +50,7 @@ enum What {
         /// How many nodes.
         #[arg(long, default_value_t = 1_000)]
         nodes: usize,
-        /// The seed.
+        /// Everything random comes from it.
         #[arg(long, default_value_t = 0)]
         seed: u64,
         /// The election without ranks and stickiness, instead of the default one.

@@ -89,7 +89,6 @@ pub(crate) struct CloseArgs {
     at: NodeAddress,
 }
 
-/// Which list.
 #[derive(Debug, Args)]
 pub(crate) struct ListArgs {
     #[command(flatten)]

@@ -45,7 +45,6 @@ fn node_address(text: &str) -> Result<String, String> {
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("content").required(true).args(["call", "signed"])))]
 pub(crate) struct SendArgs {
-    /// The nodes.
     #[command(flatten)]
     pub(crate) nodes: NodesArgs,
     /// The call: on Ethereum {"to":"0x…","value":"0x1","data":"0x","gas":21000}, on Substrate the
@@ -88,7 +87,6 @@ pub(crate) struct WaitArgs {
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("which").required(true).args(["nonce", "request_id"])))]
 pub(crate) struct DropArgs {
-    /// The nodes.
     #[command(flatten)]
     pub(crate) nodes: NodesArgs,
     /// The nonce to fill with a no-op

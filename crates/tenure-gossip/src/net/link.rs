@@ -43,7 +43,7 @@ pub(crate) enum FromLink {
     Failed { address: String, error: SessionError },
     /// A message of a namespace.
     Message { from: PeerId, link: u64, namespace: String, message: Box<Message> },
-    /// Contacts.
+    /// Where other nodes can be reached, as the peer knows them.
     Contacts { link: u64, contacts: Vec<Contact> },
     /// A client's question, and where the answers go.
     Ask { asker: Asker, ask: Ask, out: Outbox },

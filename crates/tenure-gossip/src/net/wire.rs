@@ -214,7 +214,7 @@ pub enum Answer {
         /// These, from where was asked.
         bytes: Vec<u8>,
     },
-    /// It is done.
+    /// The order was carried out; there is nothing more to say.
     Done,
     /// The keys of the cluster's nodes.
     Nodes(Vec<PeerId>),

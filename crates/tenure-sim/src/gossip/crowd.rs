@@ -66,7 +66,7 @@ struct Member {
     timer: u64,
 }
 
-/// The crowd.
+/// Many nodes that gossip and vote, without a log.
 pub struct Crowd {
     config: CrowdConfig,
     now: u64,

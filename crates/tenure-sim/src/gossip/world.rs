@@ -25,7 +25,7 @@ use tenure_gossip::{Kv, KvGoal, StateMachine as _};
 pub struct WorldConfig {
     /// Everything random comes from it.
     pub seed: u64,
-    /// The nodes.
+    /// How many nodes there are.
     pub nodes: usize,
     /// How many of them vote from the start; the rest may join.
     pub voters: usize,
@@ -74,7 +74,7 @@ pub struct DiskCopy(Disk);
 pub struct Violation {
     /// When, in the simulation.
     pub at_ms: u64,
-    /// What.
+    /// Which promise was broken, and how.
     pub what: String,
 }
 
@@ -137,7 +137,7 @@ pub struct Figures {
     pub snapshots_installed: u64,
 }
 
-/// The world.
+/// All nodes, their network and their disks, on one virtual clock.
 pub struct World {
     config: WorldConfig,
     /// True time in microseconds.

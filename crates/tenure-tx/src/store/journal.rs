@@ -47,7 +47,7 @@ pub(super) struct Journal {
     _lock: File,
 }
 
-/// A line.
+/// What one line of the file says.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 enum Line {

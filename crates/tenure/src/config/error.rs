@@ -25,7 +25,7 @@ pub enum ConfigError {
     /// The file is not what it should be.
     #[error("{}{}: {}{message}; correct the file", .file.display(), at_line(.line, .column), at_path(.path))]
     File {
-        /// The file.
+        /// The path, as it was given.
         file: PathBuf,
         /// The line, counted from 1, where known.
         line: Option<usize>,
@@ -79,7 +79,7 @@ pub enum ConfigError {
     /// A role's key is bad.
     #[error("the lock key of role `{role}`: {source}")]
     Key {
-        /// The role.
+        /// The role's name, or its place in the file.
         role: String,
         /// What is wrong.
         source: KeyError,

@@ -110,7 +110,7 @@ pub struct Health {
     pub heartbeat_age: Option<Duration>,
     /// Its last trouble with the database, if it is not connected.
     pub error: Option<String>,
-    /// Its roles.
+    /// Every role that this member takes part in.
     pub roles: Vec<RoleHealth>,
 }
 
@@ -118,7 +118,7 @@ pub struct Health {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct RoleHealth {
-    /// The role.
+    /// The role's name.
     pub role: RoleName,
     /// Its lifecycle state.
     pub state: LockState,
