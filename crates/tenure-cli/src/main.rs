@@ -15,7 +15,7 @@
 //! What no process of this machine can see: a pause of the whole machine or container. What is under
 //! another user, or was handed to a daemon. The failure table is in [`tenure_guardian`].
 //!
-//! # Who is authoritative
+//! # Which side is authoritative
 //!
 //! The database about which member leads, the library's gate about whether this process does, the guardian
 //! about when a child must end. Nothing here decides any of that.

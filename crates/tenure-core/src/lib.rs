@@ -23,7 +23,7 @@
 //!   in order, and that the [`Clock`] counts suspend.
 //! - Clock *rates* that differ by more than the margin are outside the promise.
 //!
-//! # Who is authoritative
+//! # Which side is authoritative
 //!
 //! | question | answer |
 //! |---|---|

@@ -37,9 +37,9 @@
 //! prevent that; the fence in the database can, and an [`Act`] tells afterwards that its effect is
 //! *uncertain*.
 //!
-//! # Who is authoritative
+//! # Which side is authoritative
 //!
-//! The database decides who holds a role: a session advisory lock, and a row that carries the epoch.
+//! The database decides which member holds a role: a session advisory lock, and a row that carries the epoch.
 //! A clock of ours only ever *shortens* trust: the gate's deadline is the time a successful heartbeat
 //! was **sent**, plus the lease. No wall clock takes part in any decision about safety.
 //!

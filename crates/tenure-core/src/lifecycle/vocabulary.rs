@@ -275,6 +275,9 @@ impl fmt::Display for LostReason {
 }
 
 /// What the user is told: the callbacks and a few events more.
+///
+/// Exhaustive on purpose, unlike the reasons within it. Programs stop their work on some notices and go on
+/// through others; a new kind should be an error of their compiler, not a silent `_` arm.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say it")]
 pub enum Notice {
