@@ -3,7 +3,7 @@
 //! A letter goes into a queue, and a byte into a pipe. An event loop watches the pipe's other end.
 //! Neither the writer nor the reader ever waits for the other.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -15,8 +15,10 @@ use tenure::{Leader, Notice, TenureError};
 use crate::error;
 use crate::fork::Own;
 
-/// How many events may wait for a loop that does not read. Answers are not counted: each has an asker.
-const BACKLOG: usize = 4096;
+/// How many events of one role may wait for a loop that does not read. Counted for each role, because
+/// thousands of roles that start together have thousands of events. Answers are not counted: each has an
+/// asker.
+const BACKLOG: usize = 256;
 
 /// One message.
 pub(crate) enum Letter {
@@ -43,44 +45,68 @@ impl Letter {
     }
 }
 
+/// What waits for the loop.
+#[derive(Default)]
+struct Letters {
+    queue: VecDeque<Letter>,
+    /// How many events of each role are in the queue.
+    events: HashMap<usize, usize>,
+    /// How many events of a role are not. They are told last: the role's state is then looked at anew.
+    missed: BTreeMap<usize, u64>,
+}
+
+impl Letters {
+    fn add(&mut self, letter: Letter) {
+        match &letter {
+            Letter::Told { role, .. } => {
+                let events = self.events.entry(*role).or_default();
+                if *events >= BACKLOG {
+                    *self.missed.entry(*role).or_default() += 1;
+                    return;
+                }
+                *events += 1;
+            }
+            Letter::Done { .. } | Letter::Missed { .. } | Letter::Renew { .. } => {}
+        }
+        self.queue.push_back(letter);
+    }
+
+    /// All of them, in order.
+    fn into_letters(self) -> impl Iterator<Item = Letter> {
+        let missed = self.missed.into_iter();
+        self.queue.into_iter().chain(missed.map(|(role, count)| Letter::Missed { role, count }))
+    }
+}
+
 /// The writers' side.
 pub(crate) struct Post {
-    queue: Mutex<VecDeque<Letter>>,
+    letters: Mutex<Letters>,
     ear: OwnedFd,
     bell: OwnedFd,
 }
 
 impl Post {
-    fn queue(&self) -> MutexGuard<'_, VecDeque<Letter>> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    fn letters(&self) -> MutexGuard<'_, Letters> {
+        self.letters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds a letter. Never waits.
     pub(crate) fn send(&self, letter: Letter) {
-        let mut queue = self.queue();
-        if let Letter::Told { role, .. } = &letter
-            && queue.len() >= BACKLOG
-        {
-            // The state can always be read; what is missing here is the story.
-            match queue.back_mut() {
-                Some(Letter::Missed { role: same, count }) if same == role => *count += 1,
-                _ => queue.push_back(Letter::Missed { role: *role, count: 1 }),
-            }
-            return;
-        }
-        let first = queue.is_empty();
-        queue.push_back(letter);
-        drop(queue);
+        let mut letters = self.letters();
+        // An event is missed only behind others, so an empty queue is an empty mailbox.
+        let first = letters.queue.is_empty();
+        letters.add(letter);
+        drop(letters);
         if first {
             // A full pipe is readable already.
             let _ = rustix::io::write(&self.bell, &[1]);
         }
     }
 
-    fn take(&self) -> VecDeque<Letter> {
+    fn take(&self) -> Letters {
         let mut bytes = [0; 64];
         while matches!(rustix::io::read(&self.ear, &mut bytes), Ok(64)) {}
-        std::mem::take(&mut *self.queue())
+        std::mem::take(&mut *self.letters())
     }
 }
 
@@ -100,7 +126,7 @@ impl Mailbox {
     fn new() -> PyResult<Self> {
         let (ear, bell) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)
             .map_err(|error| std::io::Error::from_raw_os_error(error.raw_os_error()))?;
-        Ok(Mailbox(Own::new(Arc::new(Post { queue: Mutex::default(), ear, bell }))))
+        Ok(Mailbox(Own::new(Arc::new(Post { letters: Mutex::default(), ear, bell }))))
     }
 
     /// The descriptor that is readable while there are letters.
@@ -112,7 +138,7 @@ impl Mailbox {
     fn take<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let list = PyList::empty(py);
         if let Some(post) = self.0.get() {
-            for letter in post.take() {
+            for letter in post.take().into_letters() {
                 list.append(written(py, letter)?)?;
             }
         }

@@ -5,14 +5,21 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from typing import Any, List
+from typing import Any, Callable, List, Set
 
 import psycopg
 import pytest
 
 import tenure
-from tenure import LeaderLock, Member, Role
+from tenure import LeaderLock, LockState, Member, Role
 from tenure.testing import MemoryGroup
+
+
+async def _until(condition: Callable[[], bool], within_s: float = 15.0) -> None:
+    end = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.01)
 
 
 async def test_an_act_passes_the_gate_and_a_step_down_waits_for_it(dsn: str) -> None:
@@ -99,6 +106,44 @@ async def test_many_roles_on_one_member(dsn: str) -> None:
         member.lock("x")
     with pytest.raises(ValueError, match="there already"):
         Member(dsn, ["a", "a"])
+
+
+async def test_a_thousand_roles_that_start_while_the_loop_is_blocked_miss_no_event(dsn: str) -> None:
+    member = tenure.Member(dsn, tenure.shards("many", 1500), health_interval_s=2)
+    told: Set[str] = set()
+    for number in range(1500):
+        member.lock("many", number).on_acquired(lambda number=number: told.add(f"many:{number}"))
+    blocked: List[bool] = []
+
+    @member.lock("many", 0).on_state_change
+    def block(before: Any, after: Any) -> None:
+        if after is LockState.FOLLOWER and not blocked:
+            blocked.append(True)
+            time.sleep(3)  # The loop's thread itself: meanwhile four events of each role come in.
+
+    async with member:
+        assert await asyncio.wait_for(member.lock("many", 1499).wait_for_leadership(30), 40)
+        for lock in member.locks:
+            assert await lock.wait_for_leadership(30)
+        assert len(told) == 1500 and len(member.leading) == 1500
+
+
+async def test_a_story_with_a_gap_is_brought_in_line_with_the_gate(tenure_group: Any, caplog: Any) -> None:
+    told: List[str] = []
+    lock = tenure_group.lock("r")
+    for name in ("acquired", "lost", "released", "stopped"):
+        getattr(lock, f"on_{name}")(lambda name=name: told.append(name))
+    real = lock._deliver
+    # What the mailbox does for a loop that reads too late: the events are gone, and their number is told.
+    lock._deliver = lambda event: real(("missed", 1) if event[0] in ("acquired", "lost") else event)
+    async with lock:
+        assert await lock.wait_for_leadership(10)
+        assert told == ["acquired"]
+        tenure_group.terminate(lock)
+        await _until(lambda: "lost" in told)
+        await _until(lambda: told.count("acquired") == 2)
+    assert told == ["acquired", "lost", "acquired", "released", "stopped"]
+    assert any("events_missed" in record.getMessage() for record in caplog.records)
 
 
 async def test_shards_are_addressed_by_number_and_shared(dsn: str) -> None:

@@ -216,7 +216,7 @@ class RoleLock(OfOneProcess, _tenure.Handle):
                     self._wake.clear()
                 event = self._events.popleft()
                 await self._dispatch(event)
-                if event[0] == "stopped" and self._ends_with_stop(life):
+                if event[0] in ("stopped", "missed") and self._is_stopped() and self._ends_with_stop(life):
                     break
         except BaseException:
             # The loop ends, or a callback ended the program. Nothing reads the story any more, so
@@ -257,25 +257,16 @@ class RoleLock(OfOneProcess, _tenure.Handle):
             log.info("state_change", from_=event[1], to=event[2], **context)
             await self._call("state_change", before, after)
         elif kind == "acquired":
-            self._term = event[1]
-            self._clear_over()
-            log.info("lock_acquired", **context, attempt=max(1, self._attempt), epoch=event[1])
-            self._attempt = 0
-            # Tasks that wait for leadership go on after the callbacks, but do not wait for a slow one.
-            soon = asyncio.get_running_loop().call_later(_SOON_S, self._wake_waiters, True)
-            try:
-                await self._call("acquired")
-            finally:
-                soon.cancel()
-                self._wake_waiters(True)
+            if self._term != event[1]:
+                await self._begin_term(event[1])
         elif kind == "released":
             log.info("lock_released", **context, epoch=event[1])
-            await self._end_term("released")
+            await self._end_term("released", event[1])
         elif kind == "lost":
             if event[2].startswith(_SESSION_LOST):
                 log.warning("health_check_failed", error=event[2][len(_SESSION_LOST) :], **context)
             log.warning("lock_lost", error=event[2], **context, epoch=event[1])
-            await self._end_term("lost")
+            await self._end_term("lost", event[1])
         elif kind == "acquire_failed":
             log.debug("acquire_failed", reason=event[1], **context, attempt=self._attempt)
             await self._call("acquire_failed")
@@ -294,14 +285,28 @@ class RoleLock(OfOneProcess, _tenure.Handle):
             self._wake_waiters(True)
         elif kind == "missed":
             log.error("events_missed", count=event[1], **context)
+            await self._catch_up()
         elif kind == "stopped":
-            log.info("stopped", **context)
-            await self._call("stopped")
-            if self._stopped is not None:
-                self._stopped.set()
-            self._wake_waiters(False)
+            await self._stop()
 
-    async def _end_term(self, kind: str) -> None:
+    async def _begin_term(self, epoch: int) -> None:
+        self._term = epoch
+        if self._over is not None:
+            self._over.clear()
+        self._logger.info("lock_acquired", **self._context, attempt=max(1, self._attempt), epoch=epoch)
+        self._attempt = 0
+        # Tasks that wait for leadership go on after the callbacks, but do not wait for a slow one.
+        soon = asyncio.get_running_loop().call_later(_SOON_S, self._wake_waiters, True)
+        try:
+            await self._call("acquired")
+        finally:
+            soon.cancel()
+            self._wake_waiters(True)
+
+    async def _end_term(self, kind: str, epoch: int) -> None:
+        """Tells of the end of a term, unless callbacks know of no such term or of its end already."""
+        if self._term != epoch:
+            return
         self._term = None
         try:
             await self._call(kind)
@@ -309,9 +314,28 @@ class RoleLock(OfOneProcess, _tenure.Handle):
             if self._over is not None:
                 self._over.set()
 
-    def _clear_over(self) -> None:
-        if self._over is not None:
-            self._over.clear()
+    async def _catch_up(self) -> None:
+        """Events are missing. What callbacks know of the term is brought in line with the gate, so that
+        every beginning that is told has its end, and no task waits for a beginning that was not told."""
+        known, epoch = self._term, self.epoch
+        if known is not None and epoch != known:
+            await self._end_term("lost", known)
+        if epoch is not None and self._term is None:
+            await self._begin_term(epoch)
+        self._told_state = LockState(self._state())
+        if self._told_state is LockState.STOPPED:
+            await self._stop()
+
+    def _is_stopped(self) -> bool:
+        return self._stopped is not None and self._stopped.is_set()
+
+    async def _stop(self) -> None:
+        if not self._is_stopped():
+            self._logger.info("stopped", **self._context)
+            await self._call("stopped")
+        if self._stopped is not None:
+            self._stopped.set()
+        self._wake_waiters(False)
 
     def _wake_waiters(self, answer: bool) -> None:
         for waiter in list(self._waiting):
