@@ -13,7 +13,7 @@ use tenure_core::identity::Identity;
 use tenure_core::key::{LockKey, RoleName};
 use tenure_core::lifecycle::{LockState, LostReason, NotAcquired, Notice};
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::driver::Command;
 use crate::error::TenureError;
@@ -31,6 +31,20 @@ pub struct LeaderLock {
     pub(crate) registration_wait: Duration,
     pub(crate) lease: Duration,
     pub(crate) observed: Arc<Observed>,
+}
+
+/// A start that the driver was told of.
+pub(crate) struct Starting(oneshot::Receiver<Result<(), TenureError>>);
+
+impl Starting {
+    /// Says whether the member has answered by then. Without an answer the role takes part all the same.
+    pub(crate) async fn until(self, deadline: Instant) -> Result<bool, TenureError> {
+        match timeout_at(deadline, self.0).await {
+            Ok(Ok(result)) => result.map(|()| true),
+            Ok(Err(_)) => Err(TenureError::Stopped),
+            Err(_) => Ok(false),
+        }
+    }
 }
 
 impl std::fmt::Debug for LeaderLock {
@@ -92,13 +106,14 @@ impl LeaderLock {
 
     /// As [`LeaderLock::start`]; says whether the member has answered.
     async fn join(&self) -> Result<bool, TenureError> {
+        self.ask_to_start()?.until(Instant::now() + self.registration_wait).await
+    }
+
+    /// Tells the driver to take part; its answer is waited for separately.
+    pub(crate) fn ask_to_start(&self) -> Result<Starting, TenureError> {
         let (answer, answered) = oneshot::channel();
         self.send(Command::Start { role: self.publisher.name.clone(), answer })?;
-        match timeout(self.registration_wait, answered).await {
-            Ok(Ok(result)) => result.map(|()| true),
-            Ok(Err(_)) => Err(TenureError::Stopped),
-            Err(_) => Ok(false),
-        }
+        Ok(Starting(answered))
     }
 
     /// Why the database refused this role's last registration, if it did. A registration is renewed with

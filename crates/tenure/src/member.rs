@@ -11,7 +11,7 @@ use tenure_core::key::{LockKey, RoleName};
 use tenure_core::protocol::RegisterRefusal;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::config::{Config, RoleConfig, RoleSpec};
 use crate::connect::{Connector, Remedy};
@@ -201,9 +201,22 @@ impl Member {
     /// # Errors
     /// The first refusal; the other roles take part all the same.
     pub async fn start_all(&self) -> Result<(), TenureError> {
-        let locks = self.locks();
-        let starts = locks.iter().map(LeaderLock::start);
-        futures_util::future::join_all(starts).await.into_iter().collect()
+        // All are told first, and waited for one after another: ten thousand futures that wait at the
+        // same time would take more memory than the roles.
+        let told: Vec<_> = {
+            let locks = self.locks.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            locks.all.iter().map(LeaderLock::ask_to_start).collect()
+        };
+        let deadline = Instant::now() + self.handle.registration_wait();
+        let mut outcome = Ok(());
+        for starting in told {
+            let answer = match starting {
+                Ok(starting) => starting.until(deadline).await.map(drop),
+                Err(error) => Err(error),
+            };
+            outcome = outcome.and(answer);
+        }
+        outcome
     }
 
     /// How the member and its roles are.

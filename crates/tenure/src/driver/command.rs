@@ -87,10 +87,15 @@ impl Handle {
             publisher,
             commands: self.commands.clone(),
             patience: self.patience,
-            registration_wait: self.lease.statement_deadline() * 4,
+            registration_wait: self.registration_wait(),
             lease: self.lease.lease(),
             observed: self.observed.clone(),
         })
+    }
+
+    /// How long a start waits for the database's answer before it goes on without.
+    pub(crate) fn registration_wait(&self) -> Duration {
+        self.lease.statement_deadline() * 4
     }
 
     pub(crate) fn send(&self, command: Command) -> Result<(), TenureError> {
