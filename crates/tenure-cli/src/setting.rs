@@ -43,14 +43,15 @@ impl Setting {
     ) -> Result<Self, Failure> {
         // The file or the environment may name the role, and the command line speak about it.
         let build = |builder: ConfigBuilder| builder.build().map_err(|why| worded(&why, taking));
-        let configured = build(builder(database, None, taking)?)?;
+        let file = File::read(database)?;
+        let configured = build(builder_of(file.as_ref(), database, None, taking)?)?;
         let named = role.name()?;
-        if let Some(name) = &named {
-            listed(database, name)?;
+        if let (Some(file), Some(name)) = (&file, &named) {
+            file.lists(name)?;
         }
         let spec = role.spec(&configured, taking, standing, auto_reacquire);
         let builder = || {
-            let builder = builder(database, spec.clone(), taking)?;
+            let builder = builder_of(file.as_ref(), database, spec.clone(), taking)?;
             // A role that only the environment asks for, by a bare key, is followed until the
             // environment also says that it may be led.
             let follows = named.is_none() && !configured.is_enabled();
@@ -79,7 +80,9 @@ impl Setting {
     /// runs, and never makes one.
     pub(crate) fn asking(database: &Database, taking: &Taking) -> Result<Self, Failure> {
         let build = |builder: ConfigBuilder| builder.build().map_err(|why| worded(&why, taking));
-        let config = build(builder(database, None, taking)?)?;
+        let file = File::read(database)?;
+        let builder = || builder_of(file.as_ref(), database, None, taking);
+        let config = build(builder()?)?;
         if config.dsn().is_some() {
             return Ok(Setting { config, embedded: false });
         }
@@ -92,7 +95,7 @@ impl Setting {
                  or set TENURE_DSN",
             ));
         };
-        let config = build(builder(database, None, taking)?.dsn(running.dsn()?))?;
+        let config = build(builder()?.dsn(running.dsn()?))?;
         Ok(Setting { config, embedded: true })
     }
 
@@ -190,20 +193,39 @@ impl RoleArgs {
     }
 }
 
-/// A file that lists roles lists all of them: another name is most likely a slip, and would make a
-/// role that no other member knows.
-fn listed(database: &Database, name: &RoleName) -> Result<(), Failure> {
-    let Some(file) = file(database) else { return Ok(()) };
-    let written = Config::builder().file(&file)?.build()?;
-    let names: Vec<&str> = written.roles().iter().map(|role| role.name().as_str()).collect();
-    if names.is_empty() || names.contains(&name.as_str()) {
-        return Ok(());
+/// The configuration file, read once: every step of a command goes by the same text.
+struct File {
+    path: PathBuf,
+    text: String,
+}
+
+impl File {
+    /// The one that the command line names, else the environment.
+    fn read(database: &Database) -> Result<Option<Self>, Failure> {
+        let named = database.config.clone();
+        let Some(path) = named.or_else(|| std::env::var_os("TENURE_CONFIG").map(Into::into)) else {
+            return Ok(None);
+        };
+        match std::fs::read_to_string(&path) {
+            Ok(text) => Ok(Some(File { path, text })),
+            Err(source) => Err(ConfigError::Read { path, source }.into()),
+        }
     }
-    Err(Failure::usage(format!(
-        "{} does not list role {name}, only {}; add it there, or correct the name",
-        file.display(),
-        names.join(", ")
-    )))
+
+    /// A file that lists roles lists all of them: another name is most likely a slip, and would make a
+    /// role that no other member knows.
+    fn lists(&self, name: &RoleName) -> Result<(), Failure> {
+        let written = Config::builder().toml(&self.text, &self.path)?.build()?;
+        let names: Vec<&str> = written.roles().iter().map(|role| role.name().as_str()).collect();
+        if names.is_empty() || names.contains(&name.as_str()) {
+            return Ok(());
+        }
+        Err(Failure::usage(format!(
+            "{} does not list role {name}, only {}; add it there, or correct the name",
+            self.path.display(),
+            names.join(", ")
+        )))
+    }
 }
 
 /// A refused configuration in the words of the command line, where that was what asked for it.
@@ -242,24 +264,31 @@ fn replace_word(text: &str, word: &str, by: &str) -> String {
     out + rest
 }
 
-fn file(database: &Database) -> Option<PathBuf> {
-    database.config.clone().or_else(|| std::env::var_os("TENURE_CONFIG").map(Into::into))
-}
-
 /// What command line, environment and file say together; the private server is not started.
 #[cfg(feature = "tx")]
 pub(crate) fn configured(database: &Database) -> Result<Config, Failure> {
     Ok(builder(database, None, &Taking::default())?.build()?)
 }
 
+/// Command line, environment and file, for a command that adds to them.
+#[cfg(feature = "tx")]
 pub(crate) fn builder(
     database: &Database,
     role: Option<RoleSpec>,
     taking: &Taking,
 ) -> Result<ConfigBuilder, Failure> {
+    builder_of(File::read(database)?.as_ref(), database, role, taking)
+}
+
+fn builder_of(
+    file: Option<&File>,
+    database: &Database,
+    role: Option<RoleSpec>,
+    taking: &Taking,
+) -> Result<ConfigBuilder, Failure> {
     let mut builder = Config::builder().env(ProcessEnv);
-    if let Some(file) = file(database) {
-        builder = builder.file(file)?;
+    if let Some(file) = file {
+        builder = builder.toml(&file.text, &file.path)?;
     }
     if let Some(dsn) = &database.dsn {
         if dsn.reveal().trim().is_empty() {
