@@ -155,25 +155,29 @@ end $$;
 -- Those of the roles whose lock a session holds that is no member's: another program's, or a member's without
 -- tables. A member holds its member lock as long as it may hold a role's. One look at all locks: in a second
 -- one a member that ends would be missing.
+--
+-- In plpgsql, which keeps its plan: every claim that finds a lock held asks it.
 create function tenure.held_by_strangers(p_names text[]) returns text[]
-language sql volatile set search_path = pg_catalog, pg_temp as $$
-    with locks as materialized (
-        select l.pid, l.mode, l.objsubid = 2 as pair,
-               (l.classid::bigint << 32) | l.objid::bigint as key
-        from pg_locks l
-        where l.locktype = 'advisory' and l.granted
-          and l.database = (select oid from pg_database where datname = current_database())
-    ), seats as materialized (
-        select l.pid from locks l join tenure.member o on o.key = l.key
-        where not l.pair and l.mode = 'ExclusiveLock'
-    ), strange as materialized (
-        -- A prepared transaction has no pid.
-        select pair, key from locks
-        where coalesce(pid, 0) <> all (array(select s.pid from seats s where s.pid is not null))
-    )
-    select coalesce(array_agg(r.name), '{}') from tenure.role r
-    where r.name = any (p_names) and (r.pair, r.key) in (select s.pair, s.key from strange s)
-$$;
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+    return (
+        with locks as materialized (
+            select l.pid, l.mode, l.objsubid = 2 as pair,
+                   (l.classid::bigint << 32) | l.objid::bigint as key
+            from pg_lock_status() l
+            where l.locktype = 'advisory' and l.granted
+              and l.database = (select oid from pg_database where datname = current_database())
+        ), seats as materialized (
+            select l.pid from locks l join tenure.member o on o.key = l.key
+            where not l.pair and l.mode = 'ExclusiveLock'
+        ), strange as materialized (
+            -- A prepared transaction has no pid.
+            select pair, key from locks
+            where coalesce(pid, 0) <> all (array(select s.pid from seats s where s.pid is not null))
+        )
+        select coalesce(array_agg(r.name), '{}') from tenure.role r
+        where r.name = any (p_names) and (r.pair, r.key) in (select s.pair, s.key from strange s));
+end $$;
 
 -- Makes roles known, with their key and policy, and this member a candidate for them, or no candidate any
 -- more (`withdraw`, which is not answered). A role whose row is held up and would have to be changed, or is
@@ -345,6 +349,7 @@ language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
     yields  text[];
     locked  tenure.ask[];
+    before  tenure.ask[];
     odd     text[];
     names   text[];
     rows    tenure.role[];
@@ -374,21 +379,35 @@ begin
     -- Held by a session that is no member's, whatever the row says: what it does meanwhile is not known, so the
     -- next winner owes it a wait. A member between the two halves of its release, or in the middle of its claim,
     -- is told by its member lock. A backend that ends lets go of its locks one by one, so a stranger is one
-    -- that is there at a second look. That look comes after the row's lock: while a stranger has the role's
-    -- lock no member can win it, and a member that wins it later waits for the row and finds the debt. A lock
-    -- that is free by now was such a backend's, or one look at a stranger is missed, as it would be between
-    -- two claims.
+    -- that is there ten milliseconds later. That look comes after the row's lock: while a stranger has the
+    -- role's lock no member can win it, and a member that wins it later waits for the row and finds the debt.
+    -- A lock that is free by now was such a backend's, or one look at a stranger is missed, as it would be
+    -- between two claims.
     if odd <> '{}' then
         odd := tenure.held_by_strangers(odd);
+        for look in 1..10 loop
+            exit when odd = '{}';
+            perform pg_sleep(0.001);
+            before := locked;
+            -- Not known until the statement is over: an error in it unlocks whatever is ours.
+            locked := null;
+            select before || coalesce(array_agg(t.q) filter (where t.got), '{}'),
+                   coalesce(array_agg((t.q).role) filter (where not t.got), '{}')
+                into locked, odd
+                from (select q, tenure.try_lock(q.key, q.pair) as got
+                      from unnest(asked) q where q.role = any (odd) offset 0) t;
+        end loop;
+        answers := (select coalesce(jsonb_agg(a), '[]') from jsonb_array_elements(answers) a
+                    where not exists (select from unnest(locked) q where q.role = a->>'role'));
     end if;
     if odd <> '{}' then
-        perform pg_sleep(0.01);
         odd := array(select name from tenure.role where name = any (odd) order by pair, key
                      for no key update skip locked);
         odd := tenure.held_by_strangers(odd);
         update tenure.role r set debtor = '(unknown)', paid_in = null, acted_in = null,
             debtor_lease_ms = greatest(r.debtor_lease_ms, r.lease_ms) where r.name = any (odd);
     end if;
+    -- What follows runs also if no lock was won: a session that waits has its plans ready when it wins.
     names := array(select q.role from unnest(locked) q);
     if p_wait then
         rows := array(select r from tenure.role r where r.name = any (names) for update);

@@ -29,6 +29,8 @@ use crate::say;
 /// No key that a program would choose.
 const BARE_KEY: i64 = 0x62_65_6e_63_68;
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Until the members have taken in a change of another role.
+const SETTLE: Duration = Duration::from_millis(300);
 
 /// What to measure.
 #[derive(Debug, Args)]
@@ -94,8 +96,10 @@ async fn measure(args: &BenchArgs) -> anyhow::Result<()> {
     let (_two, two) = member(&args.dsn, "bench:step-down", TakeoverPolicy::Exclusive).await?;
     one.wait_for_leadership(Some(PATIENCE)).await?;
     let mut pair = (one, two);
-    let mut programs = (Run::start(&program, &args.dsn)?, Run::start(&program, &args.dsn)?);
-    programs.0.leads().await?;
+    let mut first = Run::start(&program, &args.dsn)?;
+    first.leads().await?;
+    let mut programs = (first, Run::start(&program, &args.dsn)?);
+    programs.1.follows().await?;
     let mut etcd = match &args.etcd {
         Some(server) => Some(etcd::Etcd::start(server).await?),
         None => None,
@@ -105,6 +109,9 @@ async fn measure(args: &BenchArgs) -> anyhow::Result<()> {
         figures.bare.push(bare_lock(&bare, &args.dsn).await?);
         figures.crash.push(crash(&heir, &args.dsn).await?);
 
+        // The members of all roles are one group: a death is news to every one of them, and each figure is
+        // of one change alone.
+        tokio::time::sleep(SETTLE).await;
         let begun = Instant::now();
         let to = pair.1.identity().clone();
         let (handed, led) = tokio::join!(
@@ -116,6 +123,7 @@ async fn measure(args: &BenchArgs) -> anyhow::Result<()> {
         figures.step_down.push(begun.elapsed());
         pair = (pair.1, pair.0);
 
+        tokio::time::sleep(SETTLE).await;
         let begun = Instant::now();
         programs.0.terminate()?;
         programs.1.leads().await?;

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{read_dir, read_link, read_to_string};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -42,8 +43,12 @@ impl Network {
         let address = listener.local_addr()?.to_string();
         let network = self.clone();
         tokio::spawn(async move {
-            while let Ok((caller, _)) = listener.accept().await {
-                tokio::spawn(network.clone().carry(caller, place, port));
+            loop {
+                match listener.accept().await {
+                    Ok((caller, _)) => drop(tokio::spawn(network.clone().carry(caller, place, port))),
+                    // A caller that is gone already, or no descriptor left: the place stays reachable.
+                    Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+                }
             }
         });
         Ok(address)
