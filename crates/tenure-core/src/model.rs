@@ -386,7 +386,10 @@ impl Model {
         let won = next_epoch(epoch.max(*terms), q.seen, moved_to);
         *terms = won;
         let debtor = r.debtor.as_ref().and_then(|debtor| self.tables.members.get_key_value(debtor));
-        let waits_for = debtor.map(|(name, row)| format!("{name} {} {incarnation}", row.beat));
+        let waits_for = match debtor {
+            Some((name, row)) => Some(format!("{name} {} {incarnation}", row.beat)),
+            None => r.debtor.is_none().then(|| format!("- {incarnation}")),
+        };
         let same = waits_for.is_some() && waits_for == r.waited_for;
         let waited_ms = if same { r.waited_ms } else { 0 };
         let row = self.role(&q.role);

@@ -62,7 +62,7 @@ create table tenure.role (
     debtor_lease_ms integer,
     acted_in        text,                      -- incarnation of the last `acting` write
     paid_in         text,                      -- incarnation of the last clean release
-    waited_for      text,                      -- debtor, its beat, incarnation: what was waited for
+    waited_for      text,                      -- debtor and its beat, or -, and incarnation: what was waited for
     waited_ms       bigint not null default 0, -- and for how long, by claimants that gave up
     successor       text,
     successor_until timestamptz,

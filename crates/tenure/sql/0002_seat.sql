@@ -335,7 +335,10 @@ begin atomic
                  select max(o.lease_ms) from tenure.member o where o.incarnation <> m.incarnation
                      and not exists (select from tenure.candidate c where c.member = o.identity))) end,
         w.waits_for, case when r.waited_for = w.waits_for then r.waited_ms else 0 end
-    from (select d.identity || ' ' || d.beat || ' ' || m.incarnation as waits_for) w;
+    -- Without a debtor the wait is for what was lost with another incarnation: in this one a member that acts
+    -- is written as the debtor.
+    from (select coalesce(d.identity || ' ' || d.beat, case when r.debtor is null then '-' end)
+                 || ' ' || m.incarnation as waits_for) w;
 end;
 
 -- Claims roles, in key order. The caller holds none of their locks; on return a lock is held exactly

@@ -70,6 +70,42 @@ async fn a_hot_standby_is_refused() {
     assert!(matches!(refused(standby.dsn()).await, Refused::Standby));
 }
 
+/// What `check` says of a failover, with one standby that becomes another kind of standby.
+#[tokio::test]
+async fn the_failover_line_follows_what_a_real_standby_does() {
+    if Cluster::start().await.unwrap().version() != 15 {
+        return; // Only the distribution's server brings what a replica needs.
+    }
+    let primary = Cluster::start().await.unwrap();
+    let built = Config::builder().dsn(primary.dsn()).role(RoleSpec::named("r")).build().unwrap();
+    // The server takes in its settings, and a standby its new part, a moment after they were told.
+    let says = async |verdict: Verdict, words: &str| {
+        let until = tokio::time::Instant::now() + Duration::from_secs(20);
+        loop {
+            let report = tenure::preflight::check(&built).await.unwrap();
+            let line = report.findings.into_iter().find(|line| line.what == "failover");
+            let line = line.expect("a line on failover");
+            if line.verdict == verdict && line.text.contains(words) {
+                return;
+            }
+            let late = tokio::time::Instant::now() > until;
+            assert!(!late, "wanted {words:?}, it says {:?}: {}", line.verdict, line.text);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    says(Verdict::Good, "no standby").await;
+    let standby = primary.replica(ReplicaOptions::default()).await.unwrap();
+    says(Verdict::Warning, "do not acknowledge").await;
+    primary.set(&[("synchronous_standby_names", &standby.standby_name())]).await.unwrap();
+    says(Verdict::Good, "every connected standby acknowledges").await;
+    standby.crash().await.unwrap();
+    says(Verdict::Warning, "no commit can finish").await;
+    primary.set(&[("synchronous_standby_names", "")]).await.unwrap();
+    says(Verdict::Good, "no standby").await;
+    primary.sql("select pg_create_physical_replication_slot('of_the_standby')").await.unwrap();
+    says(Verdict::Warning, "1 replication slot(s) wait").await;
+}
+
 #[tokio::test]
 async fn a_server_before_14_is_refused() {
     let options = ClusterOptions { version: Some(13), ..ClusterOptions::default() };

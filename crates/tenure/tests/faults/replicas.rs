@@ -1,9 +1,10 @@
 //! Failover of the database itself: what was lost, and a primary that does not know it is none.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tenure_core::lease::Fault;
 use tenure_testkit::{Cluster, Direction, Proxy, ReplicaOptions, history::now_ns};
+use tokio::time::sleep;
 
 use crate::{
     group::{Group, Node, connect, number, own_server, seat_pid, until},
@@ -197,6 +198,31 @@ async fn a_deposed_primary_that_still_runs_cannot_keep_a_leader() {
     assert_eq!(new.node, 1);
     group.watch_for(Duration::from_secs(2)).await;
     assert!(group.nodes[0].last_yes() < Some(new.at_ns), "the deposed leader came back");
+}
+
+/// Without tables a beat writes nothing that a standby could acknowledge, so it says something for the purpose.
+#[tokio::test]
+async fn a_deposed_primary_cannot_keep_a_leader_without_tables_either() {
+    let (primary, replica) = with_replica(true).await;
+    let mut group = Group::default();
+    let setup = Setup { lock_only: true, ..Setup::new("a", &dsn_of(&[&primary])) };
+    group.add(setup.clone()).await;
+    group.leader(0).await;
+    replica.promote().await.expect("promoted");
+    // Its beat waits for a standby that follows no more. The other member knows nothing of it, and waits.
+    let dsn = dsn_of(&[&replica]);
+    group.nodes.push(Node::start(Setup { name: "b".into(), dsn, ..setup }).await);
+    let until = Instant::now() + Duration::from_secs(20);
+    let led = loop {
+        if let Some(first) = group.nodes[1].events().first() {
+            break first.instant().at_ns;
+        }
+        assert!(Instant::now() < until, "no leader on the new primary");
+        sleep(Duration::from_millis(5)).await;
+    };
+    group.nodes[0].wait_notice("Lost").await;
+    sleep(Duration::from_secs(1)).await;
+    assert!(group.nodes[0].last_yes() < Some(led), "the deposed leader leads beside the new one");
 }
 
 /// Every member lists the old primary first. It still lets them in as a read-write server, and none of

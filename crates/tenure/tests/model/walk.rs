@@ -417,7 +417,10 @@ impl Walk<'_> {
             row.epoch = Epoch(row.epoch.0 / 2);
         }
         let debtor = row.debtor.as_ref().and_then(|name| tables.members.get_key_value(name));
-        row.waited_for = debtor.map(|(name, row)| format!("{name} {} {waited_in}", row.beat));
+        row.waited_for = match debtor {
+            Some((name, row)) => Some(format!("{name} {} {waited_in}", row.beat)),
+            None => row.debtor.is_none().then(|| format!("- {waited_in}")),
+        };
         row.waited_ms = 700;
         row.lineage = Some(lineage);
         tables.candidates.insert((name, member), candidate);

@@ -45,7 +45,9 @@ impl Network {
         tokio::spawn(async move {
             loop {
                 match listener.accept().await {
-                    Ok((caller, _)) => drop(tokio::spawn(network.clone().carry(caller, place, port))),
+                    Ok((caller, _)) => {
+                        drop(tokio::spawn(network.clone().carry(caller, place, port)))
+                    }
                     // A caller that is gone already, or no descriptor left: the place stays reachable.
                     Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
                 }
