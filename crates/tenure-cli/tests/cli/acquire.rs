@@ -152,3 +152,32 @@ async fn the_configured_patience_is_that_of_a_command_line_without_one() {
     refuses(&output.await.expect("joined"), 1, "not acquired within 700ms: another session");
     assert!(begun.elapsed().as_millis() >= 700);
 }
+
+/// A restart makes even a role that was released owe a wait: what led after the release may have been lost.
+#[tokio::test]
+async fn scripts_that_give_up_after_a_restart_get_there_together() {
+    let cluster = tenure_testkit::Cluster::start().await.expect("a cluster");
+    let dsn = cluster.dsn();
+    let args = ["acquire", "--role", "r", "--lease", "4s", "--dsn", &dsn, "true"];
+    assert_eq!(code(&ends(&args).await), 0);
+    cluster.restart().await.expect("restarted");
+    let client = cluster.client("postgres").await.expect("a session");
+    let waited = async || -> i64 {
+        let sql = "select waited_ms from tenure.role where name = 'r'";
+        client.query_one(sql, &[]).await.expect("a row").get(0)
+    };
+    for _ in 0..2 {
+        let before = waited().await;
+        let mut one = acquires(&args[1..]);
+        crate::kit::until("a claim that waits", async || {
+            let sql = "select holder is not null from tenure.role where name = 'r'";
+            client.query_one(sql, &[]).await.expect("a row").get(0)
+        })
+        .await;
+        tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+        one.signal(Signal::TERM);
+        assert_eq!(one.wait(SOON).await.expect("it ends").code(), Some(128 + 15));
+        let after = waited().await;
+        assert!(after >= before + 250, "it waited, and {before} ms became {after} ms");
+    }
+}
