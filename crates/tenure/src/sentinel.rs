@@ -86,7 +86,7 @@ impl Sentinel {
         let (heard, mut hears) = mpsc::unbounded_channel();
         let line = Line::new(session, heard);
         // Below the interval, so that its snapshot is younger than that when the wait ends.
-        let wait = lease.heartbeat().mul_f64(0.8);
+        let wait = lease.heartbeat().mul_f64(0.9);
         let pins = settings(lease.idle_session_timeout(), wait + deadline, lease.heartbeat());
         line.ask(&pins, deadline).await?;
         let mut turn = 0_usize;
