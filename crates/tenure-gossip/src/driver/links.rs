@@ -25,9 +25,40 @@ const FIRST_CONTACTS: usize = 16;
 /// A call that failed so long ago counts as never made.
 const FORGET_CALLS: Duration = Duration::from_secs(60);
 
+/// The connections to one node: the one that this node made, and the one that it took. Two nodes often call each
+/// other in the same moment, and each then hears of the two connections in its own order: if the later one
+/// replaced the earlier one, each side could end the connection that the other has kept.
+#[derive(Default)]
 pub(crate) struct Linked {
-    pub(super) link: u64,
-    pub(super) out: Outbox,
+    made: Option<Link>,
+    taken: Option<Link>,
+}
+
+struct Link {
+    number: u64,
+    out: Outbox,
+}
+
+impl Linked {
+    fn add(&mut self, number: u64, out: Outbox, made: bool) {
+        let place = if made { &mut self.made } else { &mut self.taken };
+        // Without its outbox an earlier one ends: the peer was started anew.
+        *place = Some(Link { number, out });
+    }
+
+    /// Whether none is left.
+    fn remove(&mut self, number: u64) -> bool {
+        for place in [&mut self.made, &mut self.taken] {
+            place.take_if(|link| link.number == number);
+        }
+        self.made.is_none() && self.taken.is_none()
+    }
+
+    /// Through the later one: it is the surer one.
+    fn put(&self, envelope: &Envelope) -> bool {
+        let links = [&self.made, &self.taken].into_iter().flatten();
+        links.max_by_key(|link| link.number).is_some_and(|link| link.out.put(envelope))
+    }
 }
 
 /// Calls that are under way or must wait.
@@ -41,7 +72,7 @@ impl<M: StateMachine> Driver<M> {
     pub(super) fn send(&mut self, to: PeerId, envelope: Envelope) {
         match self.links.get(&to) {
             Some(linked) => {
-                if !linked.out.put(&envelope) {
+                if !linked.put(&envelope) {
                     // Losing a message is what every part of the protocol expects.
                     metrics::counter!(names::DROPPED).increment(1);
                 }
@@ -72,7 +103,7 @@ impl<M: StateMachine> Driver<M> {
             }
             FromLink::Down { peer, link } => {
                 self.accepted.remove(&link);
-                if self.links.get(&peer).is_some_and(|l| l.link == link) {
+                if self.links.get_mut(&peer).is_some_and(|linked| linked.remove(link)) {
                     self.links.remove(&peer);
                 }
             }
@@ -159,7 +190,7 @@ impl<M: StateMachine> Driver<M> {
         let contacts = others.into_iter().cloned().chain([own]).collect();
         out.put(&Envelope::Contacts(contacts));
         self.accepted.insert(link);
-        self.links.insert(peer, Linked { link, out });
+        self.links.entry(peer).or_default().add(link, out, called.is_some());
         let seed = called.is_some_and(|a| self.seeds.contains(&a));
         for ns in self.namespaces.values_mut() {
             if seed && !ns.joined {
@@ -213,7 +244,7 @@ impl<M: StateMachine> Driver<M> {
         }
         if let Some(linked) = self.links.values().choose(&mut self.rng) {
             let some = self.contacts.values().choose_multiple(&mut self.rng, 32);
-            linked.out.put(&Envelope::Contacts(some.into_iter().cloned().collect()));
+            linked.put(&Envelope::Contacts(some.into_iter().cloned().collect()));
         }
         self.remove_revoked(at);
         self.calls.not_before.retain(|_, (t, _)| at.saturating_since(*t) < FORGET_CALLS);
@@ -264,5 +295,43 @@ impl<M: StateMachine> Driver<M> {
             self.store.put("contacts", &contacts)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::outbox::{Outgoing, outbox};
+
+    async fn is_over(outgoing: &mut Outgoing) -> bool {
+        tokio::time::timeout(Duration::ZERO, outgoing.next())
+            .await
+            .is_ok_and(|frame| frame.is_none())
+    }
+
+    #[tokio::test]
+    async fn two_nodes_that_call_each_other_at_once_keep_what_the_other_keeps() {
+        let ((first, mut first_out), (second, mut second_out)) = (outbox(), outbox());
+        let mut linked = Linked::default();
+        linked.add(1, first, true);
+        linked.add(2, second, false);
+        // Either may be the one that the peer uses.
+        assert!(!is_over(&mut first_out).await && !is_over(&mut second_out).await);
+        assert!(linked.put(&Envelope::Ping));
+        assert!(!linked.remove(2), "one is left");
+        assert!(linked.put(&Envelope::Ping));
+        assert!(linked.remove(1));
+        assert!(!linked.put(&Envelope::Ping));
+    }
+
+    #[tokio::test]
+    async fn a_peer_that_was_started_anew_replaces_its_connection() {
+        let ((first, mut first_out), (second, mut second_out)) = (outbox(), outbox());
+        let mut linked = Linked::default();
+        linked.add(1, first, false);
+        linked.add(2, second, false);
+        assert!(is_over(&mut first_out).await && !is_over(&mut second_out).await);
+        assert!(!linked.remove(1), "the end of the replaced one is heard late");
+        assert!(linked.remove(2));
     }
 }
