@@ -4,8 +4,8 @@ CARGO ?= cargo
 # One set of features for every target below, so that everything is compiled once.
 FEATURES := --workspace --features tenure-tx/ethereum,tenure-tx/substrate
 # Every test program, by the target that runs it; `lint` sees to it that none is forgotten.
-UNIT := agent cli config conformance connect election embedded gate guardians gossip hosts kit lifecycle_properties \
-	lifecycle_table model observe schedules
+UNIT := agent cli config conformance connect election embedded gate guardians gossip hosts kit library lifecycle_properties \
+	lifecycle_table model observe
 CHAIN := durability edge ethereum engine_properties service store substrate tx
 ELSEWHERE := faults gate_loom
 
@@ -32,6 +32,7 @@ test-all: test      ## Also what is slow: long storms of both simulations, two t
 	$(MAKE) storm
 	$(MAKE) doc
 	TENURE_AGENT_STORM=60 $(CARGO) test $(FEATURES) --test agent -- storm
+	TENURE_SHARDS=1000 $(CARGO) test $(FEATURES) --test library -- shards
 	$(MAKE) python-all
 
 storm: setup setup-chain   ## Five thousand transactions while the chain's node lies, reorganises and forgets

@@ -1,6 +1,6 @@
 //! The agent: a member, and what its leaders run.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 use std::thread::available_parallelism;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::commander::{Commander, Commands};
 use crate::event::{Event, Events};
 use crate::plan::{Plan, differences};
 use crate::retention::{self, MAINTENANCE, Retention};
-use crate::schedules::{ScheduleStartError, post, serve};
+use crate::schedules::{Roster, ScheduleStartError, post};
 use crate::store::Store;
 use crate::work::Job;
 
@@ -28,15 +28,20 @@ pub struct Agent {
     commands: watch::Sender<Arc<Commands>>,
     jobs: watch::Sender<Arc<Vec<Job>>>,
     retention: watch::Sender<Option<Retention>>,
+    roster: Roster,
+    /// The roles whose commands are run, or were.
+    commanded: BTreeSet<String>,
+    starts: Arc<Semaphore>,
+    events: Events,
     tasks: JoinSet<()>,
 }
 
 impl Agent {
-    /// Joins the group, campaigns for the plan's roles and runs what each leader should run. The
-    /// configuration must name the roles of [`Plan::specs`].
+    /// Makes the member, and everything that runs what its leaders should run; [`Agent::campaign`] enters
+    /// the races. The configuration must name the roles of [`Plan::specs`].
     ///
     /// # Errors
-    /// As [`Member::start`]; also a role that the database knows otherwise.
+    /// As [`Member::start`].
     pub async fn start(
         config: Config,
         plan: Plan,
@@ -45,33 +50,63 @@ impl Agent {
         let member = Member::start(config.clone()).await?;
         let name = format!("tenure agent {}", member.identity());
         let store = Arc::new(Store::new(&config, &name)?);
-        let (commands, commanded) = watch::channel(Arc::new(plan.commands.clone()));
-        let (jobs, scheduled) = watch::channel(Arc::new(plan.jobs.clone()));
-        let (retention, retained) = watch::channel(plan.retention);
         let mut tasks = JoinSet::new();
         for lock in member.locks() {
             tasks.spawn(relay(lock.events(), lock.clone(), store.clone(), events.clone()));
         }
-        let cores = available_parallelism().map_or(1, usize::from);
-        let starts = Arc::new(Semaphore::new(cores * 2));
-        for role in plan.commands.keys() {
-            let commander = Commander {
-                post: post(&member, role)?,
-                commands: commanded.clone(),
-                env: Vec::new(),
-                events: events.clone(),
-                starts: starts.clone(),
-            };
-            tasks.spawn(commander.serve());
+        for shards in &plan.shards {
+            tasks.spawn(shards.spread(&member, store.clone(), events.clone())?);
         }
-        serve(&member, store, &scheduled, &events, &mut tasks)?;
+        let (retention, retained) = watch::channel(plan.retention);
         if plan.retention.is_some() {
             let lock = member.lock(MAINTENANCE)?;
             tasks.spawn(retention::serve(lock, config, retained, events.clone()));
         }
-        let agent = Agent { member: Arc::new(member), plan, commands, jobs, retention, tasks };
-        agent.member.start_all().await?;
+        let cores = available_parallelism().map_or(1, usize::from);
+        let (jobs, scheduled) = watch::channel(Arc::new(plan.jobs.clone()));
+        let mut agent = Agent {
+            member: Arc::new(member),
+            commands: watch::channel(Arc::new(plan.commands.clone())).0,
+            jobs,
+            retention,
+            roster: Roster::new(store, scheduled, events.clone()),
+            commanded: BTreeSet::new(),
+            starts: Arc::new(Semaphore::new(cores * 2)),
+            plan,
+            events,
+            tasks,
+        };
+        agent.staff()?;
         Ok(agent)
+    }
+
+    /// Enters the race for every role. Waits until the database has taken the registrations: without an
+    /// answer, for as long as it takes. Cancel-safe.
+    ///
+    /// # Errors
+    /// A role that the database knows otherwise.
+    pub async fn campaign(&self) -> Result<(), TenureError> {
+        self.member.start_all().await
+    }
+
+    /// Starts what runs the commands and schedules of roles that had none before.
+    fn staff(&mut self) -> Result<(), TenureError> {
+        let commands = self.commands.borrow().clone();
+        for role in commands.keys().filter(|role| !self.commanded.contains(*role)) {
+            let env = self.plan.shard(role).map_or_else(Vec::new, |(number, count)| {
+                vec![("TENURE_SHARD", number.to_string()), ("TENURE_SHARDS", count.to_string())]
+            });
+            let commander = Commander {
+                post: post(&self.member, role)?,
+                commands: self.commands.subscribe(),
+                env,
+                events: self.events.clone(),
+                starts: self.starts.clone(),
+            };
+            self.tasks.spawn(commander.serve());
+        }
+        self.commanded.extend(commands.keys().cloned());
+        self.roster.staff(&self.member, &mut self.tasks)
     }
 
     /// Its member, for probes. Held weakly: a shutdown does not wait for a probe.
@@ -86,24 +121,22 @@ impl Agent {
         self.member.identity().as_str()
     }
 
-    /// Takes over another plan: commands, schedules and retention. Says what it cannot take over.
-    pub fn reload(&mut self, plan: Plan) -> Vec<&'static str> {
-        let left = differences(&self.plan, &plan);
+    /// Takes over another plan: commands, schedules and retention of the roles that the member has. Says
+    /// what it cannot take over.
+    pub fn reload(&mut self, plan: Plan) -> Vec<String> {
+        let mut left = differences(&self.plan, &plan, self.member.config());
         let known = |role: &str| self.member.lock(role).is_ok();
-        let commands: BTreeMap<_, _> = plan
-            .commands
-            .iter()
-            .filter(|(role, _)| self.plan.commands.contains_key(*role))
-            .map(|(role, run)| (role.clone(), run.clone()))
-            .collect();
-        let led = |job: &&Job| {
-            let role = job.schedule.role();
-            known(role.as_str()) && self.plan.jobs.iter().any(|old| old.schedule.role() == role)
-        };
+        let is_taken = |role: &str| known(role) && plan.is_shard(role) == self.plan.is_shard(role);
+        let commands = plan.commands.iter().filter(|(role, _)| is_taken(role));
+        let commands: Commands = commands.map(|(role, run)| (role.clone(), run.clone())).collect();
+        let led = |job: &&Job| known(job.schedule.role().as_str());
         let jobs: Vec<Job> = plan.jobs.iter().filter(led).cloned().collect();
         self.commands.send_replace(Arc::new(commands));
         self.jobs.send_replace(Arc::new(jobs));
         self.retention.send_replace(plan.retention);
+        if let Err(error) = self.staff() {
+            left.push(error.to_string());
+        }
         left
     }
 
@@ -173,29 +206,11 @@ async fn relay(
             }
             Notice::StateChange { .. } | Notice::AcquireFailed { .. } => continue,
         };
-        let noted = match &notice {
-            Notice::Late { epoch } => {
-                Some((*epoch, "late", "no heartbeat succeeded within the lease"))
-            }
-            Notice::Well { epoch } => {
-                Some((*epoch, "well", "a heartbeat confirmed lock and epoch"))
-            }
-            Notice::Recovered { epoch } => {
-                Some((*epoch, "recovered", "won back within the grace period"))
-            }
-            Notice::Acquired { .. }
-            | Notice::Released { .. }
-            | Notice::Lost { .. }
-            | Notice::Error(_)
-            | Notice::Stopped
-            | Notice::StateChange { .. }
-            | Notice::AcquireFailed { .. } => None,
-        };
         events.tell(event);
-        if let Some((epoch, kind, detail)) = noted {
-            let member = lock.identity().as_str();
+        if let Notice::Recovered { epoch } = notice {
+            let (member, detail) = (lock.identity().as_str(), "won back within the grace period");
             // For people: a note that is lost costs nothing else.
-            let _ = store.note(&role, member, Some(epoch), kind, detail).await;
+            let _ = store.note(&role, member, Some(epoch), "recovered", detail).await;
         }
     }
 }

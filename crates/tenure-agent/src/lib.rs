@@ -1,4 +1,4 @@
-//! What a leader runs: commands, schedules, retention; with probes for load balancers and supervisors.
+//! What a leader runs: commands, schedules, shards, retention; with probes for load balancers and supervisors.
 //!
 //! ```text
 //!   file ──► Plan ──► Agent ── Member ── seat, sentinel ──► PostgreSQL: the election
@@ -37,18 +37,20 @@
 //! | the database is away for less than the lease | goes on; its end is recorded afterwards | late |
 
 mod agent;
-mod child;
+pub mod child;
 mod commander;
 mod crew;
 pub mod definition;
 pub mod desk;
 pub mod engine;
 mod event;
+pub mod placement;
 pub mod plan;
 pub mod probes;
 pub mod retention;
 mod schedules;
 pub mod schema;
+mod shards;
 pub mod store;
 pub mod when;
 mod work;
@@ -58,4 +60,5 @@ pub use definition::{Missed, Overlap, Schedule, ScheduleError};
 pub use event::{Event, Events};
 pub use plan::{Plan, PlanError};
 pub use schedules::{ScheduleStartError, Schedules, Serving};
+pub use shards::{Shards, Spreading};
 pub use work::{Job, Run};

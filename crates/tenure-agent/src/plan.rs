@@ -23,11 +23,12 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use tenure::RoleName;
-use tenure::config::{ConfigError, RoleSpec, parse_period};
+use tenure::config::{Config, ConfigError, RoleSpec, parse_period};
 
 use crate::commander::Commands;
 use crate::definition::{Missed, Overlap, Schedule, ScheduleError};
 use crate::retention::{MAINTENANCE, Retention};
+use crate::shards::{MOST, Shards};
 use crate::work::Job;
 
 /// What the file says to the agent, as validated.
@@ -36,6 +37,7 @@ pub struct Plan {
     pub(crate) commands: Commands,
     pub(crate) jobs: Vec<Job>,
     pub(crate) retention: Option<Retention>,
+    pub(crate) shards: Vec<Shards>,
     http: Option<String>,
     roles: BTreeSet<String>,
 }
@@ -68,6 +70,7 @@ struct Written {
     agent: Agent,
     command: Vec<WrittenCommand>,
     schedule: Vec<WrittenSchedule>,
+    shards: Vec<WrittenShards>,
     /// Sections of the election and of other commands: one file serves them all.
     database: IgnoredAny,
     member: IgnoredAny,
@@ -97,6 +100,14 @@ struct Keep {
 #[serde(deny_unknown_fields)]
 struct WrittenCommand {
     role: String,
+    run: Words,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenShards {
+    name: String,
+    count: u32,
     run: Words,
 }
 
@@ -160,6 +171,24 @@ impl Plan {
             }
             plan.roles.insert(role);
         }
+        for (index, shards) in written.shards.into_iter().enumerate() {
+            let at = |field: &str| format!("shards[{index}].{field}");
+            if !(1..=MOST).contains(&shards.count) {
+                return Err(reader.bad(&at("count"), format!("a set has 1 to {MOST} shards")));
+            }
+            let run = shards.run.command().ok_or_else(|| reader.bad(&at("run"), NO_COMMAND))?;
+            let set = Shards::new(&shards.name, shards.count);
+            for role in set.roles() {
+                reader.role(&role, &at("name"))?;
+                if plan.commands.insert(role.clone(), run.clone()).is_some() {
+                    return Err(
+                        reader.bad(&at("name"), format!("role {role} has a command already"))
+                    );
+                }
+                plan.roles.insert(role);
+            }
+            plan.shards.push(set);
+        }
         let mut names = BTreeSet::new();
         for (index, schedule) in written.schedule.into_iter().enumerate() {
             if !names.insert(schedule.name.clone()) {
@@ -196,7 +225,26 @@ impl Plan {
 
     /// The roles as a configuration takes them.
     pub fn specs(&self) -> impl Iterator<Item = RoleSpec> {
-        self.roles.iter().map(RoleSpec::named)
+        self.roles.iter().map(|role| self.spec(role))
+    }
+
+    /// One of the roles as a configuration takes it.
+    pub fn spec(&self, role: &str) -> RoleSpec {
+        match self.shard(role) {
+            Some(_) => Shards::spec(role),
+            None => RoleSpec::named(role),
+        }
+    }
+
+    /// Whether a role is one of a set of shards.
+    #[must_use]
+    pub fn is_shard(&self, role: &str) -> bool {
+        self.shard(role).is_some()
+    }
+
+    /// The number of a shard's role, and how many its set has.
+    pub(crate) fn shard(&self, role: &str) -> Option<(u32, u32)> {
+        self.shards.iter().find_map(|set| Some((set.number(role)?, set.count())))
     }
 }
 
@@ -379,13 +427,30 @@ fn position(text: &str, at: usize) -> (usize, usize) {
 }
 
 /// What differs between two plans that a running agent cannot take over.
-pub(crate) fn differences(old: &Plan, new: &Plan) -> Vec<&'static str> {
+pub(crate) fn differences(old: &Plan, new: &Plan, config: &Config) -> Vec<String> {
     let mut found = Vec::new();
-    if old.roles != new.roles {
-        found.push("the set of roles");
+    let listed =
+        |roles: Vec<&String>| roles.into_iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+    let has = |role: &&String| config.roles().iter().any(|known| known.name().as_str() == **role);
+    let added: Vec<&String> = new.roles.iter().filter(|role| !has(role)).collect();
+    if !added.is_empty() {
+        found.push(format!("the set of roles ({} are new)", listed(added)));
+    }
+    let gone: Vec<&String> = old.roles.difference(&new.roles).collect();
+    if !gone.is_empty() {
+        found.push(format!("the set of roles ({} are led on, without work)", listed(gone)));
+    }
+    if old.shards != new.shards {
+        found.push("[[shards]]".to_owned());
     }
     if old.http != new.http {
-        found.push("agent.http");
+        found.push("agent.http".to_owned());
+    }
+    for (role, drain) in new.roles() {
+        let known = config.roles().iter().find(|known| known.name().as_str() == role);
+        if known.is_some_and(|known| drain.is_some_and(|drain| drain > known.drain_limit())) {
+            found.push(format!("drain_limit of the schedules of {role}"));
+        }
     }
     found
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tenure::config::Config;
-use tenure::{Member, TakeoverPolicy, TenureError};
+use tenure::{LeaderLock, Member, RoleName, TakeoverPolicy, TenureError};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -92,7 +92,7 @@ impl Schedules {
         let mut tasks = JoinSet::new();
         let store =
             Arc::new(Store::new(member.config(), &format!("tenure agent {}", member.identity()))?);
-        serve(member, store, &watched, &events, &mut tasks)?;
+        Roster::new(store, watched, events).staff(member, &mut tasks)?;
         Ok(Serving { _jobs: jobs, tasks })
     }
 }
@@ -104,6 +104,11 @@ pub enum ScheduleStartError {
     /// A role that the member does not have.
     #[error(transparent)]
     Member(#[from] TenureError),
+    /// A role is to be spread, and takes leadership from others besides.
+    #[error(
+        "role {0} is a shard, which is handed over by placement and never preempts; take preempt out of its [[role]]"
+    )]
+    Preempts(RoleName),
     /// The database cannot be used.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -139,35 +144,62 @@ fn policy(config: &Config, role: &str) -> TakeoverPolicy {
     found.map_or_else(TakeoverPolicy::default, |role| role.policy())
 }
 
-/// Starts the crews of all roles that the jobs name now, and the task that looks for orders.
-pub(crate) fn serve(
-    member: &Member,
+/// A role's lock, and where its crew takes orders.
+type Desk = (LeaderLock, mpsc::UnboundedSender<Waiting>);
+type Desks = BTreeMap<String, Desk>;
+
+/// The crews of a member: one for each role that the jobs name, or have named.
+#[derive(Debug)]
+pub(crate) struct Roster {
     store: Arc<Store>,
-    jobs: &watch::Receiver<Arc<Vec<Job>>>,
-    events: &Events,
-    tasks: &mut JoinSet<()>,
-) -> Result<(), TenureError> {
-    let mut desks = BTreeMap::new();
-    for job in jobs.borrow().iter() {
-        let role = job.schedule.role().as_str();
-        if desks.contains_key(role) {
-            continue;
-        }
-        let post = post(member, role)?;
-        let (desk, orders) = mpsc::unbounded_channel();
-        let lock = post.lock.clone();
-        let (store, events) = (store.clone(), events.clone());
-        tasks.spawn(Crew { post, store, jobs: jobs.clone(), orders, events }.serve());
-        desks.insert(role.to_owned(), (lock, desk));
-    }
-    if !desks.is_empty() {
-        let identity = member.identity().as_str().to_owned();
-        tasks.spawn(look(store, identity, jobs.clone(), desks, events.clone()));
-    }
-    Ok(())
+    jobs: watch::Receiver<Arc<Vec<Job>>>,
+    events: Events,
+    desks: watch::Sender<Desks>,
 }
 
-type Desks = BTreeMap<String, (tenure::LeaderLock, mpsc::UnboundedSender<Waiting>)>;
+impl Roster {
+    pub(crate) fn new(
+        store: Arc<Store>,
+        jobs: watch::Receiver<Arc<Vec<Job>>>,
+        events: Events,
+    ) -> Self {
+        Roster { store, jobs, events, desks: watch::channel(Desks::new()).0 }
+    }
+
+    /// Starts the crews of the roles that have none yet and that the jobs name now; with the first of them
+    /// the task that looks for orders.
+    pub(crate) fn staff(
+        &self,
+        member: &Member,
+        tasks: &mut JoinSet<()>,
+    ) -> Result<(), TenureError> {
+        let mut desks = self.desks.borrow().clone();
+        let known = desks.len();
+        for job in self.jobs.borrow().iter() {
+            let role = job.schedule.role().as_str();
+            if desks.contains_key(role) {
+                continue;
+            }
+            let post = post(member, role)?;
+            let (desk, orders) = mpsc::unbounded_channel();
+            let lock = post.lock.clone();
+            let (store, jobs, events) =
+                (self.store.clone(), self.jobs.clone(), self.events.clone());
+            tasks.spawn(Crew { post, store, jobs, orders, events }.serve());
+            desks.insert(role.to_owned(), (lock, desk));
+        }
+        if desks.len() > known {
+            self.desks.send_replace(desks);
+            if known == 0 {
+                let identity = member.identity().as_str().to_owned();
+                let (store, jobs, events) =
+                    (self.store.clone(), self.jobs.clone(), self.events.clone());
+                tasks.spawn(look(store, identity, jobs, self.desks.subscribe(), events));
+            }
+        }
+        Ok(())
+    }
+}
 
 /// Brings the schema up to date, tells the group what this file says, and then asks for orders: one
 /// statement for all roles, and only while one of them is led here.
@@ -175,14 +207,15 @@ async fn look(
     store: Arc<Store>,
     member: String,
     mut jobs: watch::Receiver<Arc<Vec<Job>>>,
-    desks: Desks,
+    desks: watch::Receiver<Desks>,
     events: Events,
 ) {
     let mut migrated = false;
     let mut announced = false;
     let mut told = None;
     loop {
-        if desks.values().all(|(_, desk)| desk.is_closed()) {
+        let now: Desks = desks.borrow().clone();
+        if now.values().all(|(_, desk)| desk.is_closed()) {
             return;
         }
         let done = async {
@@ -196,7 +229,7 @@ async fn look(
                 store.announce(&member, &schedules).await?;
                 announced = true;
             }
-            let led = desks.iter().filter(|(_, (lock, _))| lock.is_leader());
+            let led = now.iter().filter(|(_, (lock, _))| lock.is_leader());
             let led: Vec<String> = led.map(|(role, _)| role.clone()).collect();
             if led.is_empty() {
                 return Ok(Vec::new());
@@ -207,7 +240,7 @@ async fn look(
             Ok(orders) => {
                 told = None;
                 for order in orders {
-                    if let Some((_, desk)) = desks.get(&order.role) {
+                    if let Some((_, desk)) = now.get(&order.role) {
                         // A crew that has ended leads no more; the order stays for its successor.
                         let _ = desk.send(order);
                     }
@@ -223,10 +256,11 @@ async fn look(
                 PAUSE
             }
         };
+        // Every branch is cancel-safe.
         tokio::select! {
             () = sleep(pause) => {}
             Ok(()) = jobs.changed() => announced = false,
-            () = closed(&desks) => return,
+            () = closed(&now) => {}
         }
     }
 }

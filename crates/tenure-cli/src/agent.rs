@@ -2,13 +2,15 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::time::Duration;
 
 use clap::Args;
-use tenure::config::{Config, ConfigBuilder, ConfigError, RoleSpec};
+use tenure::TenureError;
+use tenure::config::{Config, ConfigBuilder, ConfigError, RoleConfig, RoleSpec};
 use tenure::connect::dsn::{ProcessEnv, Secret};
 use tenure_agent::plan::placed;
-use tenure_agent::{Agent, Events, Plan};
+use tenure_agent::{Agent, Events, Plan, ScheduleStartError};
 use tenure_embedded::Embedded;
 use tenure_guardian::Strays;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -27,7 +29,7 @@ use journal::Journal;
 use service::Service;
 
 const NOTES: &str = "\
-The file says what runs: [[command]] (as long as its role is led), [[schedule]], [[role]],
+The file says what runs: [[command]] (as long as its role is led), [[schedule]], [[shards]], [[role]],
 [member], [database]; docs/agent.md has every key. SIGHUP reads it again and says what needs a
 restart. SIGTERM and SIGINT hand every role over: commands end within their grace, runs of
 schedules within their drain_limit; a second signal ends them at once. Events go to standard
@@ -98,6 +100,7 @@ pub(crate) async fn agent(args: AgentArgs) -> Result<Exit, Failure> {
         _ = signals.next() => return Ok(Exit::Clean),
     };
     let mut agent = started.map_err(start_failed)?;
+    // From here on what keeps the agent waiting is told, and its probes answer.
     let journal = Journal::start(agent.identity(), args.output, embedded, inbox);
     if embedded {
         journal.say("warning", EMBEDDED);
@@ -107,13 +110,16 @@ pub(crate) async fn agent(args: AgentArgs) -> Result<Exit, Failure> {
         listener.probe(agent.member());
     }
     let service = Service::of_environment();
-    service.ready();
     let watchdog = tokio::spawn(service.clone().watch(agent.member()));
     let strays = tokio::spawn(reap_strays());
-    while let Wish::Reload = signals.next().await {
-        service.reloading();
-        reload(&mut agent, &args, &journal);
+    let mut refused = None;
+    if campaign(&agent, &mut signals, &mut refused).await {
         service.ready();
+        while let Wish::Reload = signals.next().await {
+            service.reloading();
+            reload(&mut agent, &args, &journal);
+            service.ready();
+        }
     }
     service.stopping();
     let patience = agent.patience();
@@ -128,12 +134,34 @@ pub(crate) async fn agent(args: AgentArgs) -> Result<Exit, Failure> {
     if let Err(error) = left {
         err!("{error}; the server frees the roles when their lease is over");
     }
-    Ok(Exit::Clean)
+    match refused {
+        Some(error) => Err(error.into()),
+        None => Ok(Exit::Clean),
+    }
 }
 
-fn start_failed(error: tenure_agent::ScheduleStartError) -> Failure {
+/// Enters the races; false: a signal came first, or a role was refused.
+async fn campaign(agent: &Agent, signals: &mut Signals, refused: &mut Option<TenureError>) -> bool {
+    let mut campaign = pin!(agent.campaign());
+    loop {
+        // Both branches are cancel-safe.
+        tokio::select! {
+            taken = &mut campaign => {
+                *refused = taken.err();
+                return refused.is_none();
+            }
+            wish = signals.next() => match wish {
+                Wish::End => return false,
+                // The file is read again once the database has answered.
+                Wish::Reload => {}
+            },
+        }
+    }
+}
+
+fn start_failed(error: ScheduleStartError) -> Failure {
     match error {
-        tenure_agent::ScheduleStartError::Member(error) => error.into(),
+        ScheduleStartError::Member(error) => error.into(),
         other => Failure::new(Exit::Unreachable, other.to_string()),
     }
 }
@@ -174,8 +202,13 @@ fn meant(args: &AgentArgs) -> Result<Meant, Failure> {
             path.display()
         )));
     }
-    let specs = || plan.roles().map(|(role, drain)| drained(&first, role, drain));
+    let specs = || plan.roles().map(|(role, drain)| drained(&first, plan.spec(role), role, drain));
     let config = build(builder(args, &text, path, specs())?, &text, path)?;
+    let preempts = |role: &&RoleConfig| role.preempts() && plan.is_shard(role.name().as_str());
+    if let Some(role) = config.roles().iter().find(preempts) {
+        let error = ScheduleStartError::Preempts(role.name().clone());
+        return Err(Failure::usage(format!("{}: {error}", path.display())));
+    }
     if config.dsn().is_some() {
         return Ok(Meant { plan, config, embedded: false });
     }
@@ -216,12 +249,12 @@ fn build(builder: ConfigBuilder, text: &str, path: &Path) -> Result<Config, Fail
 }
 
 /// A role whose drain is not cut off before its runs and children have had their time.
-fn drained(config: &Config, role: &str, drain: Option<Duration>) -> RoleSpec {
+fn drained(config: &Config, spec: RoleSpec, role: &str, drain: Option<Duration>) -> RoleSpec {
     let written = config.roles().iter().find(|known| known.name().as_str() == role);
     let written = written.map_or(Duration::ZERO, |known| known.drain_limit());
     let grace = config.lease().kill_grace() * 2;
     let limit = written.max(drain.unwrap_or_default().saturating_add(grace)).min(LONGEST_DRAIN);
-    RoleSpec::named(role).drain_limit(limit)
+    spec.drain_limit(limit)
 }
 
 /// What hooks and killed guardians leave behind falls to this process.

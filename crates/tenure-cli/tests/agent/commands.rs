@@ -21,7 +21,7 @@ fn address(event: &Value) -> String {
     event["reason"].as_str().expect("an address").trim_start_matches("http://").to_owned()
 }
 
-async fn end(agent: &mut Child) {
+pub(crate) async fn end(agent: &mut Child) {
     agent.signal(Signal::TERM);
     assert_eq!(agent.wait(SOON).await.expect("it ends").code(), Some(0));
 }
@@ -114,5 +114,29 @@ async fn sighup_takes_commands_and_schedules_over_and_says_what_it_cannot() {
     agent.wait_line(|line| line == "two", SOON).await.expect("the second command");
     event_of(&mut agent, "run_ended", |event| event["schedule"] == "t").await;
     stage.at_least("select count(*) from tenure_agent.schedule where name = 's' and removed_at is not null", 1).await;
+    end(&mut agent).await;
+}
+
+#[tokio::test]
+async fn sighup_takes_over_the_first_schedule_and_the_first_command_of_a_role() {
+    let stage = Stage::new().await;
+    let role = "[[role]]\nname = 'worker'\n";
+    let file = stage.file("tenure.toml", role);
+    let mut agent = stage.agent(&file, &[]);
+    event_of(&mut agent, "acquired", |event| event["role"] == "worker").await;
+    stage.file(
+        "tenure.toml",
+        &format!(
+            "{role}[[schedule]]\nname = 's'\nrole = 'worker'\ncron = '@every 1s'\nrun = 'true'\n\
+             drain_limit = '30m'\n[[command]]\nrole = 'worker'\nrun = 'echo here; exec sleep 600'\n"
+        ),
+    );
+    agent.signal(Signal::HUP);
+    event(&mut agent, "reloaded").await;
+    // Its role was given less time at the start.
+    let warning = event(&mut agent, "warning").await;
+    assert!(warning["reason"].as_str().expect("text").contains("drain_limit"), "{warning}");
+    agent.wait_line(|line| line == "here", SOON).await.expect("the command");
+    event_of(&mut agent, "run_ended", |event| event["schedule"] == "s").await;
     end(&mut agent).await;
 }

@@ -1,8 +1,10 @@
 //! `tenure agent` and what belongs to it: real processes, real faults.
 
 mod commands;
+mod deploy;
 mod events;
 mod files;
 mod kit;
 mod schedules;
+mod shards;
 mod storm;

@@ -28,6 +28,7 @@ pub(super) struct Written {
     agent: IgnoredAny,
     command: IgnoredAny,
     schedule: IgnoredAny,
+    shards: IgnoredAny,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]

@@ -1,4 +1,4 @@
-//! Schedules of the library, with closures, on a real server.
+//! Schedules of the library, with closures.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,0 +1,231 @@
+//! Shards: a set of roles that is spread evenly over the members, each led by exactly one of them.
+//!
+//! The election decides which member leads a shard, as with any role. What is added here are manners: a
+//! member asks for a head start for the shards that belong to it (its priority is one higher), and hands
+//! over what belongs to another ([`placement`](crate::placement) decides). At rest that is one statement per
+//! heartbeat for the whole set, at most two a second.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Deserialize;
+use tenure::config::{RoleConfig, RoleSpec};
+use tenure::{BootClock, Clock, Identity, LeaderLock, Member, TenureError};
+use tenure_connect::sql::literal;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use crate::event::{Event, Events};
+use crate::placement::{Holding, Mover, Place, Standing};
+use crate::schedules::ScheduleStartError;
+use crate::store::{Store, StoreError};
+
+/// Between two looks while roles move.
+const BREATH: Duration = Duration::from_millis(20);
+/// Between two looks at rest, at least.
+const LOOK: Duration = Duration::from_millis(500);
+/// The largest set: a member may have as many roles.
+pub(crate) const MOST: u32 = 10_000;
+
+/// A set of roles `name-0`, `name-1`, …
+///
+/// ```no_run
+/// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+/// use tenure::{Member, config::Config};
+/// use tenure_agent::Shards;
+///
+/// let shards = Shards::new("ingest", 64);
+/// let config = Config::builder().dsn("postgresql://localhost/app");
+/// let config = shards.specs().fold(config, |config, role| config.role(role)).build()?;
+/// let member = Member::start(config).await?;
+/// let _spreading = shards.start(&member)?;
+/// member.start_all().await?;
+/// // … `member.lock("ingest-17")` and its fellows: `while_leading` runs each shard's work
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shards {
+    name: String,
+    count: u32,
+}
+
+/// Shards that are being spread; dropping it leaves them where they are.
+#[derive(Debug)]
+pub struct Spreading(#[allow(dead_code, reason = "its tasks end with it")] JoinSet<()>);
+
+impl Shards {
+    /// A set of so many roles, at most 10,000.
+    #[must_use]
+    pub fn new(name: &str, count: u32) -> Self {
+        Shards { name: name.to_owned(), count: count.min(MOST) }
+    }
+
+    /// The roles' names, in their order.
+    pub fn roles(&self) -> impl Iterator<Item = String> {
+        (0..self.count).map(|number| format!("{}-{number}", self.name))
+    }
+
+    /// The roles as a configuration takes them.
+    pub fn specs(&self) -> impl Iterator<Item = RoleSpec> {
+        self.roles().map(|role| Self::spec(&role))
+    }
+
+    pub(crate) fn spec(role: &str) -> RoleSpec {
+        // A hand-over is no failure: the member may win the shard back at once if the other is gone.
+        RoleSpec::named(role).cool_down(Duration::ZERO)
+    }
+
+    pub(crate) fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// The number of a role of this set.
+    pub(crate) fn number(&self, role: &str) -> Option<u32> {
+        let number = role.strip_prefix(&self.name)?.strip_prefix('-')?;
+        number
+            .parse()
+            .ok()
+            .filter(|number| *number < self.count && role == format!("{}-{number}", self.name))
+    }
+
+    /// Begins to spread them; they must be roles of the member.
+    ///
+    /// # Errors
+    /// [`TenureError::UnknownRole`], a role of the set that preempts, or what keeps the store from being made.
+    pub fn start(&self, member: &Member) -> Result<Spreading, ScheduleStartError> {
+        let name = format!("tenure shards {}", member.identity());
+        let store = Arc::new(Store::new(member.config(), &name)?);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(self.spread(member, store, Events::channel().0)?);
+        Ok(Spreading(tasks))
+    }
+
+    /// What spreads the set until the member is shut down.
+    pub(crate) fn spread(
+        &self,
+        member: &Member,
+        store: Arc<Store>,
+        events: Events,
+    ) -> Result<impl Future<Output = ()> + Send + 'static, ScheduleStartError> {
+        let ours = |role: &&RoleConfig| self.number(role.name().as_str()).is_some();
+        let configured = || member.config().roles().iter().filter(ours);
+        if let Some(role) = configured().find(|role| role.preempts()) {
+            return Err(ScheduleStartError::Preempts(role.name().clone()));
+        }
+        let roles: Vec<String> = self.roles().collect();
+        let locks = roles
+            .iter()
+            .map(|role| Ok((role.clone(), member.lock(role)?)))
+            .collect::<Result<BTreeMap<String, LeaderLock>, TenureError>>()?;
+        let priorities: BTreeMap<String, i32> =
+            configured().map(|role| (role.name().as_str().to_owned(), role.priority())).collect();
+        let lease = *member.config().lease();
+        let mover = Mover::new(member.identity().as_str(), roles.clone(), lease.lease());
+        let question = include_str!("../sql/standing.sql")
+            .replace("{name}", &literal(&self.name))
+            .replace("{count}", &self.count.to_string());
+        Ok(Spreader { locks, priorities, mover, store, events, question, wanted: BTreeSet::new() }
+            .serve(lease.heartbeat()))
+    }
+}
+
+struct Spreader {
+    locks: BTreeMap<String, LeaderLock>,
+    /// As configured.
+    priorities: BTreeMap<String, i32>,
+    mover: Mover,
+    store: Arc<Store>,
+    events: Events,
+    question: String,
+    /// The roles for which this member has asked for the head start.
+    wanted: BTreeSet<String>,
+}
+
+#[derive(Deserialize)]
+struct Found {
+    places: Vec<Identity>,
+    held: BTreeMap<String, BTreeMap<String, i64>>,
+    unled: usize,
+}
+
+impl Spreader {
+    async fn serve(mut self, heartbeat: Duration) {
+        let mut moves = JoinSet::new();
+        let mut trouble = false;
+        loop {
+            match self.look().await {
+                Ok((standing, members)) => {
+                    trouble = false;
+                    self.decide(&standing, &members, &mut moves);
+                }
+                Err(error) => {
+                    if !std::mem::replace(&mut trouble, true) {
+                        let why = format!("shards stay where they are: {error}");
+                        self.events.tell(Event::said("error", &why));
+                    }
+                }
+            }
+            // As long as there is something to move, the next look follows the end of a move.
+            if !trouble && self.mover.is_moving() {
+                let _ = timeout(heartbeat, moves.join_next()).await;
+                while moves.try_join_next().is_some() {}
+                sleep(heartbeat.min(BREATH)).await;
+            } else {
+                sleep(heartbeat.max(LOOK)).await;
+            }
+            let Some(lock) = self.locks.values().next() else { return };
+            let leads = lock.wait_for_leadership(Some(Duration::ZERO)).await;
+            if matches!(leads, Err(TenureError::Stopped)) {
+                return;
+            }
+        }
+    }
+
+    async fn look(&self) -> Result<(Standing, BTreeMap<String, Identity>), StoreError> {
+        let text = self.store.send(&self.question).await?.unwrap_or_default();
+        let found: Found =
+            serde_json::from_str(&text).map_err(|error| StoreError::Unknown(error.to_string()))?;
+        let place = |member: &Identity| Place {
+            member: member.as_str().to_owned(),
+            instance: member.place().to_owned(),
+        };
+        let places = found.places.iter().map(place).collect();
+        let members =
+            found.places.into_iter().map(|member| (member.as_str().to_owned(), member)).collect();
+        let held = found.held.into_iter().flat_map(|(member, roles)| {
+            roles
+                .into_iter()
+                .map(move |(role, epoch)| (role, Holding { member: member.clone(), epoch }))
+        });
+        Ok((Standing { places, held: held.collect(), unled: found.unled }, members))
+    }
+
+    fn decide(
+        &mut self,
+        standing: &Standing,
+        members: &BTreeMap<String, Identity>,
+        moves: &mut JoinSet<()>,
+    ) {
+        let wishes = self.mover.decide(standing, BootClock.now());
+        for (role, lock) in &self.locks {
+            let (before, after) = (self.wanted.contains(role), wishes.wanted.contains(role));
+            if before != after {
+                let base = self.priorities.get(role).copied().unwrap_or(0);
+                // A member that was shut down is found out below.
+                let _ = lock.set_priority(base.saturating_add(i32::from(after)));
+            }
+        }
+        self.wanted = wishes.wanted;
+        for (role, to) in wishes.moves {
+            let (Some(lock), Some(to)) = (self.locks.get(&role), members.get(&to)) else {
+                continue;
+            };
+            let (lock, to) = (lock.clone(), to.clone());
+            moves.spawn(async move {
+                let _ = lock.hand_over(Some(to), None).await;
+            });
+        }
+    }
+}

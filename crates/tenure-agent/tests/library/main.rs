@@ -1,0 +1,4 @@
+//! What programs use of the agent, on a real server.
+
+mod schedules;
+mod shards;
