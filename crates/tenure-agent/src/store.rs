@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use tenure::config::Config;
 use tenure::{BootClock, Clock, Epoch, Tick};
 use tenure_connect::line::{Line, LineError};
-use tenure_connect::sql::{json as jsonb, literal};
+use tenure_connect::sql::{json as jsonb, literal, settings};
 use tenure_connect::{ConnectError, Connector, TlsError};
 use tokio::sync::mpsc;
 
@@ -22,6 +22,11 @@ use crate::definition::Schedule;
 use crate::engine::{Answer, Effect, Fate, How, Open, Order, Slot, Stood, Then};
 use crate::schema::SCHEMA;
 
+/// How long a session may be silent before the server ends it. One that was silent for half as long is not
+/// used again.
+const IDLE: Duration = Duration::from_secs(3600);
+/// How often the server looks whether the session is still there while it works for it.
+const CHECK: Duration = Duration::from_secs(1);
 /// How long bringing the schema up to date may take.
 const MIGRATION: Duration = Duration::from_secs(30);
 
@@ -54,7 +59,8 @@ pub struct Store {
     connector: Connector,
     name: String,
     deadline: Duration,
-    line: tokio::sync::Mutex<Option<Line>>,
+    /// With the instant at which it was last used.
+    line: tokio::sync::Mutex<Option<(Line, Tick)>>,
     /// The database's time at an instant of ours, as the latest answer had it.
     clock: Mutex<Option<(Timestamp, Tick)>>,
 }
@@ -144,16 +150,13 @@ impl Store {
     /// [`StoreError`].
     pub async fn migrate(&self) -> Result<(), StoreError> {
         let mut slot = self.line.lock().await;
-        let line = match slot.take() {
-            Some(line) => line,
-            None => self.connect().await?,
-        };
+        let line = self.take(&mut slot).await?;
         let unlimited = format!("set statement_timeout = {}", MIGRATION.as_millis());
         line.ask(&unlimited, self.deadline).await.map_err(unknown)?;
         SCHEMA.migrate(&line, MIGRATION).await.map_err(unknown)?;
         let limited = format!("set statement_timeout = {}", self.deadline.as_millis());
         line.ask(&limited, self.deadline).await.map_err(unknown)?;
-        *slot = Some(line);
+        *slot = Some((line, BootClock.now()));
         Ok(())
     }
 
@@ -329,28 +332,29 @@ impl Store {
     /// Sends one statement that answers with text, or with nothing.
     pub(crate) async fn send(&self, sql: &str) -> Result<Option<String>, StoreError> {
         let mut slot = self.line.lock().await;
-        // Taken out: a question that is cancelled closes its session.
-        let line = match slot.take() {
-            Some(line) => line,
-            None => self.connect().await?,
-        };
-        match line.ask(sql, self.deadline).await {
-            Ok(text) => {
-                *slot = Some(line);
-                Ok(text)
-            }
+        let line = self.take(&mut slot).await?;
+        let (answer, goes_on) = match line.ask(sql, self.deadline).await {
+            Ok(text) => (Ok(text), true),
             Err(error) => match error.sqlstate() {
-                Some("TN001") => {
-                    *slot = Some(line);
-                    Err(StoreError::Stale)
-                }
+                Some("TN001") => (Err(StoreError::Stale), true),
                 // A refusal leaves the session as it was, unless it was the session that was ended.
                 Some(state) if !state.starts_with("57") && !state.starts_with("08") => {
-                    *slot = Some(line);
-                    Err(StoreError::Refused(error))
+                    (Err(StoreError::Refused(error)), true)
                 }
-                Some(_) | None => Err(unknown(error)),
+                Some(_) | None => (Err(unknown(error)), false),
             },
+        };
+        *slot = goes_on.then(|| (line, BootClock.now()));
+        answer
+    }
+
+    /// The session, taken out: a question that is cancelled closes it. One that the server is about to end,
+    /// or has ended, for its silence is not used again: its answer would be unknown.
+    async fn take(&self, slot: &mut Option<(Line, Tick)>) -> Result<Line, StoreError> {
+        let fresh = |used: &Tick| BootClock.now().saturating_since(*used) < IDLE / 2;
+        match slot.take().filter(|(_, used)| fresh(used)) {
+            Some((line, _)) => Ok(line),
+            None => self.connect().await,
         }
     }
 
@@ -368,20 +372,7 @@ impl Store {
     async fn connect(&self) -> Result<Line, StoreError> {
         let session = self.connector.connect(&self.name, self.deadline).await?;
         let line = Line::new(session, mpsc::unbounded_channel().0);
-        let limit = self.deadline.as_millis();
-        let pins = format!(
-            "set standard_conforming_strings = on; \
-             set client_min_messages = warning; \
-             set search_path = pg_catalog; \
-             set default_transaction_isolation = 'read committed'; \
-             set default_transaction_read_only = off; \
-             set default_transaction_deferrable = off; \
-             set synchronous_commit = on; \
-             set idle_in_transaction_session_timeout = {limit}; \
-             set statement_timeout = {limit}; \
-             set lock_timeout = {limit}; \
-             set jit = off"
-        );
+        let pins = settings(IDLE, self.deadline, CHECK);
         line.ask(&pins, self.deadline).await.map_err(unknown)?;
         Ok(line)
     }

@@ -4,6 +4,8 @@
 //! Parse or Bind without Sync is not idle for the server, and then the server-enforced lease does
 //! not run. So values travel as literals, and they all pass through [`literal`].
 
+use std::time::Duration;
+
 use serde::Serialize;
 
 /// A value as an SQL string literal.
@@ -36,6 +38,36 @@ pub fn json(value: &impl Serialize) -> String {
 /// A name as an SQL identifier.
 pub fn identifier(name: &str) -> String {
     format!("\"{}\"", name.replace('\0', "\u{fffd}").replace('"', "\"\""))
+}
+
+/// What a session of ours pins, whatever the login role's or the database's defaults are.
+///
+/// `idle_session_timeout` is the server's half of the lease. It does not run inside a transaction, a
+/// statement, or a write to a client that does not read: the other timeouts end those.
+pub fn settings(idle: Duration, statement: Duration, check: Duration) -> String {
+    format!(
+        "set standard_conforming_strings = on; \
+         set client_min_messages = warning; \
+         set search_path = pg_catalog; \
+         set default_transaction_isolation = 'read committed'; \
+         set default_transaction_read_only = off; \
+         set default_transaction_deferrable = off; \
+         set synchronous_commit = on; \
+         set idle_session_timeout = {idle}; \
+         set idle_in_transaction_session_timeout = {idle}; \
+         set statement_timeout = {statement}; \
+         set lock_timeout = {statement}; \
+         set client_connection_check_interval = {check}; \
+         set tcp_user_timeout = {idle}; \
+         set tcp_keepalives_idle = 1; \
+         set tcp_keepalives_interval = 1; \
+         set tcp_keepalives_count = 3; \
+         set jit = off; \
+         select set_config(name, '0', false) from pg_settings where name = 'transaction_timeout'",
+        idle = idle.as_millis(),
+        statement = statement.as_millis(),
+        check = check.as_millis().max(1),
+    )
 }
 
 #[cfg(test)]

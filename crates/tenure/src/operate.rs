@@ -24,8 +24,7 @@ use crate::connect::Connector;
 use crate::error::TenureError;
 use crate::line::{Line, LineError, Unasked};
 use crate::schema::SCHEMA;
-use crate::seat::settings;
-use crate::sql::{identifier, literal};
+use crate::sql::{identifier, literal, settings};
 
 pub use audit::Audit;
 pub use prune::{BATCH, Pruned};

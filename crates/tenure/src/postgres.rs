@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use tenure_connect::Connector;
 use tenure_connect::line::{Line, LineError};
-use tenure_connect::sql::literal;
+use tenure_connect::sql::{literal, settings};
 use tenure_core::key::RoleName;
 use tenure_core::protocol::{Done, Op, millis};
 use tokio::sync::mpsc;
@@ -17,7 +17,7 @@ use crate::config::Revive;
 use crate::driver::{Blocked, Database, Taken, Watch};
 use crate::error::TenureError;
 use crate::preflight;
-use crate::seat::{Profile, Seat, parse, settings};
+use crate::seat::{Profile, Seat, parse};
 use crate::sentinel::Sentinel;
 
 pub(crate) struct Postgres {

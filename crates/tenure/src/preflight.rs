@@ -15,8 +15,8 @@ use crate::connect::{Connector, Remedy};
 use crate::error::TenureError;
 use crate::line::{Line, LineError, Unasked};
 use crate::schema::{self, SCHEMA};
-use crate::seat::{Profile, settings};
-use crate::sql::{identifier, literal};
+use crate::seat::Profile;
+use crate::sql::{identifier, literal, settings};
 
 /// The oldest server whose `idle_session_timeout` can carry the lease.
 const OLDEST_SERVER: i32 = 140_000;

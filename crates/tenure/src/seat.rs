@@ -21,7 +21,7 @@ use tokio::sync::mpsc;
 use crate::connect::Session;
 use crate::connect::dsn::Host;
 use crate::line::{Line, LineError, Unasked};
-use crate::sql::{identifier, json, literal};
+use crate::sql::{identifier, json, literal, settings};
 
 /// The member as its sessions know it.
 #[derive(Debug, Clone)]
@@ -356,35 +356,5 @@ fn holds(key: LockKey) -> String {
     format!(
         "exists (select from pg_locks where locktype = 'advisory' and pid = pg_backend_pid() \
          and granted and classid = {class} and objid = {object} and objsubid = {kind})"
-    )
-}
-
-/// What a session of ours pins, whatever the login role's or the database's defaults are.
-///
-/// `idle_session_timeout` is the server's half of the lease. It does not run inside a transaction, a
-/// statement, or a write to a client that does not read: the other timeouts end those.
-pub(crate) fn settings(idle: Duration, statement: Duration, check: Duration) -> String {
-    format!(
-        "set standard_conforming_strings = on; \
-         set client_min_messages = warning; \
-         set search_path = pg_catalog; \
-         set default_transaction_isolation = 'read committed'; \
-         set default_transaction_read_only = off; \
-         set default_transaction_deferrable = off; \
-         set synchronous_commit = on; \
-         set idle_session_timeout = {idle}; \
-         set idle_in_transaction_session_timeout = {idle}; \
-         set statement_timeout = {statement}; \
-         set lock_timeout = {statement}; \
-         set client_connection_check_interval = {check}; \
-         set tcp_user_timeout = {idle}; \
-         set tcp_keepalives_idle = 1; \
-         set tcp_keepalives_interval = 1; \
-         set tcp_keepalives_count = 3; \
-         set jit = off; \
-         select set_config(name, '0', false) from pg_settings where name = 'transaction_timeout'",
-        idle = millis(idle),
-        statement = millis(statement),
-        check = millis(check).max(1),
     )
 }

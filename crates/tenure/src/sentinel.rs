@@ -15,8 +15,8 @@ use tokio::time::sleep;
 use crate::connect::Connector;
 use crate::driver::{SentinelEvent, Watch};
 use crate::line::{Line, LineError};
-use crate::seat::{Profile, parse, settings};
-use crate::sql::literal;
+use crate::seat::{Profile, parse};
+use crate::sql::{literal, settings};
 use tenure_core::protocol::millis;
 use tenure_core::retry::ExponentialBackoff;
 

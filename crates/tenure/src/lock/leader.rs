@@ -23,7 +23,7 @@ use tokio::time::{Instant, sleep};
 use super::LeaderLock;
 use crate::driver::Command;
 use crate::error::TenureError;
-use crate::seat::settings;
+use crate::sql::settings;
 
 /// The leader of a role, as the database knows it.
 ///
