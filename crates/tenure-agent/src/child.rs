@@ -28,56 +28,77 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// A program to run, and what it is told.
 #[derive(Debug, Clone)]
-pub(crate) struct Program {
-    pub(crate) command: Vec<OsString>,
-    pub(crate) env: Vec<(&'static str, String)>,
+pub struct Program {
+    /// Its name and its arguments.
+    pub command: Vec<OsString>,
+    /// Variables beside this process's own.
+    pub env: Vec<(&'static str, String)>,
     /// Whether its output is kept, and not passed on.
-    pub(crate) keeps_output: bool,
+    pub keeps_output: bool,
     /// Whether it goes on while the role is handed over, until it is told to stop.
-    pub(crate) outlasts_drain: bool,
+    pub outlasts_drain: bool,
 }
 
-/// How a child came to its end.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum End {
-    /// By itself, with this code.
-    Exited(u8),
-    /// It could not be started.
-    NotStarted(String),
-    /// It was told to stop; with this code.
-    Stopped(u8),
-    /// With the lease.
-    Lost,
-    /// Its guardian was killed; true: every process of it is gone.
+/// What a child is told by the program that runs it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stop {
+    /// To go on.
+    No,
+    /// To end within its grace.
+    WithGrace,
+    /// To end at once.
+    AtOnce,
+}
+
+/// How a child came to its end. Nothing of it runs any more, except where that is said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// It was not started: the lease was about to end.
+    TooLate,
+    /// It could not be started; with the system's error number.
+    NotStarted(i32),
+    /// It ended.
+    Gone(ExitStatus, EndedBy),
+    /// Its guardian was killed; false: some of its processes are left.
     GuardianDied(bool),
 }
 
 /// A child's end, and what it wrote.
 #[derive(Debug)]
-pub(crate) struct Ended {
-    pub(crate) end: End,
-    pub(crate) output: Option<String>,
+pub struct Ended {
+    /// How it ended.
+    pub end: End,
+    /// The end of its output, if that was to be kept.
+    pub output: Option<String>,
 }
 
 /// Where a role stands, for a task that holds an act of it.
 #[derive(Debug, Clone)]
-pub(crate) struct Post {
-    pub(crate) lock: LeaderLock,
-    pub(crate) lease: Lease,
-    pub(crate) policy: TakeoverPolicy,
+pub struct Post {
+    /// The role's lock.
+    pub lock: LeaderLock,
+    /// The member's lease.
+    pub lease: Lease,
+    /// The role's policy.
+    pub policy: TakeoverPolicy,
 }
 
 impl Post {
     /// Runs the program to its end. `started` is told its process id.
-    pub(crate) async fn run(
+    ///
+    /// # Errors
+    /// If no guardian can be started; nothing runs then.
+    pub async fn run(
         &self,
         act: &Act,
         program: &Program,
-        mut stop: watch::Receiver<bool>,
+        mut stop: watch::Receiver<Stop>,
         started: impl FnOnce(i32),
     ) -> std::io::Result<Ended> {
         let gate = self.lock.gate();
-        let Some(mut fed) = act.deadline() else { return Ok(lost()) };
+        let Some(mut fed) = act.deadline() else {
+            return Ok(Ended { end: End::TooLate, output: None });
+        };
         let (reader, output) = if program.keeps_output { capture()? } else { (None, None) };
         let times = Times::of(&self.lease);
         let mut child = Guarded::start_into(&program.command, &program.env, times, fed, output)?;
@@ -86,7 +107,16 @@ impl Post {
         let grace = self.lease.kill_grace();
         // The end of the grace, once the child was told to stop.
         let mut stopping: Option<Tick> = None;
+        let mut told = Stop::No;
+        let mut is_open = true;
         let end = loop {
+            // A gate shuts by itself at its deadline, and a guardian may be overdue then. While the gate
+            // drains nothing else tells of a later deadline.
+            let pause = match stopping {
+                None if is_open => until(fed),
+                None => until(fed).min(self.lease.heartbeat() / 4).max(LOOK.0),
+                Some(end) => until(fed.min(end)).min(self.lease.heartbeat() / 4).max(LOOK.0),
+            };
             // Every branch is cancel-safe.
             tokio::select! {
                 news = child.next() => match news {
@@ -95,33 +125,36 @@ impl Post {
                             started(pid);
                         }
                     }
-                    News::NotStarted { errno } => break not_started(&program.command, errno),
-                    News::Gone { status, by } => break gone(status, by),
+                    News::NotStarted { errno } => break End::NotStarted(errno),
+                    News::Gone { status, by } => break End::Gone(status, by),
                     News::GuardianDied { all_ended } => break End::GuardianDied(all_ended),
                 },
-                () = told(&mut stop) => {}
+                () = more(&mut stop, told) => {}
                 // These only wake us: what counts is what the gate says now.
                 Ok(()) = deadlines.changed() => {}
                 Ok(()) = changes.changed() => {}
-                () = sleep(match stopping {
-                    None => until(fed).min(self.lease.heartbeat() / 4).max(LOOK.0),
-                    Some(end) => until(fed.min(end)).min(self.lease.heartbeat() / 4).max(LOOK.0),
-                }) => {}
+                () = sleep(pause) => {}
             }
-            // The act's: it moves on with the heartbeats also while the gate drains.
+            // The act's, not the gate's: it moves on with the heartbeats also while the gate drains.
             if let Some(later) = act.deadline().filter(|later| *later > fed) {
                 fed = later;
                 child.extend(fed);
             }
-            let over = match gate.peek() {
+            let look = gate.peek();
+            is_open = look.is_ok();
+            let over = match look {
                 Ok(token) => token.epoch != act.epoch(),
                 Err(refused) => self.ends_child(refused.reason, program.outlasts_drain),
             };
-            if (over || *stop.borrow()) && stopping.is_none() {
-                stopping = Some(BootClock.now() + grace + OVERDUE);
+            let wanted = (*stop.borrow()).max(if over { Stop::WithGrace } else { Stop::No });
+            if wanted > told {
+                told = wanted;
+                let grace = if told == Stop::AtOnce { Duration::ZERO } else { grace };
                 child.stop(grace);
+                stopping.get_or_insert(BootClock.now() + grace + OVERDUE);
             }
-            // A frozen guardian must not let the child outlive the lease, nor hold up our end.
+            // A frozen guardian must not let the child outlive the lease, nor hold up our end. Only before
+            // the lease's end is time kept back for the killing: the whole grace is the child's.
             let now = BootClock.now();
             if child.is_overdue(now, fed) || stopping.is_some_and(|end| now >= end) {
                 child.dismiss();
@@ -145,31 +178,20 @@ impl Post {
     }
 }
 
-/// Ends when the child is told to stop; never again after that.
-async fn told(stop: &mut watch::Receiver<bool>) {
-    // A sender that is gone, or has spoken, has no more to say.
-    if *stop.borrow_and_update() || stop.changed().await.is_err() {
+/// Ends when the child is told more than it was.
+async fn more(stop: &mut watch::Receiver<Stop>, told: Stop) {
+    // A sender that is gone has no more to say.
+    if stop.wait_for(|stop| *stop > told).await.is_err() {
         pending::<()>().await;
     }
 }
 
-fn lost() -> Ended {
-    Ended { end: End::Lost, output: None }
-}
-
-fn gone(status: ExitStatus, by: EndedBy) -> End {
-    let code = tenure_guardian::exit_code(status);
-    match by {
-        EndedBy::Exited => End::Exited(code),
-        EndedBy::Stopped => End::Stopped(code),
-        EndedBy::LeaseEnded | EndedBy::Orphaned => End::Lost,
-    }
-}
-
-fn not_started(command: &[OsString], errno: i32) -> End {
+/// Why a program could not be started, and what to do.
+#[must_use]
+pub fn not_started(command: &[OsString], errno: i32) -> String {
     let why = std::io::Error::from_raw_os_error(errno);
     let program = command.first().map(|name| name.to_string_lossy()).unwrap_or_default();
-    End::NotStarted(format!("`{program}` cannot be run: {why}; check its name and permissions"))
+    format!("`{program}` cannot be run: {why}; check its name and permissions")
 }
 
 /// How long to sleep before the gate and the guardian are looked at again.

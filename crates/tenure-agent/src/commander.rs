@@ -7,11 +7,12 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tenure::{Epoch, ExponentialBackoff};
+use tenure::ExponentialBackoff;
+use tenure_guardian::EndedBy;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep};
 
-use crate::child::{End, Post, Program};
+use crate::child::{End, Post, Program, Stop, not_started};
 use crate::event::{Event, Events};
 
 /// A child that ran this long is no longer one that fails at once.
@@ -86,11 +87,10 @@ impl Commander {
             keeps_output: false,
             outlasts_drain: false,
         };
-        let (stop, stopped) = watch::channel(false);
-        let events = self.events.clone();
+        let (stop, stopped) = watch::channel(Stop::No);
         let started = {
             let (events, mut event) =
-                (events.clone(), Event::of("child_started", &role, Some(epoch)));
+                (self.events.clone(), Event::of("child_started", &role, Some(epoch)));
             move |pid| {
                 drop(permit);
                 event.pid = Some(pid);
@@ -106,17 +106,26 @@ impl Commander {
                     // Another command is started in its place once this one is gone.
                     Ok(()) = self.commands.changed() => {
                         if self.command().as_ref() != Some(&command) {
-                            stop.send_replace(true);
+                            stop.send_replace(Stop::WithGrace);
                         }
                     }
                 }
             }
         };
+        let mut event = Event::of("child_gone", &role, Some(epoch));
         let end = match ended {
             Ok(ended) => ended.end,
-            Err(error) => End::NotStarted(format!("the guardian could not be started: {error}")),
+            Err(error) => {
+                self.events
+                    .tell(event.because(format!("the guardian could not be started: {error}")));
+                return true;
+            }
         };
-        let by_itself = tell(&events, &role, epoch, &end);
+        let (reason, by_itself) = said(&end, &program);
+        if let End::Gone(status, EndedBy::Exited | EndedBy::Stopped) = end {
+            event.code = Some(tenure_guardian::exit_code(status));
+        }
+        self.events.tell(event.because(reason));
         if let End::GuardianDied(all_ended) = end {
             if all_ended {
                 drop(act);
@@ -130,19 +139,17 @@ impl Commander {
     }
 }
 
-fn tell(events: &Events, role: &str, epoch: Epoch, end: &End) -> bool {
-    let mut event = Event::of("child_gone", role, Some(epoch));
-    let (code, reason, by_itself) = match end {
-        End::Exited(code) => (Some(*code), "it exited by itself", true),
-        End::Stopped(code) => (Some(*code), "it was stopped", false),
-        End::Lost => (None, "the lease was about to end", false),
-        End::NotStarted(why) => (None, why.as_str(), true),
-        End::GuardianDied(true) => (None, "its guardian was killed, and it with it", false),
-        End::GuardianDied(false) => {
-            (None, "its guardian was killed; some processes are left", false)
+/// How a command ended, for people; and whether it did so by itself.
+fn said(end: &End, program: &Program) -> (String, bool) {
+    let (reason, by_itself) = match end {
+        End::NotStarted(errno) => return (not_started(&program.command, *errno), true),
+        End::Gone(_, EndedBy::Exited) => ("it exited by itself", true),
+        End::Gone(_, EndedBy::Stopped) => ("it was stopped", false),
+        End::TooLate | End::Gone(_, EndedBy::LeaseEnded | EndedBy::Orphaned) => {
+            ("the lease was about to end", false)
         }
+        End::GuardianDied(true) => ("its guardian was killed, and it with it", false),
+        End::GuardianDied(false) => ("its guardian was killed; some processes are left", false),
     };
-    event.code = code;
-    events.tell(event.because(reason));
-    by_itself
+    (reason.to_owned(), by_itself)
 }

@@ -12,7 +12,7 @@ use tenure::{Act, Epoch, LockState, Refusal};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep};
 
-use crate::child::Post;
+use crate::child::{Post, Stop};
 use crate::definition::Schedule;
 use crate::engine::{Effect, Engine, Outcome, Slot, Then, Why};
 use crate::event::{Event, Events};
@@ -70,7 +70,7 @@ struct Shift<'a> {
     engine: Engine,
     /// What the database has to be told, in order.
     writes: VecDeque<Effect>,
-    running: BTreeMap<(Slot, u32), watch::Sender<bool>>,
+    running: BTreeMap<(Slot, u32), watch::Sender<Stop>>,
     unrecorded: BTreeMap<(Slot, u32), Unrecorded>,
     done: mpsc::UnboundedSender<Done>,
     /// Which definitions the database has.
@@ -258,7 +258,7 @@ impl Shift<'_> {
                 Effect::Start { slot, number } => self.start(slot, number),
                 Effect::Stop { slot, number, why } => {
                     if let Some(stop) = self.running.get(&(slot.clone(), number)) {
-                        stop.send_replace(true);
+                        stop.send_replace(Stop::WithGrace);
                         self.tell(
                             "run_stopped",
                             &slot,
@@ -296,7 +296,7 @@ impl Shift<'_> {
             self.take(effects);
             return;
         };
-        let (stop, stopped) = watch::channel(false);
+        let (stop, stopped) = watch::channel(Stop::No);
         let run = Run {
             schedule: slot.schedule.clone(),
             slot: slot.at,

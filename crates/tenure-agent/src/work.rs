@@ -13,10 +13,11 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use tenure::{Act, BootClock, Clock, Epoch};
+use tenure_guardian::EndedBy;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use crate::child::{End, Ended, Post, Program};
+use crate::child::{End, Ended, Post, Program, Stop, not_started};
 use crate::definition::Schedule;
 use crate::engine::Outcome;
 use crate::store::Details;
@@ -94,7 +95,7 @@ impl Work {
         post: &Post,
         act: &Act,
         run: Run,
-        stop: watch::Receiver<bool>,
+        stop: watch::Receiver<Stop>,
         started: impl FnOnce(i32),
     ) -> (Outcome, Details) {
         match self {
@@ -106,7 +107,7 @@ impl Work {
                     outlasts_drain: true,
                 };
                 match post.run(act, &program, stop, started).await {
-                    Ok(ended) => told(ended),
+                    Ok(ended) => told(ended, command),
                     Err(error) => {
                         let reason = format!("the guardian could not be started: {error}");
                         (
@@ -132,7 +133,7 @@ fn variables(run: &Run, member: &str) -> Vec<(&'static str, String)> {
     ]
 }
 
-fn told(ended: Ended) -> (Outcome, Details) {
+fn told(ended: Ended, command: &[OsString]) -> (Outcome, Details) {
     let Ended { end, output } = ended;
     let details = |code, reason: Option<&str>| Details {
         code,
@@ -141,10 +142,20 @@ fn told(ended: Ended) -> (Outcome, Details) {
         strays: false,
     };
     match end {
-        End::Exited(code) => (Outcome::Ended(code == 0), details(Some(code), None)),
-        End::Stopped(code) => (Outcome::Stopped, details(Some(code), Some("it was told to stop"))),
-        End::NotStarted(why) => (Outcome::Ended(false), details(None, Some(&why))),
-        End::Lost => (Outcome::Lost, details(None, Some("the lease was about to end"))),
+        End::Gone(status, EndedBy::Exited) => {
+            let code = tenure_guardian::exit_code(status);
+            (Outcome::Ended(code == 0), details(Some(code), None))
+        }
+        End::Gone(status, EndedBy::Stopped) => {
+            let code = tenure_guardian::exit_code(status);
+            (Outcome::Stopped, details(Some(code), Some("it was told to stop")))
+        }
+        End::NotStarted(errno) => {
+            (Outcome::Ended(false), details(None, Some(&not_started(command, errno))))
+        }
+        End::TooLate | End::Gone(_, EndedBy::LeaseEnded | EndedBy::Orphaned) => {
+            (Outcome::Lost, details(None, Some("the lease was about to end")))
+        }
         End::GuardianDied(true) => (Outcome::Lost, details(None, Some("its guardian was killed"))),
         End::GuardianDied(false) => {
             let why = "its guardian was killed, and some processes are left";
@@ -158,7 +169,7 @@ async fn called(
     call: &Call,
     act: &Act,
     run: Run,
-    mut stop: watch::Receiver<bool>,
+    mut stop: watch::Receiver<Stop>,
 ) -> (Outcome, Details) {
     let ended = |outcome, reason: Option<String>| {
         (
@@ -198,8 +209,8 @@ async fn called(
     }
 }
 
-async fn told_to_stop(stop: &mut watch::Receiver<bool>) {
-    if stop.wait_for(|stop| *stop).await.is_err() {
+async fn told_to_stop(stop: &mut watch::Receiver<Stop>) {
+    if stop.wait_for(|stop| *stop > Stop::No).await.is_err() {
         pending::<()>().await;
     }
 }
