@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use clap::Args;
+use tenure::{BootClock, Clock};
 use tenure_agent::desk::{Desk, Happened};
 use tokio::time::sleep;
 
@@ -48,10 +49,16 @@ pub(crate) async fn events(args: EventsArgs) -> Result<Exit, Failure> {
         show(&event, args.json);
         shown.insert((event.at, event.key));
     }
+    let mut looked = BootClock.now();
     while args.follow && !is_closed() {
         sleep(LOOK).await;
-        let found = match desk.events(role.as_ref(), BACK, MANY).await {
-            Ok(found) => found,
+        let begun = BootClock.now();
+        let back = BACK + begun.saturating_since(looked);
+        let found = match desk.events(role.as_ref(), back, MANY).await {
+            Ok(found) => {
+                looked = begun;
+                found
+            }
             // A database that is away comes back; what happened meanwhile is shown then.
             Err(error) => {
                 tracing::warn!("{error}");

@@ -11,9 +11,11 @@
 //! child is counted anew.
 
 use std::future::pending;
+use std::sync::Arc;
 use std::time::Duration;
 
-use tenure::LeaderLock;
+use tenure::{Epoch, LeaderLock};
+use tenure_agent::store::Store;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
@@ -31,16 +33,22 @@ pub(crate) struct Checks {
     member: String,
     /// Without tables there are none to hand on.
     epochs: bool,
+    /// Connected to when there is something to note; none without tables.
+    store: Option<Arc<Store>>,
 }
 
 impl Checks {
     pub(crate) fn of(candidacy: &Candidacy, hooks: &Hooks) -> Self {
+        let epochs = !candidacy.config().is_lock_only();
+        // The member's own session has just been made with the same configuration.
+        let store = Store::new(candidacy.config(), "tenure health").ok().filter(|_| epochs);
         Checks {
             hooks: hooks.clone(),
             lock: candidacy.lock.clone(),
             events: candidacy.events.clone(),
             member: candidacy.identity().to_owned(),
-            epochs: !candidacy.config().is_lock_only(),
+            epochs,
+            store: store.map(Arc::new),
         }
     }
 
@@ -88,12 +96,25 @@ impl Checks {
             }
             if failures >= limit {
                 let reason = "stepping down: the health check keeps failing".to_owned();
-                self.events.trouble(epoch, reason);
+                self.events.trouble(epoch, reason.clone());
+                self.note(epoch, reason);
                 let _ = self.lock.step_down(None).await;
                 failures = 0;
             }
             sleep(self.hooks.health_every).await;
         }
+    }
+
+    /// For people who read the group's events. Nothing waits for it, and it may be lost.
+    fn note(&self, epoch: Option<Epoch>, detail: String) {
+        let Some(store) = self.store.clone() else { return };
+        let (role, member) = (self.lock.role().as_str().to_owned(), self.member.clone());
+        tokio::spawn(async move {
+            let noted = store.note(&role, &member, epoch, "unhealthy", &detail).await;
+            if let Err(error) = noted {
+                tracing::warn!("the event was not noted: {error}");
+            }
+        });
     }
 
     /// Of a member that waits. `ready` is what the group knows, and outlives this call.

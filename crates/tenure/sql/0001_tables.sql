@@ -43,6 +43,7 @@ create table tenure.member (
     incarnation   text not null,
     joined_at     timestamptz not null default clock_timestamp(),
     seen_at       timestamptz not null default clock_timestamp(),
+    silent_ms     bigint not null default 0,   -- before that; for people
     left_at       timestamptz
 ) with (fillfactor = 50);
 

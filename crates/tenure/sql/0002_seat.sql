@@ -108,7 +108,8 @@ language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
     m tenure.member;
 begin
-    update tenure.member set beat = beat + 1, seen_at = clock_timestamp()
+    update tenure.member set beat = beat + 1, seen_at = clock_timestamp(),
+        silent_ms = extract(epoch from clock_timestamp() - seen_at) * 1000
         where identity = me and seat = current_setting('tenure.seat', true)
           and backend_pid = pg_backend_pid() and left_at is null
         returning * into m;
@@ -116,6 +117,17 @@ begin
         raise exception 'this session is not the seat of member %', me
             using errcode = 'TN002',
                   hint = 'Connect to the server itself or through a session pooler.';
+    end if;
+    if m.silent_ms >= m.lease_ms then
+        -- For people, once it is over: the gates were shut meanwhile. No more than a beat has time for.
+        insert into tenure.event (at, role, member, epoch, kind, detail)
+            select late.at, r.name, me, r.epoch, late.kind, late.detail
+            from (select name, epoch from tenure.role
+                  where holder = me and debtor = me order by name limit 100) r
+                cross join (values
+                    (m.seen_at - make_interval(secs => (m.silent_ms - m.lease_ms) / 1000.0), 'late',
+                     'no heartbeat succeeded within the lease'),
+                    (m.seen_at, 'well', 'heartbeats succeed again')) late(at, kind, detail);
     end if;
     return m;
 end $$;
@@ -240,6 +252,13 @@ begin
         update tenure.role set lease_ms = m.lease_ms
             where name = any (tenure.lock_rows(low)) and lease_ms < m.lease_ms;
     end if;
+    -- For people: what a candidate's own check of its health said.
+    insert into tenure.event (role, member, kind, detail)
+        select c.role, me, case when x.ready then 'ready' else 'not_ready' end,
+               case when x.ready then 'the candidate may lead' else 'another candidate should lead' end
+        from jsonb_to_recordset(p_roles) as x(role text, ready boolean)
+            join tenure.candidate c on c.member = me and c.role = x.role
+        where c.ready <> x.ready;
     with asked as materialized (
         select x.*, case
             when r.name is null then coalesce(

@@ -80,3 +80,30 @@ async fn the_leader_of_maintenance_prunes_for_the_group() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn the_health_of_a_plain_member_is_among_the_events() {
+    let stage = Stage::new().await;
+    let file = stage.file("tenure.toml", "");
+    let ill = stage.path("ill");
+    let mut command = bare();
+    command.args(["run", "--role", "r", "--dsn", &stage.database.dsn(), "--config"]).arg(&file);
+    command.args(["--ready", "true", "--health", &format!("test ! -e {ill}")]);
+    command.args(["--health-start", "0s", "--health-every", "50ms", "--health-failures", "2"]);
+    command.args(["--", "sleep", "600"]);
+    let mut plain = Child::spawn(command).expect("it runs");
+    stage.at_least("select count(*) from tenure.term where acting_at is not null", 1).await;
+    std::fs::write(&ill, "").expect("written");
+    stage
+        .at_least("select count(*) from tenure.event where kind = 'unhealthy' and epoch = 1", 1)
+        .await;
+    std::fs::remove_file(&ill).expect("removed");
+    let output = stage.ends(&["events", "--role", "r"]).await;
+    let said = said(&output);
+    // Not ready until its check has passed once.
+    for wanted in ["ready", "acquired", "unhealthy"] {
+        assert!(said.lines().any(|line| line.contains(&format!(" {wanted} "))), "{wanted}: {said}");
+    }
+    plain.signal(Signal::TERM);
+    plain.wait(SOON).await.expect("it ends");
+}

@@ -85,6 +85,11 @@ async fn every_metric_and_every_transition_is_told_with_its_labels() {
         }
     }
     assert!(well, "late, and well again");
+    // People read it among the group's events.
+    let client = cluster.client("postgres").await.unwrap();
+    let sql = "select count(distinct kind) from tenure.event where kind in ('late', 'well') and role = 'r'";
+    let kinds: i64 = client.query_one(sql, &[]).await.unwrap().get(0);
+    assert_eq!(kinds, 2);
     // The term went on meanwhile, and so does its length.
     let until = tokio::time::Instant::now() + PATIENCE;
     while shows("tenure_tenure_seconds") < Some(LEASE.as_secs_f64()) {
