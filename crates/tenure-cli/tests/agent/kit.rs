@@ -84,12 +84,16 @@ pub(crate) fn bare() -> tokio::process::Command {
 
 /// An agent whose events are read as lines.
 pub(crate) fn agent_at(dsn: &str, file: &Path, more: &[&str]) -> Child {
+    Child::spawn(agent_command(dsn, file, more)).expect("it runs")
+}
+
+pub(crate) fn agent_command(dsn: &str, file: &Path, more: &[&str]) -> tokio::process::Command {
     let mut command = tokio::process::Command::new("/bin/sh");
     command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
     // Events go to standard error, which the kit does not read.
     command.args(["-c", "exec \"$@\" 2>&1", "sh"]).arg(program());
     command.args(["agent", "--output", "json", "--dsn", dsn, "--config"]).arg(file).args(more);
-    Child::spawn(command).expect("it runs")
+    command
 }
 
 pub(crate) async fn finish(mut command: tokio::process::Command) -> Output {

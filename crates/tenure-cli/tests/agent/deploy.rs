@@ -1,0 +1,133 @@
+//! The examples of a deployment, as their readers take them; and what a service manager is told.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use tenure_testkit::{Child, Signal};
+use tokio::net::UnixDatagram;
+use tokio::process::Command;
+use tokio::time::timeout;
+
+use crate::files::check;
+use crate::kit::{SOON, Stage, agent_command, event_of, finish, program, said};
+
+fn example(name: &str) -> String {
+    let folder = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/deploy"));
+    std::fs::read_to_string(folder.join(name)).expect("the example")
+}
+
+#[tokio::test]
+async fn the_files_of_the_examples_are_what_an_agent_takes() {
+    let (code, said) = check(&example("tenure.toml")).await;
+    assert_eq!(code, 0, "{said}");
+    let inner: String = example("kubernetes.yaml")
+        .lines()
+        .skip_while(|line| !line.contains("tenure.toml: |"))
+        .skip(1)
+        .take_while(|line| line.starts_with("    "))
+        .map(|line| format!("{}\n", line.trim_start()))
+        .collect();
+    let (code, said) = check(&inner).await;
+    assert_eq!(code, 0, "{said}");
+}
+
+/// Compares manifests with the schemas of one version of Kubernetes.
+async fn validate(version: &str, path: &Path) -> std::process::Output {
+    let tool =
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../../.tools/kubernetes/bin/kubernetes-validate");
+    assert!(Path::new(tool).exists(), "{tool} is missing; run scripts/setup.sh");
+    let mut command = Command::new(tool);
+    command.args(["--strict", "--kubernetes-version", version]).arg(path);
+    finish(command).await
+}
+
+#[tokio::test]
+async fn the_manifests_follow_the_schemas_of_kubernetes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (good, bad) = (folder.path().join("good.yaml"), folder.path().join("bad.yaml"));
+    let manifests = example("kubernetes.yaml");
+    std::fs::write(&good, &manifests).expect("written");
+    std::fs::write(&bad, manifests.replace("periodSeconds", "periodSecs")).expect("written");
+    for version in ["1.28", "1.37"] {
+        let output = validate(version, &good).await;
+        let told = said(&output);
+        assert!(output.status.success(), "{told}");
+        for resource in ["configmap/tenure-agent", "deployment/tenure-agent", "service/relayer"] {
+            assert!(told.contains(&format!("passed for resource {resource}")), "{told}");
+        }
+        // The checker is one: a word that is not Kubernetes' is found.
+        assert!(!validate(version, &bad).await.status.success(), "a wrong manifest passed");
+    }
+}
+
+#[tokio::test]
+async fn the_unit_is_one_of_systemd() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("tenure-agent.service");
+    // With a program that is there.
+    let here = program();
+    let unit = example("tenure-agent.service")
+        .replace("/usr/local/bin/tenure", here.to_str().expect("text"));
+    std::fs::write(&path, unit).expect("written");
+    let mut verify = Command::new("systemd-analyze");
+    verify.arg("verify").arg(&path);
+    match verify.output().await {
+        Ok(output) => assert!(output.status.success(), "{}", said(&output)),
+        Err(error) => assert_eq!(error.kind(), ErrorKind::NotFound),
+    }
+}
+
+async fn datagram(socket: &UnixDatagram) -> String {
+    let mut buffer = [0_u8; 256];
+    let received = timeout(SOON, socket.recv(&mut buffer)).await.expect("in time");
+    String::from_utf8_lossy(&buffer[..received.expect("received")]).into_owned()
+}
+
+/// Passes over the watchdog's food.
+async fn news(socket: &UnixDatagram) -> String {
+    loop {
+        let text = datagram(socket).await;
+        if text != "WATCHDOG=1" {
+            return text;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_service_manager_is_told_when_the_agent_is_ready_reloads_lives_and_stops() {
+    let stage = Stage::new().await;
+    let file = stage.file("tenure.toml", "[[role]]\nname = 'r'\n");
+    let path = stage.path("notify");
+    let socket = UnixDatagram::bind(&path).expect("a socket");
+    let mut command = agent_command(&stage.database.dsn(), &file, &[]);
+    command.env("NOTIFY_SOCKET", &path).env("WATCHDOG_USEC", "600000");
+    let mut agent = Child::spawn(command).expect("it runs");
+    assert_eq!(news(&socket).await, "READY=1");
+    for _ in 0..3 {
+        assert_eq!(datagram(&socket).await, "WATCHDOG=1");
+    }
+    agent.signal(Signal::HUP);
+    let reloading = news(&socket).await;
+    assert!(reloading.starts_with("RELOADING=1\nMONOTONIC_USEC="), "{reloading}");
+    assert_eq!(news(&socket).await, "READY=1");
+    agent.signal(Signal::TERM);
+    assert_eq!(news(&socket).await, "STOPPING=1");
+    assert_eq!(agent.wait(SOON).await.expect("it ends").code(), Some(0));
+}
+
+#[tokio::test]
+async fn an_agent_whose_database_does_not_answer_says_so_and_is_not_ready() {
+    let stage = Stage::new().await;
+    let file = stage.file("tenure.toml", "[[role]]\nname = 'r'\n");
+    let path = stage.path("notify");
+    let socket = UnixDatagram::bind(&path).expect("a socket");
+    let mut command = agent_command("postgresql://localhost:1/none", &file, &[]);
+    command.env("NOTIFY_SOCKET", &path);
+    let mut agent = Child::spawn(command).expect("it runs");
+    event_of(&mut agent, "error", |event| event["role"] == "r").await;
+    let received = socket.try_recv(&mut [0_u8; 64]);
+    assert_eq!(received.expect_err("nothing").kind(), ErrorKind::WouldBlock);
+    agent.signal(Signal::TERM);
+    assert_eq!(news(&socket).await, "STOPPING=1");
+    assert_eq!(agent.wait(SOON).await.expect("it ends").code(), Some(0));
+}
