@@ -6,6 +6,7 @@
 //!                       ├─ Commander: a child for as long as a term
 //!                       ├─ Crew ── Engine (pure): slots, overlap, retries
 //!                       │    └─ runs: programs under a guardian, or closures
+//!                       ├─ Shards ── placement (pure): hands over what belongs to another member
 //!                       ├─ retention: the leader of `tenure:maintenance`
 //!                       └─ Store: one session for all of it ──► PostgreSQL: schedules
 //! ```
@@ -20,7 +21,8 @@
 //! - Every slot is accounted for: it ran, was missed, was skipped for an overlap, or was interrupted.
 //! - Whether a slot is due is decided by the database's clock.
 //! - An idle agent has one session beside its member's two, and sends one statement every two seconds while
-//!   it leads a role with schedules, whatever the number of roles and schedules.
+//!   it leads a role with schedules, whatever the number of roles and schedules; and one per heartbeat for
+//!   each set of shards.
 //!
 //! # What it does not
 //!

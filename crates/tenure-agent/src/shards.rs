@@ -153,7 +153,7 @@ struct Found {
 impl Spreader {
     async fn serve(mut self, heartbeat: Duration) {
         let mut moves = JoinSet::new();
-        let mut trouble = false;
+        let (mut trouble, mut breath) = (false, BREATH);
         loop {
             match self.look().await {
                 Ok((standing, members)) => {
@@ -163,15 +163,19 @@ impl Spreader {
                 Err(error) => {
                     if !std::mem::replace(&mut trouble, true) {
                         let why = format!("shards stay where they are: {error}");
+                        tracing::warn!("{why}");
                         self.events.tell(Event::said("error", &why));
                     }
                 }
             }
-            // As long as there is something to move, the next look follows the end of a move.
+            // As long as there is something to move, the next look follows the end of a move; what takes its
+            // time then is looked at less and less often.
             if !trouble && self.mover.is_moving() {
-                let _ = timeout(heartbeat, moves.join_next()).await;
+                let ended = timeout(heartbeat, moves.join_next()).await;
                 while moves.try_join_next().is_some() {}
-                sleep(heartbeat.min(BREATH)).await;
+                breath = if matches!(ended, Ok(Some(_))) { BREATH } else { breath * 2 };
+                breath = breath.min(heartbeat);
+                sleep(breath).await;
             } else {
                 sleep(heartbeat.max(LOOK)).await;
             }

@@ -123,3 +123,45 @@ async fn an_error_and_a_panic_are_failures_and_a_timeout_drops_the_future() {
     member.shutdown(Some(SOON)).await.expect("it leaves");
     serving.finished().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_term_that_is_over_writes_nothing_and_a_slot_of_another_term_is_taken() {
+    let database = shared_cluster().await.database().await.expect("a database");
+    let client = database.client().await.expect("a session");
+    let member = member(&database).await;
+    let (told, mut runs) = mpsc::unbounded_channel();
+    let serving = Schedules::new()
+        .add(schedule("s"), move |run| {
+            told.send(("one", run)).expect("a reader");
+            async { Ok::<(), String>(()) }
+        })
+        .start(&member)
+        .expect("it starts");
+    member.start_all().await.expect("it takes part");
+    let (_, run) = next(&mut runs).await;
+    let (slot, epoch) = (run.slot.as_microsecond(), run.epoch.get());
+    let claim = |epoch: i64, member: &str| {
+        let one = format!(r#"[{{"schedule": "s", "at": {slot}, "state": "running"}}]"#);
+        format!("select tenure_agent.claim('cron', {epoch}, '{member}', '{one}')::text")
+    };
+    let end = format!(
+        r#"{{"schedule": "s", "at": {slot}, "attempt": 1, "how": "failed", "state": "failed"}}"#
+    );
+    let before = epoch - 1;
+    for late in [
+        claim(before, "other"),
+        format!("select tenure_agent.define('cron', {before}, '[]')::text"),
+        format!(
+            "select tenure_agent.attempt('cron', {before}, 'other', 's', {slot}, 2, null)::text"
+        ),
+        format!("select tenure_agent.finish('cron', {before}, 'other', '{end}')::text"),
+    ] {
+        let error = client.query_one(&late, &[]).await.expect_err(&late);
+        assert_eq!(error.code().map(|code| code.code()), Some("TN001"), "{late}: {error}");
+    }
+    // The fence holds, and yet the slot is another's: the primary key says so.
+    let answer = client.query_one(&claim(epoch, "other"), &[]).await.expect("an answer");
+    assert!(answer.get::<_, String>(0).contains(r#""answers": ["taken"]"#));
+    member.shutdown(Some(SOON)).await.expect("it leaves");
+    serving.finished().await;
+}

@@ -9,7 +9,7 @@ use tokio::process::Command;
 use tokio::time::timeout;
 
 use crate::files::check;
-use crate::kit::{SOON, Stage, agent_command, event_of, finish, program, said};
+use crate::kit::{SOON, Stage, agent_command, bare, event_of, finish, program, said};
 
 fn example(name: &str) -> String {
     let folder = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/deploy"));
@@ -29,6 +29,32 @@ async fn the_files_of_the_examples_are_what_an_agent_takes() {
         .collect();
     let (code, said) = check(&inner).await;
     assert_eq!(code, 0, "{said}");
+}
+
+#[tokio::test]
+async fn the_container_starts_the_agent_as_the_program_takes_it() {
+    let file = example("Containerfile");
+    let words = |keyword: &str| -> Vec<String> {
+        let line = file.lines().find_map(|line| line.strip_prefix(keyword)).expect("the line");
+        serde_json::from_str(line).expect("a list of words")
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = folder.path().join("tenure.toml");
+    std::fs::write(&config, example("tenure.toml")).expect("written");
+    let entry = words("ENTRYPOINT");
+    assert_eq!(entry[0], "/usr/local/bin/tenure");
+    let here = config.to_str().expect("text");
+    let mut command = bare();
+    command.args(entry[1..].iter().map(|word| word.replace("/etc/tenure/tenure.toml", here)));
+    command.args(words("CMD")).args(["--check", "--dsn", "postgresql://localhost/none"]);
+    let output = finish(command).await;
+    assert!(output.status.success(), "{}", said(&output));
+    // What the image has is where the program looks for it.
+    for copied in
+        ["target/release/tenure /usr/local/bin/tenure", "tenure.toml /etc/tenure/tenure.toml"]
+    {
+        assert!(file.contains(copied), "{copied}");
+    }
 }
 
 /// Compares manifests with the schemas of one version of Kubernetes.

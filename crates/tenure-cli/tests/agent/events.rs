@@ -51,6 +51,18 @@ async fn prune_keeps_what_the_election_stands_on() {
         )
         .await
         .expect("history");
+    // What each statement deletes is counted.
+    stage
+        .client
+        .batch_execute(
+            "create table public.batch (size bigint);
+             create function public.count_batch() returns trigger language plpgsql as
+                 'begin insert into public.batch select count(*) from gone; return null; end';
+             create trigger count_batch after delete on tenure.term referencing old table as gone
+                 for each statement execute function public.count_batch()",
+        )
+        .await
+        .expect("a trigger");
     let output = stage.ends(&["prune"]).await;
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
     assert!(
@@ -58,6 +70,7 @@ async fn prune_keeps_what_the_election_stands_on() {
         "{}",
         said(&output)
     );
+    assert_eq!(stage.count("select max(size) from public.batch").await, 1000);
     let left = "select count(*) from tenure.term where epoch in (3, 2499, 2500)";
     assert_eq!(
         (stage.count(left).await, stage.count("select count(*) from tenure.term").await),
