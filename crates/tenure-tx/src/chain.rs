@@ -107,6 +107,9 @@ pub enum Outcome {
     Busy(String),
     /// It never left this process.
     NotSent(String),
+    /// Not these bytes any more, although some node may have had them: signed anew, the same content
+    /// may be taken.
+    Unwanted(String),
     /// Not this, on its merits: a bad signature, too large, a call that cannot be.
     Refused(String),
     /// No answer, or one that this version does not know. The node may have it.
@@ -124,6 +127,7 @@ impl Outcome {
             | Outcome::Unfunded(said)
             | Outcome::Busy(said)
             | Outcome::NotSent(said)
+            | Outcome::Unwanted(said)
             | Outcome::Refused(said)
             | Outcome::Uncertain(said) => Some(said),
         }
@@ -288,6 +292,9 @@ pub enum ChainError {
     /// An answer that makes no sense.
     #[error("the chain's node gave an answer this version cannot read: {0}")]
     Unreadable(String),
+    /// A chain that this version cannot work with as it was asked to; the text says what to do.
+    #[error("{0}")]
+    Unsupported(String),
     /// Not an address of a node. The address itself is not shown: it often holds a key.
     #[error("the node's address is not a URL that begins with {0}; check --rpc")]
     BadAddress(&'static str),

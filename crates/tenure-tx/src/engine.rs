@@ -447,6 +447,12 @@ impl Engine {
                     self.refused(now, nonce, "expired".to_owned(), out);
                 }
             }
+            // Some node had these bytes, so nothing ends; other bytes of the same content may do.
+            Outcome::Unwanted(_) => {
+                entry.may_live = true;
+                entry.stale = entry.resignable || entry.noop.is_some();
+                entry.wait(now, &config);
+            }
             Outcome::Refused(reason) => self.refused(now, nonce, reason, out),
         }
     }

@@ -284,6 +284,10 @@ impl World {
         let next = self.mined(self.chain.len()).count() as u64;
         let outcome = match fate {
             Fate::NotDone => Outcome::Uncertain("cut before".into()),
+            // A pool that had the bytes may want them no more.
+            Fate::Refused if nonce.is_multiple_of(2) && self.signed[&hash].lived => {
+                Outcome::Unwanted("banned".into())
+            }
             Fate::Refused => Outcome::Refused("so it goes".into()),
             Fate::Well | Fate::AnswerLost if nonce < next => Outcome::Outdated,
             Fate::Well | Fate::AnswerLost => self.pooled(nonce, hash),

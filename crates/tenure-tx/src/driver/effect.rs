@@ -332,6 +332,7 @@ pub(super) fn outcome_name(outcome: &Outcome) -> &'static str {
         Outcome::Unfunded(_) => "unfunded",
         Outcome::Busy(_) => "busy",
         Outcome::NotSent(_) => "not_sent",
+        Outcome::Unwanted(_) => "unwanted",
         Outcome::Refused(_) => "refused",
         Outcome::Uncertain(_) => "uncertain",
     }

@@ -29,7 +29,8 @@ impl Driver {
             | Outcome::Underpriced(..)
             | Outcome::Expired
             | Outcome::Busy(_)
-            | Outcome::NotSent(_) => {
+            | Outcome::NotSent(_)
+            | Outcome::Unwanted(_) => {
                 tracing::info!(event, nonce, request_id, meaning, answer, "not taken now");
             }
         }

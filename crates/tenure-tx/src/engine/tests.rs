@@ -370,6 +370,22 @@ fn a_refused_transaction_ends_with_its_reason_and_frees_its_nonce_if_no_node_can
 }
 
 #[test]
+fn bytes_that_a_pool_wants_no_more_are_signed_anew_and_never_given_up() {
+    let (mut engine, _) = leading(vec![], head(0, 0, 0));
+    request(&mut engine, None, 0, true).expect("leads");
+    engine.handle(T0, Input::Built { nonce: 0, attempt: attempt(1, 0) });
+    for tag in 1..20 {
+        for effect in answer(&mut engine, tag, Outcome::Unwanted("banned".to_owned())) {
+            assert!(matches!(&effect, Effect::Record { note, .. } if note.end.is_none()));
+        }
+        let rebuilt = later(&mut engine, 60);
+        let same = matches!(rebuilt[..], [Effect::Build { nonce: 0, tip: 0, noop: None, .. }]);
+        assert!(same, "the same content for the same tip: {rebuilt:?}");
+        engine.handle(T0, Input::Built { nonce: 0, attempt: attempt(tag + 1, 0) });
+    }
+}
+
+#[test]
 fn bytes_that_a_node_may_have_are_never_given_up_without_an_order() {
     for resignable in [true, false] {
         let (mut engine, _) = leading(vec![], head(0, 0, 0));

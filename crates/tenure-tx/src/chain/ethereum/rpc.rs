@@ -369,7 +369,8 @@ impl Rpc {
                     | Outcome::Outdated
                     | Outcome::Underpriced(..)
                     | Outcome::Expired
-                    | Outcome::NotSent(_)),
+                    | Outcome::NotSent(_)
+                    | Outcome::Unwanted(_)),
                 ) => return answer,
             }
         }
