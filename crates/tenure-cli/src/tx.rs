@@ -6,6 +6,7 @@
 mod amount;
 mod ask;
 mod callers;
+mod follower;
 mod node;
 mod report;
 mod wire;

@@ -15,7 +15,7 @@
 //! | break the network | [`Proxy::start`]`(cluster.addr())`, then [`Proxy::delay`], [`Proxy::blackhole`]`(`[`Direction`]`)`, [`Proxy::reset`], [`Proxy::sever`], [`Proxy::refuse`], [`Proxy::heal`] |
 //! | run, freeze, kill a program | [`Child::spawn`], [`Child::wait_line`], [`Child::signal`], [`Child::freeze`], [`Child::thaw`], [`Child::kill`] |
 //! | prove that no two members led at the same time | [`history::check`] |
-//! | run a chain | [`anvil::Anvil::start`], [`substrate::ScriptedNode::start`] |
+//! | run a chain | [`anvil::Anvil::start`], [`substrate::ScriptedNode::start`], [`substrate::imitation::ImitatedNode::start`] |
 //! | let its node misbehave | [`rpc_proxy::RpcProxy::start`]`(&anvil.url)`, then [`rpc_proxy::RpcProxy::rule`]`(`[`rpc_proxy::Fault`]`)` |
 //! | read which metrics were emitted | [`Meter::install`], or a [`Meter`] of one thread |
 //! | speak TLS | [`Ca::new`], [`Ca::localhost`], [`Ca::server`], [`Ca::client`] |

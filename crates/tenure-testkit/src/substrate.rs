@@ -1,5 +1,9 @@
 //! A Substrate node that says what the test tells it to, over a real WebSocket.
 
+pub mod imitation;
+
+use std::collections::HashMap;
+use std::io::Read as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
@@ -23,6 +27,8 @@ pub enum Say {
 pub struct Arrived {
     /// Its bytes.
     pub raw: Vec<u8>,
+    /// Which connection it came by, from 0.
+    pub connection: usize,
     /// Dropping it ends the subscription without a word.
     pub say: mpsc::UnboundedSender<Say>,
 }
@@ -53,6 +59,16 @@ pub struct Ledger {
     pub blocks: Vec<Vec<Vec<u8>>>,
     pub finalized: usize,
     pub pending: Vec<Vec<u8>>,
+    /// The runtime's metadata, as bytes; none by default, which no signer can read.
+    pub metadata: Vec<u8>,
+    /// The blocks after which the runtime was another one: its version is their number and one.
+    pub upgrades: Vec<usize>,
+    /// The events of each block, encoded.
+    pub events: HashMap<usize, Vec<u8>>,
+    /// What every extrinsic costs.
+    pub fee: u128,
+    /// The states of the blocks below are gone.
+    pub pruned_below: usize,
 }
 
 impl Ledger {
@@ -88,10 +104,16 @@ impl ScriptedNode {
         let cut = broadcast::Sender::new(4);
         let (shared, cutter) = (Arc::clone(&ledger), cut.clone());
         tokio::spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
-                let connection =
-                    serve(stream, Arc::clone(&shared), arrived.clone(), cutter.subscribe());
-                tokio::spawn(connection);
+            for connection in 0.. {
+                let Ok((stream, _)) = listener.accept().await else { return };
+                let served = serve(
+                    stream,
+                    connection,
+                    Arc::clone(&shared),
+                    arrived.clone(),
+                    cutter.subscribe(),
+                );
+                tokio::spawn(served);
             }
         });
         ScriptedNode { url, ledger, arrivals, cut }
@@ -125,6 +147,7 @@ impl ScriptedNode {
 
 async fn serve(
     stream: tokio::net::TcpStream,
+    connection: usize,
     ledger: Arc<Mutex<Ledger>>,
     arrived: mpsc::UnboundedSender<Arrived>,
     mut cut: broadcast::Receiver<()>,
@@ -152,10 +175,13 @@ async fn serve(
                     let raw = decode(request["params"][0].as_str().unwrap_or_default());
                     let subscription = format!("sub-{subscriptions}");
                     tokio::spawn(obey(orders, id, subscription, out.clone()));
-                    let _ = arrived.send(Arrived { raw, say });
+                    let _ = arrived.send(Arrived { raw, connection, say });
                 } else {
-                    let answer = answer(&request, &ledger.lock().expect("unpoisoned"));
-                    let _ = out.send(json!({"jsonrpc": "2.0", "id": id, "result": answer}));
+                    let answer = match answer(&request, &ledger.lock().expect("unpoisoned")) {
+                        Ok(result) => json!({"jsonrpc": "2.0", "id": id, "result": result}),
+                        Err(error) => json!({"jsonrpc": "2.0", "id": id, "error": error}),
+                    };
+                    let _ = out.send(answer);
                 }
             }
         }
@@ -180,36 +206,62 @@ async fn obey(
     }
 }
 
-fn answer(request: &Value, ledger: &Ledger) -> Value {
+fn answer(request: &Value, ledger: &Ledger) -> Result<Value, Value> {
     let params = &request["params"];
-    let number = |hash: &Value| {
-        let hash = decode(hash.as_str().unwrap_or_default());
-        let number = hash.first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes));
-        usize::try_from(number).expect("small").min(ledger.blocks.len() - 1)
-    };
     let best = ledger.blocks.len() - 1;
-    match request["method"].as_str().unwrap_or_default() {
+    let number = |hash: &Value| {
+        let Some(hash) = hash.as_str() else { return best };
+        let number = decode(hash).first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes));
+        usize::try_from(number).expect("small").min(best)
+    };
+    // As a node says it.
+    let kept = |block: usize| match block < ledger.pruned_below {
+        true => Err(json!({"code": 4003, "message":
+            format!("Client error: UnknownBlock: State already discarded for {}", block_hash(block))})),
+        false => Ok(block),
+    };
+    Ok(match request["method"].as_str().unwrap_or_default() {
         "chain_getFinalizedHead" => json!(block_hash(ledger.finalized)),
         "chain_getBlockHash" => match params[0].as_u64() {
             Some(number) => json!(block_hash(number as usize)),
             None => json!(block_hash(best)),
         },
-        "chain_getHeader" => json!({"number": format!("{:#x}", number(&params[0]))}),
+        "chain_getHeader" => {
+            let number = number(&params[0]);
+            let parent = block_hash(number.saturating_sub(1));
+            json!({"number": format!("{number:#x}"), "parentHash": parent})
+        }
         "chain_getBlock" => {
             let extrinsics: Vec<String> =
                 ledger.blocks[number(&params[0])].iter().map(|e| encode(e)).collect();
             json!({"block": {"extrinsics": extrinsics}})
         }
         "state_call" => {
-            let nonce = u32::try_from(ledger.nonce(number(&params[2]))).expect("small");
+            let block = kept(number(&params[2]))?;
+            let nonce = u32::try_from(ledger.nonce(block)).expect("small");
             json!(encode(&nonce.to_le_bytes()))
         }
+        "state_getRuntimeVersion" => {
+            let block = kept(number(&params[0]))?;
+            let version = 1 + ledger.upgrades.iter().filter(|at| **at <= block).count();
+            json!({"specVersion": version, "transactionVersion": 1})
+        }
+        "state_getMetadata" => {
+            kept(number(&params[0]))?;
+            json!(encode(&ledger.metadata))
+        }
+        "state_getStorage" => {
+            let block = kept(number(&params[1]))?;
+            ledger.events.get(&block).map_or(Value::Null, |events| json!(encode(events)))
+        }
+        "payment_queryInfo" => json!({"weight": {"ref_time": 1, "proof_size": 1},
+            "class": "normal", "partialFee": ledger.fee.to_string()}),
         "system_accountNextIndex" => json!(ledger.nonce(best) + ledger.pending.len()),
         "author_pendingExtrinsics" => {
             json!(ledger.pending.iter().map(|e| encode(e)).collect::<Vec<_>>())
         }
         _ => Value::Null,
-    }
+    })
 }
 
 fn encode(bytes: &[u8]) -> String {
@@ -236,4 +288,25 @@ printf '0x%02x%s\n' $((${#body} / 2 * 4)) "$body"
 "#;
     std::fs::write(&path, script).expect("written");
     format!("sh {}", path.display())
+}
+
+/// The metadata of StorageHub's chain with accounts of 32 bytes.
+pub fn storagehub_parachain() -> Vec<u8> {
+    unpacked(include_bytes!("../vectors/storagehub-parachain.scale.zst"))
+}
+
+/// The metadata of StorageHub's chain with Ethereum's accounts.
+pub fn storagehub_solochain() -> Vec<u8> {
+    unpacked(include_bytes!("../vectors/storagehub-solochain-evm.scale.zst"))
+}
+
+/// Extrinsics of both chains that another library signed, as JSON; see the folder's README.
+pub const SIGNED_ELSEWHERE: &str = include_str!("../vectors/extrinsics.json");
+
+fn unpacked(compressed: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut decoder =
+        ruzstd::decoding::StreamingDecoder::new(compressed).expect("compressed with zstd");
+    decoder.read_to_end(&mut bytes).expect("whole");
+    bytes
 }

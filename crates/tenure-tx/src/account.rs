@@ -100,7 +100,7 @@ pub trait Signer: Send + Sync + 'static {
     /// it takes longer than [`ServiceOptions::sign`](crate::ServiceOptions::sign).
     ///
     /// # Errors
-    /// [`SignError`]; only [`SignError::Unavailable`] is worth a retry.
+    /// [`SignError`]; only [`SignError::Unavailable`] and [`SignError::TooDear`] are worth a retry.
     async fn sign(&self, unsigned: Unsigned<'_>) -> Result<Signed, SignError>;
 }
 
@@ -114,7 +114,38 @@ pub enum SignError {
     /// The signer cannot sign now: a device, a remote key service, a fee it could not learn. A retry may help.
     #[error("the signer does not answer: {0}; check the key service")]
     Unavailable(String),
-    /// The key could not be read.
+    /// The key could not be read, or does not fit the chain.
     #[error("no usable key: {0}")]
     Key(String),
+    /// It would cost more than the account pays. A retry helps once the chain asks for less.
+    #[error("it would cost {cost}, and at most {cap} is paid; raise --max-fee, or try again later")]
+    TooDear {
+        /// Fee and tip, in the chain's smallest unit.
+        cost: u128,
+        /// The cap, in the same.
+        cap: u128,
+    },
+}
+
+/// A key that other users can read is not used.
+///
+/// The rule for private keys of the database's connection: private, or owned by root and readable by a
+/// group at most. A pipe (`<(vault read …)`) has no bits that matter.
+#[cfg(any(feature = "ethereum", feature = "substrate"))]
+pub(crate) fn refuse_public_file(path: &std::path::Path) -> Result<(), SignError> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt as _;
+        if let Ok(metadata) = std::fs::metadata(path).as_ref()
+            && metadata.is_file()
+        {
+            let forbidden = if metadata.uid() == 0 { 0o027 } else { 0o077 };
+            if metadata.mode() & forbidden != 0 {
+                let path = path.display();
+                let why = format!("{path} may be read by other users; chmod 600 it");
+                return Err(SignError::Key(why));
+            }
+        }
+    }
+    Ok(())
 }

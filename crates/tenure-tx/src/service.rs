@@ -12,6 +12,7 @@ use std::time::Duration;
 use tenure::{LeaderLock, LeaderStateChanged};
 use tenure_core::clock::{BootClock, Clock};
 use tenure_core::epoch::Epoch;
+use tenure_core::gate::LeaderGate;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
@@ -211,6 +212,13 @@ impl TransactionService {
     #[must_use]
     pub fn epoch(&self) -> Option<Epoch> {
         self.election.gate().epoch()
+    }
+
+    /// The gate that every send passes, for an [`EventBus`](crate::EventBus). A standalone node's is
+    /// always open.
+    #[must_use]
+    pub fn gate(&self) -> LeaderGate {
+        self.election.gate().clone()
     }
 
     /// This node's leadership as it changes.

@@ -48,9 +48,15 @@ pub(crate) struct SendArgs {
     #[command(flatten)]
     pub(crate) nodes: NodesArgs,
     /// The call: on Ethereum {"to":"0x…","value":"0x1","data":"0x","gas":21000}, on Substrate the
-    /// SCALE-encoded call in hex
+    /// SCALE-encoded call in hex, or with --pallet its name
     #[arg(long)]
     pub(crate) call: Option<String>,
+    /// Substrate: the pallet of the call that --call names
+    #[arg(long, value_name = "NAME", requires = "call")]
+    pub(crate) pallet: Option<String>,
+    /// Substrate: the arguments of the call that --call names, as {"remark":"0x676d"}
+    #[arg(long, value_name = "JSON", requires = "pallet")]
+    pub(crate) args: Option<String>,
     /// Signed bytes, in hex, instead of a call
     #[arg(long, value_name = "HEX")]
     pub(crate) signed: Option<String>,
@@ -104,6 +110,15 @@ pub(crate) struct DropArgs {
 
 pub(super) async fn send(args: SendArgs) -> Result<Exit, Failure> {
     let call = match args.call {
+        Some(call) if args.pallet.is_some() => {
+            let given = args.args.as_deref().unwrap_or("{}");
+            let given: Value = serde_json::from_str(given).map_err(|error| {
+                Failure::usage(format!(
+                    "--args is not JSON: {error}; give {{\"remark\":\"0x676d\"}}"
+                ))
+            })?;
+            Some(json!({"pallet": args.pallet, "call": call, "args": given}))
+        }
         Some(text) if text.starts_with("0x") => Some(Value::String(text)),
         Some(text) => Some(serde_json::from_str(&text).map_err(|_| {
             Failure::usage(

@@ -12,9 +12,11 @@ use tenure::config::{Config, RoleSpec};
 use tenure::connect::dsn::Secret;
 use tenure::{Lease, Member, TakeoverPolicy};
 use tenure_tx::account::{AccountId, Signer};
-use tenure_tx::chain::Chain;
 use tenure_tx::chain::ethereum::{EthereumChain, EthereumOptions, EthereumSigner, Finality};
-use tenure_tx::chain::substrate::{CommandSigner, SubstrateChain, account_of};
+use tenure_tx::chain::substrate::{
+    CommandSigner, Key, Period, Scheme, SubstrateChain, SubstrateSigner, account_of,
+};
+use tenure_tx::chain::{Chain, ChainError};
 use tenure_tx::election::NodeRole;
 use tenure_tx::engine::EngineConfig;
 use tenure_tx::metrics;
@@ -22,6 +24,7 @@ use tenure_tx::service::{Mode, ServiceError, ServiceOptions, TransactionService}
 use tokio::net::TcpSocket;
 
 use super::amount::amount;
+use super::follower::SyncCommand;
 use super::{TableArgs, callers};
 use crate::args::{Taking, period, secret};
 use crate::exit::{self, Exit, Failure};
@@ -53,18 +56,31 @@ pub(crate) struct NodeArgs {
     /// several, separated by commas: the first that answers is asked
     #[arg(long, env = "TENURE_TX_RPC", hide_env_values = true, value_parser = secret)]
     pub(crate) rpc: Secret,
-    /// Ethereum: a file with the account's private key in hex, which other users cannot read
+    /// A file with the account's private key, which other users cannot read: in hex, or on Substrate
+    /// as a secret phrase or SURI
     #[arg(long, conflicts_with = "key_env")]
     pub(crate) key_file: Option<PathBuf>,
-    /// Ethereum: the name of an environment variable with the account's private key in hex
+    /// The name of an environment variable with the account's private key, written likewise
     #[arg(long)]
     pub(crate) key_env: Option<String>,
-    /// Substrate: the program that signs, with its arguments; see the guide for what it is asked
+    /// Substrate: how the key signs: sr25519, ecdsa or ethereum [default: ethereum where accounts have
+    /// 20 bytes, else sr25519]
+    #[arg(long, value_name = "SCHEME", conflicts_with = "signer_command", value_parser = scheme)]
+    pub(crate) key_scheme: Option<Scheme>,
+    /// Substrate: for how many blocks an extrinsic is valid, a power of two from 4 to 4096 [default: 64]
+    #[arg(long, value_name = "BLOCKS", conflicts_with = "signer_command", value_parser = mortal)]
+    pub(crate) mortal: Option<Period>,
+    /// Substrate: the program that signs instead, with its arguments; see the guide for what it is asked
     #[arg(long, conflicts_with_all = ["key_file", "key_env"], value_parser = secret)]
     pub(crate) signer_command: Option<Secret>,
-    /// The signing account, in SS58 or hex. Substrate needs it; on Ethereum the key must be its key
+    /// The signing account, in SS58 or hex. --signer-command needs it; a key must be its key
     #[arg(long, env = "TENURE_TX_ACCOUNT", value_parser = account_of)]
     pub(crate) account: Option<AccountId>,
+    /// While this node follows: a program, with its arguments, that brings its own data (files, roots) up
+    /// to the leader's. Exit code 0 says that this node could lead; with any other, one that could is
+    /// preferred. It is run again and again
+    #[arg(long, value_name = "COMMAND", conflicts_with = "standalone", value_parser = secret)]
+    pub(crate) sync_command: Option<Secret>,
     /// Where callers ask. There is no login: whatever program reaches this address spends the
     /// account's money
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0", value_parser = listener::address)]
@@ -82,7 +98,8 @@ pub(crate) struct NodeArgs {
     /// a base fee above it is waited out
     #[arg(long, value_name = "AMOUNT", value_parser = amount)]
     pub(crate) max_fee_per_gas: Option<u128>,
-    /// Ethereum: the most that is ever paid for the gas of one transaction, as 0.01eth
+    /// The most that is ever paid for one transaction: for its gas on Ethereum, as 0.01eth; on
+    /// Substrate fee and tip, in the chain's smallest unit
     #[arg(long, value_name = "AMOUNT", value_parser = amount)]
     pub(crate) max_fee: Option<u128>,
     /// When the lowest unmined nonce is sent again with a higher tip
@@ -120,7 +137,7 @@ pub(crate) struct NodeArgs {
 pub(crate) enum Kind {
     /// HTTP JSON-RPC, EIP-1559; signs with a key of its own
     Ethereum,
-    /// WebSocket JSON-RPC; a program signs
+    /// WebSocket JSON-RPC; signs as the chain's metadata says, or has a program sign
     Substrate,
 }
 
@@ -139,6 +156,11 @@ impl Kind {
 async fn chain(args: &NodeArgs) -> Result<(Arc<dyn Chain>, Arc<dyn Signer>), Failure> {
     match args.chain {
         Kind::Ethereum => {
+            if args.key_scheme.is_some() || args.mortal.is_some() {
+                return Err(Failure::usage(
+                    "--key-scheme and --mortal are Substrate's; leave them out, or give --chain substrate",
+                ));
+            }
             let finality = args.confirmations.map_or(Finality::Tag, Finality::Confirmations);
             let options = EthereumOptions {
                 poll: args.poll,
@@ -161,29 +183,62 @@ async fn chain(args: &NodeArgs) -> Result<(Arc<dyn Chain>, Arc<dyn Signer>), Fai
             let signer = key(chain_id(&chain).await)?;
             Ok((Arc::new(chain), Arc::new(signer)))
         }
-        Kind::Substrate => {
-            if args.confirmations.is_some() || args.key_file.is_some() || args.key_env.is_some() {
-                return Err(Failure::usage(
-                    "--confirmations, --key-file and --key-env are Ethereum's; a Substrate chain \
-                     has finality, and --signer-command signs",
-                ));
-            }
-            let account = args.account.clone().ok_or_else(|| {
-                Failure::usage(
-                    "no account; give --account with the address --signer-command signs for",
-                )
-            })?;
-            let command = args.signer_command.as_ref().ok_or_else(|| {
-                Failure::usage(
-                    "no signer; give --signer-command with a program that signs extrinsics",
-                )
-            })?;
-            let signer = CommandSigner::new(account, command.reveal()).map_err(wrong)?;
-            let limit = Duration::from_secs(5);
-            let chain = SubstrateChain::new(args.rpc.reveal(), limit).map_err(wrong)?;
-            Ok((Arc::new(chain), Arc::new(signer)))
-        }
+        Kind::Substrate => substrate(args).await,
     }
+}
+
+/// What belongs to the other kind of chain is an error, not ignored.
+async fn substrate(args: &NodeArgs) -> Result<(Arc<dyn Chain>, Arc<dyn Signer>), Failure> {
+    if args.confirmations.is_some() || args.max_fee_per_gas.is_some() {
+        return Err(Failure::usage(
+            "--confirmations and --max-fee-per-gas are Ethereum's; a Substrate chain has finality, \
+             and --max-fee caps what an extrinsic costs",
+        ));
+    }
+    let limit = Duration::from_secs(5);
+    let chain = SubstrateChain::new(args.rpc.reveal(), limit).map_err(wrong)?;
+    if let Some(command) = &args.signer_command {
+        if args.max_fee.is_some() {
+            return Err(Failure::usage(
+                "--max-fee is for a key of this node; what --signer-command signs, it caps itself",
+            ));
+        }
+        let account = args.account.clone().ok_or_else(|| {
+            Failure::usage("no account; give --account with the address --signer-command signs for")
+        })?;
+        let signer = CommandSigner::new(account, command.reveal()).map_err(wrong)?;
+        return Ok((Arc::new(chain), Arc::new(signer)));
+    }
+    let key = |scheme| match (&args.key_file, &args.key_env) {
+        (Some(path), _) => Key::from_file(path, scheme).map_err(wrong),
+        (None, Some(name)) => Key::from_env(name, scheme).map_err(wrong),
+        (None, None) => Err(Failure::usage(
+            "no key; give --key-file or --key-env, or a program that signs with --signer-command",
+        )),
+    };
+    // Before the chain is waited for: a bad key is known at once.
+    key(args.key_scheme.unwrap_or(Scheme::Sr25519))?;
+    let scheme = loop {
+        match chain.scheme(args.key_scheme).await {
+            Ok(scheme) => break scheme,
+            Err(error @ ChainError::Unsupported(_)) => return Err(wrong(error)),
+            Err(error) => tracing::warn!(%error, "waiting for the chain's node"),
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    };
+    let signer = SubstrateSigner::new(&chain, key(scheme)?)
+        .mortal(args.mortal.unwrap_or_default())
+        .max_fee(args.max_fee);
+    Ok((Arc::new(chain), Arc::new(signer)))
+}
+
+fn scheme(text: &str) -> Result<Scheme, String> {
+    text.parse().map_err(|_| "write sr25519, ecdsa or ethereum".to_owned())
+}
+
+fn mortal(text: &str) -> Result<Period, String> {
+    let blocks = text.parse().ok().filter(|blocks| Period::new(*blocks).blocks() == *blocks);
+    blocks.map(Period::new).ok_or_else(|| "write a power of two from 4 to 4096".to_owned())
 }
 
 /// The journal that was named, or the account's own in the user's data folder.
@@ -306,6 +361,11 @@ pub(super) async fn run(args: NodeArgs) -> Result<Exit, Failure> {
         }
     };
     let options = options(&args, lease)?;
+    let sync = args.sync_command.as_ref().map(|command| {
+        SyncCommand::new(command.reveal())
+            .ok_or_else(|| Failure::usage("--sync-command is empty; name a program"))
+    });
+    let sync = sync.transpose()?;
     let max_bytes = options.max_bytes;
     let listener = match args.metrics {
         Some(address) => {
@@ -352,8 +412,11 @@ pub(super) async fn run(args: NodeArgs) -> Result<Exit, Failure> {
         lock.start().await?;
         (Some(member), Mode::group(&lock, store))
     };
-    let service = TransactionService::builder(mode, chain, signer).options(options).start().await;
-    let service = match service {
+    let mut builder = TransactionService::builder(mode, chain, signer).options(options);
+    if let Some(sync) = sync {
+        builder = builder.follower_sync(Arc::new(sync));
+    }
+    let service = match builder.start().await {
         Ok(service) => Arc::new(service),
         Err(error) => {
             // What the table refuses is known only now: the role is released, not left to its lease.

@@ -206,6 +206,38 @@ async fn a_substrate_node_signs_through_a_program() {
 }
 
 #[tokio::test]
+async fn a_substrate_node_signs_with_its_own_key_and_takes_calls_by_name() {
+    let database = shared_cluster().await.database().await.expect("a database");
+    let dsn = database.dsn();
+    let mut chain = ScriptedNode::start().await;
+    chain.ledger.lock().expect("unpoisoned").metadata = substrate::storagehub_parachain();
+    let mut command = program();
+    command.args(["node", "--chain", "substrate", "--rpc", &chain.url, "--key-env", "SURI"]);
+    command.args(["--key-scheme", "ecdsa", "--dsn", &dsn, "--poll", "100ms"]);
+    command.args(["--max-fee", "1000planck"]).env("SURI", "//Alice");
+    let mut child = Child::spawn(command).expect("starts");
+    let listening = |line: &str| line.contains("listening");
+    let line = child.wait_line(listening, Duration::from_secs(30)).await.expect("listens");
+    let line: Value = serde_json::from_str(&line).expect("JSON");
+    let address = line["address"].as_str().expect("an address").to_owned();
+    let send = ["send", "--node", &address, "--json", "--pallet", "System", "--call"];
+    let args = ["--args", r#"{"remark":"0x676d"}"#];
+    let sent = run(&[&send[..], &["remark"], &args].concat()).await;
+    assert_eq!(json_of(&sent)[0]["nonce"], 0);
+    let arrived = chain.arrival().await;
+    assert!(arrived.raw.ends_with(&[0, 0, 8, 0x67, 0x6d]), "the call: {:?}", arrived.raw);
+    arrived.pool().status(json!("ready"));
+    let unknown = run(&[&send[..], &["remrk"], &args].concat()).await;
+    assert_eq!(unknown.status.code(), Some(8), "{unknown:?}");
+    chain.ledger.lock().expect("unpoisoned").fee = 1_001;
+    let dear = run(&[&send[..], &["remark"], &args].concat()).await;
+    assert_eq!(dear.status.code(), Some(8), "{dear:?}");
+    assert!(String::from_utf8_lossy(&dear.stderr).contains("--max-fee"), "{dear:?}");
+    child.signal(Signal::TERM);
+    assert!(child.wait(Duration::from_secs(20)).await.expect("ends").success());
+}
+
+#[tokio::test]
 async fn every_mistake_is_one_sentence_with_a_remedy_and_no_secret() {
     let anvil = Anvil::start(&[]).await;
     let database = shared_cluster().await.database().await.expect("a database");
@@ -233,8 +265,14 @@ async fn every_mistake_is_one_sentence_with_a_remedy_and_no_secret() {
         ([&["node", "--rpc", rpc], &key[..]].concat(), 2, "--standalone"),
         ([&["node", "--rpc", "hunter2"], &key[..]].concat(), 2, "http://"),
         ([&node[..], &["--metrics", "here"]].concat(), 2, "localhost:9464"),
-        (substrate.to_vec(), 2, "--account"),
+        (substrate.to_vec(), 2, "--key-file"),
         ([&substrate[..], &["--account", "0xaa"]].concat(), 2, "--signer-command"),
+        ([&substrate[..], &["--signer-command", "./sign"]].concat(), 2, "--account"),
+        ([&substrate[..], &["--key-env", "BAD_KEY"]].concat(), 2, "secret phrase"),
+        ([&substrate[..], &["--key-env", "BAD_KEY", "--mortal", "65"]].concat(), 2, "power of two"),
+        ([&substrate[..], &["--key-env", "BAD_KEY", "--key-scheme", "rsa"]].concat(), 2, "sr25519"),
+        ([&node[..], &key, &["--mortal", "64"]].concat(), 2, "--chain substrate"),
+        (vec!["send", "--node", away_node, "--pallet", "System"], 2, "--call"),
         (vec!["list", "--account", ADDRESS], 2, "TENURE_DSN"),
         (vec!["list", "--account", ADDRESS, "--dsn", away], 5, "check that the server runs"),
         (vec!["list", "--account", "0xzz", "--dsn", away], 2, "full address"),

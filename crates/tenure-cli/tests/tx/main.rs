@@ -9,4 +9,5 @@ mod health;
 mod kit;
 mod secrets;
 mod storm;
+mod substrate;
 mod timings;

@@ -5,23 +5,25 @@
 //! the account's nonce tells when it was used, and a search over the account's nonces at past
 //! blocks tells by which extrinsic.
 //!
-//! | error | outcome |
-//! |---|---|
-//! | 1010 outdated | outdated: which attempt was it? |
-//! | 1010 ancient birth block | expired: sign anew |
-//! | 1010 anything else | refused |
-//! | 1012 temporarily banned | already known if it is pending, else uncertain: it may be there |
-//! | 1013 already imported | already known, unwatched |
-//! | 1014 priority too low | underpriced: higher tip |
-//! | 1011 unknown validity, 1016 dropped at once | busy: later |
-//! | others, or nothing | uncertain: it may be there |
+//! What a refusal means is in the table of `answer`. A final extrinsic is told with its receipt: the
+//! block's events say whether its call succeeded, and why not.
 //!
-//! How an extrinsic is encoded and signed depends on the runtime: the caller brings the
-//! [`crate::account::Signer`] (with subxt, say), or a program ([`CommandSigner`]);
-//! [`extrinsic_hash`] gives the hash it has to report.
+//! How an extrinsic is encoded and signed depends on the runtime: [`SubstrateSigner`] reads its
+//! metadata; a program ([`CommandSigner`]) or any other [`crate::account::Signer`] may sign instead.
 
+mod answer;
+mod call;
 mod command;
+mod events;
+mod extrinsic;
+mod key;
+mod line;
+mod metadata;
+mod signer;
+mod value;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -29,23 +31,26 @@ use blake2::Digest as _;
 use blake2::digest::consts::U32;
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
-use subxt_rpcs::client::{RpcClient, RpcParams, RpcSubscription, rpc_params};
+use subxt_rpcs::Error as RpcError;
+use subxt_rpcs::client::{RpcClient, RpcSubscription, rpc_params};
 use subxt_rpcs::methods::legacy::TransactionStatus as RpcStatus;
-use subxt_rpcs::{Error as RpcError, UserError};
-use tokio::sync::Mutex;
 use tokio::time::timeout;
 
-use super::quiet::quietly;
 use super::{
-    Block, Chain, ChainError, ChainIdentity, Head, Inspected, Located, Outcome, Report, Shortfall,
-    Sought, Submission, without_addresses,
+    Chain, ChainError, ChainIdentity, Head, Inspected, Located, Outcome, Report, Sought, Submission,
 };
 use crate::account::{AccountId, MalformedAccount};
 use crate::status::{Hash, TransactionStatus, unhex};
+use answer::{Refusal, refusal};
+use extrinsic::block;
+use line::{Line, Unread, late};
 
+pub use call::SubstrateCall;
 pub use command::CommandSigner;
+pub use extrinsic::Period;
+pub use key::{Key, Scheme};
+pub use metadata::{Runtime, RuntimeError, Version};
+pub use signer::SubstrateSigner;
 
 /// The hash a Substrate chain gives an extrinsic: BLAKE2b-256 of its bytes.
 #[must_use]
@@ -88,11 +93,12 @@ pub fn account_of(text: &str) -> Result<AccountId, MalformedAccount> {
     }
 }
 
-/// One Substrate node. Connects when first used, and again when the line broke.
+/// One Substrate node. Connects when first used, and again when the line broke. Cheap to clone.
+#[derive(Clone)]
 pub struct SubstrateChain {
-    url: String,
-    timeout: Duration,
-    client: Mutex<Option<RpcClient>>,
+    line: Arc<Line>,
+    /// The runtime was asked for.
+    asked: Arc<AtomicBool>,
 }
 
 impl std::fmt::Debug for SubstrateChain {
@@ -101,20 +107,11 @@ impl std::fmt::Debug for SubstrateChain {
     }
 }
 
-#[derive(Debug, Deserialize)]
-struct Header {
-    number: String,
-}
+/// How many earlier births of a mortal extrinsic are tried before its signature is called bad.
+const BIRTHS: u64 = 16;
 
-#[derive(Debug, Deserialize)]
-struct SignedBlock {
-    block: BlockBody,
-}
-
-#[derive(Debug, Deserialize)]
-struct BlockBody {
-    extrinsics: Vec<String>,
-}
+/// How many blocks are read, one by one, for an extrinsic whose states are gone.
+const WALK: u64 = 4096;
 
 impl SubstrateChain {
     /// Names the node; `timeout` bounds each request.
@@ -125,164 +122,257 @@ impl SubstrateChain {
         if !url.starts_with("ws://") && !url.starts_with("wss://") {
             return Err(ChainError::BadAddress("ws:// or wss://"));
         }
-        Ok(SubstrateChain { url: url.to_owned(), timeout, client: Mutex::new(None) })
-    }
-
-    async fn client(&self) -> Result<RpcClient, RpcError> {
-        let mut slot = self.client.lock().await;
-        if let Some(client) = slot.as_ref() {
-            return Ok(client.clone());
-        }
-        // The caller chose the scheme; plain text is its decision.
-        let url = self.url.clone();
-        let connect = quietly(async move { RpcClient::from_insecure_url(url).await });
-        let client = timeout(self.timeout, connect).await.map_err(|_| late())??;
-        *slot = Some(client.clone());
-        Ok(client)
-    }
-
-    /// A line that broke or fell silent is not used again.
-    async fn checked<T>(&self, outcome: Result<T, RpcError>) -> Result<T, RpcError> {
-        match &outcome {
-            Ok(_) | Err(RpcError::User(_)) => {}
-            Err(_) => drop(self.client.lock().await.take()),
-        }
-        outcome
-    }
-
-    async fn request<R: DeserializeOwned>(
-        &self,
-        method: &str,
-        params: RpcParams,
-    ) -> Result<R, RpcError> {
-        let client = self.client().await?;
-        let answer = timeout(self.timeout, client.request(method, params)).await;
-        self.checked(answer.unwrap_or_else(|_| Err(late()))).await
-    }
-
-    async fn block(&self, hash: String) -> Result<Block, RpcError> {
-        let header: Option<Header> = self.request("chain_getHeader", rpc_params![&hash]).await?;
-        let header = header.ok_or_else(|| unreadable("the node does not know its own block"))?;
-        let digits = header.number.trim_start_matches("0x");
-        let number =
-            u64::from_str_radix(digits, 16).map_err(|_| unreadable("a block number is not hex"))?;
-        let hash = hash.parse().map_err(|_| unreadable("a block hash is not 32 bytes"))?;
-        Ok(Block { number, hash })
-    }
-
-    async fn nonce_at(&self, account: &AccountId, block: Hash) -> Result<u64, RpcError> {
-        let params =
-            rpc_params!["AccountNonceApi_account_nonce", account.to_string(), block.to_string()];
-        let answer: String = self.request("state_call", params).await?;
-        let bytes = unhex(&answer).filter(|b| b.len() <= 8);
-        let bytes = bytes.ok_or_else(|| unreadable("an account's nonce is not an integer"))?;
-        let mut wide = [0; 8];
-        wide[..bytes.len()].copy_from_slice(&bytes);
-        Ok(u64::from_le_bytes(wide))
-    }
-
-    async fn hash_at(&self, number: u64) -> Result<Hash, RpcError> {
-        let hash: Option<String> = self.request("chain_getBlockHash", rpc_params![number]).await?;
-        let hash = hash.ok_or_else(|| unreadable("the node has no such block"))?;
-        hash.parse().map_err(|_| unreadable("a block hash is not 32 bytes"))
+        let line = Arc::new(Line::new(url, timeout));
+        Ok(SubstrateChain { line, asked: Arc::default() })
     }
 
     async fn view(&self, account: &AccountId) -> Result<Head, RpcError> {
-        let finalized: String = self.request("chain_getFinalizedHead", rpc_params![]).await?;
-        let best: String = self.request("chain_getBlockHash", rpc_params![]).await?;
-        let (finalized, best) = (self.block(finalized).await?, self.block(best).await?);
-        let finalized_nonce = self.nonce_at(account, finalized.hash).await?;
-        let best_nonce = self.nonce_at(account, best.hash).await?;
+        let line = &self.line;
+        let finalized: String = line.request("chain_getFinalizedHead", rpc_params![]).await?;
+        let best: String = line.request("chain_getBlockHash", rpc_params![]).await?;
+        let (finalized, best) = (line.block(finalized).await?, line.block(best).await?);
+        let finalized_nonce = line.nonce_at(account, finalized.hash).await?;
+        let best_nonce = line.nonce_at(account, best.hash).await?;
         let params = rpc_params![address(account)];
-        let pool_nonce = self.request("system_accountNextIndex", params).await?;
+        let pool_nonce = line.request("system_accountNextIndex", params).await?;
+        self.know_runtime(best.hash).await;
         Ok(Head { best, finalized, best_nonce, finalized_nonce, pool_nonce, ..Head::default() })
     }
 
-    /// The first block after which the account's nonce is above `nonce`, and which of `attempts`
-    /// is in it.
+    /// Bytes that a caller signed are read with the runtime's metadata, which is best known before they
+    /// come. Tried once: a chain whose metadata cannot be read works without.
+    async fn know_runtime(&self, best: Hash) {
+        if !self.asked.swap(true, Ordering::Relaxed)
+            && let Err(error) = self.line.runtime_at(best).await
+        {
+            tracing::warn!(
+                error = error.plainly(),
+                "the runtime's metadata is not read: signed bytes and dispatch errors stay unread"
+            );
+        }
+    }
+
+    /// The first block after which the account's nonce is above that of `one`.
     async fn search(
         &self,
         account: &AccountId,
-        nonce: u64,
-        attempts: &[Hash],
+        one: &Sought,
         (mut low, mut high): (u64, u64),
-    ) -> Result<(Hash, Option<Hash>), RpcError> {
+    ) -> Result<Hash, RpcError> {
         while low < high {
             let middle = low.midpoint(high);
-            let at = self.hash_at(middle).await?;
-            if self.nonce_at(account, at).await? > nonce {
+            let at = self.line.hash_at(middle).await?;
+            if self.line.nonce_at(account, at).await? > one.nonce {
                 high = middle;
             } else {
                 low = middle + 1;
             }
         }
-        let block = self.hash_at(low).await?;
-        let found: Option<SignedBlock> =
-            self.request("chain_getBlock", rpc_params![block.to_string()]).await?;
-        let found = found.ok_or_else(|| unreadable("the node has no such block"))?;
-        let hashes = found.block.extrinsics.iter().filter_map(|extrinsic| unhex(extrinsic));
-        let ours = hashes.map(|raw| extrinsic_hash(&raw)).find(|hash| attempts.contains(hash));
-        Ok((block, ours))
+        self.line.hash_at(low).await
     }
 
-    async fn locate_one(&self, account: &AccountId, one: &Sought, head: &Head) -> Located {
-        let Sought { nonce, ref attempts, since, block: _ } = *one;
-        if nonce >= head.best_nonce {
-            return Located::Free;
+    /// Which of a block's extrinsics used the nonce: one of the attempts, or another one.
+    async fn user_of(
+        &self,
+        account: &AccountId,
+        one: &Sought,
+        found: Hash,
+    ) -> Result<Result<Hash, Option<Hash>>, RpcError> {
+        let all = self.line.extrinsics(found).await?;
+        let hashes = all.iter().map(|raw| extrinsic_hash(raw));
+        if let Some(ours) = hashes.into_iter().find(|hash| one.attempts.contains(hash)) {
+            return Ok(Ok(ours));
         }
-        let finalized = nonce < head.finalized_nonce;
+        // Which other one it was is good to know, and no more than that.
+        let runtimes = self.line.runtimes();
+        let other = all.iter().find(|raw| {
+            let parsed = runtimes.iter().find_map(|runtime| runtime.parse(raw).ok());
+            parsed.is_some_and(|extrinsic| {
+                extrinsic.account == account.as_bytes() && extrinsic.nonce == Some(one.nonce)
+            })
+        });
+        Ok(Err(other.map(|raw| extrinsic_hash(raw))))
+    }
+
+    async fn locate_one(
+        &self,
+        account: &AccountId,
+        one: &Sought,
+        head: &Head,
+    ) -> Result<Located, Unread> {
+        if one.nonce >= head.best_nonce {
+            return Ok(Located::Free);
+        }
+        let finalized = one.nonce < head.finalized_nonce;
         let range = if finalized {
-            (since.min(head.finalized.number), head.finalized.number)
+            (one.since.min(head.finalized.number), head.finalized.number)
         } else {
             (head.finalized.number, head.best.number)
         };
-        match self.search(account, nonce, attempts, range).await {
-            Ok((block, Some(hash))) => Located::InBlock { hash, block, finalized, receipt: None },
-            Ok((_, None)) if finalized => Located::Usurped { by: None },
-            Ok((_, None)) | Err(_) => Located::Unknown,
+        let found = match self.search(account, one, range).await.map_err(Unread::from) {
+            Ok(found) => found,
+            Err(error) if error.is_pruned() && finalized => return self.walk(one, range).await,
+            Err(error) => return Err(error),
+        };
+        match self.user_of(account, one, found).await? {
+            Ok(hash) => self.placed(hash, found, finalized).await,
+            Err(by) if finalized => Ok(Located::Usurped { by }),
+            Err(_) => Ok(Located::Unknown),
         }
     }
 
-    async fn is_pending(&self, raw: &[u8]) -> bool {
-        let pending: Result<Vec<String>, _> =
-            self.request("author_pendingExtrinsics", rpc_params![]).await;
-        pending.is_ok_and(|all| all.iter().any(|one| unhex(one).is_some_and(|bytes| bytes == raw)))
+    /// Reads final blocks one by one: the states that would tell are gone.
+    async fn walk(&self, one: &Sought, (low, high): (u64, u64)) -> Result<Located, Unread> {
+        for number in low..=high.min(low.saturating_add(WALK)) {
+            let at = self.line.hash_at(number).await?;
+            let all = self.line.extrinsics(at).await?;
+            let mut hashes = all.iter().map(|raw| extrinsic_hash(raw));
+            if let Some(hash) = hashes.find(|hash| one.attempts.contains(hash)) {
+                return self.placed(hash, at, true).await;
+            }
+        }
+        // None of the blocks since it was built has it; of a longer past that is not known.
+        let whole = high - low <= WALK;
+        Ok(if whole { Located::Usurped { by: None } } else { Located::Missing })
+    }
+
+    async fn placed(&self, hash: Hash, at: Hash, finalized: bool) -> Result<Located, Unread> {
+        let receipt = if finalized { self.line.receipt(at, hash).await? } else { None };
+        Ok(Located::InBlock { hash, block: at, finalized, receipt })
+    }
+
+    /// What a refusal means when it is looked at closely. What cannot be looked at is uncertain.
+    async fn examined(&self, account: &AccountId, nonce: u64, raw: &[u8], no: Refusal) -> Outcome {
+        let (text, outcome) = match no {
+            Refusal::Clear(outcome) => return outcome,
+            Refusal::TooManySubscriptions(text) => return Outcome::Busy(text),
+            Refusal::BadSignature(text) => (text.clone(), self.bad_signature(raw, text).await),
+            Refusal::Failed(text) => (text.clone(), self.failed(raw, text).await),
+            Refusal::Banned(text) => (text.clone(), self.banned(account, nonce, raw, text).await),
+        };
+        outcome.unwrap_or_else(|error| Outcome::Uncertain(format!("{text}; {}", error.plainly())))
+    }
+
+    /// An extrinsic whose era has passed is read as born a period later, and then its signature is
+    /// of another block. So earlier births are tried before it is called bad.
+    async fn bad_signature(&self, raw: &[u8], text: String) -> Result<Outcome, Unread> {
+        let best = self.line.best().await?;
+        let present = self.line.runtime_at(best.hash).await?.version();
+        let genesis = self.line.genesis().await?;
+        for runtime in self.line.runtimes() {
+            let is_present = runtime.version() == present;
+            let Ok(extrinsic) = runtime.parse(raw) else { continue };
+            let Some(era) = extrinsic.era else {
+                if !is_present && runtime.was_signed(&extrinsic, block(0, genesis)) {
+                    return Ok(Outcome::Unwanted(format!("{text}; signed for a runtime before")));
+                }
+                continue;
+            };
+            let newest = era.birth(best.number + 1);
+            for earlier in 0..BIRTHS {
+                let number = newest.checked_sub(earlier * era.period.blocks());
+                let Some(number) = number else { break };
+                if number > best.number {
+                    continue;
+                }
+                let birth = block(number, self.line.hash_at(number).await?);
+                if runtime.was_signed(&extrinsic, birth) {
+                    return Ok(match (is_present, earlier) {
+                        (true, 0) => Outcome::Uncertain(format!("{text}; it verifies here")),
+                        (false, 0) => {
+                            Outcome::Unwanted(format!("{text}; signed for a runtime before"))
+                        }
+                        (_, _) => Outcome::Expired,
+                    });
+                }
+            }
+        }
+        Ok(Outcome::Refused(text))
+    }
+
+    /// A runtime fails at bytes that are no extrinsic of it, and it may fail for other reasons.
+    async fn failed(&self, raw: &[u8], text: String) -> Result<Outcome, Unread> {
+        let best = self.line.best().await?;
+        let runtime = self.line.runtime_at(best.hash).await?;
+        Ok(match runtime.parse(raw) {
+            Ok(_) => Outcome::Uncertain(text),
+            Err(_) => Outcome::Refused(format!("{text}; not an extrinsic of this runtime")),
+        })
+    }
+
+    async fn banned(
+        &self,
+        account: &AccountId,
+        nonce: u64,
+        raw: &[u8],
+        text: String,
+    ) -> Result<Outcome, Unread> {
+        let best = self.line.best().await?;
+        if self.line.nonce_at(account, best.hash).await? > nonce {
+            return Ok(Outcome::Outdated);
+        }
+        // Lists those that are ready; one that waits for an earlier nonce would not be banned.
+        let pending: Vec<String> =
+            self.line.request("author_pendingExtrinsics", rpc_params![]).await?;
+        let known = pending.iter().any(|one| unhex(one).is_some_and(|bytes| bytes == raw));
+        Ok(if known { Outcome::AlreadyKnown } else { Outcome::Unwanted(text) })
     }
 }
 
 #[async_trait]
 impl Chain for SubstrateChain {
     async fn head(&self, account: &AccountId) -> Result<Head, ChainError> {
-        self.view(account).await.map_err(|error| ChainError::Unreachable(plainly(&error)))
+        let unreachable = |error| ChainError::Unreachable(Unread::from(error).plainly());
+        self.view(account).await.map_err(unreachable)
     }
 
-    async fn submit(&self, _account: &AccountId, _nonce: u64, raw: Bytes) -> Submission {
-        let client = match self.client().await {
-            Ok(client) => client,
-            // Nothing left this process, but a node may have it from before.
-            Err(error) => return Submission::answer(Outcome::Uncertain(plainly(&error))),
-        };
-        let params = rpc_params![format!("0x{}", hex::encode(&raw))];
-        let subscribe =
-            client.subscribe("author_submitAndWatchExtrinsic", params, "author_unwatchExtrinsic");
-        let answer = timeout(self.timeout, subscribe).await;
-        match self.checked(answer.unwrap_or_else(|_| Err(late()))).await {
-            Ok(subscription) => Submission::watched(statuses(client, subscription)),
-            Err(RpcError::User(error)) => {
-                let mut outcome = outcome_of(&error);
-                if error.code == 1012 && self.is_pending(&raw).await {
-                    outcome = Outcome::AlreadyKnown;
+    async fn submit(&self, account: &AccountId, nonce: u64, raw: Bytes) -> Submission {
+        let hash = extrinsic_hash(&raw);
+        let text = format!("0x{}", hex::encode(&raw));
+        let mut full = None;
+        // A second time on a new connection, if the first has no room for the subscription.
+        for _ in 0..2 {
+            let (number, client) = match self.line.client().await {
+                Ok(client) => client,
+                // Nothing left this process, but a node may have it from before.
+                Err(error) => {
+                    let why = Unread::from(error).plainly();
+                    return Submission::answer(Outcome::Uncertain(why));
                 }
-                Submission::answer(outcome)
+            };
+            let subscribe = client.subscribe(
+                "author_submitAndWatchExtrinsic",
+                rpc_params![&text],
+                "author_unwatchExtrinsic",
+            );
+            let answer = timeout(self.line.timeout, subscribe).await;
+            let answer = answer.unwrap_or_else(|_| Err(late()));
+            match self.line.checked(number, answer).await {
+                Ok(subscription) => {
+                    let line = Arc::clone(&self.line);
+                    return Submission::watched(statuses(line, client, subscription, hash));
+                }
+                Err(RpcError::User(error)) => match refusal(&error) {
+                    no @ Refusal::TooManySubscriptions(_) => {
+                        self.line.leave(number).await;
+                        full = Some(no);
+                    }
+                    no => return Submission::answer(self.examined(account, nonce, &raw, no).await),
+                },
+                Err(error) => {
+                    let why = Unread::from(error).plainly();
+                    return Submission::answer(Outcome::Uncertain(why));
+                }
             }
-            Err(error) => Submission::answer(Outcome::Uncertain(plainly(&error))),
         }
+        let no = full.expect("the loop goes on only where there was no room");
+        Submission::answer(self.examined(account, nonce, &raw, no).await)
     }
 
     async fn identity(&self) -> Result<ChainIdentity, ChainError> {
-        let genesis = self.hash_at(0).await;
-        let genesis = genesis.map_err(|error| ChainError::Unreachable(plainly(&error)))?;
-        Ok(ChainIdentity { id: None, genesis })
+        let genesis = self.line.hash_at(0).await;
+        let unreachable = |error| ChainError::Unreachable(Unread::from(error).plainly());
+        Ok(ChainIdentity { id: None, genesis: genesis.map_err(unreachable)? })
     }
 
     async fn locate(&self, account: &AccountId, sought: &[Sought]) -> Vec<Located> {
@@ -291,7 +381,8 @@ impl Chain for SubstrateChain {
         };
         let mut located = Vec::with_capacity(sought.len());
         for one in sought {
-            located.push(self.locate_one(account, one, &head).await);
+            let found = self.locate_one(account, one, &head).await;
+            located.push(found.unwrap_or(Located::Unknown));
         }
         located
     }
@@ -301,8 +392,15 @@ impl Chain for SubstrateChain {
             let message = "an extrinsic begins with its own length".to_owned();
             return Err(ChainError::Malformed(message));
         }
-        // Account and nonce can be read only with the runtime's metadata.
-        Ok(Inspected { hash: extrinsic_hash(raw), account: None, nonce: None, tip: None })
+        let hash = extrinsic_hash(raw);
+        // Account, nonce and tip can be read only with the runtime's metadata.
+        let runtimes = self.line.runtimes();
+        let read = runtimes.iter().find_map(|runtime| runtime.parse(raw).ok());
+        let Some(read) = read else {
+            return Ok(Inspected { hash, account: None, nonce: None, tip: None });
+        };
+        let account = AccountId::new(read.account).ok();
+        Ok(Inspected { hash, account, nonce: read.nonce, tip: read.tip })
     }
 }
 
@@ -325,15 +423,23 @@ fn compact_length(raw: &[u8]) -> Option<usize> {
     Some(usize::try_from(u64::from_le_bytes(bytes) >> 2).ok()? + prefix)
 }
 
-/// The watch keeps its line: without the client the subscription would end.
+/// The watch keeps its connection: without the client the subscription would end.
 fn statuses(
+    line: Arc<Line>,
     client: RpcClient,
     subscription: RpcSubscription<RpcStatus<Hash>>,
+    hash: Hash,
 ) -> super::StatusStream {
-    let watch = stream::unfold((client, subscription), |(client, mut subscription)| async {
+    let begin = (line, client, subscription);
+    let watch = stream::unfold(begin, move |(line, client, mut subscription)| async move {
         // An error is the end of the watch, not of the transaction.
-        let status = subscription.next().await?.ok()?;
-        Some((Report::from(translate(status)), (client, subscription)))
+        let status = translate(subscription.next().await?.ok()?);
+        let mut report = Report::from(status);
+        if let TransactionStatus::Finalized(block) = report.status {
+            // Without its receipt a final extrinsic is not told: a look at the chain tells it later.
+            report.receipt = Some(line.receipt(block, hash).await.ok()??);
+        }
+        Some((report, (line, client, subscription)))
     });
     watch.boxed()
 }
@@ -353,71 +459,5 @@ fn translate(status: RpcStatus<Hash>) -> TransactionStatus {
     }
 }
 
-fn outcome_of(error: &UserError) -> Outcome {
-    let detail = error.data.as_ref().map(|d| d.get().trim_matches('"')).unwrap_or_default();
-    let text = format!("{} ({}): {detail}", error.message, error.code);
-    match error.code {
-        1010 if detail.contains("outdated") => Outcome::Outdated,
-        1010 if detail.contains("ancient birth block") => Outcome::Expired,
-        1010 | 1015 | 1017 | 1018 => Outcome::Refused(text),
-        1013 => Outcome::AlreadyKnown,
-        1014 => Outcome::Underpriced(Shortfall::Outbid, text),
-        1011 | 1016 => Outcome::Busy(text),
-        // A transaction that is banned was in the pool before; all else is the node's own trouble.
-        _ => Outcome::Uncertain(text),
-    }
-}
-
-fn plainly(error: &RpcError) -> String {
-    without_addresses(error.to_string())
-}
-
-fn late() -> RpcError {
-    RpcError::Client("no answer in time".into())
-}
-
-fn unreadable(what: &'static str) -> RpcError {
-    RpcError::Client(what.into())
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_account_is_written_in_ss58() {
-        let alice = "d43593c715fdd31c61141abd04a99fd6822c8558854ccde39a5684e7a56da27d";
-        let alice: AccountId = alice.parse().expect("32 bytes");
-        assert_eq!(address(&alice), "5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY");
-    }
-
-    #[test]
-    fn an_address_of_any_network_is_read_and_a_mistyped_one_is_not() {
-        let alice = "0xd43593c715fdd31c61141abd04a99fd6822c8558854ccde39a5684e7a56da27d";
-        for text in [
-            alice,
-            "5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY",
-            "15oF4uVJwmo4TdGW7VfQxNLavjCXviqxT9S1MgbjMNHr6Sp5",
-        ] {
-            assert_eq!(account_of(text).map(|a| a.to_string()).as_deref(), Ok(alice), "{text}");
-        }
-        for text in ["", "5", "5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQX", "0xzz"] {
-            assert!(account_of(text).is_err(), "{text}");
-        }
-    }
-
-    #[test]
-    fn an_extrinsic_must_be_as_long_as_it_says() {
-        let of = |prefix: &[u8], body: usize| {
-            let mut raw = prefix.to_vec();
-            raw.resize(prefix.len() + body, 0);
-            compact_length(&raw) == Some(raw.len())
-        };
-        assert!(of(&[3 << 2], 3));
-        assert!(!of(&[3 << 2], 4));
-        assert!(of(&[0x91, 0x01], 100));
-        assert!(of(&[0x02, 0x00, 0x04, 0x00], 65_536));
-        assert!(!of(&[], 0));
-        assert!(!of(&[0xff; 9], 0));
-    }
-}
+mod tests;

@@ -120,23 +120,7 @@ impl EthereumSigner {
     /// # Errors
     /// [`SignError::Key`] if the file cannot be read, may be read by others or holds no key.
     pub fn from_file(path: &Path, chain_id: u64, fees: Fees) -> Result<Self, SignError> {
-        #[cfg(unix)]
-        {
-            use std::os::unix::fs::MetadataExt as _;
-            // The rule for private keys of the database's connection: private, or owned by root and
-            // readable by a group at most. A pipe (`<(vault read …)`) has no bits that matter.
-            if let Ok(metadata) = std::fs::metadata(path).as_ref()
-                && metadata.is_file()
-            {
-                let forbidden = if metadata.uid() == 0 { 0o027 } else { 0o077 };
-                if metadata.mode() & forbidden != 0 {
-                    return Err(SignError::Key(format!(
-                        "{} may be read by other users; chmod 600 it",
-                        path.display()
-                    )));
-                }
-            }
-        }
+        crate::account::refuse_public_file(path)?;
         let text = std::fs::read_to_string(path)
             .map_err(|error| SignError::Key(format!("{}: {error}", path.display())))?;
         Self::from_hex(&text, chain_id, fees)

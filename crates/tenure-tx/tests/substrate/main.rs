@@ -1,10 +1,15 @@
 //! The Substrate adapter and the service on it, against a node that follows a script.
 #![cfg(feature = "substrate")]
 
+#[path = "../kit/mod.rs"]
 mod kit;
 #[allow(dead_code, reason = "only its heart is run here, not its main")]
-#[path = "../examples/relayer.rs"]
+#[path = "../../examples/relayer.rs"]
 mod relayer;
+mod signing;
+#[allow(dead_code, reason = "only its heart is run here, not its main")]
+#[path = "../../examples/storagehub.rs"]
+mod storagehub;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -17,10 +22,10 @@ use kit::substrate_node::block_hash;
 use kit::{E1, ManualElection, database, impatient, is, store_of, until};
 use serde_json::json;
 use tenure_testkit::Database;
-use tenure_testkit::substrate::{ScriptedNode, signer_script};
+use tenure_testkit::substrate::{ScriptedNode, signer_script, storagehub_parachain};
 use tenure_tx::account::{AccountId, SignError, Signed, Signer, Unsigned};
 use tenure_tx::chain::substrate::{SubstrateChain, extrinsic_hash};
-use tenure_tx::chain::{Chain as _, Located, Outcome, Report, Shortfall, Sought};
+use tenure_tx::chain::{Chain as _, Located, Outcome, Receipt, Report, Shortfall, Sought};
 use tenure_tx::service::{Mode, SendError, SendRequest, ServiceOptions, TransactionService};
 use tenure_tx::status::{Hash, State, TransactionStatus};
 use tokio::time::timeout;
@@ -90,6 +95,7 @@ async fn member(
 async fn all_ten_statuses_are_understood() {
     let mut node = ScriptedNode::start().await;
     let chain = chain(&node);
+    node.mine(&[&[4, 1]]);
     let block = block_hash(1);
     let script = [
         (json!("future"), TransactionStatus::Future),
@@ -116,23 +122,33 @@ async fn all_ten_statuses_are_understood() {
     let seen: Vec<_> = timeout(Duration::from_secs(10), watch.take(10).collect::<Vec<_>>())
         .await
         .expect("ten statuses");
-    assert_eq!(seen, script.map(|(_, status)| Report::from(status)));
+    let mut wanted = script.map(|(_, status)| Report::from(status));
+    // The final one is told with its receipt; without metadata there is little in it.
+    wanted[6].receipt = Some(Receipt { number: Some(1), ..Receipt::default() });
+    assert_eq!(seen, wanted);
 }
 
 #[tokio::test]
 async fn errors_of_the_pool_are_told_apart() {
     let mut node = ScriptedNode::start().await;
+    node.ledger.lock().expect("unpoisoned").metadata = storagehub_parachain();
     let chain = Arc::new(chain(&node));
     let raw = Bytes::from_static(&[4, 1]);
     let cases = [
+        (1001, "Extrinsic has invalid format", Outcome::Refused(String::new())),
+        (1002, "wasm trap: unreachable", Outcome::Refused(String::new())),
         (1010, "Transaction is outdated", Outcome::Outdated),
         (1010, "Transaction has an ancient birth block", Outcome::Expired),
         (1010, "Transaction has a bad signature", Outcome::Refused(String::new())),
         (1011, "unknown validity", Outcome::Busy(String::new())),
-        (1012, "temporarily banned", Outcome::Uncertain(String::new())),
+        (1010, "Inability to pay some fees", Outcome::Unfunded(String::new())),
+        (1010, "Transaction will be valid in the future", Outcome::Busy(String::new())),
+        (1012, "temporarily banned", Outcome::Unwanted(String::new())),
         (1013, "already imported", Outcome::AlreadyKnown),
         (1014, "priority is too low", Outcome::Underpriced(Shortfall::Outbid, String::new())),
+        (1015, "cycle detected", Outcome::Refused(String::new())),
         (1016, "immediately dropped", Outcome::Busy(String::new())),
+        (1017, "unactionable", Outcome::Busy(String::new())),
         (-32603, "internal error", Outcome::Uncertain(String::new())),
     ];
     for (code, data, wanted) in cases {
@@ -169,8 +185,10 @@ async fn a_used_nonce_is_traced_to_its_extrinsic() {
         Sought { nonce, attempts, since: 0, block: None }
     };
     let all = [sought(13, &ours), sought(12, &ours), sought(20, &best), sought(21, &best)];
-    let in_block = |hash, number, finalized| {
-        let (block, receipt) = (block_hash(number), None);
+    let in_block = |hash, number: usize, finalized: bool| {
+        // Without metadata the node's events cannot be read, and that is no reason to wait.
+        let bare = Receipt { number: Some(number as u64), ..Receipt::default() };
+        let (block, receipt) = (block_hash(number), finalized.then_some(bare));
         Located::InBlock { hash, block, finalized, receipt }
     };
     let wanted = [
@@ -191,11 +209,13 @@ async fn an_extrinsic_goes_through_a_reorganisation_to_finality() {
     let mut handle =
         service.send(SendRequest::call(Bytes::from_static(b"pay"))).await.expect("accepted");
     let arrived = node.arrival().await;
-    let (first, second) = (Hash([1; 32]), Hash([2; 32]));
+    let first = Hash([1; 32]);
     arrived.pool().status(json!("ready")).status(json!({"inBlock": first}));
     until(&mut handle, is(State::InBlock)).await;
     arrived.status(json!({"retracted": first}));
     until(&mut handle, is(State::Retracted)).await;
+    let second: Hash = node.mine(&[&arrived.raw]).parse().expect("a hash");
+    node.finalize();
     arrived.status(json!({"inBlock": second})).status(json!({"finalized": second}));
     until(&mut handle, is(State::Finalized)).await;
     assert_eq!(handle.state().status.block(), Some(second));
@@ -336,7 +356,9 @@ async fn an_expired_extrinsic_is_signed_anew_under_its_nonce() {
     second.refuse(1010, "Invalid Transaction", "Transaction has an ancient birth block");
     let third = node.arrival().await;
     assert_ne!(third.raw, second.raw);
-    third.pool().status(json!({"finalized": Hash([9; 32])}));
+    let block: Hash = node.mine(&[&third.raw]).parse().expect("a hash");
+    node.finalize();
+    third.pool().status(json!({"finalized": block}));
     until(&mut handle, is(State::Finalized)).await;
 }
 

@@ -1,0 +1,268 @@
+//! Three nodes, one account, one Substrate chain whose pool is imitated: as separate processes, under fire.
+//!
+//! Every remark that a caller got a yes for is in the final chain exactly once, and the table says of each
+//! what the chain says. `TENURE_TX_REMARKS=1000` for the long run.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom as _;
+use rand::{Rng as _, SeedableRng as _};
+use serde_json::{Value, json};
+use tenure_testkit::substrate::imitation::{Fields, ImitatedNode};
+use tenure_testkit::substrate::storagehub_parachain;
+use tenure_testkit::{Child, Cluster, Database, Signal};
+use tenure_tx::chain::substrate::{Runtime, Version, extrinsic_hash};
+use tenure_tx::status::Hash;
+use tokio::time::{sleep, timeout};
+
+use crate::group::{ask, report};
+use crate::kit::program;
+
+/// How long a run of remarks may take.
+const LIMIT: Duration = Duration::from_secs(600);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Fault {
+    Kill,
+    Terminate,
+    Freeze,
+    Database,
+    ChainRestart,
+    Fork,
+    QuietFork,
+    PoolLost,
+    PoolForgets,
+}
+
+const FAULTS: [Fault; 9] = [
+    Fault::Kill,
+    Fault::Terminate,
+    Fault::Freeze,
+    Fault::Database,
+    Fault::ChainRestart,
+    Fault::Fork,
+    Fault::QuietFork,
+    Fault::PoolLost,
+    Fault::PoolForgets,
+];
+
+async fn launch(name: &str, dsn: &str, rpc: &str) -> (Child, SocketAddr) {
+    let mut command = program();
+    command
+        .args(["node", "--chain", "substrate", "--rpc", rpc, "--dsn", dsn, "--instance", name])
+        .args(["--key-env", "SURI", "--poll", "100ms", "--lease", "1500ms"])
+        .args(["--gap-after", "2s", "--stuck-after", "8s", "--max-fee", "1000000000planck"])
+        .env("SURI", "//Alice");
+    let mut child = Child::spawn(command).expect("a node starts");
+    let listening = |line: &str| line.contains("listening");
+    let line = child.wait_line(listening, Duration::from_secs(30)).await.expect("it listens");
+    let line: Value = serde_json::from_str(&line).expect("JSON");
+    (child, line["address"].as_str().expect("an address").parse().expect("an address"))
+}
+
+struct Group {
+    cluster: Cluster,
+    database: Database,
+    chain: ImitatedNode,
+    nodes: Vec<Child>,
+    addresses: Arc<Mutex<Vec<SocketAddr>>>,
+}
+
+/// What the chain reads of an extrinsic.
+fn reader() -> impl Fn(&[u8]) -> Option<Fields> + Send + Sync + 'static {
+    let version = Version { spec: 1, transaction: 1 };
+    let runtime = Runtime::read(&storagehub_parachain(), version, Hash::default()).expect("read");
+    move |raw| {
+        let (nonce, tip) = runtime.nonce_and_tip(raw)?;
+        Some(Fields { nonce, tip, hash: extrinsic_hash(raw).to_string() })
+    }
+}
+
+impl Group {
+    async fn start() -> Self {
+        let cluster = Cluster::start().await.expect("a cluster");
+        let database = cluster.database().await.expect("a database");
+        let every = Duration::from_millis(300);
+        let chain = ImitatedNode::start(&storagehub_parachain(), every, Arc::new(reader())).await;
+        let (mut nodes, mut addresses) = (Vec::new(), Vec::new());
+        for name in ["a", "b", "c"] {
+            let (child, address) = launch(name, &database.dsn(), &chain.url).await;
+            nodes.push(child);
+            addresses.push(address);
+        }
+        let addresses = Arc::new(Mutex::new(addresses));
+        Group { cluster, database, chain, nodes, addresses }
+    }
+
+    async fn leader(&self) -> usize {
+        let found = async {
+            loop {
+                let addresses = self.addresses.lock().expect("unpoisoned").clone();
+                for (index, address) in addresses.into_iter().enumerate() {
+                    let status = json!({"op": "status"});
+                    let answer = ask(address, &status, Duration::from_millis(500)).await;
+                    if answer.is_some_and(|answer| answer["ok"]["role"] == "leader") {
+                        return index;
+                    }
+                }
+                sleep(Duration::from_millis(50)).await;
+            }
+        };
+        timeout(Duration::from_secs(60), found).await.expect("a node leads")
+    }
+
+    async fn inject(&mut self, fault: Fault, random: &mut StdRng) {
+        let leader = self.leader().await;
+        let victim = if random.random_bool(0.7) { leader } else { random.random_range(0..3) };
+        match fault {
+            Fault::Kill | Fault::Terminate => {
+                let node = &mut self.nodes[victim];
+                match fault {
+                    Fault::Terminate => {
+                        node.signal(Signal::TERM);
+                        let ended = node.wait(Duration::from_secs(20)).await.expect("it ends");
+                        assert!(ended.success(), "{ended:?}");
+                    }
+                    _ => drop(node.kill().await.expect("killed")),
+                }
+                let name = ["a", "b", "c"][victim];
+                let (child, address) = launch(name, &self.database.dsn(), &self.chain.url).await;
+                self.nodes[victim] = child;
+                self.addresses.lock().expect("unpoisoned")[victim] = address;
+            }
+            Fault::Freeze => {
+                self.nodes[victim].freeze();
+                sleep(Duration::from_millis(random.random_range(200..3_000))).await;
+                self.nodes[victim].thaw();
+            }
+            Fault::Database => self.cluster.restart().await.expect("restarts"),
+            Fault::ChainRestart => self.chain.restart(),
+            Fault::Fork => self.chain.fork(2, true),
+            Fault::QuietFork => self.chain.fork(2, false),
+            Fault::PoolLost => self.chain.lose_pool(true),
+            Fault::PoolForgets => self.chain.lose_pool(false),
+        }
+    }
+
+    /// Waits until no row is open.
+    async fn settle(&self) {
+        let until = Instant::now() + Duration::from_secs(120);
+        loop {
+            let open = "select count(*) from tenure_tx.pending_transactions where ended_at is null";
+            let open: i64 = match self.database.client().await {
+                Ok(client) => client.query_one(open, &[]).await.map_or(-1, |row| row.get(0)),
+                Err(_) => -1,
+            };
+            if open == 0 {
+                return;
+            }
+            assert!(Instant::now() < until, "{open} transactions never ended");
+            sleep(Duration::from_millis(200)).await;
+        }
+    }
+
+    async fn verdict(&self, requests: usize) {
+        let read = reader();
+        let mut places: BTreeMap<String, String> = BTreeMap::new();
+        let mut noops = 0;
+        for (position, (raw, block)) in self.chain.finalized().into_iter().enumerate() {
+            let fields = read(&raw).expect("an extrinsic");
+            assert_eq!(fields.nonce, position as u64, "nonces are contiguous");
+            match raw.windows(5).rposition(|part| part == b"mark-") {
+                Some(at) => {
+                    let text = String::from_utf8_lossy(&raw[at..]).into_owned();
+                    let twice = places.insert(text.clone(), block);
+                    assert!(twice.is_none(), "{text} executed twice");
+                }
+                None => noops += 1,
+            }
+        }
+        let client = self.database.client().await.expect("it answers");
+        let rows = "select request_id, state, '0x' || encode(block_hash, 'hex'), \
+                    status_metadata::text from tenure_tx.pending_transactions";
+        let mut told = 0;
+        for row in client.query(rows, &[]).await.expect("rows") {
+            let (id, state): (String, String) = (row.get(0), row.get(1));
+            let (block, note): (Option<String>, String) = (row.get(2), row.get(3));
+            if id.starts_with("mark-") {
+                assert_eq!(state, "finalized", "{id}: {note}");
+                assert_eq!(places.get(&id), block.as_ref(), "{id}: {note}");
+                assert!(note.contains("executed"), "{id}: {note}");
+                told += 1;
+            }
+        }
+        assert_eq!((places.len(), told), (requests, requests), "each exactly once, each told");
+        report(&format!("{requests} remarks, each once, {noops} no-ops"));
+    }
+}
+
+/// Asks all nodes until one says yes. The id makes repeating harmless.
+async fn send(addresses: &Mutex<Vec<SocketAddr>>, index: usize) {
+    let id = format!("mark-{index:06}");
+    let remark = format!("0x{}", hex::encode(&id));
+    let call = json!({"pallet": "System", "call": "remark", "args": {"remark": remark}});
+    let question = json!({"op": "send", "call": call, "request_id": id});
+    loop {
+        let all = addresses.lock().expect("unpoisoned").clone();
+        for address in all {
+            let answer = ask(address, &question, Duration::from_secs(4)).await;
+            let Some(answer) = answer else { continue };
+            if answer.get("ok").is_some() {
+                return;
+            }
+            let code = answer["error"]["code"].as_str().unwrap_or_default();
+            let passing = ["not_leader", "draining", "stopped", "uncertain", "store", "not_signed"];
+            assert!(passing.contains(&code), "request {index}: {answer}");
+        }
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_accepted_remark_is_final_once_while_nodes_database_and_chain_fail() {
+    let size = std::env::var("TENURE_TX_REMARKS").ok();
+    let requests = size.and_then(|size| size.parse().ok()).unwrap_or(50);
+    let mut group = Group::start().await;
+    group.leader().await;
+    let started = Instant::now();
+    let next = Arc::new(Mutex::new(0..requests));
+    let mut callers = tokio::task::JoinSet::new();
+    for _ in 0..8 {
+        let (next, addresses) = (Arc::clone(&next), Arc::clone(&group.addresses));
+        callers.spawn(async move {
+            loop {
+                let index = next.lock().expect("unpoisoned").next();
+                let Some(index) = index else { return };
+                send(&addresses, index).await;
+                // Spread over the faults instead of all before the first.
+                sleep(Duration::from_millis(300)).await;
+            }
+        });
+    }
+    let mut random = StdRng::seed_from_u64(15);
+    let mut faults: BTreeMap<Fault, u32> = BTreeMap::new();
+    let mut round = Vec::new();
+    while !callers.is_empty() {
+        // Cancel-safe: a join set and a timer.
+        tokio::select! {
+            done = callers.join_next() => done.expect("not empty").expect("no panic"),
+            () = sleep(Duration::from_millis(500)) => {
+                if round.is_empty() {
+                    round = FAULTS.to_vec();
+                    round.shuffle(&mut random);
+                }
+                let fault = round.pop().expect("refilled");
+                group.inject(fault, &mut random).await;
+                *faults.entry(fault).or_default() += 1;
+            }
+        }
+        assert!(started.elapsed() < LIMIT, "callers are stuck");
+    }
+    report(&format!("all accepted after {:?}; faults {faults:?}", started.elapsed()));
+    group.settle().await;
+    group.verdict(requests).await;
+}

@@ -1,0 +1,311 @@
+//! The line to one node: requests with a deadline, a new connection where one broke, and what is
+//! read of the chain.
+
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use subxt_rpcs::Error as RpcError;
+use subxt_rpcs::client::{RpcClient, RpcParams, rpc_params};
+use tokio::sync::Mutex;
+use tokio::time::timeout;
+
+use super::events;
+use super::extrinsic_hash;
+use super::metadata::{Runtime, RuntimeError, Version};
+use crate::account::AccountId;
+use crate::chain::quiet::quietly;
+use crate::chain::{Block, Receipt, without_addresses};
+use crate::status::{Hash, unhex};
+
+/// How many runtimes are kept: the present one, and those before it that open extrinsics may be of.
+const RUNTIMES: usize = 4;
+
+pub(super) struct Line {
+    url: String,
+    pub(super) timeout: Duration,
+    client: Mutex<Slot>,
+    /// The newest first. Never locked across an await.
+    runtimes: RwLock<Vec<Arc<Runtime>>>,
+    /// One task at a time reads metadata, which is long.
+    reading: Mutex<()>,
+    genesis: Mutex<Option<Hash>>,
+}
+
+/// The connection for new requests.
+#[derive(Default)]
+struct Slot {
+    client: Option<RpcClient>,
+    /// How many there have been.
+    number: u64,
+}
+
+/// Something could not be read.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Unread {
+    #[error(transparent)]
+    Node(#[from] RpcError),
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+}
+
+impl Unread {
+    /// Whether the node has thrown the state away, so that asking again is of no use.
+    pub(super) fn is_pruned(&self) -> bool {
+        match self {
+            Unread::Node(RpcError::User(error)) => {
+                let data = error.data.as_ref().map_or("", |data| data.get());
+                let pruned = |text: &str| text.contains("State already discarded");
+                pruned(&error.message) || pruned(data)
+            }
+            Unread::Node(_) | Unread::Runtime(_) => false,
+        }
+    }
+
+    pub(super) fn plainly(&self) -> String {
+        without_addresses(self.to_string())
+    }
+}
+
+#[derive(Debug, Deserialize)]
+struct Header {
+    number: String,
+    #[serde(rename = "parentHash")]
+    parent: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct SignedBlock {
+    block: BlockBody,
+}
+
+#[derive(Debug, Deserialize)]
+struct BlockBody {
+    extrinsics: Vec<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct RuntimeVersion {
+    spec_version: u32,
+    transaction_version: u32,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct DispatchInfo {
+    partial_fee: Value,
+}
+
+impl Line {
+    pub(super) fn new(url: &str, timeout: Duration) -> Self {
+        Line {
+            url: url.to_owned(),
+            timeout,
+            client: Mutex::default(),
+            runtimes: RwLock::default(),
+            reading: Mutex::default(),
+            genesis: Mutex::default(),
+        }
+    }
+
+    /// The connection, and its number among those of this line.
+    pub(super) async fn client(&self) -> Result<(u64, RpcClient), RpcError> {
+        let mut slot = self.client.lock().await;
+        if let Some(client) = &slot.client {
+            return Ok((slot.number, client.clone()));
+        }
+        // The caller chose the scheme; plain text is its decision.
+        let url = self.url.clone();
+        let connect = quietly(async move { RpcClient::from_insecure_url(url).await });
+        let client = timeout(self.timeout, connect).await.map_err(|_| late())??;
+        slot.number += 1;
+        slot.client = Some(client.clone());
+        Ok((slot.number, client))
+    }
+
+    /// That connection is not used for new requests; its subscriptions go on.
+    pub(super) async fn leave(&self, number: u64) {
+        let mut slot = self.client.lock().await;
+        if slot.number == number {
+            slot.client = None;
+        }
+    }
+
+    /// A line that broke or fell silent is not used again.
+    pub(super) async fn checked<T>(
+        &self,
+        number: u64,
+        outcome: Result<T, RpcError>,
+    ) -> Result<T, RpcError> {
+        match &outcome {
+            Ok(_) | Err(RpcError::User(_)) => {}
+            Err(_) => self.leave(number).await,
+        }
+        outcome
+    }
+
+    pub(super) async fn request<R: DeserializeOwned>(
+        &self,
+        method: &str,
+        params: RpcParams,
+    ) -> Result<R, RpcError> {
+        let (number, client) = self.client().await?;
+        let answer = timeout(self.timeout, client.request(method, params)).await;
+        self.checked(number, answer.unwrap_or_else(|_| Err(late()))).await
+    }
+
+    async fn header(&self, hash: &str) -> Result<(u64, Option<Hash>), RpcError> {
+        let header: Option<Header> = self.request("chain_getHeader", rpc_params![hash]).await?;
+        let header = header.ok_or_else(|| unreadable("the node does not know its own block"))?;
+        let digits = header.number.trim_start_matches("0x");
+        let number =
+            u64::from_str_radix(digits, 16).map_err(|_| unreadable("a block number is not hex"))?;
+        let parent = header.parent.and_then(|hash| hash.parse().ok());
+        Ok((number, parent))
+    }
+
+    pub(super) async fn block(&self, hash: String) -> Result<Block, RpcError> {
+        let (number, _) = self.header(&hash).await?;
+        let hash = hash.parse().map_err(|_| unreadable("a block hash is not 32 bytes"))?;
+        Ok(Block { number, hash })
+    }
+
+    pub(super) async fn best(&self) -> Result<Block, RpcError> {
+        let best: String = self.request("chain_getBlockHash", rpc_params![]).await?;
+        self.block(best).await
+    }
+
+    pub(super) async fn nonce_at(&self, account: &AccountId, block: Hash) -> Result<u64, RpcError> {
+        let params =
+            rpc_params!["AccountNonceApi_account_nonce", account.to_string(), block.to_string()];
+        let answer: String = self.request("state_call", params).await?;
+        let bytes = unhex(&answer).filter(|bytes| bytes.len() <= 8);
+        let bytes = bytes.ok_or_else(|| unreadable("an account's nonce is not an integer"))?;
+        let mut wide = [0; 8];
+        wide[..bytes.len()].copy_from_slice(&bytes);
+        Ok(u64::from_le_bytes(wide))
+    }
+
+    pub(super) async fn hash_at(&self, number: u64) -> Result<Hash, RpcError> {
+        let hash: Option<String> = self.request("chain_getBlockHash", rpc_params![number]).await?;
+        let hash = hash.ok_or_else(|| unreadable("the node has no such block"))?;
+        hash.parse().map_err(|_| unreadable("a block hash is not 32 bytes"))
+    }
+
+    /// The bytes of a block's extrinsics, in order.
+    pub(super) async fn extrinsics(&self, block: Hash) -> Result<Vec<Vec<u8>>, RpcError> {
+        let params = rpc_params![block.to_string()];
+        let found: Option<SignedBlock> = self.request("chain_getBlock", params).await?;
+        let found = found.ok_or_else(|| unreadable("the node has no such block"))?;
+        let extrinsics = found.block.extrinsics.iter().map(|text| unhex(text));
+        let all: Option<Vec<Vec<u8>>> = extrinsics.collect();
+        all.ok_or_else(|| unreadable("an extrinsic is not hex"))
+    }
+
+    pub(super) async fn genesis(&self) -> Result<Hash, RpcError> {
+        let mut known = self.genesis.lock().await;
+        match *known {
+            Some(genesis) => Ok(genesis),
+            None => Ok(*known.insert(self.hash_at(0).await?)),
+        }
+    }
+
+    /// The runtime of the state after a block: the one that makes the next. An upgrade is seen by its
+    /// version, and its metadata is read then.
+    pub(super) async fn runtime_at(&self, block: Hash) -> Result<Arc<Runtime>, Unread> {
+        let at = block.to_string();
+        let version: RuntimeVersion =
+            self.request("state_getRuntimeVersion", rpc_params![&at]).await?;
+        let version =
+            Version { spec: version.spec_version, transaction: version.transaction_version };
+        let known = || self.runtimes().into_iter().find(|runtime| runtime.version() == version);
+        if let Some(runtime) = known() {
+            return Ok(runtime);
+        }
+        let _reading = self.reading.lock().await;
+        if let Some(runtime) = known() {
+            return Ok(runtime);
+        }
+        let genesis = self.genesis().await?;
+        let metadata: String = self.request("state_getMetadata", rpc_params![&at]).await?;
+        let metadata = unhex(&metadata).ok_or_else(|| unreadable("metadata is not hex"))?;
+        let runtime = Arc::new(Runtime::read(&metadata, version, genesis)?);
+        tracing::info!(
+            spec = version.spec,
+            transaction = version.transaction,
+            "a runtime was read"
+        );
+        let mut all = self.runtimes.write().unwrap_or_else(PoisonError::into_inner);
+        all.truncate(RUNTIMES - 1);
+        all.insert(0, Arc::clone(&runtime));
+        Ok(runtime)
+    }
+
+    /// The runtimes that were read, the newest first.
+    pub(super) fn runtimes(&self) -> Vec<Arc<Runtime>> {
+        self.runtimes.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What the chain asks for an extrinsic, without its tip.
+    pub(super) async fn fee(&self, raw: &[u8]) -> Result<u128, RpcError> {
+        let params = rpc_params![format!("0x{}", hex::encode(raw))];
+        let info: DispatchInfo = self.request("payment_queryInfo", params).await?;
+        let text = info.partial_fee.as_str().map(str::to_owned);
+        let text = text.unwrap_or_else(|| info.partial_fee.to_string());
+        let fee = match text.strip_prefix("0x") {
+            Some(digits) => u128::from_str_radix(digits, 16).ok(),
+            None => text.parse().ok(),
+        };
+        fee.ok_or_else(|| unreadable("a fee is not a number"))
+    }
+
+    /// What became of an extrinsic in its block. `None`: it is not in it.
+    pub(super) async fn receipt(
+        &self,
+        block: Hash,
+        extrinsic: Hash,
+    ) -> Result<Option<Receipt>, Unread> {
+        let all = self.extrinsics(block).await?;
+        let place = all.iter().position(|raw| extrinsic_hash(raw) == extrinsic);
+        let Some(place) = place.and_then(|place| u32::try_from(place).ok()) else {
+            return Ok(None);
+        };
+        let (number, parent) = self.header(&block.to_string()).await?;
+        let bare = Receipt { number: Some(number), ..Receipt::default() };
+        match self.dispatched(block, parent, place, number).await {
+            Ok(receipt) => Ok(Some(receipt)),
+            // Of a state that is gone, and of a runtime that cannot be read, no later answer tells more.
+            Err(error) if error.is_pruned() || matches!(error, Unread::Runtime(_)) => {
+                Ok(Some(bare))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn dispatched(
+        &self,
+        block: Hash,
+        parent: Option<Hash>,
+        place: u32,
+        number: u64,
+    ) -> Result<Receipt, Unread> {
+        // The runtime of the state before the block made it, also where the block upgraded it.
+        let runtime = self.runtime_at(parent.unwrap_or(block)).await?;
+        let params = rpc_params![events::KEY, block.to_string()];
+        let events: Option<String> = self.request("state_getStorage", params).await?;
+        let events = events.as_deref().map_or(Some(Vec::new()), unhex);
+        let events = events.ok_or_else(|| unreadable("a block's events are not hex"))?;
+        Ok(runtime.receipt(&events, place, number))
+    }
+}
+
+pub(super) fn late() -> RpcError {
+    RpcError::Client("no answer in time".into())
+}
+
+fn unreadable(what: &'static str) -> RpcError {
+    RpcError::Client(what.into())
+}
