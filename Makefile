@@ -28,7 +28,8 @@ test: lint unit faults loom newer-server test-chain python deny   ## Everything 
 
 test-all: test      ## Also what is slow: long storms of both simulations, two thousand transactions under fire
 	TENURE_SIM_SEEDS=5000 $(CARGO) test -p tenure-sim --release --lib
-	TENURE_TX_RUN=2000 $(CARGO) test $(FEATURES) --release --test tx -- group --test-threads=1
+	TENURE_TX_RUN=2000 TENURE_TX_REMARKS=1000 $(CARGO) test $(FEATURES) --release --test tx -- group substrate::every \
+		--test-threads=1
 	$(MAKE) storm
 	$(MAKE) doc
 	TENURE_AGENT_STORM=60 $(CARGO) test $(FEATURES) --test agent -- storm
@@ -75,7 +76,7 @@ newer-server: setup ## The heart of the suite on PostgreSQL 18
 	@# Without the test that needs pg_basebackup, which this server comes without.
 	TENURE_TEST_PG=18 $(CARGO) test $(FEATURES) --test election -- --skip a_cluster_without_a_primary
 
-test-chain: setup setup-chain   ## Transactions: a real anvil, a scripted Substrate node, three nodes under fire
+test-chain: setup setup-chain   ## Transactions: a real anvil, an imitated Substrate node, three nodes under fire
 	$(CARGO) test $(FEATURES) --no-fail-fast $(CHAIN:%=--test %)
 
 python: setup setup-python   ## The Python package on a real server, in a virtual environment of its own
