@@ -3,6 +3,9 @@
 The slot is a row with a unique key, written in a transaction that carries the leader's epoch. An
 instance that was frozen in the middle of it cannot commit after another one has taken over.
 
+Besides tenure it needs psycopg (``pip install 'psycopg[binary]'``). Start it in two terminals, and kill the one
+that fires:
+
     DATABASE_URL=postgresql://localhost/app python beat.py
 """
 

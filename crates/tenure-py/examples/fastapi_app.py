@@ -1,6 +1,9 @@
 """A web service whose instances elect one that does the background work.
 
+Besides tenure it needs ``pip install fastapi uvicorn``. Ask it repeatedly: another worker may answer.
+
     DATABASE_URL=postgresql://localhost/app uvicorn fastapi_app:app --workers 4
+    curl localhost:8000/leader
 """
 
 import asyncio

@@ -1,6 +1,9 @@
 """A worker with threads: one instance drains a table, and its writes carry the epoch.
 
+Besides tenure it needs psycopg (``pip install 'psycopg[binary]'``). Start it in two terminals, then give it work:
+
     DATABASE_URL=postgresql://localhost/app python worker.py
+    psql postgresql://localhost/app -c 'insert into job default values'
 """
 
 import os
@@ -34,6 +37,7 @@ def main() -> None:
         DSN, role="worker", policy="fenced"
     ) as lock:
         connection.execute("create table if not exists job (id bigserial primary key, done_by bigint)")
+        print("takes part; the leader does the jobs", flush=True)
         while not ended.is_set():
             if not lock.wait_for_leadership(0.2):
                 continue
