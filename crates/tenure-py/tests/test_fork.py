@@ -338,7 +338,7 @@ def test_the_end_of_the_interpreter_releases_and_hangs_nothing(programs: Any, ds
     assert time.monotonic() - begun < 2.8, "released, not waited out"
 
 
-def test_a_blocking_lock_that_is_never_shut_down_ends_with_the_program(programs: Any) -> None:
+def test_a_blocking_lock_that_is_never_shut_down_ends_with_the_program(programs: Any, dsn: str) -> None:
     program = programs.start(
         """
         import os, time
@@ -351,6 +351,9 @@ def test_a_blocking_lock_that_is_never_shut_down_ends_with_the_program(programs:
     )
     program.expect("leads")
     assert program.wait(10) == 0, program.said
+    # A process that only dies leaves its name in the row, and its successor waits out the lease.
+    with psycopg.connect(dsn) as admin:
+        assert admin.execute("select holder from tenure.role").fetchall() == [(None,)], "it was released"
 
 
 @pytest.mark.slow
