@@ -14,7 +14,7 @@ ifdef CI
 export CARGO_INCREMENTAL := 0
 endif
 
-.PHONY: help demo test test-all setup setup-chain setup-python lint unit faults drill loom newer-server test-chain deny \
+.PHONY: help demo test test-all setup setup-chain setup-prometheus setup-python lint unit faults drill loom newer-server test-chain deny \
 	python python-all wheel bench-python storm soak-gossip doc
 
 help:               ## What can be made
@@ -34,6 +34,7 @@ test-all: test      ## Also what is slow: long storms of both simulations, two t
 	$(MAKE) doc
 	TENURE_AGENT_STORM=60 $(CARGO) test $(FEATURES) --test agent -- storm
 	TENURE_SHARDS=1000 $(CARGO) test $(FEATURES) --test library -- shards
+	TENURE_PROMQL=10000 $(CARGO) test $(FEATURES) --test agent -- prometheus alerts --include-ignored
 	$(MAKE) python-all
 
 storm: setup setup-chain   ## Five thousand transactions while the chain's node lies, reorganises and forgets
@@ -41,6 +42,9 @@ storm: setup setup-chain   ## Five thousand transactions while the chain's node 
 
 setup:
 	@scripts/setup.sh core
+
+setup-prometheus:
+	@scripts/setup.sh prometheus
 
 setup-chain:
 	@scripts/setup.sh chain
@@ -56,7 +60,7 @@ lint:               ## Formatting and clippy, warnings are errors
 	$(CARGO) clippy $(FEATURES) --all-targets -- -D warnings
 	$(CARGO) clippy -p tenure-core --no-default-features -- -D warnings
 
-unit: setup         ## Unit, property, integration and documentation tests, each on real servers
+unit: setup setup-prometheus   ## Unit, property, integration and documentation tests, each on real servers
 	$(CARGO) test $(FEATURES) --no-fail-fast --lib --bins --examples $(UNIT:%=--test %)
 	$(CARGO) test $(FEATURES) --doc
 

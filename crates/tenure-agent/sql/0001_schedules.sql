@@ -102,6 +102,8 @@ begin
             definition = excluded.definition, digest = excluded.digest, epoch = excluded.epoch,
             watermark = case when s.timing = excluded.timing and s.removed_at is null then s.watermark
                              else greatest(s.watermark, excluded.watermark) end,
+            -- Of the old timing it says nothing any more; the next slot sets it.
+            next_at = case when s.timing = excluded.timing and s.removed_at is null then s.next_at end,
             removed_at = null;
     update tenure_agent.schedule s set removed_at = clock_timestamp(), next_at = null
         where s.role = p_role and s.removed_at is null

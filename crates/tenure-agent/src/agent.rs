@@ -6,12 +6,14 @@ use std::thread::available_parallelism;
 use std::time::Duration;
 
 use tenure::config::Config;
+use tenure::connect::dsn::ProcessEnv;
 use tenure::{LeaderLock, Member, Notice, TenureError};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{Semaphore, broadcast, watch};
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::sleep;
 
+use crate::alerts::{self, ALERTS, Setup};
 use crate::commander::{Commander, Commands};
 use crate::event::{Event, Events};
 use crate::plan::{Plan, differences};
@@ -33,6 +35,7 @@ pub struct Agent {
     commanded: BTreeSet<String>,
     starts: Arc<Semaphore>,
     events: Events,
+    alerts: Option<(watch::Sender<Arc<Setup>>, AbortHandle)>,
     tasks: JoinSet<()>,
 }
 
@@ -60,12 +63,27 @@ impl Agent {
         let (retention, retained) = watch::channel(plan.retention);
         if plan.retention.is_some() {
             let lock = member.lock(MAINTENANCE)?;
-            tasks.spawn(retention::serve(lock, config, retained, events.clone()));
+            tasks.spawn(retention::serve(lock, config.clone(), retained, events.clone()));
+        }
+        let member = Arc::new(member);
+        let mut alerts = None;
+        if let Some(alerting) = &plan.alerting {
+            let setup = Arc::new(alerting.open(&config, &ProcessEnv)?);
+            let (sender, receiver) = watch::channel(setup);
+            if !alerting.rules().is_empty() {
+                let lock = member.lock(ALERTS)?;
+                let served = alerts::serve(lock, config.clone(), receiver.clone(), events.clone());
+                tasks.spawn(served);
+            }
+            let identity = member.identity().as_str().to_owned();
+            let weak = Arc::downgrade(&member);
+            let watched = alerts::watch_database(weak, identity, receiver, events.clone());
+            alerts = Some((sender, tasks.spawn(watched)));
         }
         let cores = available_parallelism().map_or(1, usize::from);
         let (jobs, scheduled) = watch::channel(Arc::new(plan.jobs.clone()));
         let mut agent = Agent {
-            member: Arc::new(member),
+            member,
             commands: watch::channel(Arc::new(plan.commands.clone())).0,
             jobs,
             retention,
@@ -73,6 +91,7 @@ impl Agent {
             commanded: BTreeSet::new(),
             starts: Arc::new(Semaphore::new(cores * 2)),
             plan,
+            alerts,
             events,
             tasks,
         };
@@ -121,7 +140,7 @@ impl Agent {
         self.member.identity().as_str()
     }
 
-    /// Takes over another plan: commands, schedules and retention of the roles that the member has. Says
+    /// Takes over another plan: commands, schedules, retention and alerts of the roles that the member has. Says
     /// what it cannot take over.
     pub fn reload(&mut self, plan: Plan) -> Vec<String> {
         let mut left = differences(&self.plan, &plan, self.member.config());
@@ -134,6 +153,13 @@ impl Agent {
         self.commands.send_replace(Arc::new(commands));
         self.jobs.send_replace(Arc::new(jobs));
         self.retention.send_replace(plan.retention);
+        if let (Some((sender, _)), Some(alerting)) = (&self.alerts, &plan.alerting) {
+            // The caller has opened them once already; a secret that is gone since changes nothing.
+            match alerting.open(self.member.config(), &ProcessEnv) {
+                Ok(setup) => drop(sender.send_replace(Arc::new(setup))),
+                Err(_) => left.push("a secret of [alerting]".to_owned()),
+            }
+        }
         if let Err(error) = self.staff() {
             left.push(error.to_string());
         }
@@ -146,7 +172,7 @@ impl Agent {
     /// # Errors
     /// [`TenureError::Timeout`].
     pub async fn shutdown(self, within: Duration) -> Result<(), TenureError> {
-        let Agent { mut member, mut tasks, commands, jobs, retention, .. } = self;
+        let Agent { mut member, mut tasks, commands, jobs, retention, alerts, .. } = self;
         let member = loop {
             match Arc::try_unwrap(member) {
                 Ok(member) => break member,
@@ -155,11 +181,15 @@ impl Agent {
             }
             sleep(Duration::from_millis(1)).await;
         };
+        // What it would tell is over.
+        if let Some((_, watching)) = &alerts {
+            watching.abort();
+        }
         let left = member.shutdown(Some(within)).await;
         if left.is_ok() {
             while tasks.join_next().await.is_some() {}
         }
-        drop((commands, jobs, retention));
+        drop((commands, jobs, retention, alerts));
         left
     }
 

@@ -8,6 +8,7 @@
 //!                       │    └─ runs: programs under a guardian, or closures
 //!                       ├─ Shards ── placement (pure): hands over what belongs to another member
 //!                       ├─ retention: the leader of `tenure:maintenance`
+//!                       ├─ alerts: the leader of `tenure:alerts`
 //!                       └─ Store: one session for all of it ──► PostgreSQL: schedules
 //! ```
 //!
@@ -39,6 +40,7 @@
 //! | the database is away for less than the lease | goes on; its end is recorded afterwards | late |
 
 mod agent;
+pub mod alerts;
 pub mod child;
 mod commander;
 mod crew;

@@ -25,6 +25,8 @@ use serde::de::IgnoredAny;
 use tenure::RoleName;
 use tenure::config::{Config, ConfigError, RoleSpec, parse_period};
 
+use crate::alerts::setup::{WrittenAlert, WrittenAlerting};
+use crate::alerts::{ALERTS, Alerting};
 use crate::commander::Commands;
 use crate::definition::{Missed, Overlap, Schedule, ScheduleError};
 use crate::retention::{MAINTENANCE, Retention};
@@ -38,6 +40,7 @@ pub struct Plan {
     pub(crate) jobs: Vec<Job>,
     pub(crate) retention: Option<Retention>,
     pub(crate) shards: Vec<Shards>,
+    pub(crate) alerting: Option<Alerting>,
     http: Option<String>,
     roles: BTreeSet<String>,
 }
@@ -68,6 +71,8 @@ impl std::error::Error for PlanError {}
 #[serde(deny_unknown_fields, default)]
 struct Written {
     agent: Agent,
+    alerting: WrittenAlerting,
+    alerts: Vec<WrittenAlert>,
     command: Vec<WrittenCommand>,
     schedule: Vec<WrittenSchedule>,
     shards: Vec<WrittenShards>,
@@ -159,6 +164,11 @@ impl Plan {
         if plan.retention.is_some() {
             plan.roles.insert(MAINTENANCE.to_owned());
         }
+        plan.alerting = Alerting::validated(written.alerting, written.alerts)
+            .map_err(|(path, why)| reader.bad(&path, why))?;
+        if plan.alerting.as_ref().is_some_and(|alerting| !alerting.rules().is_empty()) {
+            plan.roles.insert(ALERTS.to_owned());
+        }
         for (index, command) in written.command.into_iter().enumerate() {
             let at = |field: &str| format!("command[{index}].{field}");
             let role = reader.role(&command.role, &at("role"))?;
@@ -220,7 +230,13 @@ impl Plan {
     /// Whether there is nothing to run.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.commands.is_empty() && self.jobs.is_empty()
+        self.commands.is_empty() && self.jobs.is_empty() && self.alerting.is_none()
+    }
+
+    /// What the file says about alerts.
+    #[must_use]
+    pub fn alerting(&self) -> Option<&Alerting> {
+        self.alerting.as_ref()
     }
 
     /// The roles as a configuration takes them.
@@ -443,6 +459,9 @@ pub(crate) fn differences(old: &Plan, new: &Plan, config: &Config) -> Vec<String
     if old.shards != new.shards {
         found.push("[[shards]]".to_owned());
     }
+    if old.alerting.is_some() != new.alerting.is_some() {
+        found.push("whether there are alerts".to_owned());
+    }
     if old.http != new.http {
         found.push("agent.http".to_owned());
     }
@@ -499,6 +518,49 @@ mod tests {
         assert!(error.contains("line 3, column 7"), "{error}");
         let error = refused("[[schedule]]\nname = 'a'\n");
         assert!(error.contains("line 1") && error.contains("missing field"), "{error}");
+    }
+
+    #[test]
+    fn alerts_are_read_and_a_condition_that_cannot_be_evaluated_is_refused_where_it_stands() {
+        let text = "[[alerts]]\nname = 'no_scheduler_leader'\n\
+            condition = \"sum(forge_leader_is_leader{role='scheduler'}) == 0\"\n\
+            for = '30s'\nseverity = 'critical'\nnotify = ['pagerduty']\n";
+        let plan = Plan::from_toml(text, Path::new("forge.toml")).expect("valid");
+        let alerting = plan.alerting().expect("alerts");
+        assert_eq!(alerting.rules().len(), 1);
+        assert!(plan.roles().any(|(role, _)| role == "tenure:alerts"));
+        let error = refused(&text.replace("forge_leader_is_leader", "forge_leader_is_lader"));
+        assert!(
+            error.starts_with(
+                "tenure.toml line 3, column 13: `alerts[0].condition`: there is no series"
+            ),
+            "{error}"
+        );
+        let error = refused(&text.replace("'pagerduty'", "'pagerduty', 'mail:me'"));
+        assert!(
+            error.starts_with("tenure.toml line 6, column 24: `alerts[0].notify[1]`"),
+            "{error}"
+        );
+        let error = refused("[alerting]\ndefaults = true\n");
+        assert!(error.contains("names no notifier"), "{error}");
+        let error = refused(&text.replace("notify = ['pagerduty']\n", ""));
+        assert!(
+            error.contains("line 2, column 8") && error.contains("names no notifier"),
+            "{error}"
+        );
+        let own = format!(
+            "[alerting]\nnotify = ['slack:#ops']\n{}",
+            text.replace("no_scheduler_leader", "flapping")
+        );
+        let plan = Plan::from_toml(&own, Path::new("forge.toml")).expect("valid");
+        let rules = plan.alerting().expect("alerts").rules();
+        let flapping: Vec<_> = rules.iter().filter(|rule| rule.name() == "flapping").collect();
+        assert_eq!(
+            (rules.len(), flapping.len()),
+            (8, 1),
+            "the default rules, one of them the file's own"
+        );
+        assert_eq!(flapping[0].notify(), ["pagerduty"]);
     }
 
     #[test]

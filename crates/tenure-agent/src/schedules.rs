@@ -112,6 +112,9 @@ pub enum ScheduleStartError {
     /// The database cannot be used.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// A notifier of alerts cannot be used.
+    #[error(transparent)]
+    Notifier(#[from] crate::alerts::NotifierError),
 }
 
 /// Schedules at work. Dropping it ends what runs, at once and without a record of its end; shut the member

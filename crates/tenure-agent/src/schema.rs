@@ -8,7 +8,7 @@ pub const SCHEMA: Schema = Schema {
     name: "tenure_agent",
     // "tenureag" in ASCII.
     key: 0x74_65_6e_75_72_65_61_67,
-    files: tenure_connect::migrations!["../sql", 1 "schedules"],
+    files: tenure_connect::migrations!["../sql", 1 "schedules", 2 "alerts"],
 };
 
 /// The grants that an agent's login role needs beside a member's, as SQL text for the schema's owner to run.

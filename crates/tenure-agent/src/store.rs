@@ -136,6 +136,12 @@ impl Store {
         })
     }
 
+    /// With another deadline for each statement.
+    pub(crate) fn patient(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
     /// The database's time now, never ahead of it as long as the two clocks run alike; none before the
     /// first answer.
     pub fn now(&self) -> Option<Timestamp> {
@@ -358,7 +364,7 @@ impl Store {
         }
     }
 
-    async fn ask<T: DeserializeOwned>(&self, sql: &str) -> Result<T, StoreError> {
+    pub(crate) async fn ask<T: DeserializeOwned>(&self, sql: &str) -> Result<T, StoreError> {
         let text = self.send(sql).await?.unwrap_or_default();
         let received = BootClock.now();
         let value: Value =

@@ -29,8 +29,8 @@ use journal::Journal;
 use service::Service;
 
 const NOTES: &str = "\
-The file says what runs: [[command]] (as long as its role is led), [[schedule]], [[shards]], [[role]],
-[member], [database]; docs/agent.md has every key. SIGHUP reads it again and says what needs a
+The file says what runs: [[command]] (as long as its role is led), [[schedule]], [[shards]], [[alerts]],
+[[role]], [member], [database]; docs/agent.md has every key. SIGHUP reads it again and says what needs a
 restart. SIGTERM and SIGINT hand every role over: commands end within their grace, runs of
 schedules within their drain_limit; a second signal ends them at once. Events go to standard
 error; standard output is the commands'. Under systemd (Type=notify) it tells when it is ready and
@@ -162,6 +162,7 @@ async fn campaign(agent: &Agent, signals: &mut Signals, refused: &mut Option<Ten
 fn start_failed(error: ScheduleStartError) -> Failure {
     match error {
         ScheduleStartError::Member(error) => error.into(),
+        ScheduleStartError::Notifier(error) => Failure::usage(error.to_string()),
         other => Failure::new(Exit::Unreachable, other.to_string()),
     }
 }
@@ -171,7 +172,7 @@ fn reload(agent: &mut Agent, args: &AgentArgs, journal: &Journal) {
     match meant(args) {
         Ok(Meant { plan, .. }) => {
             let left = agent.reload(plan);
-            journal.say("reloaded", "commands, schedules and retention are the file's");
+            journal.say("reloaded", "commands, schedules, retention and alerts are the file's");
             if !left.is_empty() {
                 let what = left.join(" and ");
                 journal.say(
@@ -201,6 +202,10 @@ fn meant(args: &AgentArgs) -> Result<Meant, Failure> {
             "{} gives the agent nothing to do; add a [[command]], a [[schedule]] or a [[role]]",
             path.display()
         )));
+    }
+    if let Some(alerting) = plan.alerting() {
+        let opened = alerting.open(&first, &ProcessEnv);
+        opened.map_err(|error| Failure::usage(format!("{}: {error}", path.display())))?;
     }
     let specs = || plan.roles().map(|(role, drain)| drained(&first, plan.spec(role), role, drain));
     let config = build(builder(args, &text, path, specs())?, &text, path)?;

@@ -62,6 +62,9 @@ pub(crate) enum Command {
     /// Schedules: list them, run one now, read their history and dead letters
     #[command(subcommand)]
     Schedule(crate::schedule::ScheduleCommand),
+    /// Alerts: test the rules, export them for Prometheus, list what fires
+    #[command(subcommand)]
+    Alerts(crate::alerts::AlertsCommand),
     /// Show what happened: terms, orders, late heartbeats, ends of schedules
     Events(crate::happened::EventsArgs),
     /// Delete old terms, events and runs

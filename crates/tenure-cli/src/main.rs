@@ -22,6 +22,7 @@
 
 mod acquire;
 mod agent;
+mod alerts;
 mod args;
 mod candidacy;
 mod check;
@@ -86,6 +87,7 @@ fn dispatch(command: Command) -> Result<Exit, Failure> {
             Command::Acquire(args) => acquire::acquire(args).await,
             Command::Agent(args) => agent::agent(args).await,
             Command::Schedule(command) => schedule::run(command).await,
+            Command::Alerts(command) => alerts::run(command).await,
             Command::Events(args) => happened::events(args).await,
             Command::Prune(args) => prune::prune(args).await,
             Command::Status(args) => status::status(args).await,

@@ -1,10 +1,12 @@
 //! `tenure agent` and what belongs to it: real processes, real faults.
 
+mod alerts;
 mod commands;
 mod deploy;
 mod events;
 mod files;
 mod kit;
+mod prometheus;
 mod schedules;
 mod shards;
 mod storm;

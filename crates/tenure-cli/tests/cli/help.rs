@@ -2,11 +2,12 @@
 
 use crate::kit::{code, ends, stdout};
 
-const COMMANDS: [&str; 24] = [
+const COMMANDS: [&str; 25] = [
     "run",
     "acquire",
     "agent",
     "schedule",
+    "alerts",
     "events",
     "prune",
     "status",

@@ -26,6 +26,8 @@ pub(super) struct Written {
     tx: IgnoredAny,
     gossip: IgnoredAny,
     agent: IgnoredAny,
+    alerting: IgnoredAny,
+    alerts: IgnoredAny,
     command: IgnoredAny,
     schedule: IgnoredAny,
     shards: IgnoredAny,
