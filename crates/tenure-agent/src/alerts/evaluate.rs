@@ -100,7 +100,7 @@ fn matching<'a>(selector: &'a Selector, samples: &'a Samples) -> impl Iterator<I
 fn present(selector: &Selector, samples: &Samples, now: i64) -> Vec<Element> {
     let element = |series: &Series| {
         let point = series.points.iter().rev().find(|point| point.at <= now)?;
-        let value = point.value.filter(|_| point.at > now - LOOKBACK)?;
+        let value = point.value.filter(|_| point.at >= now - LOOKBACK)?;
         Some(Element { labels: series.labels.clone(), value })
     };
     matching(selector, samples).filter_map(element).collect()
@@ -435,7 +435,7 @@ mod tests {
         let gone = samples(vec![series("tenure_epoch", pairs, &[Some(1.0), None])]);
         assert!(found("tenure_epoch > 0", &gone).is_empty());
         let mut old = series("tenure_epoch", pairs, &[Some(1.0)]);
-        old.points[0].at = NOW - LOOKBACK;
+        old.points[0].at = NOW - LOOKBACK - 1;
         assert!(found("tenure_epoch > 0", &samples(vec![old.clone()])).is_empty());
         old.points[0].at += 1;
         assert_eq!(found("tenure_epoch > 0", &samples(vec![old])).len(), 1);
