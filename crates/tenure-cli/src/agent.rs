@@ -29,12 +29,12 @@ use journal::Journal;
 use service::Service;
 
 const NOTES: &str = "\
-The file says what runs: [[command]] (as long as its role is led), [[schedule]], [[shards]], [[alerts]],
-[[role]], [member], [database]; docs/agent.md has every key. SIGHUP reads it again and says what needs a
-restart. SIGTERM and SIGINT hand every role over: commands end within their grace, runs of
-schedules within their drain_limit; a second signal ends them at once. Events go to standard
-error; standard output is the commands'. Under systemd (Type=notify) it tells when it is ready and
-feeds the watchdog.";
+The file says what runs: [[command]] (as long as its role is led), [[schedule]], [[shards]],
+[[alerts]], [[role]], [member], [database]; docs/agent.md has every key. SIGHUP reads it again and
+says what needs a restart. SIGTERM and SIGINT hand every role over: commands end within their
+grace, runs of schedules within their drain_limit; a second signal ends them at once. Events go to
+standard error; standard output is the commands'. Under systemd (Type=notify) it tells when it is
+ready and feeds the watchdog.";
 
 /// No wait of a role may be longer.
 const LONGEST_DRAIN: Duration = Duration::from_secs(3600);
