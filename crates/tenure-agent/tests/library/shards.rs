@@ -65,9 +65,9 @@ impl Group {
         let mut config = Config::builder().dsn(self.database.dsn()).instance(instance);
         if !self.is_large {
             config = config
-                .heartbeat(Duration::from_millis(400))
-                .lease(Duration::from_millis(1600))
-                .statement_deadline(Duration::from_millis(600));
+                .heartbeat(Duration::from_millis(500))
+                .lease(Duration::from_millis(2000))
+                .statement_deadline(Duration::from_millis(700));
         }
         self.shards.specs().fold(config, |config, role| config.role(role)).build().expect("valid")
     }
@@ -205,7 +205,7 @@ async fn shards_are_spread_and_a_join_a_leave_or_a_death_moves_little_more_than_
 
     // A member that comes and goes every second: time is the subject.
     let terms = group.terms().await;
-    for _ in 0..if group.is_large { 10 } else { 3 } {
+    for _ in 0..if group.is_large { 10 } else { 2 } {
         let begun = Instant::now();
         let restless = group.join("restless").await;
         tokio::time::sleep(Duration::from_secs(1).saturating_sub(begun.elapsed())).await;

@@ -38,7 +38,8 @@ async fn no_slot_fires_twice_and_every_slot_is_accounted_for() {
     stage.at_least(done, 2).await;
     let begun = Instant::now();
     let mut fault = 0;
-    while begun.elapsed() < Duration::from_secs(seconds) {
+    // Each fault at least once, however slow the machine.
+    while begun.elapsed() < Duration::from_secs(seconds) || fault < 3 {
         let Some(at) = leader(&stage, &nodes).await else { continue };
         let before = stage.count(done).await;
         let node = &mut nodes[at];
@@ -62,7 +63,6 @@ async fn no_slot_fires_twice_and_every_slot_is_accounted_for() {
         progress(&stage, done, before + 2).await;
         fault += 1;
     }
-    assert!(fault >= 3, "{fault} faults");
     let starts = stage.starts("log");
     let unique: BTreeSet<&String> = starts.iter().collect();
     assert_eq!(unique.len(), starts.len(), "a slot fired twice: {starts:?}");
