@@ -1,6 +1,6 @@
 //! Shards spread over members of the library.
 //!
-//! `TENURE_SHARDS=1000` spreads as many over ten members, with the default lease; default: 100 over five.
+//! `TENURE_SHARDS=1000` spreads as many over ten members; default: 100 over five.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -62,13 +62,15 @@ impl Group {
     }
 
     fn config(&self, instance: &str) -> Config {
-        let mut config = Config::builder().dsn(self.database.dsn()).instance(instance);
-        if !self.is_large {
-            config = config
-                .heartbeat(Duration::from_millis(500))
-                .lease(Duration::from_millis(2000))
-                .statement_deadline(Duration::from_millis(700));
-        }
+        // A claim of a thousand roles by ten members at once takes its time on a busy machine.
+        let [heartbeat, lease, deadline] =
+            if self.is_large { [2000, 10_000, 4000] } else { [500, 2000, 700] };
+        let config = Config::builder()
+            .dsn(self.database.dsn())
+            .instance(instance)
+            .heartbeat(Duration::from_millis(heartbeat))
+            .lease(Duration::from_millis(lease))
+            .statement_deadline(Duration::from_millis(deadline));
         self.shards.specs().fold(config, |config, role| config.role(role)).build().expect("valid")
     }
 
