@@ -28,7 +28,7 @@ test: lint unit faults loom newer-server test-chain python deny   ## Everything 
 
 test-all: test      ## Also what is slow: long storms of both simulations, two thousand transactions under fire
 	TENURE_SIM_SEEDS=5000 $(CARGO) test -p tenure-sim --release --lib
-	TENURE_TX_RUN=2000 TENURE_TX_REMARKS=1000 $(CARGO) test $(FEATURES) --release --test tx -- group substrate::every \
+	TENURE_TX_RUN=2000 TENURE_TX_REMARKS=200 $(CARGO) test $(FEATURES) --release --test tx -- group substrate::every \
 		--test-threads=1
 	$(MAKE) storm
 	$(MAKE) doc

@@ -127,15 +127,13 @@ impl ImitatedNode {
         self.state().fork(depth, aloud);
     }
 
-    /// The pool lets go of everything, and says so or not.
-    pub fn lose_pool(&self, aloud: bool) {
+    /// The pool lets go of everything, and says so to each watch.
+    pub fn lose_pool(&self) {
         let mut state = self.state();
         let lost = std::mem::take(&mut state.pool);
         for raw in lost.into_values() {
             let watches = state.watches.remove(&raw).unwrap_or_default();
-            if aloud {
-                watches.iter().for_each(|watch| watch.say(&json!("dropped")));
-            }
+            watches.iter().for_each(|watch| watch.say(&json!("dropped")));
         }
     }
 
