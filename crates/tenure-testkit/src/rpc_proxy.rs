@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
@@ -108,6 +109,20 @@ impl RpcProxy {
     #[must_use]
     pub fn calls(&self) -> usize {
         self.shared.calls.load(Ordering::Relaxed)
+    }
+
+    /// Waits until so many more HTTP requests have come.
+    ///
+    /// # Panics
+    /// If they have not within half a minute.
+    pub async fn asked(&self, more: usize) {
+        let wanted = self.requests() + more;
+        let wait = async {
+            while self.requests() < wanted {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), wait).await.expect("asked");
     }
 
     /// All signed bytes that have come, in hex, whatever became of them.

@@ -7,6 +7,8 @@
 --     it: a dropped transaction may still be mined.
 --   * `change` grows in commit order within an account (the writers' advisory lock), so a reader
 --     that remembers the highest it saw misses nothing.
+--   * `provisional` is true of an end that no block proves (refused, withdrawn, expired unsent, usurped)
+--     until the chain, final at that nonce, proves it or another (tenure_tx.settle).
 --   * One role, one account, one chain: what was signed for one is never sent to another.
 --   * Every function finds what it names whatever the caller's search_path is: its names are resolved
 --     when it is made (a body without quotes), or it pins search_path. Otherwise a login role that may
@@ -36,7 +38,7 @@ create table tenure_tx.pending_transactions (
     noop            boolean not null default false,
     attempt         integer not null default 1 check (attempt > 0),
     attempts        jsonb not null,               -- every signed form, the newest last
-    request_id      text not null check (length(request_id) between 1 and 200),
+    request_id      text collate "C" not null check (length(request_id) between 1 and 200),
     creator_id      text not null,
     epoch           bigint not null,              -- of the last writer
     built_at_block  bigint not null,              -- no attempt is in an earlier block
@@ -44,6 +46,7 @@ create table tenure_tx.pending_transactions (
     updated_at      timestamptz not null default clock_timestamp(),
     deadline_at     timestamptz,                  -- given up if it is in no block by then
     ended_at        timestamptz,
+    provisional     boolean not null default false,  -- no block proves its end yet
     change          bigint not null default nextval('tenure_tx.change'),
     -- What is indexed instead of `change`: it stays the same from one status to the next as long as
     -- not too much happens in between, so that most updates touch no index at all.
@@ -61,6 +64,8 @@ create table tenure_tx.pending_transactions (
 create index pending_transactions_hash on tenure_tx.pending_transactions (hash);
 create index pending_transactions_open on tenure_tx.pending_transactions (account_id, nonce)
     where ended_at is null;
+create index pending_transactions_provisional on tenure_tx.pending_transactions (account_id, nonce)
+    where provisional;
 create index pending_transactions_era on tenure_tx.pending_transactions (era, account_id);
 
 -- What left the table: refused transactions whose nonce went to another request (by a trigger, so
@@ -74,6 +79,8 @@ create table tenure_tx.past_transactions (
 create index past_transactions_change on tenure_tx.past_transactions (change, account_id);
 create index past_transactions_request on tenure_tx.past_transactions (request_id, account_id);
 create index past_transactions_nonce on tenure_tx.past_transactions (account_id, nonce);
+create index past_transactions_provisional on tenure_tx.past_transactions (account_id, nonce)
+    where provisional;
 create index past_transactions_ended on tenure_tx.past_transactions (account_id, ended_at);
 
 create function tenure_tx.keep_past(t tenure_tx.pending_transactions) returns integer
@@ -81,11 +88,11 @@ language sql volatile set search_path = pg_catalog, pg_temp as $$
     insert into tenure_tx.past_transactions
         (account_id, nonce, hash, state, block_hash, status_metadata, tip, noop, attempt, attempts,
          request_id, creator_id, epoch, built_at_block, created_at, updated_at, deadline_at,
-         ended_at, change, era, call_digest)
+         ended_at, provisional, change, era, call_digest)
     values (t.account_id, t.nonce, t.hash, t.state, t.block_hash, t.status_metadata, t.tip, t.noop,
             t.attempt, t.attempts, t.request_id, t.creator_id, t.epoch, t.built_at_block,
-            t.created_at, t.updated_at, t.deadline_at, t.ended_at, t.change, t.era,
-            sha256(t.call_scale))
+            t.created_at, t.updated_at, t.deadline_at, t.ended_at, t.provisional, t.change,
+            t.era, sha256(t.call_scale))
     returning 1
 $$;
 
@@ -105,22 +112,17 @@ create function tenure_tx.lock_account(p_account bytea) returns void language sq
 return pg_advisory_xact_lock(
     ('x' || left(encode(sha256('tenure_tx:'::bytea || p_account), 'hex'), 16))::bit(64)::bigint);
 
--- Keys only: a notification is limited to 8,000 bytes and a transaction is not.
-create function tenure_tx.notify_change() returns trigger language plpgsql
-set search_path = pg_catalog, pg_temp as $$
+-- Tells readers which rows changed: keys only, because a notification is limited to 8,000 bytes and a
+-- transaction is not. Called by every writer (0002). Not a trigger: a transition table would copy each
+-- row once more, with its bytes, for the sake of its key.
+create function tenure_tx.announce(p_channel text, p_account bytea, p_nonces bigint[])
+returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+    part constant integer := 200;
+    first integer;
 begin
-    perform pg_notify(tg_argv[0], json_build_object(
-                'account_id', encode(c.account_id, 'hex'), 'nonces', json_agg(c.nonce))::text)
-        from (select account_id, nonce,
-                     (row_number() over (partition by account_id order by nonce) - 1) / 200 as part
-                from changed) c
-        group by c.account_id, c.part;
-    return null;
+    for first in select generate_series(1, cardinality(p_nonces), part) loop
+        perform pg_notify(p_channel, format('{"account_id":"%s","nonces":[%s]}',
+            encode(p_account, 'hex'), array_to_string(p_nonces[first:first + part - 1], ',')));
+    end loop;
 end $$;
-
-create trigger notify_new after insert on tenure_tx.pending_transactions
-    referencing new table as changed
-    for each statement execute function tenure_tx.notify_change('pending_tx_new');
-create trigger notify_update after update on tenure_tx.pending_transactions
-    referencing new table as changed
-    for each statement execute function tenure_tx.notify_change('pending_tx_update');

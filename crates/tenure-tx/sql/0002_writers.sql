@@ -20,20 +20,18 @@
 create function tenure_tx.open_writer() returns void language plpgsql volatile
 set search_path = pg_catalog, pg_temp as $$
 begin
-    if current_setting('tenure_tx.writer', true) is distinct from 'open' then
-        -- "tenurech": one at a time, or the second would set back what the first has set.
-        perform pg_advisory_xact_lock(x'74656e7572656368'::bigint);
-        perform setval('tenure_tx.change', greatest(
-            (select last_value from tenure_tx.change) + 1048576,
-            (extract(epoch from clock_timestamp()) * 1000000)::bigint));
-        perform set_config('tenure_tx.writer', 'open', false);
-        perform set_config('plan_cache_mode', 'force_generic_plan', false);
-        perform set_config(switch, 'off', false) from unnest(array[
-            'enable_seqscan', 'enable_bitmapscan', 'enable_hashjoin', 'enable_mergejoin',
-            'enable_memoize']) as switch;
-        -- Durable before a reader sees a number above it.
-        perform set_config('synchronous_commit', 'on', true);
-    end if;
+    -- "tenurech": one at a time, or the second would set back what the first has set.
+    perform pg_advisory_xact_lock(x'74656e7572656368'::bigint);
+    perform setval('tenure_tx.change', greatest(
+        (select last_value from tenure_tx.change) + 1048576,
+        (extract(epoch from clock_timestamp()) * 1000000)::bigint));
+    perform set_config('tenure_tx.writer', 'open', false);
+    perform set_config('plan_cache_mode', 'force_generic_plan', false);
+    perform set_config(switch, 'off', false) from unnest(array[
+        'enable_seqscan', 'enable_bitmapscan', 'enable_hashjoin', 'enable_mergejoin',
+        'enable_memoize']) as switch;
+    -- Durable before a reader sees a number above it.
+    perform set_config('synchronous_commit', 'on', true);
 end $$;
 
 -- What every write does first: it passes the fence, then it is alone on the account. Not flushed
@@ -48,7 +46,10 @@ begin
     if not p_flush then
         perform set_config('synchronous_commit', 'off', true);
     end if;
-    perform tenure_tx.open_writer();
+    -- Asked here: a call of a function that pins search_path costs more than all of this.
+    if current_setting('tenure_tx.writer', true) is distinct from 'open' then
+        perform tenure_tx.open_writer();
+    end if;
 end $$;
 
 -- Raises TN102 where a request that is accepted now could be forgotten: there are standbys, and no
@@ -163,6 +164,9 @@ begin
         state = n.state, block_hash = n.block, status_metadata = n.metadata::jsonb,
         epoch = p_epoch, updated_at = clock_timestamp(),
         ended_at = case when n.ended then clock_timestamp() end,
+        -- What fills a gap has no caller, and its first form is a no-op.
+        provisional = n.ended and n.state <> 'finalized'
+            and not coalesce((t.attempts -> 0 ->> 'noop')::boolean, false),
         change = nextval('tenure_tx.change')
         from unnest(p_nonces, p_hashes, p_states, p_blocks, p_metadata, p_ended)
              as n (nonce, hash, state, block, metadata, ended)
@@ -173,6 +177,7 @@ begin
                      limit 1) k
         where t.ctid = k.place
     returning t.nonce;
+    perform tenure_tx.announce('pending_tx_update', p_account, p_nonces);
     if 'finalized' = any (p_states) then
         return query
         update tenure_tx.pending_transactions t set
@@ -194,6 +199,14 @@ begin
                          limit 1) k
             where t.ctid = k.place
         returning t.nonce;
+        -- The nonce is used for good, by this request: every other one that had it ended rightly.
+        if exists (select from tenure_tx.past_transactions p
+                       where p.account_id = p_account and p.provisional) then
+            update tenure_tx.past_transactions p set provisional = false
+                from unnest(p_nonces, p_states, p_ended) as n (nonce, state, ended)
+                where n.ended and n.state = 'finalized'
+                  and p.account_id = p_account and p.nonce = n.nonce and p.provisional;
+        end if;
     end if;
 end $$;
 
@@ -211,7 +224,10 @@ create function tenure_tx.accept(
 ) returns setof bigint language plpgsql volatile
 set search_path = pg_catalog, pg_temp as $$
 begin
-    if not p_accept_loss then
+    -- The common case first: no commit waits for a standby, and there is none.
+    if not p_accept_loss and current_setting('synchronous_standby_names') = ''
+       and (exists (select from pg_get_replication_slots())
+            or exists (select from pg_stat_get_wal_senders())) then
         perform tenure_tx.refuse_loss();
     end if;
     perform tenure_tx.begin_write(p_role, p_epoch, p_account, true);
@@ -231,9 +247,11 @@ begin
         noop = excluded.noop, attempt = 1, attempts = excluded.attempts,
         request_id = excluded.request_id, creator_id = excluded.creator_id, epoch = excluded.epoch,
         built_at_block = excluded.built_at_block, deadline_at = excluded.deadline_at,
-        created_at = clock_timestamp(), updated_at = clock_timestamp(), ended_at = null, change = nextval('tenure_tx.change')
+        created_at = clock_timestamp(), updated_at = clock_timestamp(), ended_at = null,
+        provisional = false, change = nextval('tenure_tx.change')
         where t.ended_at is not null and t.state = 'invalid'
     returning t.nonce;
+    perform tenure_tx.announce('pending_tx_new', p_account, p_nonces);
     if cardinality(s_nonces) > 0 then
         perform tenure_tx.put_statuses(p_epoch, p_account, s_nonces, s_hashes, s_states, s_blocks,
                                        s_metadata, s_ended);
@@ -262,6 +280,7 @@ begin
                      limit 1) k
         where t.ctid = k.place
     returning t.nonce;
+    perform tenure_tx.announce('pending_tx_update', p_account, p_nonces);
 end $$;
 
 -- Statuses alone. Not flushed, because a lost status is learnt again from the chain, unless one of
@@ -279,6 +298,46 @@ begin
             where n.ended and n.state = 'invalid'));
     return query select tenure_tx.put_statuses(p_epoch, p_account, p_nonces, p_hashes, p_states,
                                                p_blocks, p_metadata, p_ended);
+end $$;
+
+-- Provisional ends that the chain has proved (no hash), or proved wrong: then the row gets the end that is
+-- true, wherever it is by now, and its readers hear of it by `change`. Flushed: a caller is told.
+create function tenure_tx.settle(
+    p_role text, p_epoch bigint, p_account bytea,
+    p_nonces bigint[], p_requests text[], p_hashes bytea[], p_blocks bytea[], p_noops boolean[],
+    p_metadata text[]
+) returns setof bigint language plpgsql volatile
+set search_path = pg_catalog, pg_temp as $$
+begin
+    perform tenure_tx.begin_write(p_role, p_epoch, p_account, true);
+    return query
+    update tenure_tx.pending_transactions t set
+        provisional = false, hash = coalesce(n.hash, t.hash),
+        raw = case when n.hash is null or n.hash = t.hash then t.raw end,
+        state = case when n.hash is null then t.state else 'finalized' end,
+        block_hash = coalesce(n.block, t.block_hash), noop = coalesce(n.noop, t.noop),
+        status_metadata = coalesce(n.metadata::jsonb, t.status_metadata),
+        epoch = p_epoch, updated_at = clock_timestamp(),
+        change = case when n.hash is null then t.change else nextval('tenure_tx.change') end
+        from unnest(p_nonces, p_requests, p_hashes, p_blocks, p_noops, p_metadata)
+             as n (nonce, request, hash, block, noop, metadata)
+        where t.account_id = p_account and t.nonce = n.nonce and t.request_id = n.request
+          and t.provisional
+    returning t.nonce;
+    return query
+    update tenure_tx.past_transactions t set
+        provisional = false, hash = coalesce(n.hash, t.hash),
+        state = case when n.hash is null then t.state else 'finalized' end,
+        block_hash = coalesce(n.block, t.block_hash), noop = coalesce(n.noop, t.noop),
+        status_metadata = coalesce(n.metadata::jsonb, t.status_metadata),
+        epoch = p_epoch, updated_at = clock_timestamp(),
+        change = case when n.hash is null then t.change else nextval('tenure_tx.change') end
+        from unnest(p_nonces, p_requests, p_hashes, p_blocks, p_noops, p_metadata)
+             as n (nonce, request, hash, block, noop, metadata)
+        where t.account_id = p_account and t.nonce = n.nonce and t.request_id = n.request
+          and t.provisional
+    returning t.nonce;
+    perform tenure_tx.announce('pending_tx_update', p_account, p_nonces);
 end $$;
 
 -- Moves ended rows below the finalised nonce that are older than p_age to the past, and forgets what

@@ -256,13 +256,9 @@ pub trait Chain: Send + Sync + 'static {
     /// [`ChainError::Unreachable`]: ask again.
     async fn identity(&self) -> Result<ChainIdentity, ChainError>;
 
-    /// The cheapest question: whether a node answers at all.
-    ///
-    /// # Errors
-    /// [`ChainError::Unreachable`]: none does.
-    async fn alive(&self) -> Result<(), ChainError> {
-        self.identity().await.map(drop)
-    }
+    /// What the node said cannot be so, because the table knows more: another one is asked next, if
+    /// there is one.
+    fn distrust(&self) {}
 
     /// Hands signed bytes to the node and watches them. The same bytes may be handed over again, also
     /// after a restart. An answer that does not come, or that is not understood, is

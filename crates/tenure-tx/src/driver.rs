@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use tenure_core::clock::{Clock, Tick};
 use tenure_core::epoch::Epoch;
-use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -31,13 +31,11 @@ use crate::chain::{Chain, Head, Located, Outcome, Report};
 use crate::election::Election;
 use crate::engine::{Engine, Holds, Input, NonceError, Order};
 use crate::metrics;
-use crate::service::{
-    DrainOutcome, HandleState, SendError, SendRequest, ServiceOptions, TransactionHandle,
-};
+use crate::service::{DrainOutcome, SendError, SendRequest, ServiceOptions, TransactionHandle};
 use crate::status::Hash;
 use crate::store::{Snapshot, Store, StoredTransaction};
 use crate::writer::{self, Job};
-use content::Content;
+use content::{Content, Ending};
 use pending::{Pending, Reply};
 
 /// What the service asks.
@@ -66,6 +64,7 @@ enum Answer {
     Status { nonce: u64, hash: Hash, report: Report },
     WatchClosed { nonce: u64, hash: Hash },
     Located(Vec<(u64, Located)>),
+    Reexamined(Vec<(u64, String, Located)>),
     Head(Head),
 }
 
@@ -102,15 +101,20 @@ pub(crate) struct Driver {
     head: Head,
     /// Of every nonce that is open in the engine, and of no other.
     contents: HashMap<u64, Content>,
-    /// Requests that ended before any node had them, by nonce and form, and what their handles are told
-    /// once the table has it.
-    ending: HashMap<(u64, Hash), (watch::Sender<HandleState>, HandleState)>,
+    /// Requests whose end is on its way to the table, by nonce and form.
+    ending: HashMap<(u64, Hash), Ending>,
+    /// The best block when the first of the requests whose end is provisional was built, by nonce.
+    provisional: HashMap<u64, u64>,
+    /// How often in a row the table had to be read again because a write failed.
+    rereads: u32,
     /// Requests whose row is not stored yet, by id; none of them is open.
     pending: HashMap<String, Pending>,
     /// How many requests have come.
     arrivals: u64,
     draining: Option<oneshot::Sender<DrainOutcome>>,
     refuse_new: bool,
+    /// How far nonces are used for good by the table's word.
+    known: health::Known,
     /// How many heads in a row were below what the table knows to be final.
     behind: u8,
     /// What kept the account waiting when it was last told.
@@ -153,10 +157,13 @@ impl Driver {
             head: Head::default(),
             contents: HashMap::new(),
             ending: HashMap::new(),
+            provisional: HashMap::new(),
+            rereads: 0,
             pending: HashMap::new(),
             arrivals: 0,
             draining: None,
             refuse_new: false,
+            known: health::Known::default(),
             behind: 0,
             holds: Holds::default(),
             waiting_recovered: Vec::new(),
@@ -176,6 +183,8 @@ impl Driver {
         writer.spawn(writer::run(self.store.clone(), from, to));
         writer.spawn(health::watch(
             Arc::clone(&self.chain),
+            self.signer.account().clone(),
+            Arc::clone(&self.known),
             self.election.clone(),
             self.reader.as_ref().map(Store::on_another_session),
             self.options.chain_lost_after,
@@ -277,6 +286,7 @@ impl Driver {
         self.generation += 1;
         // Their handles are left without an answer: the table knows whether they have ended.
         self.ending.clear();
+        self.provisional.clear();
         self.tasks.abort_all();
         self.engine.handle(self.now(), Input::Demoted);
     }
@@ -361,12 +371,21 @@ impl Driver {
                 }
                 return;
             }
+            Answer::Reexamined(all) => {
+                for (nonce, request, located) in all {
+                    self.feed(Input::Reexamined { nonce, request, located });
+                }
+                return;
+            }
             Answer::Head(head) => {
                 self.head = head;
                 // Nonces above what the chain will ever reach are sent in vain, and another chain
                 // must not get them. One late node behind a shared address is no proof.
                 let behind = head.best_nonce < self.engine.consumed();
                 self.behind = if behind { self.behind + 1 } else { 0 };
+                if behind {
+                    self.chain.distrust();
+                }
                 if self.behind >= MAX_BEHIND && self.store.is_some() {
                     return self.recover();
                 }

@@ -25,7 +25,8 @@
 //! still be mined. The duty ends only when the nonce is consumed in a finalised block (by us:
 //! finalized; by another: usurped), or when no node can have the transaction (invalid): it was
 //! refused on its merits, dropped, or its deadline passed. Until then the row stays open (`ended_at`
-//! is null) and the next leader takes it over.
+//! is null) and the next leader takes it over. An end without a block of its own rests on what nodes
+//! said: it is provisional, and `provisional` compares it with the chain once that is final there.
 //!
 //! # What keeps an account waiting
 //!
@@ -48,6 +49,7 @@ mod config;
 mod entry;
 mod message;
 mod nonces;
+mod provisional;
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -57,8 +59,10 @@ use crate::chain::{Head, Located, Outcome, Receipt, Report, Shortfall};
 use crate::status::{Hash, Note, State, TransactionStatus};
 pub use config::EngineConfig;
 use entry::{Entry, Hold, Phase};
-pub use message::{Attempt, Effect, Input, OpenTransaction, Order, Request};
+pub use message::{Attempt, Effect, Input, OpenTransaction, Order, Provisional, Request};
 pub use nonces::NonceError;
+use provisional::Doubts;
+pub(crate) use provisional::MOST as MOST_PROVISIONAL;
 
 /// The state machine. Call order: [`Input::Recovered`] begins the leadership, [`Input::Demoted`]
 /// ends it; in between, anything in any order.
@@ -79,8 +83,12 @@ pub struct Holds {
     pub uncertain: usize,
     /// Nonces that the account cannot pay for.
     pub unfunded: usize,
+    /// The lowest of them.
+    pub lowest_unfunded: Option<u64>,
     /// The next block asks for more than the account pays.
     pub above_cap: bool,
+    /// The lowest nonce that offers less than the next block asks for, because of a cap.
+    pub lowest_capped: Option<u64>,
 }
 
 /// What a leader knows.
@@ -94,6 +102,8 @@ struct Leading {
     requests: HashMap<String, u64>,
     /// When each gap was first seen.
     gaps: BTreeMap<u64, Tick>,
+    /// Ends that no block has proved yet.
+    doubts: Doubts,
 }
 
 impl Engine {
@@ -155,11 +165,16 @@ impl Engine {
     #[must_use]
     pub fn holds(&self) -> Holds {
         let Some(leading) = &self.leading else { return Holds::default() };
-        let count = |hold| leading.entries.values().filter(|e| e.hold == Some(hold)).count();
+        let (entries, head) = (&leading.entries, &leading.head);
+        let count = |hold| entries.values().filter(|e| e.hold == Some(hold)).count();
+        let unfunded = entries.iter().find(|(_, entry)| entry.hold == Some(Hold::Unfunded));
+        let capped = entries.iter().find(|(_, entry)| entry.is_capped(head)).map(|(n, _)| *n);
         Holds {
             uncertain: count(Hold::Uncertain),
             unfunded: count(Hold::Unfunded),
-            above_cap: !leading.entries.is_empty() && leading.head.is_above_cap(),
+            lowest_unfunded: unfunded.map(|(nonce, _)| *nonce),
+            above_cap: capped.is_some() || (!entries.is_empty() && head.is_above_cap()),
+            lowest_capped: capped,
         }
     }
 
@@ -229,8 +244,12 @@ impl Engine {
     pub fn handle(&mut self, now: Tick, input: Input) -> Vec<Effect> {
         let mut effects = Vec::new();
         match input {
-            Input::Recovered { rows, consumed, head } => {
+            Input::Recovered { rows, consumed, provisional, head } => {
                 self.recover(now, rows, consumed, head, &mut effects);
+                if let Some(leading) = self.leading.as_mut() {
+                    provisional.into_iter().for_each(|one| leading.doubts.add(one));
+                    leading.ask_doubts(now, &mut effects);
+                }
             }
             Input::Demoted => self.leading = None,
             Input::Requested(request) => self.requested(request, &mut effects),
@@ -258,6 +277,11 @@ impl Engine {
                 }
             }
             Input::Located { nonce, located } => self.located(now, nonce, located, &mut effects),
+            Input::Reexamined { nonce, request, located } => {
+                if let Some(leading) = self.leading.as_mut() {
+                    leading.doubts.answered(nonce, request, located, now, &mut effects);
+                }
+            }
             Input::Head(head) => self.moved(now, head, &mut effects),
             Input::TimePassed => self.time_passed(now, &mut effects),
         }
@@ -284,8 +308,24 @@ impl Engine {
             if status.state() != State::Invalid {
                 leading.consumed = leading.consumed.max(nonce + 1);
             }
-            let note =
-                Note { end: Some(Box::new(entry.end(hash, &status, receipt))), ..Note::default() };
+            let mut end = entry.end(hash, &status, receipt);
+            if let TransactionStatus::Usurped(Some(by)) = status
+                && let Some(owner) = leading.doubts.owner(nonce, by)
+            {
+                let why = format!("its nonce was used by request {owner}, which had ended before");
+                end.reason = Some(why);
+            }
+            // A block is the only proof: what ends without one of its own is looked at once more.
+            match (status.state(), entry.request) {
+                (State::Finalized, _) => leading.doubts.settle(nonce),
+                // What fills a gap has no caller, and its first form is a no-op.
+                (_, Some(request)) if entry.attempts.first().is_some_and(|first| !first.noop) => {
+                    let (attempts, end) = (entry.attempts, end.clone());
+                    leading.doubts.add(Provisional { request, nonce, attempts, end });
+                }
+                (_, Some(_) | None) => {}
+            }
+            let note = Note { end: Some(Box::new(end)), ..Note::default() };
             out.push(Effect::Record { nonce, hash, status, note });
         }
     }
@@ -299,8 +339,8 @@ impl Engine {
         out: &mut Vec<Effect>,
     ) {
         let consumed = consumed.max(head.finalized_nonce);
-        let (entries, requests, gaps) = Default::default();
-        let mut leading = Leading { head, consumed, entries, requests, gaps };
+        let (entries, requests, gaps, doubts) = Default::default();
+        let mut leading = Leading { head, consumed, entries, requests, gaps, doubts };
         for row in rows {
             let nonce = row.nonce;
             let mut entry = Entry::recovered(row, now);
@@ -676,6 +716,7 @@ impl Engine {
             entry.on_head(nonce, &leading.head, now, &config, out);
         }
         leading.age_gaps(now);
+        leading.ask_doubts(now, out);
     }
 
     fn time_passed(&mut self, now: Tick, out: &mut Vec<Effect>) {

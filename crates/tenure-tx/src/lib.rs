@@ -44,7 +44,9 @@
 //!    transaction; every send passes the gate.
 //! 5. **A follower never sends.** Its send is an error, a warning and a count. So is that of a node
 //!    whose database does not answer: there is no fallback to sending alone.
-//! 6. **Every end is seen.** A reader of the table that survives any cut sees the last status of
+//! 6. **Every end comes true.** An end that no block proves is compared with the chain once its nonce is
+//!    final. If a node was wrong, the row is corrected, and every reader hears of it.
+//! 7. **Every end is seen.** A reader of the table that survives any cut sees the last status of
 //!    every transaction, for as long as rows are kept.
 //!
 //! # What it does not

@@ -10,6 +10,8 @@ pub const REFUSED_NOT_LEADER: &str = "tenure_tx_refused_not_leader_total";
 pub const SUBMISSIONS: &str = "tenure_tx_submissions_total";
 /// Counter: transactions whose duty ended, by `end`.
 pub const ENDED: &str = "tenure_tx_ended_total";
+/// Counter: ends that were told and that the chain proved wrong.
+pub const CORRECTED: &str = "tenure_tx_corrected_total";
 /// Counter: attempts that replaced an earlier one.
 pub const REPLACEMENTS: &str = "tenure_tx_replacements_total";
 /// Counter: task events a follower did not emit.
@@ -36,7 +38,8 @@ pub const BATCH: &str = "tenure_tx_rows_per_commit";
 /// Registers the counters and gauges without labels at zero: an alert on a rate needs the first step.
 /// Call it once, after the recorder is installed.
 pub fn begin_at_zero() {
-    for name in [ACCEPTED, REFUSED_NOT_LEADER, REPLACEMENTS, TASKS_SUPPRESSED, UNCERTAIN] {
+    for name in [ACCEPTED, REFUSED_NOT_LEADER, CORRECTED, REPLACEMENTS, TASKS_SUPPRESSED, UNCERTAIN]
+    {
         counter!(name).increment(0);
     }
     set(OPEN, 0);

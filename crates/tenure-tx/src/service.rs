@@ -288,7 +288,16 @@ impl TransactionService {
     /// `nonce`: nothing was done. [`SendError::Uncertain`]: this node stopped leading before the
     /// no-op was stored, or it took too long.
     pub async fn cancel(&self, nonce: u64) -> Result<Dropped, SendError> {
-        self.cancel_which(Which::Nonce(nonce)).await.map(|(_, dropped)| dropped)
+        self.cancel_nonce(nonce).await.map(|(_, dropped)| dropped)
+    }
+
+    /// The same; returns the id of the request at the nonce as well.
+    ///
+    /// # Errors
+    /// As [`TransactionService::cancel`].
+    pub async fn cancel_nonce(&self, nonce: u64) -> Result<(String, Dropped), SendError> {
+        let (handle, dropped) = self.cancel_which(Which::Nonce(nonce)).await?;
+        Ok((handle.request_id, dropped))
     }
 
     /// The same for the request with this id; returns its nonce as well.
@@ -297,10 +306,12 @@ impl TransactionService {
     /// As [`TransactionService::cancel`], and [`SendError::NotOpen`] if no request with this id is
     /// open: nothing was done.
     pub async fn cancel_request(&self, id: &str) -> Result<(u64, Dropped), SendError> {
-        self.cancel_which(Which::Request(id.to_owned())).await
+        SendRequest::check_id(id)?;
+        let (handle, dropped) = self.cancel_which(Which::Request(id.to_owned())).await?;
+        Ok((handle.nonce, dropped))
     }
 
-    async fn cancel_which(&self, which: Which) -> Result<(u64, Dropped), SendError> {
+    async fn cancel_which(&self, which: Which) -> Result<(TransactionHandle, Dropped), SendError> {
         self.require_leader()?;
         let (reply, answer) = oneshot::channel();
         let command = Command::Cancel { which, reply };
@@ -316,7 +327,7 @@ impl TransactionService {
             Ok(Err(_)) => return Err(uncertain("this node stopped leading before it was stored")),
             Err(_) => return Err(uncertain("the no-op was not stored in time")),
         };
-        dropped.map(|dropped| (handle.nonce, dropped)).ok_or(SendError::Stopped)
+        dropped.map(|dropped| (handle, dropped)).ok_or(SendError::Stopped)
     }
 
     /// The request with this id, as it stands: on any node, also after its row has left the table.

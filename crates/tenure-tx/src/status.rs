@@ -219,8 +219,10 @@ impl TransactionStatus {
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum EndKind {
-    /// Its own content is in a final block, and nothing says that it failed there.
+    /// Its own content is in a final block, and succeeded there.
     Executed,
+    /// Its own content is in a final block, and the node does not say whether it succeeded there.
+    Included,
     /// Its own content is in a final block, and failed there: the fee is paid, nothing else happened.
     Reverted,
     /// A no-op is in a final block in its place, by an order to drop it. It did not execute and never will.
@@ -232,7 +234,7 @@ pub enum EndKind {
     /// Its deadline passed first. It did not execute and never will: a no-op is in a final block in its
     /// place, or no node ever had it.
     Expired,
-    /// A transaction of another program used its nonce. It did not execute and never will.
+    /// Another transaction used its nonce. It did not execute and never will.
     Usurped,
 }
 
@@ -279,6 +281,7 @@ impl fmt::Display for End {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = match self.kind {
             EndKind::Executed => "executed",
+            EndKind::Included => "included, perhaps without success,",
             EndKind::Reverted => "reverted",
             EndKind::Replaced => "not executed, replaced by a no-op",
             EndKind::Withdrawn => "not executed, withdrawn",
@@ -317,6 +320,9 @@ pub struct Note {
     /// How it ended; `None` while it is open.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end: Option<Box<End>>,
+    /// The end that was told first, if the chain has since proved another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub corrected: Option<Box<End>>,
 }
 
 /// JSON numbers lose amounts above 2^53: they travel as text.
@@ -399,6 +405,7 @@ mod tests {
             answer: Some("busy".into()),
             form: Some(Hash([3; 32])),
             end: Some(Box::new(end)),
+            corrected: Some(Box::new(End::new(EndKind::Refused).because("bad luck"))),
         };
         let metadata = StatusMetadata { note, ..StatusMetadata::default() };
         let text = serde_json::to_string(&metadata).expect("plain data");

@@ -29,13 +29,14 @@ use tokio_postgres::Statement;
 use tokio_postgres::types::ToSql;
 
 use crate::account::AccountId;
+use crate::engine::MOST_PROVISIONAL;
 use crate::schema::SCHEMA;
 pub use error::StoreError;
 use journal::Journal;
 pub use row::StoredTransaction;
-use row::{AttemptColumns, CHANGE_COLUMN, COLUMNS, PAST_COLUMNS, StatusColumns};
+use row::{AttemptColumns, CHANGE_COLUMN, COLUMNS, PAST_COLUMNS, SettlementColumns, StatusColumns};
 #[doc(hidden)]
-pub use row::{NewTransaction, Replacement, Snapshot, StatusChange};
+pub use row::{Correction, NewTransaction, Replacement, Settlement, Snapshot, StatusChange};
 use row::{from_sql, read_row, to_sql};
 use session::Session;
 
@@ -254,6 +255,24 @@ impl Store {
         self.write(|session| &session.record, epoch, &statuses.arguments()).await
     }
 
+    /// Stores that provisional ends are proved, or what is true instead.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    #[doc(hidden)]
+    pub async fn settle(
+        &self,
+        epoch: Epoch,
+        settlements: &[Settlement],
+    ) -> Result<Vec<u64>, StoreError> {
+        if let Some(journal) = self.as_journal() {
+            let settlements = settlements.to_vec();
+            return ask(journal, move |journal| journal.settle(&settlements)).await;
+        }
+        let columns = SettlementColumns::of(settlements)?;
+        self.write(|session| &session.settle, epoch, &columns.arguments()).await
+    }
+
     /// What is accepted here and might still be lost, one sentence each.
     ///
     /// # Errors
@@ -326,7 +345,10 @@ impl Store {
         let open = rows.iter().map(read_row).collect::<Result<Vec<_>, _>>()?;
         let row = self.bounded(session.client.query_one(consumed, &[&account])).await?;
         let consumed: i64 = row.get(0);
-        Ok(Snapshot { open, consumed: from_sql(consumed) })
+        let most = i64::try_from(MOST_PROVISIONAL).unwrap_or(i64::MAX);
+        let query = everywhere("account_id = $1 and provisional");
+        let provisional = self.read(&format!("{query} order by 1 limit $2"), &most).await?;
+        Ok(Snapshot { open, consumed: from_sql(consumed), provisional })
     }
 
     /// The rows of these requests, by nonce, those that left the table included; a request without

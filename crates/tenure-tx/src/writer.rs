@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 
 use crate::metrics;
 use crate::status::Hash;
-use crate::store::{NewTransaction, Replacement, StatusChange, Store, StoreError};
+use crate::store::{NewTransaction, Replacement, Settlement, StatusChange, Store, StoreError};
 
 /// Rows in one commit. More rows cost latency, fewer cost throughput.
 const BATCH: usize = 256;
@@ -27,6 +27,7 @@ pub(crate) enum Write {
     New { row: NewTransaction, block: u64 },
     Replace(Replacement),
     Status(StatusChange),
+    Settle(Settlement),
 }
 
 impl Write {
@@ -35,6 +36,7 @@ impl Write {
             Write::New { row, .. } => row.nonce,
             Write::Replace(row) => row.nonce,
             Write::Status(change) => change.nonce,
+            Write::Settle(settlement) => settlement.nonce,
         }
     }
 }
@@ -82,12 +84,14 @@ struct Batch {
     news: Vec<NewTransaction>,
     replacements: Vec<Replacement>,
     statuses: BTreeMap<u64, StatusChange>,
+    settlements: Vec<Settlement>,
     touched: BTreeSet<u64>,
 }
 
 impl Batch {
     fn len(&self) -> usize {
-        self.news.len() + self.replacements.len() + self.statuses.len()
+        let rows = self.news.len() + self.replacements.len();
+        rows + self.statuses.len() + self.settlements.len()
     }
 
     /// Takes the job, or gives it back if it belongs into the next batch.
@@ -98,7 +102,8 @@ impl Batch {
         let nonce = job.write.nonce();
         let follows = match &job.write {
             // A later status of a nonce replaces an earlier one; it may follow a row.
-            Write::Status(_) => false,
+            // A settlement is written last.
+            Write::Status(_) | Write::Settle(_) => false,
             Write::New { .. } | Write::Replace(_) => self.touched.contains(&nonce),
         };
         if follows || self.len() >= BATCH || job.generation != self.generation {
@@ -115,6 +120,7 @@ impl Batch {
             Write::Status(change) => {
                 self.statuses.insert(nonce, change);
             }
+            Write::Settle(settlement) => self.settlements.push(settlement),
         }
         None
     }
@@ -141,7 +147,7 @@ impl Batch {
             true | false => (Vec::new(), statuses),
         };
         // Pipelined on one session, so they take effect in this job.
-        let ((mut rows, with_news), replaced, recorded) = tokio::join!(
+        let ((mut rows, with_news), replaced, recorded, settled) = tokio::join!(
             accept_rows(store, epoch, self.block, &self.news, &with_news),
             async {
                 if self.replacements.is_empty() {
@@ -150,10 +156,11 @@ impl Batch {
                 store.replace(epoch, &self.replacements).await
             },
             record(store, epoch, &after),
+            settle(store, epoch, &self.settlements),
         );
         let nonces = self.replacements.iter().map(|r| r.nonce);
         rows.extend(outcomes(nonces, replaced));
-        let statuses_failed = with_news.or(recorded);
+        let statuses_failed = with_news.or(recorded).or(settled);
         BatchResult { generation: self.generation, rows, statuses: told, statuses_failed }
     }
 }
@@ -190,6 +197,14 @@ async fn accept_rows(
         }
         stored => (outcomes(rows.iter().map(|r| r.nonce), stored), None),
     }
+}
+
+/// Stores what the chain has proved; says why it was not.
+async fn settle(store: &Store, epoch: Epoch, settlements: &[Settlement]) -> Option<Written> {
+    if settlements.is_empty() {
+        return None;
+    }
+    store.settle(epoch, settlements).await.err().map(written_of)
 }
 
 /// Records statuses; says why they were not.

@@ -347,7 +347,6 @@ async fn receipts_of_a_block_that_left_the_chain_prove_nothing() {
     let new = Node::on("b", &db.dsn(), chain_at(&[&gateway.url]), impatient()).await;
     new.election.lead(tenure_core::epoch::Epoch(2));
     new.service.recovered().await.expect("leads");
-    // Both before a block comes: they end together, and a handle of what has just ended hears nothing more.
     let mut handles = [send(&new, 0).await, send(&new, 1).await];
     for handle in &mut handles {
         assert_eq!(end(&anvil, handle).await.kind, EndKind::Executed);
@@ -525,6 +524,7 @@ async fn a_takeover_of_many_rows_asks_the_node_little() {
         assert!(calls <= 5 * seconds + 2 * blocks, "{calls} in {seconds} s, {blocks} new blocks");
     };
     // First nothing happens on the chain; then blocks come until all are final.
+    // A rate is of time: these seconds are what is measured, and nothing waits for them.
     for _ in 0..3 {
         sleep(Duration::from_secs(1)).await;
         within(blocks);

@@ -9,7 +9,8 @@ use proptest::prelude::*;
 use tenure_core::clock::Tick;
 use tenure_tx::chain::{Block, Head, Located, Outcome, Shortfall};
 use tenure_tx::engine::{
-    Attempt, Effect, Engine, EngineConfig, Input, NonceError, OpenTransaction, Order, Request,
+    Attempt, Effect, Engine, EngineConfig, Input, NonceError, OpenTransaction, Order, Provisional,
+    Request,
 };
 use tenure_tx::status::{End, EndKind, Hash, Note, State, TransactionStatus};
 
@@ -28,6 +29,18 @@ struct Row {
     attempts: Vec<Attempt>,
     status: TransactionStatus,
     ended: bool,
+    /// No block proves its end yet.
+    provisional: bool,
+}
+
+impl Row {
+    fn corrected(&mut self, hash: Hash, status: TransactionStatus, note: Note) {
+        assert!(self.provisional, "only a provisional end is corrected");
+        assert_eq!(note.corrected.as_deref(), self.end.as_ref(), "what was told is kept");
+        self.provisional = false;
+        self.attempts.sort_by_key(|a| a.hash == hash);
+        (self.status, self.end) = (status, note.end.map(|end| *end));
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -63,6 +76,9 @@ enum Fate {
     AnswerLost,
     NotDone,
     Refused,
+    /// The node takes the bytes and calls them refused. It breaks what its answers promise: one content
+    /// per nonce holds no more, but every end must still come true.
+    Lied,
 }
 
 #[derive(Debug, Clone)]
@@ -78,6 +94,8 @@ struct World {
     engine: Engine,
     now: Tick,
     rows: BTreeMap<u64, Row>,
+    /// Rows whose nonce was given away.
+    past: BTreeMap<u32, (u64, Row)>,
     signed: BTreeMap<Hash, Transaction>,
     pool: BTreeMap<u64, Hash>,
     /// The best chain, one hash list per block, with a tag that makes reorganised blocks differ.
@@ -93,6 +111,8 @@ struct World {
     cancelled: BTreeSet<u64>,
     deadlines: BTreeMap<u32, Tick>,
     serial: u32,
+    /// Nodes lie: what their answers promise does not hold.
+    lied: bool,
 }
 
 impl World {
@@ -106,6 +126,7 @@ impl World {
             engine: Engine::new(config),
             now: Tick::ZERO,
             rows: BTreeMap::new(),
+            past: BTreeMap::new(),
             signed: BTreeMap::new(),
             pool: BTreeMap::new(),
             chain: vec![(0, vec![])],
@@ -118,6 +139,7 @@ impl World {
             cancelled: BTreeSet::new(),
             deadlines: BTreeMap::new(),
             serial: 0,
+            lied: false,
         };
         world.promote();
         world
@@ -183,11 +205,29 @@ impl World {
                 Effect::Refuse { request, error } => {
                     assert!(matches!(error, NonceError::Given(_)), "{request}: {error}");
                 }
-                Effect::Build { .. } | Effect::Submit { .. } | Effect::Locate { .. } => {
+                Effect::Settle { nonce, request } => {
+                    self.ended(nonce, &request).provisional = false
+                }
+                Effect::Correct { nonce, request, hash, status, note } => {
+                    self.ended(nonce, &request).corrected(hash, status, note);
+                }
+                Effect::Build { .. }
+                | Effect::Submit { .. }
+                | Effect::Locate { .. }
+                | Effect::Reexamine { .. } => {
                     self.effects.push(effect);
                 }
             }
         }
+    }
+
+    /// The row of a request that has ended, wherever it is by now.
+    fn ended(&mut self, nonce: u64, request: &str) -> &mut Row {
+        let id: Option<u32> = request.parse().ok();
+        let past = id.and_then(|id| self.past.get_mut(&id)).map(|(_, row)| row);
+        let row = past.or_else(|| self.rows.get_mut(&nonce)).expect("a row");
+        assert!(row.ended && row.request == id, "{request} is another row: {row:?}");
+        row
     }
 
     fn record(&mut self, nonce: u64, hash: Hash, status: TransactionStatus, note: Note) {
@@ -197,9 +237,14 @@ impl World {
         assert!(row.attempts.iter().any(|a| a.hash == hash), "a foreign hash was recorded");
         row.status = status;
         row.ended = ended;
+        row.provisional = ended && row.status.state() != State::Finalized && row.request.is_some();
         row.end = note.end.map(|end| *end);
         if ended {
             row.attempts.sort_by_key(|a| a.hash == hash);
+            if row.status.state() == State::Finalized {
+                let others = self.past.values_mut().filter(|(at, _)| *at == nonce);
+                others.for_each(|(_, row)| row.provisional = false);
+            }
         }
     }
 
@@ -220,7 +265,16 @@ impl World {
             (row.ended && row.status.state() != State::Invalid).then_some(nonce + 1)
         };
         let consumed = self.rows.iter().filter_map(used).max().unwrap_or(0);
-        self.feed(Input::Recovered { rows, consumed, head: self.head() });
+        let past = self.past.values().map(|(nonce, row)| (nonce, row));
+        let provisional = self.rows.iter().chain(past).filter(|(_, row)| row.provisional);
+        let provisional = provisional.map(|(&nonce, row)| Provisional {
+            request: row.request.map_or_else(|| format!("gap {nonce}"), |id| id.to_string()),
+            nonce,
+            attempts: row.attempts.clone(),
+            end: row.end.clone().expect("ended"),
+        });
+        let provisional = provisional.collect();
+        self.feed(Input::Recovered { rows, consumed, provisional, head: self.head() });
     }
 
     fn build(&mut self, nonce: u64, attempt: u32, tip: u128, noop: Option<Order>, fate: Fate) {
@@ -257,12 +311,16 @@ impl World {
         let reusable = self.rows.get(&nonce).is_none_or(|row| row.ended);
         if let Some(old) = self.rows.get(&nonce).filter(|row| row.ended) {
             assert_eq!(old.status.state(), State::Invalid, "a used nonce was reused");
+            if let Some(id) = old.request {
+                self.past.insert(id, (nonce, old.clone()));
+            }
         }
         if reusable {
             let status = TransactionStatus::Future;
             let deadline = request.and_then(|request| self.deadlines.get(&request).copied());
             let (attempts, end) = (vec![], None);
-            let row = Row { request, deadline, end, attempts, status, ended: false };
+            let (ended, provisional) = (false, false);
+            let row = Row { request, deadline, end, attempts, status, ended, provisional };
             self.rows.insert(nonce, row);
         }
         self.wanted.remove(&nonce);
@@ -272,7 +330,7 @@ impl World {
         row.status = TransactionStatus::Future;
         match fate {
             Fate::AnswerLost => self.promote(),
-            Fate::Well | Fate::NotDone | Fate::Refused => {
+            Fate::Well | Fate::NotDone | Fate::Refused | Fate::Lied => {
                 self.feed(Input::Built { nonce, attempt });
             }
         }
@@ -289,6 +347,12 @@ impl World {
                 Outcome::Unwanted("banned".into())
             }
             Fate::Refused => Outcome::Refused("so it goes".into()),
+            Fate::Lied => {
+                if nonce >= next {
+                    self.pooled(nonce, hash);
+                }
+                Outcome::Refused("so it seems".into())
+            }
             Fate::Well | Fate::AnswerLost if nonce < next => Outcome::Outdated,
             Fate::Well | Fate::AnswerLost => self.pooled(nonce, hash),
         };
@@ -331,9 +395,14 @@ impl World {
     }
 
     fn locate(&mut self, nonce: u64, hashes: &[Hash], fate: Fate) {
+        let located = self.find(nonce, hashes, fate);
+        self.feed(Input::Located { nonce, located });
+    }
+
+    fn find(&self, nonce: u64, hashes: &[Hash], fate: Fate) -> Located {
         let head = self.head();
         let found = hashes.iter().find_map(|h| self.block_of(*h).map(|b| (*h, b)));
-        let located = match (fate, found) {
+        match (fate, found) {
             (Fate::NotDone | Fate::AnswerLost, _) => Located::Unknown,
             (_, Some((hash, (block, finalized)))) => {
                 Located::InBlock { hash, block, finalized, receipt: None }
@@ -341,8 +410,7 @@ impl World {
             (_, None) if nonce < head.finalized_nonce => Located::Usurped { by: None },
             (_, None) if nonce >= head.best_nonce => Located::Free,
             (_, None) => Located::Unknown,
-        };
-        self.feed(Input::Located { nonce, located });
+        }
     }
 
     fn deliver(&mut self, index: usize, fate: Fate) {
@@ -356,9 +424,15 @@ impl World {
             }
             Effect::Submit { nonce, hash } => self.submit(nonce, hash, fate),
             Effect::Locate { nonce, hashes } => self.locate(nonce, &hashes, fate),
-            Effect::Record { .. } | Effect::Free { .. } | Effect::Refuse { .. } => {
-                unreachable!("taken at once")
+            Effect::Reexamine { nonce, request, hashes } => {
+                let located = self.find(nonce, &hashes, fate);
+                self.feed(Input::Reexamined { nonce, request, located });
             }
+            Effect::Record { .. }
+            | Effect::Free { .. }
+            | Effect::Refuse { .. }
+            | Effect::Settle { .. }
+            | Effect::Correct { .. } => unreachable!("taken at once"),
         }
     }
 
@@ -488,6 +562,9 @@ impl World {
 
     /// What must hold at every moment.
     fn check(&self) {
+        if self.lied {
+            return;
+        }
         let mut contents: BTreeMap<u64, BTreeSet<Content>> = BTreeMap::new();
         let mut nonces: BTreeMap<u32, BTreeSet<u64>> = BTreeMap::new();
         for tx in self.signed.values().filter(|tx| tx.lived) {
@@ -507,7 +584,11 @@ impl World {
     /// The world calms down: everything works from now on.
     fn settle(&mut self) {
         for _ in 0..400 {
-            if self.rows.values().all(|row| row.ended) && self.engine.open() == 0 {
+            let past = self.past.values().map(|(nonce, row)| (nonce, row));
+            let mut doubtful = self.rows.iter().chain(past).filter(|(_, row)| row.provisional);
+            let used = self.head().finalized_nonce;
+            let proved = !doubtful.any(|(nonce, _)| *nonce < used);
+            if self.rows.values().all(|row| row.ended) && self.engine.open() == 0 && proved {
                 return;
             }
             self.now = self.now + Duration::from_secs(7);
@@ -527,6 +608,20 @@ impl World {
         }
         let open: Vec<_> = self.rows.iter().filter(|(_, row)| !row.ended).collect();
         panic!("never settled: {open:?}\nengine: {:?}", self.engine);
+    }
+
+    /// Whatever nodes said: every request that was told to be in a block is, and no other.
+    fn every_end_is_true(&self) {
+        let mined = |row: &Row| {
+            let mine = |hash: &Hash| row.attempts.iter().any(|a| a.hash == *hash && !a.noop);
+            self.mined(self.finalized).filter(mine).count()
+        };
+        let past = self.past.values().map(|(_, row)| row);
+        for row in self.rows.values().chain(past).filter(|row| row.request.is_some()) {
+            let end = row.end.as_ref().expect("every row has ended").kind;
+            let told = matches!(end, EndKind::Executed | EndKind::Included | EndKind::Reverted);
+            assert_eq!(usize::from(told), mined(row), "ended as {end}: {row:?}");
+        }
     }
 
     fn verdict(&self) {
@@ -554,7 +649,7 @@ impl World {
             }
             if let Some((_, row)) = fate {
                 let end = row.end.as_ref().expect("every row has ended").kind;
-                let told = matches!(end, EndKind::Executed | EndKind::Reverted);
+                let told = matches!(end, EndKind::Executed | EndKind::Included | EndKind::Reverted);
                 assert_eq!(told, count == 1, "request {request} ended as {end}: {row:?}");
             }
         }
@@ -577,12 +672,16 @@ fn fate() -> impl Strategy<Value = Fate> {
     ]
 }
 
-fn action() -> impl Strategy<Value = Action> {
+fn lying_fate() -> impl Strategy<Value = Fate> {
+    prop_oneof![3 => fate(), 2 => Just(Fate::Lied)]
+}
+
+fn action(fate: impl Strategy<Value = Fate> + 'static) -> impl Strategy<Value = Action> {
     prop_oneof![
         8 => Just(Action::Send),
         1 => (0u64..40).prop_map(Action::SendDue),
         1 => (0usize..8).prop_map(Action::SendAgain),
-        20 => (0usize..8, fate()).prop_map(|(i, f)| Action::Deliver(i, f)),
+        20 => (0usize..8, fate).prop_map(|(i, f)| Action::Deliver(i, f)),
         8 => (0usize..8).prop_map(Action::Report),
         1 => (0usize..4).prop_map(Action::LoseWatch),
         5 => (0usize..4).prop_map(Action::Mine),
@@ -602,7 +701,7 @@ proptest! {
 
     #[test]
     fn every_accepted_request_is_mined_exactly_once_whatever_happens(
-        actions in proptest::collection::vec(action(), 1..160)
+        actions in proptest::collection::vec(action(fate()), 1..160)
     ) {
         let mut world = World::new();
         for action in actions {
@@ -611,5 +710,19 @@ proptest! {
         }
         world.settle();
         world.verdict();
+        world.every_end_is_true();
+    }
+
+    #[test]
+    fn every_end_comes_true_also_where_nodes_lie(
+        actions in proptest::collection::vec(action(lying_fate()), 1..160)
+    ) {
+        let mut world = World::new();
+        world.lied = true;
+        for action in actions {
+            world.act(action);
+        }
+        world.settle();
+        world.every_end_is_true();
     }
 }

@@ -7,15 +7,17 @@ mod kit;
 mod relayer;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
-use kit::anvil::{chain, pay, signer};
+use kit::anvil::{chain, chain_at, pay, signer};
 use kit::node::Node;
 use kit::{E1, bump, database, impatient, is, until};
 use serde_json::json;
 use tenure_core::epoch::Epoch;
 use tenure_testkit::anvil::{ADDRESS, Anvil, KEY};
+use tenure_testkit::rpc_proxy::{Fault, RpcProxy, SEND};
 use tenure_tx::account::{Signer as _, Unsigned};
 use tenure_tx::chain::ethereum::{EthereumSigner, Fees};
 use tenure_tx::chain::{Chain as _, Head, Outcome};
@@ -25,8 +27,10 @@ use tenure_tx::service::{
     Mode, Payload, SendError, SendRequest, ServiceError, ServiceOptions, TransactionHandle,
     TransactionService,
 };
-use tenure_tx::status::State;
-use tenure_tx::store::StoreError;
+use tenure_tx::status::{EndKind, State};
+use tenure_tx::store::{StoreError, StoredTransaction};
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpListener;
 use tokio::time::timeout;
 
 async fn send(node: &Node, tag: u64) -> TransactionHandle {
@@ -367,6 +371,218 @@ async fn bad_input_is_refused_with_its_reason_and_nothing_is_sent() {
     let id = "x".repeat(201);
     let error = node.service.send(SendRequest::call(pay(1, 1)).with_id(id)).await;
     assert!(matches!(error, Err(SendError::BadRequestId)), "{error:?}");
+}
+
+/// The node passes the bytes on, and says that they are refused; nor does it find them, or count them.
+fn lie(gateway: &RpcProxy, send: Fault, next: u64) {
+    gateway.rule(move |method, params| match method {
+        SEND => send.clone(),
+        "eth_getTransactionByHash" => Fault::Null,
+        "eth_getTransactionCount" if params[1] == json!("pending") => {
+            Fault::Answer(json!(format!("{next:#x}")))
+        }
+        _ => Fault::Pass,
+    });
+}
+
+fn refused() -> Fault {
+    Fault::PassAndSay(-32000, "intrinsic gas too low".to_owned())
+}
+
+/// Mines until the request's row is as wanted.
+async fn corrected(
+    anvil: &Anvil,
+    node: &Node,
+    id: &str,
+    wanted: impl Fn(&StoredTransaction) -> bool,
+) -> StoredTransaction {
+    let mut changes = node.service.statuses();
+    let there = async {
+        loop {
+            let row = node.service.find(id).await.expect("readable").expect("a row");
+            if wanted(&row) {
+                return row;
+            }
+            anvil.mine(1).await;
+            let _ = timeout(Duration::from_millis(100), changes.recv()).await;
+        }
+    };
+    match timeout(Duration::from_secs(60), there).await {
+        Ok(row) => row,
+        Err(_) => panic!("never corrected: {:?}", node.service.find(id).await),
+    }
+}
+
+#[tokio::test]
+async fn an_end_that_the_chain_proves_wrong_is_corrected_and_told() {
+    let (log, _guard) = kit::log::listen();
+    let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
+    let gateway = RpcProxy::start(&anvil.url).await;
+    let node = Node::on("a", &db.dsn(), chain_at(&[&gateway.url]), impatient()).await;
+    node.election.lead(E1);
+    node.service.recovered().await.expect("leads");
+    let after = node.store.newest_change().await.expect("readable");
+    // The row is still the nonce's own when the truth is found.
+    lie(&gateway, refused(), 0);
+    let rent = SendRequest::call(pay(1, 1)).with_id("rent");
+    let mut handle = node.service.send(rent.clone()).await.expect("accepted");
+    let ended = timeout(Duration::from_secs(20), handle.ended()).await.expect("ends");
+    assert_eq!(ended.expect("leads").note.end.expect("ended").kind, EndKind::Refused);
+    gateway.well();
+    let is_corrected = |row: &StoredTransaction| row.note.corrected.is_some();
+    let row = corrected(&anvil, &node, "rent", is_corrected).await;
+    let end = row.note.end.as_ref().expect("ended");
+    assert_eq!((end.kind, row.status.state()), (EndKind::Executed, State::Finalized));
+    assert_eq!(row.note.corrected.as_ref().expect("told before").kind, EndKind::Refused);
+    assert!(end.hash == Some(row.hash) && end.fee.is_some_and(|fee| fee > 0), "{end:?}");
+    // A reader of changes hears it, and so does a caller that asks again.
+    let mut heard = Vec::new();
+    for row in node.store.changes(after).await.expect("readable") {
+        heard.extend(row.note.end.map(|end| end.kind));
+    }
+    assert_eq!(heard.last(), Some(&EndKind::Executed), "{heard:?}");
+    let again = node.service.send(rent).await.expect("known").state();
+    assert_eq!(again.note.end.expect("ended").kind, EndKind::Executed);
+
+    // The nonce has been given to another request by then: that one never executes, and hears why.
+    lie(&gateway, refused(), 1);
+    let mut wages =
+        node.service.send(SendRequest::call(pay(2, 1)).with_id("wages")).await.expect("accepted");
+    timeout(Duration::from_secs(20), wages.ended()).await.expect("ends").expect("leads");
+    lie(&gateway, Fault::Say(-32000, "txpool is full".to_owned()), 1);
+    let mut heir =
+        node.service.send(SendRequest::call(pay(3, 1)).with_id("heir")).await.expect("accepted");
+    assert_eq!(heir.nonce, wages.nonce, "the nonce of what was refused");
+    anvil.mine(1).await;
+    gateway.well();
+    let row = corrected(&anvil, &node, "wages", is_corrected).await;
+    assert_eq!(row.note.end.expect("ended").kind, EndKind::Executed);
+    let heir = timeout(Duration::from_secs(20), heir.ended()).await.expect("ends").expect("leads");
+    let end = heir.note.end.expect("ended");
+    assert_eq!(end.kind, EndKind::Usurped);
+    assert!(end.reason.as_ref().is_some_and(|why| why.contains("wages")), "{end:?}");
+    let loud = log.lines_with("tx_corrected");
+    assert_eq!(loud.len(), 2, "{loud:?}");
+    // What the last look proved is not looked at again, by no leader.
+    let open = "select count(*) from tenure_tx.pending_transactions where provisional";
+    let settled = async {
+        let client = db.client().await.expect("it answers");
+        while client.query_one(open, &[]).await.expect("readable").get::<_, i64>(0) > 0 {
+            anvil.mine(1).await;
+        }
+    };
+    timeout(Duration::from_secs(60), settled).await.expect("every end is proved");
+}
+
+/// A server that never stops talking; returns its address, and how much it was let say.
+async fn talker() -> (String, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let url = format!("http://{}", listener.local_addr().expect("bound"));
+    let said = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&said);
+    tokio::spawn(async move {
+        while let Ok((mut caller, _)) = listener.accept().await {
+            let count = Arc::clone(&count);
+            tokio::spawn(async move {
+                let header = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n\"";
+                let mut more = caller.write_all(header).await;
+                let words = vec![b'x'; 1 << 20];
+                while more.is_ok() {
+                    more = caller.write_all(&words).await;
+                    count.fetch_add(words.len(), Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    (url, said)
+}
+
+#[tokio::test]
+async fn an_endpoint_that_never_stops_talking_is_not_listened_to_for_long() {
+    let (url, said) = talker().await;
+    let error = chain_at(&[&url]).chain_id().await.expect_err("no answer");
+    assert!(error.to_string().contains("16 MiB"), "{error}");
+    let said = said.load(Ordering::Relaxed) >> 20;
+    assert!(said < 64, "{said} MiB were taken");
+}
+
+#[tokio::test]
+async fn a_standalone_node_corrects_its_journal_too() {
+    let anvil = Anvil::start(&["--no-mining"]).await;
+    let gateway = RpcProxy::start(&anvil.url).await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let begin = async || {
+        let chain = chain_at(&[&gateway.url]);
+        let signer = Arc::new(signer(&chain).await);
+        let mode = Mode::Standalone { journal: folder.path().join("journal") };
+        let builder = TransactionService::builder(mode, Arc::new(chain), signer);
+        builder.options(impatient()).start().await.expect("starts")
+    };
+    let service = begin().await;
+    lie(&gateway, refused(), 0);
+    let rent = SendRequest::call(pay(1, 1)).with_id("rent");
+    let mut handle = service.send(rent).await.expect("accepted");
+    let ended = timeout(Duration::from_secs(20), handle.ended()).await.expect("ends");
+    assert_eq!(ended.expect("leads").note.end.expect("ended").kind, EndKind::Refused);
+    // What is in doubt outlives the process.
+    let _ = service.shutdown(Duration::from_secs(5)).await;
+    gateway.well();
+    let service = begin().await;
+    let found = async {
+        loop {
+            let row = service.find("rent").await.expect("readable").expect("a row");
+            if row.note.corrected.is_some() {
+                return row;
+            }
+            anvil.mine(1).await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let row = timeout(Duration::from_secs(60), found).await.expect("corrected");
+    assert_eq!(row.note.end.expect("ended").kind, EndKind::Executed);
+}
+
+#[tokio::test]
+async fn a_handle_asked_for_while_its_end_is_being_stored_hears_it() {
+    let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
+    let node = Node::leader(&db.dsn(), &anvil).await;
+    let rent = SendRequest::call(pay(1, 1)).with_id("rent");
+    let mut first = node.service.send(rent.clone()).await.expect("accepted");
+    until(&mut first, is(State::Ready)).await;
+    anvil.mine(1).await;
+    until(&mut first, is(State::InBlock)).await;
+    // Every write waits, and readers see the row as it was.
+    let client = db.client().await.expect("it answers");
+    let lock = "begin; lock table tenure_tx.pending_transactions in exclusive mode";
+    client.batch_execute(lock).await.expect("locked");
+    anvil.mine(4).await;
+    timeout(Duration::from_secs(20), first.ended()).await.expect("ends").expect("leads");
+    let mut second = node.service.send(rent).await.expect("known");
+    let ended = timeout(Duration::from_secs(20), second.ended()).await.expect("in time");
+    let end = ended.expect("this node leads all the time").note.end.expect("ended");
+    assert_eq!(end.kind, EndKind::Executed);
+    client.batch_execute("rollback").await.expect("unlocked");
+}
+
+#[tokio::test]
+async fn a_table_that_refuses_every_status_is_read_again_ever_more_slowly() {
+    let (log, _guard) = kit::log::listen();
+    let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
+    let node = Node::leader(&db.dsn(), &anvil).await;
+    let client = db.client().await.expect("it answers");
+    let refuse = "alter table tenure_tx.pending_transactions add check (state = 'future')";
+    client.batch_execute(refuse).await.expect("altered");
+    let began = Instant::now();
+    send(&node, 1).await;
+    let often = async {
+        while log.lines_with("reading the table again").len() < 7 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(Duration::from_secs(30), often).await.expect("again and again");
+    // 50 ms, doubled up to half a second: five pauses, each at least half of that.
+    let took = began.elapsed();
+    assert!(took > Duration::from_millis(600), "seven readings in {took:?}");
 }
 
 #[tokio::test]

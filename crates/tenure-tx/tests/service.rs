@@ -10,12 +10,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use kit::anvil::{chain, pay, signer};
+use kit::anvil::{chain, chain_at, pay, signer};
 use kit::node::Node;
 use kit::tap::Tap;
 use kit::{E1, ManualElection, bump, database, impatient, store_of};
 use tenure_core::epoch::Epoch;
 use tenure_testkit::anvil::Anvil;
+use tenure_testkit::rpc_proxy::{Fault, RpcProxy, SEND};
 use tenure_testkit::{Meter, Proxy, shared_cluster};
 use tenure_tx::account::{AccountId, Signer as _, Unsigned};
 use tenure_tx::chain::ethereum::EthereumChain;
@@ -26,7 +27,7 @@ use tenure_tx::election::NodeRole;
 use tenure_tx::events::{EventBus, FollowerSync, Readiness};
 use tenure_tx::feed::FeedOptions;
 use tenure_tx::service::{Mode, SendError, SendRequest, ServiceOptions, TransactionService};
-use tenure_tx::store::StoreError;
+use tenure_tx::store::{StoreError, StoredTransaction};
 use tokio::time::timeout;
 
 /// A view that is stale after a moment.
@@ -180,6 +181,12 @@ async fn a_row_of_an_unknown_state_stops_a_new_leader_until_it_is_repaired() {
     client.batch_execute(odd).await.expect("a newer version's state");
     let Node { election, service, .. } = Node::follower("a", &db.dsn(), &anvil, impatient()).await;
     election.lead(E1);
+    let heard = async {
+        while said.lines_with("cannot read what is open").is_empty() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(Duration::from_secs(20), heard).await.expect("complained of");
     let early = timeout(Duration::from_millis(500), service.recovered()).await;
     assert!(early.is_err(), "what is owed is not known: {early:?}");
     // Read again and again, and complained of once.
@@ -382,7 +389,8 @@ async fn the_metrics_are_those_the_guide_names_and_a_life_emits_them_all() {
     let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
     let proxy = Proxy::start(shared_cluster().await.addr()).await.expect("a proxy");
     let election = Arc::new(ManualElection::new("a"));
-    let chain = chain(&anvil);
+    let gateway = RpcProxy::start(&anvil.url).await;
+    let chain = chain_at(&[&gateway.url]);
     let signer = signer(&chain).await;
     let store = store_of(&proxy.dsn(db.name()), "a", signer.account().clone());
     let lapse = AtomicBool::new(false);
@@ -406,6 +414,24 @@ async fn the_metrics_are_those_the_guide_names_and_a_life_emits_them_all() {
         }
     };
     timeout(Duration::from_secs(30), ended).await.expect("final");
+    // A node that takes what it refuses.
+    gateway.rule(|method, _| match method {
+        SEND => Fault::PassAndSay(-32000, "intrinsic gas too low".to_owned()),
+        "eth_getTransactionByHash" => Fault::Null,
+        _ => Fault::Pass,
+    });
+    let refused = SendRequest::call(pay(3, 1)).with_id("refused");
+    let mut handle = service.send(refused).await.expect("accepted");
+    timeout(Duration::from_secs(20), handle.ended()).await.expect("ends").expect("leads");
+    gateway.well();
+    let corrected = async {
+        let corrected = |row: StoredTransaction| row.note.corrected.is_some();
+        while !service.find("refused").await.expect("readable").is_some_and(corrected) {
+            anvil.mine(1).await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(Duration::from_secs(60), corrected).await.expect("corrected");
     // A lease that ends while the bytes are on their way.
     lapsing.lapse.store(true, Ordering::Relaxed);
     service.send(SendRequest::call(pay(2, 1))).await.expect("accepted");

@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
 
 use tenure_tx::service::Dropped;
-use tenure_tx::status::{EndKind, State};
+use tenure_tx::status::{End, EndKind, State};
 
 use super::wire::{Drop, Question, Reply, Standing};
 use crate::args::period;
@@ -184,6 +184,8 @@ fn standing(value: Value) -> Result<Standing, Failure> {
 /// Prints where a request stands; the exit code is that of its end.
 fn told(standing: &Standing, json: bool) -> Exit {
     let Standing { nonce, hash, request_id, state, noop, end, answer, standalone, .. } = standing;
+    let corrected = standing.corrected.as_ref();
+    let corrected = corrected.map(|end| format!("; corrected, told before: {end}"));
     if json {
         out!("{}", serde_json::to_string(standing).expect("a standing has text for keys"));
     } else {
@@ -196,12 +198,29 @@ fn told(standing: &Standing, json: bool) -> Exit {
         let alone = if *standalone { ", by a standalone node" } else { "" };
         let said = answer.as_ref().filter(|_| end.is_none());
         let said = said.map(|said| format!("; the chain's node said: {said}")).unwrap_or_default();
-        out!("{was}{alone}: nonce {nonce}, {hash} (request {request_id}){said}");
+        out!(
+            "{was}{alone}: nonce {nonce}, {hash} (request {request_id}){said}{}",
+            corrected.unwrap_or_default()
+        );
     }
     match end {
-        Some(end) if end.kind == EndKind::Executed => Exit::Clean,
-        Some(_) => Exit::NotExecuted,
+        Some(end) => exit_of(end),
         None => Exit::Uncertain,
+    }
+}
+
+/// The exit code of an end.
+pub(super) fn exit_of(end: &End) -> Exit {
+    match end.kind {
+        EndKind::Executed => Exit::Clean,
+        // Whether it succeeded, the node did not say.
+        EndKind::Included => Exit::Uncertain,
+        EndKind::Reverted
+        | EndKind::Replaced
+        | EndKind::Withdrawn
+        | EndKind::Refused
+        | EndKind::Expired
+        | EndKind::Usurped => Exit::NotExecuted,
     }
 }
 
@@ -234,10 +253,11 @@ async fn wait_for(nodes: &NodesArgs, id: &str, patience: Duration) -> Result<Sta
 
 pub(super) async fn drop_nonce(args: DropArgs) -> Result<Exit, Failure> {
     let question = Question::Cancel { nonce: args.nonce, request_id: args.request_id.clone() };
-    let Drop { nonce, dropped } = match ask(&args.nodes, args.nodes.within, &question).await {
-        Reply::Ok(value) => serde_json::from_value(value).map_err(unreadable)?,
-        Reply::Error { code, message, .. } => return Err(failed(&code, &message)),
-    };
+    let Drop { nonce, request_id, dropped } =
+        match ask(&args.nodes, args.nodes.within, &question).await {
+            Reply::Ok(value) => serde_json::from_value(value).map_err(unreadable)?,
+            Reply::Error { code, message, .. } => return Err(failed(&code, &message)),
+        };
     if let (Dropped::Ordered { .. }, Some(id), Some(patience)) =
         (&dropped, &args.request_id, args.wait)
     {
@@ -257,7 +277,7 @@ pub(super) async fn drop_nonce(args: DropArgs) -> Result<Exit, Failure> {
         _ => Exit::Failed,
     };
     if args.json {
-        let drop = Drop { nonce, dropped };
+        let drop = Drop { nonce, request_id, dropped };
         out!("{}", serde_json::to_string(&drop).expect("an answer has text for keys"));
         return Ok(exit);
     }
@@ -281,7 +301,9 @@ pub(super) async fn drop_nonce(args: DropArgs) -> Result<Exit, Failure> {
 fn given_up(end: EndKind) -> Exit {
     match end {
         EndKind::Replaced | EndKind::Withdrawn | EndKind::Expired | EndKind::Refused => Exit::Clean,
-        EndKind::Executed | EndKind::Reverted | EndKind::Usurped => Exit::Failed,
+        EndKind::Executed | EndKind::Included | EndKind::Reverted | EndKind::Usurped => {
+            Exit::Failed
+        }
     }
 }
 

@@ -140,9 +140,16 @@ async fn converse(stream: TcpStream, service: &TransactionService, room: &Room) 
         let reply = async {
             match asked? {
                 Ok(question) => Some(answer(question, service).await),
-                Err(error) => Some(malformed(&format!(
-                    "not a question ({error}); send one JSON object per line, with an \"op\""
-                ))),
+                Err(error) => {
+                    let id = match &line {
+                        Ok(Next::Line(line)) => id_in(&line.bytes),
+                        Ok(Next::End | Next::TooLong | Next::Busy) | Err(_) => None,
+                    };
+                    let message = format!(
+                        "not a question ({error}); send one JSON object per line, with an \"op\""
+                    );
+                    Some(malformed(id, &message))
+                }
             }
         };
         // What was answered to a wait is lost with the connection in the other branch.
@@ -236,11 +243,14 @@ async fn answer(question: Question, service: &TransactionService) -> Reply {
             let payload = match (call, signed.as_deref().map(unhex)) {
                 (Some(call), None) => match encoded(&call) {
                     Some(bytes) => Payload::Call(bytes),
-                    None => return malformed("a call in text is hex, of an even number of digits"),
+                    None => {
+                        let message = "a call in text is hex, of an even number of digits";
+                        return malformed(request_id, message);
+                    }
                 },
                 (None, Some(Some(raw))) => Payload::Signed(raw.into()),
                 (None, None) | (Some(_), Some(_)) | (None, Some(None)) => {
-                    return malformed("give either a call or signed bytes in hex");
+                    return malformed(request_id, "give either a call or signed bytes in hex");
                 }
             };
             let mut request = SendRequest::new(payload);
@@ -260,6 +270,7 @@ async fn answer(question: Question, service: &TransactionService) -> Reply {
                         ended: state.ended(),
                         end: state.note.end.map(|end| *end),
                         answer: state.note.answer,
+                        corrected: state.note.corrected.map(|end| *end),
                         standalone,
                     })
                 }
@@ -268,31 +279,37 @@ async fn answer(question: Question, service: &TransactionService) -> Reply {
         }
         Question::Cancel { nonce, request_id } => {
             let answer = match (nonce, &request_id) {
-                (Some(nonce), None) => service.cancel(nonce).await.map(|dropped| (nonce, dropped)),
-                (None, Some(id)) => service.cancel_request(id).await,
+                (Some(nonce), None) => {
+                    let dropped = service.cancel_nonce(nonce).await;
+                    dropped.map(|(id, dropped)| (nonce, id, dropped))
+                }
+                (None, Some(id)) => {
+                    let dropped = service.cancel_request(id).await;
+                    dropped.map(|(nonce, dropped)| (nonce, id.clone(), dropped))
+                }
                 (None, None) | (Some(_), Some(_)) => {
-                    return malformed("give either a nonce or a request_id");
+                    return malformed(request_id, "give either a nonce or a request_id");
                 }
             };
             match answer {
-                Ok((nonce, dropped)) => Reply::ok(&Drop { nonce, dropped }),
+                Ok((nonce, id, dropped)) => {
+                    Reply::ok(&Drop { nonce, request_id: Some(id), dropped })
+                }
                 Err(error) => refused(&error, request_id),
             }
         }
         Question::Wait { request_id, within_ms } => {
+            if let Err(error) = SendRequest::check_id(&request_id) {
+                return refused(&error, Some(request_id));
+            }
             let within = Duration::from_millis(within_ms).min(LONGEST_WAIT);
             match service.wait(&request_id, within).await {
                 Ok(Some(row)) => Reply::ok(&Standing::of(row, standalone)),
-                Ok(None) => Reply::Error {
-                    code: "not_found".to_owned(),
-                    message: format!("no request has the id {request_id}"),
-                    request_id: Some(request_id),
-                },
-                Err(error) => Reply::Error {
-                    code: "store".to_owned(),
-                    message: error.to_string(),
-                    request_id: Some(request_id),
-                },
+                Ok(None) => {
+                    let message = format!("no request has the id {request_id}");
+                    Reply::about(Some(request_id), "not_found", message)
+                }
+                Err(error) => Reply::about(Some(request_id), "store", error.to_string()),
             }
         }
         Question::Status => Reply::ok(&json!({
@@ -313,12 +330,24 @@ fn encoded(call: &Value) -> Option<Bytes> {
     }
 }
 
-fn malformed(message: &str) -> Reply {
-    Reply::error("malformed", message)
+/// The id that a line which is no question names.
+fn id_in(line: &[u8]) -> Option<String> {
+    let line: Value = serde_json::from_slice(line).ok()?;
+    let id = line.get("request_id")?.as_str()?;
+    SendRequest::check_id(id).ok().map(|()| id.to_owned())
 }
 
-fn refused(error: &SendError, request_id: Option<String>) -> Reply {
-    Reply::Error { code: error.code().to_owned(), message: error.to_string(), request_id }
+fn malformed(id: Option<String>, message: &str) -> Reply {
+    Reply::about(id, "malformed", message)
+}
+
+fn refused(error: &SendError, id: Option<String>) -> Reply {
+    // Of a nonce that was named the node knows the request.
+    let known = match error {
+        SendError::Uncertain { request_id, .. } => Some(request_id.clone()),
+        _ => None,
+    };
+    Reply::about(id.or(known), error.code(), error.to_string())
 }
 
 #[cfg(test)]

@@ -6,10 +6,10 @@ use clap::Args;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 use tenure_tx::feed::{FeedItem, FeedOptions, feed};
-use tenure_tx::status::{EndKind, State};
+use tenure_tx::status::State;
 use tenure_tx::store::{Store, StoredTransaction};
 
-use super::ReadArgs;
+use super::{ReadArgs, ask};
 use crate::exit::{Exit, Failure};
 use crate::output::{self, err, out};
 use crate::table::{ago, moment, print, table};
@@ -71,6 +71,7 @@ fn object(row: &StoredTransaction) -> Value {
         "status_metadata": row.status.metadata(),
         "ended": row.ended,
         "end": row.note.end,
+        "corrected": row.note.corrected,
         "answer": row.note.answer,
         "noop": row.noop,
         "attempts": row.attempts,
@@ -95,10 +96,7 @@ fn standing(row: &StoredTransaction) -> String {
 
 /// The exit code of a row that has ended.
 fn exit_of(row: &StoredTransaction) -> Exit {
-    match &row.note.end {
-        Some(end) if end.kind == EndKind::Executed => Exit::Clean,
-        Some(_) | None => Exit::NotExecuted,
-    }
+    row.note.end.as_ref().map_or(Exit::NotExecuted, |end| ask::exit_of(end))
 }
 
 /// The beginning and the end of a text that is longer than `most` characters.
@@ -234,6 +232,9 @@ pub(super) async fn show(args: ShowArgs) -> Result<Exit, Failure> {
     // What people look for first.
     let stands = row.note.end.as_ref().map_or_else(|| standing(&row), ToString::to_string);
     out!("{:16} {stands}", "stands");
+    if let Some(told) = &row.note.corrected {
+        out!("{:16} {told}", "told before");
+    }
     for (name, value) in value.as_object().into_iter().flatten() {
         match value {
             Value::Null => {}
@@ -265,7 +266,8 @@ pub(super) async fn watch(args: WatchArgs) -> Result<Exit, Failure> {
                     out!("{}", object(&row));
                 } else {
                     let stands = standing(&row);
-                    let told = row.note.end.as_ref().map(|end| format!(" {end}"));
+                    let again = if row.note.corrected.is_some() { " corrected:" } else { "" };
+                    let told = row.note.end.as_ref().map(|end| format!("{again} {end}"));
                     let block = row.status.block().map(|block| format!(" {block}"));
                     let rest = told.or(block).unwrap_or_default();
                     out!("{:>8} {stands:16} {}{rest}", row.nonce, row.hash);

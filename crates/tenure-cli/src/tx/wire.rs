@@ -69,7 +69,12 @@ impl Reply {
     }
 
     pub(super) fn error(code: &str, message: impl Into<String>) -> Self {
-        Reply::Error { code: code.to_owned(), message: message.into(), request_id: None }
+        Reply::about(None, code, message)
+    }
+
+    /// An error about a request.
+    pub(super) fn about(id: Option<String>, code: &str, message: impl Into<String>) -> Self {
+        Reply::Error { code: code.to_owned(), message: message.into(), request_id: id }
     }
 }
 
@@ -91,6 +96,9 @@ pub(super) struct Standing {
     /// The last answer of the chain's node that was not a yes, while it is open.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) answer: Option<String>,
+    /// The end that was told first, if the chain has since proved another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) corrected: Option<End>,
     /// The node has no group: no other one finishes what it has accepted.
     #[serde(default)]
     pub(super) standalone: bool,
@@ -108,6 +116,7 @@ impl Standing {
             ended: row.ended,
             end: row.note.end.map(|end| *end),
             answer: row.note.answer,
+            corrected: row.note.corrected.map(|end| *end),
             standalone,
         }
     }
@@ -117,6 +126,9 @@ impl Standing {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Drop {
     pub(super) nonce: u64,
+    /// The request at that nonce.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) request_id: Option<String>,
     #[serde(flatten)]
     pub(super) dropped: Dropped,
 }

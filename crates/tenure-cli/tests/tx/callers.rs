@@ -110,6 +110,27 @@ async fn an_odd_id_gets_a_clear_answer_at_once_and_every_answer_carries_the_id()
     assert_eq!(again["ok"]["nonce"], 3, "its id makes a retry the same request: {again}");
     let bare = ask(&mut stream, r#"{"op":"send"}"#).await;
     assert_eq!(bare["error"]["code"], "malformed", "{bare}");
+    // Also of a question that is none.
+    for wrong in [
+        json!({"op": "send", "request_id": "rent"}),
+        json!({"op": "send", "call": "0xabc", "request_id": "rent"}),
+        json!({"op": "send", "call": call, "surprise": 1, "request_id": "rent"}),
+        json!({"op": "send", "call": call, "deadline_ms": -1, "request_id": "rent"}),
+        json!({"op": "cancel", "nonce": 1, "request_id": "rent"}),
+        json!({"op": "guess", "request_id": "rent"}),
+    ] {
+        let answer = ask(&mut stream, &wrong.to_string()).await;
+        assert_eq!(answer["error"]["code"], "malformed", "{wrong}: {answer}");
+        assert_eq!(answer["error"]["request_id"], "rent", "{wrong}: {answer}");
+    }
+    for op in ["wait", "cancel"] {
+        let question = json!({"op": op, "request_id": "a\0b"});
+        let answer = ask(&mut stream, &question.to_string()).await;
+        assert_eq!(answer["error"]["code"], "bad_request_id", "{answer}");
+        assert_eq!(answer["error"]["request_id"], "a\0b", "{answer}");
+    }
+    let dropped = ask(&mut stream, &json!({"op": "cancel", "nonce": 0}).to_string()).await;
+    assert_eq!(dropped["ok"]["request_id"], "0", "the request at that nonce: {dropped}");
 }
 
 #[tokio::test]

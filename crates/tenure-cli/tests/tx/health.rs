@@ -78,10 +78,9 @@ async fn a_leader_without_its_chain_hands_over_to_a_member_that_reaches_it_and_t
     // Now all are dead. The first one is not ready; the role stays where it is.
     two.rule(|_, _| Fault::Cut);
     ready(&database, 0).await;
-    for _ in 0..10 {
-        assert_eq!(leads(&database).await.map(|led| led.1), Some(epoch), "the role went round");
-        sleep(Duration::from_millis(300)).await;
-    }
+    // Each has looked for another that is ready, in vain, at least twice by then.
+    two.asked(8).await;
+    assert_eq!(leads(&database).await.map(|led| led.1), Some(epoch), "the role went round");
     // A member that is gone is no reason to hand over, although it was ready: a row alone proves
     // nothing. The first one's endpoint comes back, the second one's stays dead.
     one.well();
@@ -97,6 +96,29 @@ async fn a_leader_without_its_chain_hands_over_to_a_member_that_reaches_it_and_t
     one.well();
     let sent = run(&["send", "--node", &all, "--json", "--call", &call(2)]).await;
     assert_eq!(json_of(&sent)[0]["nonce"], 1);
+}
+
+/// One that answers, and does not say what a leader needs, is as good as none.
+#[tokio::test]
+async fn a_leader_whose_endpoint_names_no_final_block_hands_over() {
+    let database = shared_cluster().await.database().await.expect("a database");
+    let anvil = Anvil::start(&["--no-mining"]).await;
+    let (one, two) = (RpcProxy::start(&anvil.url).await, RpcProxy::start(&anvil.url).await);
+    let (_first, first) = member("first", &database, &one.url).await;
+    led_by(&database, "first").await;
+    let (_second, second) = member("second", &database, &two.url).await;
+    ready(&database, 2).await;
+    one.rule(|_, params| match params[0] == json!("finalized") {
+        true => Fault::Null,
+        false => Fault::Pass,
+    });
+    // The head is read again when there is another block.
+    anvil.mine(1).await;
+    led_by(&database, "second").await;
+    let all = format!("{first},{second}");
+    let sent = run(&["send", "--node", &all, "--call", &call(1)]).await;
+    assert!(sent.status.success(), "{sent:?}");
+    anvil.pooled(1).await;
 }
 
 #[tokio::test]
@@ -126,7 +148,7 @@ async fn a_node_with_several_endpoints_works_as_long_as_one_of_them_does() {
     });
     let sent = run(&["send", "--node", &address, "--json", "--call", &call(9)]).await;
     hashes.push(json_of(&sent)[0]["hash"].clone());
-    anvil.pooled(4).await;
+    anvil.pooled(hashes.len() as u64).await;
     anvil.mine(1).await;
     let mined = anvil.mined().await;
     assert_eq!(mined.iter().map(|tx| tx["hash"].clone()).collect::<Vec<_>>(), hashes);
@@ -137,4 +159,37 @@ async fn a_node_with_several_endpoints_works_as_long_as_one_of_them_does() {
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert_eq!(refused.status.code(), Some(2), "{said}");
     assert!(said.contains("--rpc") && !said.contains("hunter2"), "{said}");
+}
+
+#[tokio::test]
+async fn an_endpoint_that_does_not_say_what_is_needed_or_is_behind_is_passed_over() {
+    let database = shared_cluster().await.database().await.expect("a database");
+    let anvil = Anvil::start(&["--block-time", "0.2"]).await;
+    let rules: [fn(&str, &Value) -> Fault; 3] = [
+        |method, _| match method {
+            "eth_getTransactionCount" => Fault::Say(-32005, "limit exceeded".to_owned()),
+            _ => Fault::Pass,
+        },
+        |_, params| match params[0] == json!("finalized") {
+            true => Fault::Null,
+            false => Fault::Pass,
+        },
+        // What the table knows to be final it has never seen.
+        |method, _| match method {
+            "eth_getTransactionCount" => Fault::Answer(json!("0x0")),
+            _ => Fault::Pass,
+        },
+    ];
+    for (turn, rule) in rules.into_iter().enumerate() {
+        let (one, two) = (RpcProxy::start(&anvil.url).await, RpcProxy::start(&anvil.url).await);
+        one.rule(rule);
+        let rpc = format!("{},{}", one.url, two.url);
+        let (mut child, address) = node_at(&rpc, &["--dsn", &database.dsn()]).await;
+        let ask = ["send", "--node", &address, "--json", "--wait", "30s", "--call"];
+        let sent = run(&[&ask[..], &[&call(turn as u64)]].concat()).await;
+        assert_eq!(json_of(&sent)[0]["nonce"], turn, "with rule {turn}");
+        assert!(!two.sent().is_empty(), "with rule {turn}");
+        child.signal(Signal::TERM);
+        child.wait(Duration::from_secs(20)).await.expect("it ends");
+    }
 }

@@ -16,6 +16,7 @@ mod follower;
 mod rpc;
 mod run;
 mod signer;
+mod transport;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -152,6 +153,7 @@ impl Chain for EthereumChain {
     async fn head(&self, account: &AccountId) -> Result<Head, ChainError> {
         let head = self.rpc.head(account).await?;
         self.fees.set_base(head.base_fee);
+        self.fees.set_block_gas(self.rpc.block_gas());
         Ok(Head { fee_cap: self.fees.cap_per_gas(), ..head })
     }
 
@@ -159,8 +161,8 @@ impl Chain for EthereumChain {
         self.rpc.identity().await
     }
 
-    async fn alive(&self) -> Result<(), ChainError> {
-        self.rpc.alive().await
+    fn distrust(&self) {
+        self.rpc.distrust();
     }
 
     async fn submit(&self, account: &AccountId, nonce: u64, raw: Bytes) -> Submission {

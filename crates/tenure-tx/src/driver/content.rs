@@ -70,6 +70,22 @@ impl Content {
     }
 }
 
+/// A request that has left the engine, until the table has its end.
+pub(super) struct Ending {
+    pub(super) request_id: String,
+    pub(super) handle: watch::Sender<HandleState>,
+    /// What the handle is told once the table has it; `None` if it was told already.
+    pub(super) untold: Option<HandleState>,
+}
+
+impl Ending {
+    /// Its handle, if it is this request.
+    pub(super) fn handle(&self, id: &str, nonce: u64) -> Option<TransactionHandle> {
+        let (request_id, state) = (self.request_id.clone(), self.handle.subscribe());
+        (request_id == id).then_some(TransactionHandle { nonce, request_id, state })
+    }
+}
+
 /// A handle of a row that ended, or that is not open on this node.
 pub(super) fn handle_of(row: &StoredTransaction) -> TransactionHandle {
     let (hash, status, note) = (row.hash, row.status.clone(), row.note.clone());

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use futures_util::StreamExt as _;
 use tokio::time::timeout;
 
-use super::content::Content;
+use super::content::{Content, Ending};
 use super::pending::Stage;
 use super::{Answer, Driver};
 use crate::account::{SignError, Signed, Unsigned};
@@ -14,7 +14,7 @@ use crate::engine::{Attempt, Effect, Input, Order};
 use crate::metrics;
 use crate::service::{HandleState, Payload, SendError};
 use crate::status::{EndKind, Hash, Note, State, TransactionStatus};
-use crate::store::{NewTransaction, Replacement, StatusChange};
+use crate::store::{Correction, NewTransaction, Replacement, Settlement, StatusChange};
 use crate::writer::{BatchResult, Job, Write, Written};
 
 /// After this many clashes the caller gets an error instead of another attempt.
@@ -23,7 +23,7 @@ const MAX_CLASHES: u8 = 3;
 impl Driver {
     pub(super) fn carry_out(&mut self, effects: Vec<Effect>) {
         // Asked together: a thousand rows are a few requests to the node.
-        let mut sought = Vec::new();
+        let (mut sought, mut doubted) = (Vec::new(), Vec::new());
         for effect in effects {
             match effect {
                 Effect::Build { nonce, attempt, tip, noop } => {
@@ -45,10 +45,21 @@ impl Driver {
                 Effect::Record { nonce, hash, status, note } => {
                     self.record(nonce, hash, status, note);
                 }
+                Effect::Reexamine { nonce, request, hashes: attempts } => {
+                    let since = self.provisional.get(&nonce).copied().unwrap_or(0);
+                    doubted.push((request, Sought { nonce, attempts, since, block: None }));
+                }
+                Effect::Settle { nonce, request } => self.settle(nonce, request, None),
+                Effect::Correct { nonce, request, hash, status, note } => {
+                    self.correct(nonce, request, hash, status, note);
+                }
             }
         }
         if !sought.is_empty() {
             self.locate(sought);
+        }
+        if !doubted.is_empty() {
+            self.reexamine(doubted);
         }
     }
 
@@ -114,6 +125,13 @@ impl Driver {
                 return self.not_stored(nonce, SendError::Sign(error));
             }
         };
+        let mut attempts = self.engine.attempts(nonce).to_vec();
+        // A signer at its cap tips less than it was asked to: what the bytes say counts, or the tip
+        // would grow unseen. A first attempt offers no more than its whole bid.
+        let tip = match attempts.is_empty() {
+            true => signed.bid.map_or(tip, |bid| tip.min(bid)),
+            false => self.chain.inspect(&signed.raw).ok().and_then(|seen| seen.tip).unwrap_or(tip),
+        };
         let attempt = Attempt {
             hash: signed.hash,
             tip,
@@ -122,7 +140,6 @@ impl Driver {
             order: noop,
             bid: signed.bid,
         };
-        let mut attempts = self.engine.attempts(nonce).to_vec();
         content.storing = Some((attempt.clone(), signed.raw.clone()));
         if let Some(pending) = self.pending.get_mut(&content.request_id) {
             pending.stage = Stage::Storing;
@@ -175,7 +192,8 @@ impl Driver {
         match result.statuses_failed {
             None | Some(Written::Stored | Written::Missing | Written::Duplicate) => {
                 for form in result.statuses {
-                    if let Some((handle, state)) = self.ending.remove(&form) {
+                    let ending = self.ending.remove(&form);
+                    if let Some(Ending { handle, untold: Some(state), .. }) = ending {
                         handle.send_replace(state);
                     }
                 }
@@ -185,9 +203,13 @@ impl Driver {
                 reread = Some(error.to_string());
             }
         }
-        if let Some(why) = reread {
-            tracing::warn!(why, "reading the table again: it decides what is stored");
-            self.recover();
+        match reread {
+            Some(why) => {
+                tracing::warn!(why, "reading the table again: it decides what is stored");
+                self.rereads = self.rereads.saturating_add(1);
+                self.recover();
+            }
+            None => self.rereads = 0,
         }
     }
 
@@ -294,6 +316,56 @@ impl Driver {
         });
     }
 
+    /// Asks the chain about requests that have ended.
+    fn reexamine(&mut self, doubted: Vec<(String, Sought)>) {
+        let (chain, account) = (Arc::clone(&self.chain), self.signer.account().clone());
+        let permits = Arc::clone(&self.permits);
+        self.spawn(async move |answers, generation| {
+            let Ok(_permit) = permits.acquire_owned().await else { return };
+            let (requests, sought): (Vec<String>, Vec<Sought>) = doubted.into_iter().unzip();
+            let located = chain.locate(&account, &sought).await;
+            let located = located.into_iter().chain(std::iter::repeat(Located::Unknown));
+            let nonces = sought.iter().map(|one| one.nonce);
+            let all = nonces.zip(requests).zip(located);
+            let all = all.map(|((nonce, request), located)| (nonce, request, located)).collect();
+            let _ = answers.send((generation, Answer::Reexamined(all)));
+        });
+    }
+
+    /// An end that was told was not the one that the chain has: the row is corrected, aloud.
+    fn correct(
+        &mut self,
+        nonce: u64,
+        request_id: String,
+        hash: Hash,
+        status: TransactionStatus,
+        note: Note,
+    ) {
+        let told = note.corrected.as_ref().map(ToString::to_string).unwrap_or_default();
+        let (end, noop) = match &note.end {
+            Some(end) => {
+                (end.to_string(), matches!(end.kind, EndKind::Replaced | EndKind::Expired))
+            }
+            None => (String::new(), false),
+        };
+        metrics::count(metrics::CORRECTED);
+        tracing::error!(
+            event = "tx_corrected",
+            nonce,
+            request_id,
+            told,
+            end,
+            "AN END THAT WAS TOLD IS NOT THE CHAIN'S: the row is corrected; a caller that asked for it \
+             anew under another id has asked twice"
+        );
+        let correction = Correction { hash, status, note, noop };
+        self.settle(nonce, request_id, Some(correction));
+    }
+
+    fn settle(&mut self, nonce: u64, request_id: String, correction: Option<Correction>) {
+        self.write(Write::Settle(Settlement { nonce, request_id, correction }));
+    }
+
     fn record(&mut self, nonce: u64, hash: Hash, status: TransactionStatus, note: Note) {
         if let Some(end) = &note.end {
             metrics::count_by(metrics::ENDED, "end", end.kind.into());
@@ -303,13 +375,20 @@ impl Driver {
                 let noop = matches!(end.kind, EndKind::Replaced | EndKind::Expired);
                 let noop = noop && end.hash.is_some();
                 let state = HandleState { hash, status: status.clone(), noop, note: note.clone() };
-                if status.state() == State::Invalid {
-                    // Of this end the chain knows nothing: until the table has it, it may still be
-                    // undone by a crash, so no caller is told.
-                    self.ending.insert((nonce, hash), (content.handle, state));
+                let Content { request_id, handle, block, .. } = content;
+                if status.state() == State::Finalized {
+                    self.provisional.remove(&nonce);
                 } else {
-                    content.handle.send_replace(state);
+                    let since = self.provisional.entry(nonce).or_insert(block);
+                    *since = block.min(*since);
                 }
+                // Of one that no node had the chain knows nothing: until the table has its end, it may
+                // still be undone by a crash, so no caller is told.
+                let untold = (status.state() == State::Invalid).then_some(state.clone());
+                if untold.is_none() {
+                    handle.send_replace(state);
+                }
+                self.ending.insert((nonce, hash), Ending { request_id, handle, untold });
             }
         } else if let Some(content) = self.contents.get(&nonce) {
             let form = self.engine.attempts(nonce).iter().find(|attempt| attempt.hash == hash);

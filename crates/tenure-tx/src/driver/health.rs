@@ -1,21 +1,29 @@
-//! Whether this node reaches its chain, told to the election.
+//! Whether this node can read its chain's head, told to the election.
 //!
-//! A node that does not is not promoted if another can be; a leader that does not hands over when
-//! another member is ready, which says of itself that it reaches its own.
+//! A node that cannot is not promoted if another can be; a leader that cannot hands over when
+//! another member is ready, which says of itself that it reads its own. A head that lacks nonces which
+//! the table knows to be final is no head: nothing could be done on it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tenure_core::clock::Clock;
 use tokio::time::sleep;
 
+use crate::account::AccountId;
 use crate::chain::Chain;
 use crate::election::{Election, Unready};
 use crate::metrics;
 use crate::store::Store;
 
+/// How far the account's nonces are used for good, as far as this node knows from the table.
+pub(super) type Known = Arc<AtomicU64>;
+
 pub(super) async fn watch(
     chain: Arc<dyn Chain>,
+    account: AccountId,
+    known: Known,
     election: Election,
     store: Option<Store>,
     lost_after: Duration,
@@ -25,11 +33,18 @@ pub(super) async fn watch(
     let mut lost = false;
     loop {
         metrics::set(metrics::CHAIN_LOST, usize::from(lost));
-        match chain.alive().await {
-            Ok(()) => {
+        let head = match chain.head(&account).await {
+            Ok(head) if head.best_nonce < known.load(Ordering::Relaxed) => {
+                Err("it has not used nonces that were final".to_owned())
+            }
+            Ok(head) => Ok(head),
+            Err(error) => Err(error.to_string()),
+        };
+        match head {
+            Ok(_) => {
                 answered = clock.now();
                 if lost {
-                    tracing::warn!(event = "tx_chain_found", "the chain's node answers again");
+                    tracing::warn!(event = "tx_chain_found", "the chain's head can be read again");
                     election.set_unready(Unready::Chain, false);
                 }
                 lost = false;
@@ -39,7 +54,7 @@ pub(super) async fn watch(
             Err(_) if lost => hand_over(&election, store.as_ref()).await,
             Err(error) if clock.now() >= answered + lost_after => {
                 let event = "tx_chain_lost";
-                tracing::error!(event, %error, "THE CHAIN CANNOT BE REACHED: not ready to lead");
+                tracing::error!(event, error, "THE CHAIN'S HEAD CANNOT BE READ: not ready to lead");
                 election.set_unready(Unready::Chain, true);
                 lost = true;
             }
@@ -56,7 +71,7 @@ async fn hand_over(election: &Election, store: Option<&Store>) {
         Ok(true) => {
             tracing::warn!(
                 event = "tx_hand_over",
-                "another member reaches its chain: stepping down"
+                "another member reads its chain's head: stepping down"
             );
             election.step_down();
         }

@@ -57,26 +57,36 @@ impl Driver {
             (true, false) => tracing::warn!(event = "tx_certain", "the answers are certain again"),
             (false, false) | (true, true) => {}
         }
+        let request_at = |nonce: Option<u64>| {
+            nonce.and_then(|nonce| self.contents.get(&nonce)).map(|content| &content.request_id)
+        };
         let (nonces, account) = (is.unfunded, self.signer.account());
+        // Perhaps only the first asks for more than the account has, and all others wait behind it.
+        let (nonce, request_id) = (is.lowest_unfunded, request_at(is.lowest_unfunded));
         match (was.unfunded > 0, nonces > 0) {
             (false, true) => tracing::error!(
                 event = "tx_unfunded",
                 nonces,
+                nonce,
+                request_id,
                 ?balance,
                 %account,
-                "THE ACCOUNT CANNOT PAY: nothing is lost; all requests wait until it is funded, or \
-                 they are dropped or past their deadline"
+                "THE ACCOUNT CANNOT PAY for the request at this nonce, and all others wait behind it: \
+                 nothing is lost; fund the account, or `tx drop` that request"
             ),
             (true, false) => tracing::warn!(event = "tx_funded", ?balance, "the account can pay"),
             (false, false) | (true, true) => {}
         }
         let (base_fee, cap) = (self.head.base_fee, self.head.fee_cap);
+        let (nonce, request_id) = (is.lowest_capped, request_at(is.lowest_capped));
         match (was.above_cap, is.above_cap) {
             (false, true) => tracing::warn!(
                 event = "tx_fee_above_cap",
                 base_fee,
                 ?cap,
-                "the chain asks for more than the cap on fees allows; the account waits"
+                nonce,
+                request_id,
+                "the chain asks for more than the caps on fees allow; the account waits"
             ),
             (true, false) => {
                 tracing::warn!(event = "tx_fee_within_cap", base_fee, ?cap, "within the cap")

@@ -177,7 +177,13 @@ impl Driver {
             Ok(None) => self.request(&id),
             Ok(Some(row)) => {
                 let content = self.contents.get(&row.nonce).filter(|c| c.request_id == id);
-                let handle = content.map_or_else(|| handle_of(&row), |c| c.handle(row.nonce));
+                let open = content.map(|content| content.handle(row.nonce));
+                let ended = || row.ended.then(|| handle_of(&row));
+                let ending = || self.ending.values().find_map(|one| one.handle(&id, row.nonce));
+                let Some(handle) = open.or_else(ended).or_else(ending) else {
+                    // It ended after the table was read, and the table has its end by now.
+                    return self.admit(&id);
+                };
                 let same = match self.pending.get(&id).map(|pending| &pending.request.payload) {
                     Some(Payload::Call(asked)) => row.is_call(asked),
                     Some(payload) => self.is_same(payload, row.call.as_ref(), &row.attempts),

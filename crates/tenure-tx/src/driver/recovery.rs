@@ -1,6 +1,7 @@
 //! Taking over: the table and the chain's head are read until both answer and agree.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tenure_core::epoch::Epoch;
@@ -10,7 +11,7 @@ use super::content::Content;
 use super::{Answer, Driver, Phase};
 use crate::chain::{Chain, Head};
 use crate::engine::Input;
-use crate::store::{CLEANUP_ROWS, Retention, Snapshot, Store, StoreError};
+use crate::store::{CLEANUP_ROWS, Retention, Snapshot, Store, StoreError, StoredTransaction};
 
 /// The longest pause before what is open is read again: a leader that waits sends nothing.
 const RECOVER_MAX: Duration = Duration::from_secs(5);
@@ -89,9 +90,15 @@ impl Driver {
         let (store, chain, account) =
             (self.reader.clone(), Arc::clone(&self.chain), self.signer.account().clone());
         let (writer, epoch) = (self.store.clone(), self.epoch);
+        let known = Arc::clone(&self.known);
         let mut backoff = self.options.engine.backoff();
         backoff.max = backoff.max.min(RECOVER_MAX);
+        // A disk that is full, or a table that refuses, is not read without a pause.
+        let rereads = self.rereads;
         self.spawn(async move |answers, generation| {
+            if rereads > 1 {
+                sleep(backoff.pause(rereads - 1, rand::random())).await;
+            }
             // Each trouble is logged once, or it would hide the one that comes after it.
             let mut logged: Option<Trouble> = None;
             let mut failures = 0u32;
@@ -99,7 +106,7 @@ impl Driver {
                 let snapshot = async {
                     match &store {
                         Some(store) => store.snapshot().await,
-                        None => Ok(Snapshot { open: Vec::new(), consumed: 0 }),
+                        None => Ok(Snapshot::default()),
                     }
                 };
                 // Nonces of one chain mean nothing on another: first of all, whose they are.
@@ -116,6 +123,8 @@ impl Driver {
                         return;
                     }
                     Ok((Ok(snapshot), Ok(head))) => {
+                        known.store(snapshot.consumed, Ordering::Relaxed);
+                        chain.distrust();
                         Trouble::Behind { chain: head.best_nonce, table: snapshot.consumed }
                     }
                     Ok((Err(error), _)) => Trouble::Table(error.to_string()),
@@ -142,7 +151,13 @@ impl Driver {
             let known = known.remove(&nonce).filter(|c| c.request_id == row.request_id);
             self.contents.insert(nonce, Content::of(row, known, now));
         }
-        let input = Input::Recovered { rows, consumed: snapshot.consumed, head };
+        for row in &snapshot.provisional {
+            let since = self.provisional.entry(row.nonce).or_insert(row.built_at_block);
+            *since = row.built_at_block.min(*since);
+        }
+        let provisional =
+            snapshot.provisional.iter().filter_map(StoredTransaction::provisional).collect();
+        let input = Input::Recovered { rows, consumed: snapshot.consumed, provisional, head };
         let effects = self.engine.handle(self.now(), input);
         let took = self.now().saturating_since(since);
         tracing::info!(epoch = %self.epoch, open = self.engine.open(), ?took, "took over");

@@ -45,6 +45,35 @@ pub(super) struct Missing {
     sights: u32,
 }
 
+/// The end of a request one of whose forms is in a final block: the form decides, whatever was ordered
+/// since.
+pub(super) fn end_in_block(
+    attempts: &[Attempt],
+    hash: Hash,
+    block: Hash,
+    receipt: &Receipt,
+) -> End {
+    let form = attempts.iter().find(|attempt| attempt.hash == hash);
+    let end = match form.filter(|form| form.noop).map(|form| form.order) {
+        None if receipt.success == Some(false) => {
+            End { reason: receipt.reason.clone(), ..End::new(EndKind::Reverted) }
+        }
+        None if receipt.success.is_none() => {
+            End::new(EndKind::Included).because("the node does not say whether the call succeeded")
+        }
+        None => End::new(EndKind::Executed),
+        Some(Some(Order::Deadline)) => {
+            End::new(EndKind::Expired).because("its deadline passed; a no-op has its nonce")
+        }
+        Some(Some(Order::Gap)) => End::new(EndKind::Replaced).because("nothing used the nonce"),
+        Some(Some(Order::Drop) | None) => {
+            End::new(EndKind::Replaced).because("dropped by order; a no-op has its nonce")
+        }
+    };
+    let (block_number, fee) = (receipt.number, receipt.fee);
+    End { hash: Some(hash), block: Some(block), block_number, fee, ..end }
+}
+
 #[derive(Debug)]
 pub(super) struct Entry {
     /// The request's id; `None` for a no-op that fills a gap.
@@ -64,6 +93,8 @@ pub(super) struct Entry {
     /// The current bytes will not be taken as they are: sign anew before sending again.
     pub(super) stale: bool,
     pub(super) hold: Option<Hold>,
+    /// Its newest form offers less than the chain asked for when it was signed: a cap keeps it down.
+    capped: bool,
     /// The node called the nonce used when it last was sent the bytes; the chain is being asked.
     pub(super) outdated: bool,
     /// Consecutive waits, for the back-off.
@@ -101,6 +132,7 @@ impl Entry {
             may_live: false,
             stale: false,
             hold: None,
+            capped: false,
             outdated: false,
             tries: 0,
             refusals: 0,
@@ -147,16 +179,18 @@ impl Entry {
         status: &TransactionStatus,
         receipt: Option<Receipt>,
     ) -> End {
-        let receipt = receipt.unwrap_or_default();
-        let usurped = || {
-            End::new(EndKind::Usurped).because("a transaction of another program used its nonce")
+        let usurped = |hash| End {
+            hash,
+            ..End::new(EndKind::Usurped).because("a transaction of another program used its nonce")
         };
-        let (end, hash) = match status {
-            TransactionStatus::Finalized(_) => (self.end_in_block(hash, &receipt), Some(hash)),
-            TransactionStatus::Invalid(reason) => {
-                (End { reason: reason.clone(), ..End::new(self.end_unsent()) }, None)
+        match status {
+            TransactionStatus::Finalized(block) => {
+                end_in_block(&self.attempts, hash, *block, &receipt.unwrap_or_default())
             }
-            TransactionStatus::Usurped(by) => (usurped(), *by),
+            TransactionStatus::Invalid(reason) => {
+                End { reason: reason.clone(), ..End::new(self.end_unsent()) }
+            }
+            TransactionStatus::Usurped(by) => usurped(*by),
             // Only the three above end a duty; what another transaction did is all that is left.
             TransactionStatus::Future
             | TransactionStatus::Ready
@@ -164,30 +198,7 @@ impl Entry {
             | TransactionStatus::InBlock(_)
             | TransactionStatus::Retracted(_)
             | TransactionStatus::FinalityTimeout(_)
-            | TransactionStatus::Dropped => (usurped(), None),
-        };
-        let (block, block_number) = (status.block(), receipt.number);
-        End { hash, block, block_number, fee: receipt.fee, ..end }
-    }
-
-    /// Of a form in a final block: the form decides, whatever was ordered since.
-    fn end_in_block(&self, hash: Hash, receipt: &Receipt) -> End {
-        let form = self.attempts.iter().find(|a| a.hash == hash);
-        match form.filter(|a| a.noop).map(|a| a.order) {
-            None if receipt.success == Some(false) => {
-                let end = End::new(EndKind::Reverted);
-                End { reason: receipt.reason.clone(), ..end }
-            }
-            None if receipt.success.is_none() => End::new(EndKind::Executed)
-                .because("the node does not say whether the call succeeded"),
-            None => End::new(EndKind::Executed),
-            Some(Some(Order::Deadline)) => {
-                End::new(EndKind::Expired).because("its deadline passed; a no-op has its nonce")
-            }
-            Some(Some(Order::Gap)) => End::new(EndKind::Replaced).because("nothing used the nonce"),
-            Some(Some(Order::Drop) | None) => {
-                End::new(EndKind::Replaced).because("dropped by order; a no-op has its nonce")
-            }
+            | TransactionStatus::Dropped => usurped(None),
         }
     }
 
@@ -212,8 +223,12 @@ impl Entry {
             return;
         }
         self.tip = attempt.tip;
+        self.capped = attempt.bid.is_some_and(|bid| bid < head.base_fee);
         let is_noop = attempt.noop;
-        // A signer may be deterministic: the same bytes are the same attempt.
+        // A signer may be deterministic: the same bytes are the same attempt, and replace nothing.
+        if self.knows(attempt.hash) {
+            self.replacements = self.replacements.saturating_sub(1);
+        }
         self.attempts.retain(|known| known.hash != attempt.hash);
         self.attempts.push(attempt);
         self.status = TransactionStatus::Future;
@@ -279,6 +294,11 @@ impl Entry {
     /// Whether the chain asks for more than the current form offers in all.
     fn is_outgrown(&self, head: &Head) -> bool {
         self.attempts.last().and_then(|a| a.bid).is_some_and(|bid| bid < head.base_fee)
+    }
+
+    /// Whether a cap on fees keeps it from the next block.
+    pub(super) fn is_capped(&self, head: &Head) -> bool {
+        self.capped && self.is_outgrown(head) && self.status.state() != State::InBlock
     }
 
     /// Replaces the current attempt by one with a higher tip, if the bounds allow it.

@@ -4,7 +4,7 @@ use tenure_core::clock::Tick;
 
 use super::NonceError;
 use crate::chain::{Head, Located, Outcome, Report};
-use crate::status::{Hash, Note, TransactionStatus};
+use crate::status::{End, Hash, Note, TransactionStatus};
 
 /// What happens to the engine.
 #[derive(Debug, Clone)]
@@ -16,6 +16,8 @@ pub enum Input {
         rows: Vec<OpenTransaction>,
         /// One above the highest nonce whose row ended finalized or usurped.
         consumed: u64,
+        /// Ended rows whose end no block has proved yet.
+        provisional: Vec<Provisional>,
         head: Head,
     },
     /// This process leads no more.
@@ -35,6 +37,8 @@ pub enum Input {
     WatchClosed { nonce: u64, hash: Hash },
     /// The chain was asked where a nonce's attempts are.
     Located { nonce: u64, located: Located },
+    /// The chain was asked about a request whose end is provisional.
+    Reexamined { nonce: u64, request: String, located: Located },
     /// The chain moved.
     Head(Head),
     /// Some time passed: `now` has moved, and nothing else happened.
@@ -70,6 +74,13 @@ pub enum Effect {
         status: TransactionStatus,
         note: Note,
     },
+    /// Find out whether a form of a request that has ended is in a final block after all; answer with
+    /// `Reexamined`.
+    Reexamine { nonce: u64, request: String, hashes: Vec<Hash> },
+    /// The chain has proved a provisional end: it is looked at no more.
+    Settle { nonce: u64, request: String },
+    /// The chain has proved another end than the one that was told: store it, and say so.
+    Correct { nonce: u64, request: String, hash: Hash, status: TransactionStatus, note: Note },
 }
 
 /// A caller's request, as far as the engine needs to know it.
@@ -169,4 +180,16 @@ pub struct OpenTransaction {
     pub resignable: bool,
     /// When it is to be given up, if it is not in a block by then.
     pub deadline: Option<Tick>,
+}
+
+/// A request that ended although no block proves it: as one that no node had, or as one whose nonce
+/// another transaction used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Provisional {
+    pub request: String,
+    pub nonce: u64,
+    pub attempts: Vec<Attempt>,
+    /// The end that was told.
+    pub end: End,
 }

@@ -138,6 +138,12 @@ impl Leading {
         self.gaps.iter().filter_map(old).collect()
     }
 
+    /// Asks about provisional ends whose nonce is final.
+    pub(super) fn ask_doubts(&mut self, now: Tick, out: &mut Vec<Effect>) {
+        let (entries, below) = (&self.entries, self.head.finalized_nonce);
+        self.doubts.ask(below, now, |nonce| entries.contains_key(&nonce), out);
+    }
+
     /// Puts a no-op at a free nonce.
     pub(super) fn fill(&mut self, nonce: u64, config: &EngineConfig, out: &mut Vec<Effect>) {
         self.gaps.remove(&nonce);

@@ -1,6 +1,7 @@
 //! One promise each. The promises about all sequences are in `tests/engine_properties.rs`.
 
 mod money;
+mod provisional;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -50,7 +51,8 @@ fn request(
 
 fn leading(rows: Vec<OpenTransaction>, at: Head) -> (Engine, Vec<Effect>) {
     let mut engine = Engine::new(EngineConfig::default());
-    let effects = engine.handle(T0, Input::Recovered { rows, consumed: 0, head: at });
+    let effects =
+        engine.handle(T0, Input::Recovered { rows, consumed: 0, provisional: vec![], head: at });
     (engine, effects)
 }
 
@@ -123,7 +125,10 @@ fn nonces_start_above_chain_pool_and_table() {
     }];
     let mut engine = Engine::new(EngineConfig::default());
     // A node that lags behind must not hand out a nonce the table knows to be used.
-    engine.handle(T0, Input::Recovered { rows, consumed: 8, head: head(3, 2, 3) });
+    engine.handle(
+        T0,
+        Input::Recovered { rows, consumed: 8, provisional: vec![], head: head(3, 2, 3) },
+    );
     assert_eq!(request(&mut engine, None, 0, true), Ok(8), "the first gap");
     assert_eq!(request(&mut engine, None, 0, true), Ok(10));
 }
@@ -536,6 +541,7 @@ fn an_end_says_what_the_chain_says() {
     };
     assert_eq!(ended(Some(true), None), EndKind::Executed);
     assert_eq!(ended(Some(false), None), EndKind::Reverted);
+    assert_eq!(ended(None, None), EndKind::Included, "nothing says that it succeeded");
     assert_eq!(ended(Some(true), Some(Order::Drop)), EndKind::Replaced);
     assert_eq!(ended(Some(true), Some(Order::Deadline)), EndKind::Expired);
 }

@@ -93,7 +93,10 @@ impl SendRequest {
 
     /// Whether an id can be one: a database holds no NUL, and a log shows no other control
     /// character as what it is.
-    pub(crate) fn check_id(id: &str) -> Result<(), SendError> {
+    ///
+    /// # Errors
+    /// [`SendError::BadRequestId`] if it cannot.
+    pub fn check_id(id: &str) -> Result<(), SendError> {
         let long = id.is_empty() || id.chars().count() > MAX_ID;
         if long || id.chars().any(char::is_control) {
             return Err(SendError::BadRequestId);

@@ -4,7 +4,7 @@
 //! complete when it ends; a torn last one was never acknowledged, and is cut off. The file is
 //! written anew, beside the old one, when it has grown far beyond its rows.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
@@ -15,10 +15,12 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use tenure_core::epoch::Epoch;
 
-use super::row::{NewTransaction, Replacement, Snapshot, StatusChange, StoredTransaction};
+use super::row::{
+    Correction, NewTransaction, Replacement, Settlement, Snapshot, StatusChange, StoredTransaction,
+};
 use super::{Retention, StoreError};
 use crate::account::AccountId;
-use crate::engine::Attempt;
+use crate::engine::{Attempt, MOST_PROVISIONAL};
 use crate::status::{Hash, State, StatusMetadata, TransactionStatus, unhex};
 
 /// A journal is rewritten when it has this many lines more than four for each row.
@@ -39,6 +41,8 @@ pub(super) struct Journal {
     rows: BTreeMap<String, Row>,
     /// The newest request of each nonce.
     nonces: BTreeMap<u64, String>,
+    /// The requests whose end no block proves yet.
+    provisional: BTreeSet<String>,
     /// The last number given to a change.
     change: i64,
     /// Why nothing can be written any more: what a failed flush left behind is unknown.
@@ -84,6 +88,9 @@ struct Row {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     deadline_at: Option<u64>,
     ended: bool,
+    /// No block proves its end yet.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    provisional: bool,
     change: i64,
 }
 
@@ -124,6 +131,7 @@ impl Journal {
             lines: 0,
             rows: BTreeMap::new(),
             nonces: BTreeMap::new(),
+            provisional: BTreeSet::new(),
             change: 0,
             broken: None,
             _lock: lock,
@@ -248,6 +256,10 @@ impl Journal {
         if self.at(row.nonce).is_none_or(|owner| owner.change <= row.change) {
             self.nonces.insert(row.nonce, row.request_id.clone());
         }
+        match row.provisional {
+            true => drop(self.provisional.insert(row.request_id.clone())),
+            false => drop(self.provisional.remove(&row.request_id)),
+        }
         self.rows.insert(row.request_id.clone(), row);
     }
 
@@ -314,8 +326,37 @@ impl Journal {
                 rows.push(row);
             }
         }
+        // A nonce that is used for good, by this request: every other one that had it ended rightly.
+        let used = rows.iter().filter(|row| row.ended && row.state == State::Finalized);
+        let used: BTreeSet<u64> = used.map(|row| row.nonce).collect();
+        let proved = self.provisional.iter().filter_map(|id| self.rows.get(id));
+        let proved = proved.filter(|row| used.contains(&row.nonce));
+        let proved: Vec<Row> =
+            proved.map(|row| Row { provisional: false, ..row.clone() }).collect();
+        let nonces = rows.iter().map(|row| row.nonce).collect();
+        rows.extend(proved);
         let flush = rows.iter().any(|row| row.ended);
-        self.put(rows, flush)
+        self.put(rows, flush)?;
+        Ok(nonces)
+    }
+
+    /// Provisional ends that the chain has proved, or proved wrong.
+    pub(super) fn settle(&mut self, settlements: &[Settlement]) -> Result<Vec<u64>, StoreError> {
+        let change = self.change + 1;
+        let mut rows = Vec::new();
+        for one in settlements {
+            let row = self.rows.get(&one.request_id).filter(|row| row.provisional);
+            let Some(row) = row.filter(|row| row.nonce == one.nonce) else { continue };
+            let mut row = Row { provisional: false, ..row.clone() };
+            if let Some(Correction { hash, status, note, noop }) = &one.correction {
+                (row.hash, row.noop, row.state, row.block) =
+                    (*hash, *noop, status.state(), status.block());
+                row.metadata = StatusMetadata { note: note.clone(), ..status.metadata() };
+                (row.updated_at, row.change) = (now(), change);
+            }
+            rows.push(row);
+        }
+        self.put(rows, true)
     }
 
     pub(super) fn snapshot(&self) -> Snapshot {
@@ -323,7 +364,10 @@ impl Journal {
             self.rows.values().filter(|row| !row.ended).map(Row::stored).collect();
         open.sort_unstable_by_key(|row| row.nonce);
         let used = self.rows.values().filter(|row| row.ended && row.state != State::Invalid);
-        Snapshot { open, consumed: used.map(|row| row.nonce + 1).max().unwrap_or(0) }
+        let consumed = used.map(|row| row.nonce + 1).max().unwrap_or(0);
+        let provisional = self.provisional.iter().filter_map(|id| self.rows.get(id));
+        let provisional = provisional.take(MOST_PROVISIONAL).map(Row::stored).collect();
+        Snapshot { open, consumed, provisional }
     }
 
     pub(super) fn by_request(&self, ids: &[String]) -> Vec<StoredTransaction> {
@@ -340,6 +384,7 @@ impl Journal {
             .retain(|_, row| !row.ended || row.updated_at >= oldest || Some(row.nonce) == newest);
         let gone = before - self.rows.len();
         self.nonces.retain(|_, id| self.rows.contains_key(id));
+        self.provisional.retain(|id| self.rows.contains_key(id));
         if gone > 0 || self.lines > 4 * self.rows.len() + SLACK {
             self.rewrite()?;
         }
@@ -425,6 +470,7 @@ impl Row {
             updated_at: at,
             deadline_at: new.deadline.map(|left| at.saturating_add(millis(left))),
             ended: false,
+            provisional: false,
             change,
         }
     }
@@ -445,6 +491,9 @@ impl Row {
         if status.note.end.is_some() {
             // Nothing is signed or sent any more: what a repetition is compared with is enough.
             row.ended = true;
+            // What fills a gap has no caller, and its first form is a no-op.
+            let filler = row.attempts.first().is_some_and(|first| first.noop);
+            row.provisional = row.state != State::Finalized && !filler;
             row.raw = None;
             row.digest = bytes_of(&row.call).map(|call| hex::encode(Sha256::digest(call)));
             row.call = None;

@@ -10,7 +10,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use super::StoreError;
-use crate::engine::{Attempt, OpenTransaction};
+use crate::engine::{Attempt, OpenTransaction, Provisional};
 use crate::status::{Hash, Note, State, StatusMetadata, TransactionStatus};
 
 /// A row of the table.
@@ -63,6 +63,16 @@ impl StoredTransaction {
             (None, Some(digest)) => digest[..] == Sha256::digest(call)[..],
             (None, None) => false,
         }
+    }
+
+    /// What the engine needs of a row whose end is provisional.
+    pub(crate) fn provisional(&self) -> Option<Provisional> {
+        Some(Provisional {
+            request: self.request_id.clone(),
+            nonce: self.nonce,
+            attempts: self.attempts.clone(),
+            end: *self.note.end.clone()?,
+        })
     }
 
     /// What the engine needs of an open row.
@@ -119,13 +129,37 @@ pub struct StatusChange {
     pub note: Note,
 }
 
+/// A provisional end that the chain has proved, or corrected.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Settlement {
+    pub nonce: u64,
+    pub request_id: String,
+    /// The end that is true, if it is another than the one that was told.
+    pub correction: Option<Correction>,
+}
+
+/// What a row says instead.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Correction {
+    /// The form that is in a final block.
+    pub hash: Hash,
+    pub status: TransactionStatus,
+    pub note: Note,
+    /// Whether that form is a no-op.
+    pub noop: bool,
+}
+
 /// What a new leader reads.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Snapshot {
     /// All open rows, by nonce.
     pub open: Vec<StoredTransaction>,
     /// One above the highest nonce the table knows to be used for good.
     pub consumed: u64,
+    /// Rows that have ended and whose end no block proves yet, the lowest nonce first.
+    pub provisional: Vec<StoredTransaction>,
 }
 
 /// What [`read_row`] reads, in its order.
@@ -177,6 +211,45 @@ impl<'a> AttemptColumns<'a> {
     }
 }
 
+/// Settlements as the writer takes them: one array per column.
+pub(super) struct SettlementColumns<'a> {
+    nonces: Vec<i64>,
+    requests: Vec<&'a str>,
+    hashes: Vec<Option<&'a [u8]>>,
+    blocks: Vec<Option<Vec<u8>>>,
+    noops: Vec<Option<bool>>,
+    metadata: Vec<Option<String>>,
+}
+
+impl<'a> SettlementColumns<'a> {
+    pub(super) fn of(settlements: &'a [Settlement]) -> Result<Self, StoreError> {
+        let corrections = || settlements.iter().map(|one| one.correction.as_ref());
+        let block = |one: &Correction| one.status.block().map(|block| block.0.to_vec());
+        Ok(SettlementColumns {
+            nonces: settlements.iter().map(|one| to_sql(one.nonce)).collect::<Result<_, _>>()?,
+            requests: settlements.iter().map(|one| one.request_id.as_str()).collect(),
+            hashes: corrections().map(|one| Some(one?.hash.0.as_slice())).collect(),
+            blocks: corrections().map(|one| one.and_then(block)).collect(),
+            noops: corrections().map(|one| Some(one?.noop)).collect(),
+            metadata: corrections()
+                .map(|one| one.map(|one| metadata(&one.status, &one.note)))
+                .collect(),
+        })
+    }
+
+    pub(super) fn arguments(&self) -> [&(dyn ToSql + Sync); 6] {
+        [&self.nonces, &self.requests, &self.hashes, &self.blocks, &self.noops, &self.metadata]
+    }
+}
+
+/// The column `status_metadata`.
+fn metadata(status: &TransactionStatus, note: &Note) -> String {
+    let metadata = StatusMetadata { note: note.clone(), ..status.metadata() };
+    let text = serde_json::to_string(&metadata).unwrap_or_else(|_| "{}".into());
+    // A node's reason may hold what jsonb does not.
+    text.replace("\\u0000", "\\ufffd")
+}
+
 /// Statuses as the writers take them: one array per column.
 pub(super) struct StatusColumns<'a> {
     nonces: Vec<i64>,
@@ -189,20 +262,12 @@ pub(super) struct StatusColumns<'a> {
 
 impl<'a> StatusColumns<'a> {
     pub(super) fn of(changes: &'a [StatusChange]) -> Result<Self, StoreError> {
-        let metadata = |change: &StatusChange| {
-            let note = change.note.clone();
-            let metadata = StatusMetadata { note, ..change.status.metadata() };
-            let metadata = serde_json::to_string(&metadata);
-            let text = metadata.unwrap_or_else(|_| "{}".into());
-            // A node's reason may hold what jsonb does not.
-            text.replace("\\u0000", "\\ufffd")
-        };
         Ok(StatusColumns {
             nonces: changes.iter().map(|c| to_sql(c.nonce)).collect::<Result<_, _>>()?,
             hashes: changes.iter().map(|c| c.hash.0.as_slice()).collect(),
             states: changes.iter().map(|c| c.status.state().as_str()).collect(),
             blocks: changes.iter().map(|c| c.status.block().map(|b| b.0.to_vec())).collect(),
-            metadata: changes.iter().map(metadata).collect(),
+            metadata: changes.iter().map(|c| metadata(&c.status, &c.note)).collect(),
             ended: changes.iter().map(|c| c.note.end.is_some()).collect(),
         })
     }

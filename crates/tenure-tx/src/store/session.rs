@@ -21,6 +21,7 @@ pub(super) struct Session {
     pub(super) accept: Statement,
     pub(super) replace: Statement,
     pub(super) record: Statement,
+    pub(super) settle: Statement,
 }
 
 /// One connection.
@@ -81,20 +82,23 @@ impl Store {
                           $14,$15,$16,$17,$18,$19,$20,$21)";
             let replace = "select tenure_tx.replace($1,$2,$3,$4,$5,$6,$7,$8,$9)";
             let record = "select tenure_tx.record($1,$2,$3,$4,$5,$6,$7,$8,$9)";
-            futures_util::future::try_join3(
+            let settle = "select tenure_tx.settle($1,$2,$3,$4,$5,$6,$7,$8,$9)";
+            futures_util::future::try_join4(
                 client.prepare(accept),
                 client.prepare(replace),
                 client.prepare(record),
+                client.prepare(settle),
             )
             .await
         };
         // Not `bounded`: it would wait for the lock held here.
-        let (accept, replace, record) = match timeout(self.0.options.deadline, prepared).await {
-            Ok(statements) => statements?,
-            Err(_) => return Err(StoreError::Lost("no answer within the deadline".to_owned())),
-        };
-        let session =
-            Arc::new(Session { client, _driver: driver, warned, accept, replace, record });
+        let (accept, replace, record, settle) =
+            match timeout(self.0.options.deadline, prepared).await {
+                Ok(statements) => statements?,
+                Err(_) => return Err(StoreError::Lost("no answer within the deadline".to_owned())),
+            };
+        let session = Session { client, _driver: driver, warned, accept, replace, record, settle };
+        let session = Arc::new(session);
         *slot = Some(Arc::clone(&session));
         Ok(session)
     }

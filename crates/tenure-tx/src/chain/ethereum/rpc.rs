@@ -7,7 +7,7 @@
 //! Providers count calls, so none is made twice: the latest block is read once for all askers of one
 //! poll, what depends on it is read when it is another one, and what changes without it every few polls.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -25,6 +25,7 @@ use tokio::time::{Instant, timeout};
 use url::Url;
 
 use super::answer::outcome_of;
+use super::transport::Http;
 use super::{EthereumOptions, Finality, TransportError, block, hex_of, plainly};
 use crate::account::AccountId;
 use crate::chain::quiet::quietly;
@@ -42,6 +43,8 @@ pub(super) struct RpcBlock {
     pub(super) transactions: Vec<B256>,
     #[serde(default)]
     pub(super) base_fee_per_gas: Option<U128>,
+    #[serde(default)]
+    gas_limit: Option<U64>,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -98,6 +101,9 @@ const FEE_BLOCKS: u64 = 5;
 /// A call: its method and its parameters.
 pub(super) type Call = (&'static str, Value);
 
+/// What came of a call.
+type Answer = Result<Value, TransportError>;
+
 struct Endpoint {
     client: RpcClient,
     /// The parts of its address that let others use it, and that nodes like to repeat.
@@ -115,6 +121,8 @@ struct Health {
     rests_until: Option<Instant>,
     /// It was asked which chain it is of, since it last failed.
     verified: bool,
+    /// How often in a row it answered without saying what was needed.
+    useless: u32,
 }
 
 impl Endpoint {
@@ -127,16 +135,28 @@ impl Endpoint {
         (health.failures, health.rests_until) = (0, None);
     }
 
+    /// It answers, but to no avail. Says whether it was of use until now.
+    fn set_aside(&self) -> bool {
+        let mut health = self.health();
+        health.useless = health.useless.saturating_add(1);
+        health.rests_until = Some(Instant::now() + rest(health.useless));
+        health.useless == 1
+    }
+
     /// Says whether it answered until now.
     fn failed(&self) -> bool {
         let mut health = self.health();
         let first = health.failures == 0;
         health.failures = health.failures.saturating_add(1);
-        let rest = REST.saturating_mul(1 << (health.failures - 1).min(5)).min(REST_MAX);
-        health.rests_until = Some(Instant::now() + rest);
+        health.rests_until = Some(Instant::now() + rest(health.failures));
         health.verified = false;
         first
     }
+}
+
+/// How long an endpoint is left alone after so many failures in a row.
+fn rest(failures: u32) -> Duration {
+    REST.saturating_mul(1 << failures.saturating_sub(1).min(5)).min(REST_MAX)
 }
 
 #[derive(Clone)]
@@ -151,8 +171,8 @@ pub(super) struct Rpc {
     no_block_receipts: Arc<AtomicBool>,
     /// The latest block, and since when it is.
     moved: Arc<Mutex<Option<(B256, Instant)>>>,
-    /// When an endpoint last gave an answer that was no refusal.
-    answered: Arc<Mutex<Option<Instant>>>,
+    /// The gas of the latest block; 0 if it is not known.
+    block_gas: Arc<AtomicU64>,
     timeout: Duration,
     poll: Duration,
     finality: Finality,
@@ -185,7 +205,7 @@ impl Rpc {
     pub(super) fn new(urls: Vec<Url>, options: &EthereumOptions) -> Self {
         let endpoint = |url: Url| Endpoint {
             secrets: secrets_of(&url),
-            client: RpcClient::new_http(url),
+            client: RpcClient::new(Http::new(url), false),
             health: Mutex::default(),
             batch: AtomicUsize::new(BATCH),
             untaken: AtomicUsize::new(0),
@@ -198,7 +218,7 @@ impl Rpc {
             seen: Arc::default(),
             no_block_receipts: Arc::default(),
             moved: Arc::default(),
-            answered: Arc::default(),
+            block_gas: Arc::default(),
             timeout: options.timeout,
             poll: options.poll,
             finality: options.finality,
@@ -222,11 +242,7 @@ impl Rpc {
     }
 
     /// Asks one endpoint; a refusal is an answer, and silence is a failure.
-    async fn ask(
-        &self,
-        index: usize,
-        calls: &[Call],
-    ) -> Result<Vec<Result<Value, TransportError>>, TransportError> {
+    async fn ask(&self, index: usize, calls: &[Call]) -> Result<Vec<Answer>, TransportError> {
         let endpoint = &self.endpoints[index];
         let mut answers = Vec::with_capacity(calls.len());
         let mut at = 0;
@@ -262,10 +278,6 @@ impl Rpc {
             }
         }
         endpoint.answered();
-        // One that only ever refuses is of no use.
-        if answers.iter().any(Result::is_ok) {
-            *self.answered.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
-        }
         Ok(answers)
     }
 
@@ -293,11 +305,30 @@ impl Rpc {
     }
 
     /// Many calls in few requests, all to one endpoint; one result each, in order.
-    pub(super) async fn many(
+    pub(super) async fn many(&self, calls: &[Call]) -> Result<Vec<Answer>, TransportError> {
+        self.asked(calls, |_| true).await
+    }
+
+    /// The same, where answers without some are of no use: then the next endpoint is asked, and this
+    /// one is left alone for a while. If all give such answers, the first one's.
+    async fn needed(
         &self,
         calls: &[Call],
-    ) -> Result<Vec<Result<Value, TransportError>>, TransportError> {
-        let mut last = None;
+        useful: impl Fn(&[Answer]) -> bool,
+    ) -> Result<Vec<Answer>, TransportError> {
+        let answers = self.asked(calls, &useful).await?;
+        if useful(&answers) {
+            self.endpoints[self.preferred.load(Ordering::Relaxed)].health().useless = 0;
+        }
+        Ok(answers)
+    }
+
+    async fn asked(
+        &self,
+        calls: &[Call],
+        useful: impl Fn(&[Answer]) -> bool,
+    ) -> Result<Vec<Answer>, TransportError> {
+        let (mut last, mut partial) = (None, None);
         for index in self.order() {
             let asked = async {
                 self.verify(index).await?;
@@ -308,18 +339,52 @@ impl Rpc {
                 Ok(answers) if !answers.is_empty() && answers.iter().all(Result::is_err) => {
                     last = answers.into_iter().next().and_then(Result::err);
                 }
-                Ok(answers) => {
+                Ok(answers) if useful(&answers) => {
                     self.preferred.store(index, Ordering::Relaxed);
                     return Ok(answers);
+                }
+                Ok(answers) => {
+                    self.useless(index, "does not say what is needed");
+                    partial = partial.or(Some(answers));
                 }
                 Err(error) => last = Some(error),
             }
         }
-        Err(last.unwrap_or_else(late))
+        partial.ok_or_else(|| last.unwrap_or_else(late))
     }
 
-    async fn one<T: DeserializeOwned>(&self, call: Call) -> Result<T, TransportError> {
-        let answers = self.many(&[call]).await?;
+    /// Leaves an endpoint that answers alone for a while, if there is another.
+    fn useless(&self, index: usize, why: &str) {
+        if self.endpoints.len() > 1 && self.endpoints[index].set_aside() {
+            tracing::warn!(endpoint = index + 1, why, "an RPC endpoint is left alone");
+        }
+    }
+
+    /// What the preferred endpoint said cannot be so.
+    pub(super) fn distrust(&self) {
+        self.useless(self.preferred.load(Ordering::Relaxed), "is behind what was final");
+        *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        // Held only while another answer is on its way.
+        if let Ok(mut ends) = self.ends.try_lock() {
+            *ends = None;
+        }
+    }
+
+    /// The gas of the latest block; 0 if it is not known.
+    pub(super) fn block_gas(&self) -> u64 {
+        self.block_gas.load(Ordering::Relaxed)
+    }
+
+    async fn one<T: DeserializeOwned>(
+        &self,
+        call: Call,
+        useful: impl Fn(&T) -> bool,
+    ) -> Result<T, TransportError> {
+        let good = |answer: &Answer| {
+            let Ok(value) = answer else { return false };
+            serde_json::from_value(value.clone()).is_ok_and(|read| useful(&read))
+        };
+        let answers = self.needed(&[call], |answers| answers.iter().all(good)).await?;
         read(answers.into_iter().next().unwrap_or_else(|| Err(late())))
     }
 
@@ -331,16 +396,6 @@ impl Rpc {
         let answers = self.many(&identity_calls()).await.map_err(|error| unreachable(&error))?;
         let identity = identity_of(answers).map_err(|error| unreachable(&error))?;
         Ok(*self.identity.get_or_init(async || identity).await)
-    }
-
-    pub(super) async fn alive(&self) -> Result<(), ChainError> {
-        // An answer of a moment ago is as good as another one.
-        let answered = *self.answered.lock().unwrap_or_else(PoisonError::into_inner);
-        if answered.is_some_and(|at| at.elapsed() < 2 * self.poll) {
-            return Ok(());
-        }
-        let number: Result<U64, _> = self.one(("eth_blockNumber", json!([]))).await;
-        number.map(drop).map_err(|error| unreachable(&error))
     }
 
     /// Hands over signed bytes: to the next endpoint too, if one says nothing for certain or will
@@ -391,13 +446,17 @@ impl Rpc {
         }
         let at = Instant::now();
         let by_number = |place| ("eth_getBlockByNumber", json!([place, false]));
-        let latest: RpcBlock = self.one(by_number(json!("latest"))).await?;
+        let latest: RpcBlock = self.one(by_number(json!("latest")), |_| true).await?;
+        self.block_gas.store(latest.gas_limit.unwrap_or_default().to(), Ordering::Relaxed);
         self.compare(&latest).await;
         let known = ends.take().filter(|known| known.latest.hash == latest.hash);
         let finalized = match known {
             // It moves with the latest block.
             Some(known) => known.finalized,
-            None => self.one(by_number(self.finalized_place(&latest))).await?,
+            None => {
+                let call = by_number(self.finalized_place(&latest));
+                self.one(call, Option::<RpcBlock>::is_some).await?
+            }
         };
         *ends = Some(Ends { latest: latest.clone(), finalized: finalized.clone(), at });
         Ok(Ends { latest, finalized, at })
@@ -512,7 +571,16 @@ impl Rpc {
         if calls.is_empty() {
             return Ok(seen.map(|seen| seen.head).unwrap_or_default());
         }
-        let mut answers = self.many(&calls).await.map_err(bad)?.into_iter();
+        // The nonces in the best block and in the pool: without them there is no head.
+        let (first, last_call) = (same.is_none(), pool.is_none());
+        let number = |answer: Option<&Answer>| {
+            let Some(Ok(value)) = answer else { return false };
+            serde_json::from_value::<U64>(value.clone()).is_ok()
+        };
+        let useful = |answers: &[Answer]| {
+            (!first || number(answers.first())) && (!last_call || number(answers.last()))
+        };
+        let mut answers = self.needed(&calls, useful).await.map_err(bad)?.into_iter();
         let mut next = || answers.next().unwrap_or_else(|| Err(late()));
         let base_fee = latest.base_fee_per_gas.unwrap_or_default().to();
         let mut head = Head { best, finalized: last, base_fee, ..Head::default() };
@@ -566,10 +634,7 @@ fn going_tip(reward: &[Vec<U128>]) -> u128 {
     tips.get(tips.len() / 2).copied().unwrap_or(0)
 }
 
-async fn exchange(
-    client: RpcClient,
-    calls: Vec<Call>,
-) -> Result<Vec<Result<Value, TransportError>>, TransportError> {
+async fn exchange(client: RpcClient, calls: Vec<Call>) -> Result<Vec<Answer>, TransportError> {
     if let [(method, params)] = &calls[..] {
         let answer = client.request::<_, Value>(*method, params.clone()).await;
         return match answer {

@@ -1,6 +1,7 @@
 //! Signs EIP-1559 transactions with a local key.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use alloy_consensus::{SignableTransaction as _, Transaction as _, TxEip1559, TxEnvelope};
@@ -53,13 +54,19 @@ impl EthereumCall {
 #[derive(Debug, Clone, Default)]
 pub struct Fees {
     base: Arc<Mutex<u128>>,
+    /// The gas of a block as last seen; 0 if it is not known.
+    block_gas: Arc<AtomicU64>,
     per_gas: Option<u128>,
     per_transaction: Option<u128>,
 }
 
 impl Fees {
     pub(super) fn with_caps(per_gas: Option<u128>, per_transaction: Option<u128>) -> Self {
-        Fees { base: Arc::default(), per_gas, per_transaction }
+        Fees { per_gas, per_transaction, ..Fees::default() }
+    }
+
+    pub(super) fn set_block_gas(&self, gas: u64) {
+        self.block_gas.store(gas, Ordering::Relaxed);
     }
 
     pub(super) fn set_base(&self, fee: u128) {
@@ -70,22 +77,31 @@ impl Fees {
         *self.base.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The most that a request pays for a unit of gas.
     pub(super) fn cap_per_gas(&self) -> Option<u128> {
-        self.per_gas
+        self.per_gas.map(below)
     }
 
-    /// The most that a unit of gas may cost in a transaction with this gas limit.
-    fn cap(&self, gas: u64) -> u128 {
+    /// The most that a unit of gas may cost in a transaction with this gas limit. A request leaves a
+    /// pool's step below the caps, so that a no-op can still take its place.
+    fn cap(&self, gas: u64, noop: bool) -> u128 {
         let shared = self.per_transaction.map(|most| most / u128::from(gas.max(1)));
-        self.per_gas.unwrap_or(u128::MAX).min(shared.unwrap_or(u128::MAX))
+        let cap = self.per_gas.unwrap_or(u128::MAX).min(shared.unwrap_or(u128::MAX));
+        if noop { cap } else { below(cap) }
     }
+}
+
+/// The most that [`outbid`] tops within the cap.
+fn below(cap: u128) -> u128 {
+    cap.saturating_sub(1) / 9 * 8
 }
 
 /// A local key that signs EIP-1559 transactions. It is never printed.
 ///
 /// A first attempt bids twice the base fee plus the tip; a replacement bids at least an eighth more
-/// than the attempt it replaces. Neither bids more than the caps of [`Fees`]: where a pool would ask
-/// for more, the bytes stay as they are.
+/// than the attempt it replaces. Neither bids more than the caps of [`Fees`], and a request leaves a
+/// ninth of them for the no-op that may have to take its place: where a pool would ask for more, the
+/// bytes stay as they are.
 #[derive(Clone)]
 pub struct EthereumSigner {
     key: PrivateKeySigner,
@@ -145,8 +161,13 @@ fn outbid(old: u128) -> u128 {
 /// The largest input of a call: nodes take transactions of 128 KiB, and the rest needs some bytes.
 const MAX_DATA: usize = 128 * 1024 - 512;
 
-/// Whether a node can ever take a call: what is accepted must not block the account for ever.
-fn possible(call: &EthereumCall) -> Result<(), SignError> {
+/// Whether a node can ever take a call: what is accepted must not block the account for ever. The gas
+/// of a block is 0 if it is not known.
+fn possible(call: &EthereumCall, block_gas: u64) -> Result<(), SignError> {
+    if block_gas > 0 && call.gas > block_gas {
+        let why = format!("a gas limit of {} is above a block's {block_gas}", call.gas);
+        return Err(SignError::Malformed(why));
+    }
     let size = call.data.len();
     if size > MAX_DATA {
         let why = format!("{size} bytes of data are more than the {MAX_DATA} that nodes take");
@@ -187,7 +208,7 @@ impl Signer for EthereumSigner {
                 gas: 21_000,
             },
         };
-        let (base, cap) = (self.fees.base(), self.fees.cap(call.gas));
+        let (base, cap) = (self.fees.base(), self.fees.cap(call.gas, unsigned.call.is_none()));
         let mut priority = unsigned.tip.min(cap);
         let mut max = base.saturating_mul(2).saturating_add(priority).min(cap);
         if let Some(raw) = unsigned.replaces {
@@ -211,7 +232,7 @@ impl Signer for EthereumSigner {
         }
         // Of a request only, and before it is accepted: no node would ever take it.
         if unsigned.call.is_some() && unsigned.replaces.is_none() {
-            possible(&call)?;
+            possible(&call, self.fees.block_gas.load(Ordering::Relaxed))?;
         }
         let bid = max.max(priority);
         let tx = TxEip1559 {
@@ -310,11 +331,32 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_no_op_outbids_a_request_that_is_at_its_cap() {
+        let fees = Fees::with_caps(Some(50_000), None);
+        fees.set_base(90_000);
+        let signer = EthereumSigner::from_hex(KEY, 1, fees).expect("a key");
+        let head = Head::default();
+        let call = r#"{"gas":21000,"to":"0x00000000000000000000000000000000000000aa"}"#;
+        let call = Some(call.as_bytes());
+        let unsigned = Unsigned { nonce: 3, tip: 10, call, head: &head, replaces: None };
+        let request = signer.sign(unsigned.clone()).await.expect("signs");
+        let noop = Unsigned { call: None, tip: 12, replaces: Some(&request.raw), ..unsigned };
+        let noop = signer.sign(noop).await.expect("signs");
+        let ((max1, tip1), (max2, tip2)) = (fee(&request.raw), fee(&noop.raw));
+        assert!(max2 * 10 >= max1 * 11 && tip2 * 10 >= tip1 * 11, "{max1}/{tip1} {max2}/{tip2}");
+        assert!(max2 <= 50_000, "{max2}");
+    }
+
+    #[tokio::test]
     async fn a_call_that_no_node_can_take_is_never_accepted() {
         let signer = EthereumSigner::from_hex(KEY, 1, Fees::default()).expect("a key");
         let head = Head::default();
-        let large = format!(r#"{{"gas":90000000,"data":"0x{}"}}"#, "ff".repeat(MAX_DATA + 1));
-        for call in [r#"{"gas":20999,"to":"0x00000000000000000000000000000000000000aa"}"#, &large] {
+        signer.fees.set_block_gas(30_000_000);
+        let high = r#"{"gas":30000001,"to":"0x00000000000000000000000000000000000000aa"}"#;
+        let large = format!(r#"{{"gas":30000000,"data":"0x{}"}}"#, "ff".repeat(MAX_DATA + 1));
+        for call in
+            [r#"{"gas":20999,"to":"0x00000000000000000000000000000000000000aa"}"#, &large, high]
+        {
             let call = Some(call.as_bytes());
             let unsigned = Unsigned { nonce: 0, tip: 0, call, head: &head, replaces: None };
             let refused = signer.sign(unsigned).await;

@@ -122,7 +122,7 @@ fn a_gap_is_filled_with_the_tip_that_the_chain_takes_and_raised_to_what_the_node
 fn no_tip_is_above_the_bound_whatever_recent_blocks_were_tipped() {
     let mut engine = Engine::new(EngineConfig { max_tip: 5, ..EngineConfig::default() });
     let head = Head { tip: 7, ..head(0, 0, 0) };
-    engine.handle(T0, Input::Recovered { rows: vec![], consumed: 0, head });
+    engine.handle(T0, Input::Recovered { rows: vec![], consumed: 0, provisional: vec![], head });
     for nonce in 0..2 {
         let id = nonce.to_string();
         let low = Request { id, nonce: None, tip: 0, resignable: true, deadline: None };
@@ -186,4 +186,40 @@ fn recent_blocks_multiply_a_tip_by_ten_at_most() {
         let effects = engine.handle(T0, Input::Requested(request));
         assert!(matches!(effects[..], [Effect::Build { tip: first, .. }] if first == tip));
     }
+}
+
+#[test]
+fn a_cap_that_keeps_one_request_down_is_told_with_its_nonce() {
+    let (mut engine, _) = leading(vec![], Head { base_fee: 50, ..head(0, 0, 0) });
+    for (nonce, bid) in [(0, 100), (1, 40)] {
+        assert_eq!(request(&mut engine, None, 0, true), Ok(nonce));
+        let tag = 1 + u8::try_from(nonce).expect("small");
+        let attempt = Attempt { bid: Some(bid), ..attempt(tag, 0) };
+        engine.handle(T0, Input::Built { nonce, attempt });
+        engine.handle(T0, Input::Submitted { nonce, hash: hash(tag), outcome: Outcome::Pooled });
+    }
+    let holds = engine.holds();
+    assert_eq!((holds.above_cap, holds.lowest_capped), (true, Some(1)));
+    // The fee falls below what it offers.
+    engine.handle(T0, Input::Head(Head { base_fee: 40, ..head(0, 0, 2) }));
+    assert_eq!(engine.holds(), Holds::default());
+}
+
+#[test]
+fn signing_the_same_bytes_again_at_the_cap_is_no_replacement_and_no_higher_tip() {
+    let (mut engine, _) = leading(vec![], head(0, 0, 0));
+    assert_eq!(request(&mut engine, None, 1_000, true), Ok(0));
+    engine.handle(T0, Input::Built { nonce: 0, attempt: attempt(1, 1_000) });
+    answer(&mut engine, 1, Outcome::Pooled);
+    for minute in 1..100u64 {
+        engine.handle(at(61 * minute), Input::Head(block(minute)));
+        let effects = later(&mut engine, 61 * minute);
+        let [Effect::Build { tip: 1_250, .. }] = effects[..] else { panic!("{effects:?}") };
+        // The signer is at its cap: the same bytes.
+        let built = Input::Built { nonce: 0, attempt: attempt(1, 1_000) };
+        engine.handle(at(61 * minute), built);
+        let outcome = Outcome::Pooled;
+        engine.handle(at(61 * minute), Input::Submitted { nonce: 0, hash: hash(1), outcome });
+    }
+    assert_eq!(engine.attempts(0).len(), 1);
 }
