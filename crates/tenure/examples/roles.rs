@@ -20,6 +20,11 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         builder = builder.role(RoleSpec::named(format!("roles:{n}")));
     }
     let config = builder.build()?;
+    // What a member costs without roles (TLS, sessions, buffers) is spent before it is measured.
+    let alone = Config::builder().dsn(&dsn).role(RoleSpec::named("roles alone")).build()?;
+    let member = Member::start(alone).await?;
+    member.start_all().await?;
+    member.shutdown(None).await?;
     let resident = resident_kib()?;
     let member = Member::start(config).await?;
     let before = Instant::now();

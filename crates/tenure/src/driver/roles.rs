@@ -78,7 +78,8 @@ impl Roles {
         if let Err(error) = &result {
             role.publisher.publish(Notice::Error(error.to_string()), now);
         }
-        for waiting in role.starts.drain(..) {
+        // Its memory goes too: there may be ten thousand roles.
+        for waiting in std::mem::take(&mut role.starts) {
             let _ = waiting.send(result.clone());
         }
         // Before the role's stop is told, which follows a refusal.
