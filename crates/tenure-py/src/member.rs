@@ -3,6 +3,7 @@
 //! Every operation returns at once. Its end is a letter with the number that the asker gave it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use pyo3::prelude::*;
@@ -105,6 +106,27 @@ impl Member {
         });
         Ok(())
     }
+
+    /// As `spawn`, for an operation that begins by telling the driver and then waits: the telling is done
+    /// here and now, and not when a thread of the runtime gets to it.
+    fn begin<F>(&self, py: Python<'_>, op: u64, work: F) -> PyResult<()>
+    where
+        F: Future<Output = Result<Answer, TenureError>> + Send + 'static,
+    {
+        let runtime = runtime::handle()?;
+        let mut work = Box::pin(work);
+        let first = {
+            // Its timers want a runtime. The task below asks again, so no wake-up is lost with this waker.
+            let _inside = runtime.enter();
+            work.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+        };
+        self.spawn(py, op, async move {
+            match first {
+                Poll::Ready(outcome) => outcome,
+                Poll::Pending => work.await,
+            }
+        })
+    }
 }
 
 #[pymethods]
@@ -172,7 +194,7 @@ impl Member {
     /// Takes part in the race for a role.
     fn start_role(&self, py: Python<'_>, role: usize, op: u64) -> PyResult<()> {
         let lock = self.lock(py, role)?;
-        self.spawn(py, op, async move { lock.start().await.map(|()| Answer::Nothing) })
+        self.begin(py, op, async move { lock.start().await.map(|()| Answer::Nothing) })
     }
 
     /// Releases a role and takes no part in its race any more.
@@ -203,7 +225,7 @@ impl Member {
             .map(|member| member.parse::<tenure::Identity>())
             .transpose()
             .map_err(|error| error::value(format!("`to` is no member's identity: {error}")))?;
-        self.spawn(
+        self.begin(
             py,
             op,
             async move { lock.hand_over(to, within).await.map(|()| Answer::Nothing) },
