@@ -4,13 +4,14 @@
 
 Everything stands beside its yardsticks of the same run. A gate check: a plain attribute read; the flag of
 pgleaderlock, for which a stand-in is taken, since no registry has it; the clock alone. A takeover: the Rust library
-between two processes of its own, and pgleaderlock's stand-in, whose followers poll. Takeovers of the three
-alternate, so that a loaded machine is loaded for all of them.
+between two processes of its own, and pgleaderlock's stand-in, whose followers poll; where the others step down, it
+is shut down. Takeovers of the three alternate, so that a loaded machine is loaded for all of them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import platform
 import signal
@@ -81,16 +82,21 @@ def starters(rust: str, policy: str) -> "Dict[str, Callable[[Programs], Any]]":
     return kinds
 
 
-def takeover(server: Server, start: "Callable[[Programs], Any]", fault: Callable[[Any], float]) -> float:
-    """Milliseconds from the fault to the successor's word that it leads."""
+def takeover(server: Server, start: "Callable[[Programs], Any]", fault: Callable[[Any], float], phase: float) -> float:
+    """Milliseconds from the fault to the successor's word that it leads.
+
+    What a successor must wait for depends on when the last heartbeat was. ``phase`` says when the fault comes after
+    one, in heartbeats of a second: the same for all kinds of program, although they start at different paces.
+    """
     programs = Programs(server.database())
     try:
         first = start(programs)
-        first.expect("acquired")
+        led, _ = first.expect("acquired")
         second = start(programs)
-        second.expect("started")
-        # It has been refused once, so that it waits as a follower does.
-        time.sleep(0.3)
+        begun, _ = second.expect("started")
+        # It has been refused once by then, so that it waits as a follower does.
+        beats = math.ceil(begun + 0.3 - led - phase)
+        time.sleep(max(0.0, led + beats + phase - time.monotonic()))
         begun = fault(first)
         at, _ = second.expect("acquired", 60)
         return (at - begun) * 1e3
@@ -101,9 +107,10 @@ def takeover(server: Server, start: "Callable[[Programs], Any]", fault: Callable
 def takeovers(server: Server, rust: str, name: str, policy: str, rounds: int, fault: Callable[[Any], float]) -> None:
     kinds = starters(rust, policy)
     times: "Dict[str, List[float]]" = {kind: [] for kind in kinds}
-    for _ in range(rounds):
+    for number in range(rounds):
         for kind, start in kinds.items():
-            times[kind].append(takeover(server, start, fault))
+            done = shut_down if kind == "stand-in" and fault is step_down else fault
+            times[kind].append(takeover(server, start, done, (number + 0.5) / rounds))
     base = statistics.median(times["Rust"])
     for kind, taken in times.items():
         middle = statistics.median(taken)
@@ -112,7 +119,14 @@ def takeovers(server: Server, rust: str, name: str, policy: str, rounds: int, fa
 
 
 def step_down(program: Any) -> float:
+    """Counted from the program's own call, not from the way of the order to it."""
     program.tell("step_down")
+    return float(program.expect("asked")[0])
+
+
+def shut_down(program: Any) -> float:
+    """For the stand-in, which wins again at once after a step-down and so hands nothing over."""
+    program.process.stdin.close()
     return time.monotonic()
 
 

@@ -33,6 +33,7 @@ MEMBER = """
             if not line:
                 break
             if line.strip() == "step_down":
+                say("asked")
                 await lock.step_down()
             if line.strip() == "is_leader":
                 say("is_leader", lock.is_leader)

@@ -36,6 +36,7 @@ async fn take_part() -> Result<(), Box<dyn Error>> {
     });
     while let Some(word) = lines.recv().await {
         if word == "step_down" {
+            say("asked");
             lock.step_down(None).await?;
         }
     }
