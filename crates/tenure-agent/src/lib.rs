@@ -7,6 +7,7 @@
 //!                       ├─ Crew ── Engine (pure): slots, overlap, retries
 //!                       │    └─ runs: programs under a guardian, or closures
 //!                       ├─ Shards ── placement (pure): hands over what belongs to another member
+//!                       ├─ page: what people see and order
 //!                       ├─ retention: the leader of `tenure:maintenance`
 //!                       ├─ alerts: the leader of `tenure:alerts`
 //!                       └─ Store: one session for all of it ──► PostgreSQL: schedules
@@ -48,6 +49,7 @@ pub mod definition;
 pub mod desk;
 pub mod engine;
 mod event;
+pub mod page;
 pub mod placement;
 pub mod plan;
 pub mod probes;

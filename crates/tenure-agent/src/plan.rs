@@ -17,6 +17,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -29,6 +30,7 @@ use crate::alerts::setup::{WrittenAlert, WrittenAlerting};
 use crate::alerts::{ALERTS, Alerting};
 use crate::commander::Commands;
 use crate::definition::{Missed, Overlap, Schedule, ScheduleError};
+use crate::page::{LISTEN, PageOptions};
 use crate::retention::{MAINTENANCE, Retention};
 use crate::shards::{MOST, Shards};
 use crate::work::Job;
@@ -42,6 +44,7 @@ pub struct Plan {
     pub(crate) shards: Vec<Shards>,
     pub(crate) alerting: Option<Alerting>,
     http: Option<String>,
+    page: Option<PageOptions>,
     roles: BTreeSet<String>,
 }
 
@@ -73,6 +76,7 @@ struct Written {
     agent: Agent,
     alerting: WrittenAlerting,
     alerts: Vec<WrittenAlert>,
+    page: Option<WrittenPage>,
     command: Vec<WrittenCommand>,
     schedule: Vec<WrittenSchedule>,
     shards: Vec<WrittenShards>,
@@ -99,6 +103,19 @@ struct Keep {
     enabled: Option<bool>,
     age: Option<String>,
     terms: Option<u32>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenPage {
+    listen: Option<String>,
+    tokens: Option<PathBuf>,
+    tls_cert: Option<PathBuf>,
+    tls_key: Option<PathBuf>,
+    #[serde(default)]
+    behind_proxy: bool,
+    #[serde(default)]
+    names: Vec<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -160,6 +177,7 @@ impl Plan {
         let reader = Reader { text, file };
         let written = reader.read()?;
         let mut plan = Plan { http: written.agent.http, ..Plan::default() };
+        plan.page = written.page.map(|page| reader.page(page)).transpose()?;
         plan.retention = reader.retention(written.agent.retention)?;
         if plan.retention.is_some() {
             plan.roles.insert(MAINTENANCE.to_owned());
@@ -225,6 +243,12 @@ impl Plan {
     #[must_use]
     pub fn http(&self) -> Option<&str> {
         self.http.as_deref()
+    }
+
+    /// How to serve the page, if the file says so.
+    #[must_use]
+    pub fn page(&self) -> Option<&PageOptions> {
+        self.page.as_ref()
     }
 
     /// Whether there is nothing to run.
@@ -346,6 +370,30 @@ impl Reader<'_> {
         };
         let schedule = build().map_err(|error| self.bad(&at(error.field()), &error))?;
         Ok(Job::program(schedule, run))
+    }
+
+    fn page(&self, written: WrittenPage) -> Result<PageOptions, PlanError> {
+        let text = written.listen.as_deref().unwrap_or(LISTEN);
+        let port = text.parse().map(|port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+        let listen = port.or_else(|_| text.parse()).map_err(|_| {
+            self.bad("page.listen", "write a port, or an address with one, as 127.0.0.1:7007")
+        })?;
+        let mut page = PageOptions::at(listen);
+        page.tls = match (written.tls_cert, written.tls_key) {
+            (None, None) => None,
+            (Some(cert), Some(key)) => Some((cert, key)),
+            (Some(_), None) => {
+                return Err(self.bad("page.tls_cert", "a certificate needs its tls_key"));
+            }
+            (None, Some(_)) => {
+                return Err(self.bad("page.tls_key", "a key needs its tls_cert"));
+            }
+        };
+        page.tokens = written.tokens;
+        page.behind_proxy = written.behind_proxy;
+        page.names = written.names;
+        page.check().map_err(|error| self.bad("page", error))?;
+        Ok(page)
     }
 
     fn retention(&self, keep: Keep) -> Result<Option<Retention>, PlanError> {
@@ -471,6 +519,9 @@ pub(crate) fn differences(old: &Plan, new: &Plan, config: &Config) -> Vec<String
             found.push(format!("drain_limit of the schedules of {role}"));
         }
     }
+    if old.page != new.page {
+        found.push("[page]".to_owned());
+    }
     found
 }
 
@@ -480,6 +531,28 @@ mod tests {
 
     fn refused(text: &str) -> String {
         Plan::from_toml(text, Path::new("tenure.toml")).expect_err("refused").to_string()
+    }
+
+    #[test]
+    fn a_page_is_read_and_an_incomplete_one_is_refused_with_its_place() {
+        let read = |text: &str| {
+            Plan::from_toml(text, Path::new("tenure.toml")).map(|plan| plan.page().cloned())
+        };
+        let page = read("[page]\n").expect("it is read").expect("a page");
+        assert_eq!(page, PageOptions::at(LISTEN.parse().expect("an address")));
+        let page = read("[page]\nlisten = '8000'\ntokens = 't'\n").expect("it is read");
+        assert_eq!(page.expect("a page").listen.to_string(), "127.0.0.1:8000");
+        for (text, words) in [
+            ("[page]\nlisten = 'here'\n", "line 2, column 10: `page.listen`: write a port"),
+            ("[page]\nlisten = '0.0.0.0:1'\n", "`page`: the page is not served beyond loopback"),
+            ("[page]\ntls_cert = 'c'\n", "`page.tls_cert`: a certificate needs its tls_key"),
+            ("[page]\ntls_key = 'k'\n", "`page.tls_key`: a key needs its tls_cert"),
+            ("[page]\nbehind_proxy = true\n", "needs a token"),
+            ("[page]\ntoken = 't'\n", "unknown field `token`"),
+        ] {
+            let error = refused(text);
+            assert!(error.contains(words), "{text}: {error}");
+        }
     }
 
     #[test]

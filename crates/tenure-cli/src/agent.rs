@@ -9,6 +9,7 @@ use clap::Args;
 use tenure::TenureError;
 use tenure::config::{Config, ConfigBuilder, ConfigError, RoleConfig, RoleSpec};
 use tenure::connect::dsn::{ProcessEnv, Secret};
+use tenure_agent::page::Page;
 use tenure_agent::plan::placed;
 use tenure_agent::{Agent, Events, Plan, ScheduleStartError};
 use tenure_embedded::Embedded;
@@ -20,6 +21,7 @@ use crate::args::{Output, secret};
 use crate::exit::{Exit, Failure};
 use crate::listener::{self, Listener};
 use crate::output::err;
+use crate::serve;
 use crate::setting::EMBEDDED;
 
 mod journal;
@@ -93,6 +95,11 @@ pub(crate) async fn agent(args: AgentArgs) -> Result<Exit, Failure> {
         Some(address) => Some(Listener::bind(address).await?),
         None => None,
     };
+    // Before any role is held: a page that cannot be served is a mistake in the file.
+    let page = match plan.page() {
+        Some(options) => Some(Page::open(&config, options).await.map_err(serve::failed)?),
+        None => None,
+    };
     let (events, inbox) = Events::channel();
     let started = tokio::select! {
         started = Agent::start(config, plan, events) => started,
@@ -108,6 +115,9 @@ pub(crate) async fn agent(args: AgentArgs) -> Result<Exit, Failure> {
     if let Some(listener) = listener {
         journal.say("http", &format!("http://{}", listener.address()));
         listener.probe(agent.member());
+    }
+    if let Some(page) = &page {
+        journal.say("page", page.url());
     }
     let service = Service::of_environment();
     let watchdog = tokio::spawn(service.clone().watch(agent.member()));

@@ -67,6 +67,8 @@ pub(crate) enum Command {
     Alerts(crate::alerts::AlertsCommand),
     /// Show what happened: terms, orders, late heartbeats, ends of schedules
     Events(crate::happened::EventsArgs),
+    /// Show it all in a browser, with orders for those who may
+    Serve(crate::serve::Serve),
     /// Delete old terms, events and runs
     Prune(crate::prune::Prune),
     /// Show which members lead, which wait, and which other programs hold the locks
@@ -454,6 +456,9 @@ pub(crate) struct Demo {
     /// Plain lines, also on a terminal
     #[arg(long)]
     pub(crate) plain: bool,
+    /// Keep the page with the demo's timeline open at the end, until interrupted
+    #[arg(long)]
+    pub(crate) serve: bool,
 }
 
 #[derive(Debug, Args)]

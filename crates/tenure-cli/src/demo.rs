@@ -15,6 +15,7 @@ mod link;
 mod node;
 mod view;
 
+use std::net::Ipv4Addr;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -24,6 +25,7 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 use tenure::RoleName;
 use tenure::config::Config;
 use tenure::operate::Operator;
+use tenure_agent::page::{Page, PageError, PageOptions};
 use tenure_embedded::Embedded;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
@@ -31,6 +33,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::args::Demo;
 use crate::exit::{Exit, Failure};
 use crate::output::out;
+use crate::serve;
 use crate::signals::Signals;
 use crate::table::{print, table};
 
@@ -47,6 +50,8 @@ const LEASE: Duration = Duration::from_millis(1500);
 const PATIENCE: Duration = Duration::from_secs(20);
 /// So that a person can see the leader before the next fault.
 const PAUSE: Duration = Duration::from_millis(700);
+/// Where the page is shown, if it is free.
+const PORT: u16 = 7007;
 
 /// What is done to the leader, or to the database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,6 +106,8 @@ pub(crate) async fn demo(args: Demo) -> Result<Exit, Failure> {
         ended = quit(&mut keys, None) => return ended.map(|()| Exit::Failed),
     };
     let view = Rc::clone(&stage.view);
+    let page = stage.page().await?;
+    view.note(&format!("watch it in a browser, too: {}", page.url()));
     let played = tokio::select! {
         played = stage.play(&args) => played.map_err(failed),
         () = signals.next() => Err(interrupted()),
@@ -132,6 +139,16 @@ pub(crate) async fn demo(args: Demo) -> Result<Exit, Failure> {
         "audit: {} terms, epochs strictly increase, no two overlap (lease {LEASE:?})",
         audit.terms
     );
+    if args.serve {
+        out!("the page is at {}; Ctrl-C ends the demo", page.url());
+        // The members go on: the page is live.
+        tokio::select! {
+            () = stage.go_on() => {}
+            () = signals.next() => {}
+        }
+    } else {
+        out!("the page was at {}; `tenure demo --serve` keeps it open", page.url());
+    }
     Ok(Exit::Clean)
 }
 
@@ -357,6 +374,27 @@ impl Stage {
             _ => {}
         }
         self.view.heard(node, event);
+    }
+
+    /// The demo's own timeline in a browser.
+    async fn page(&self) -> Result<Page, Failure> {
+        let mut options = PageOptions::at((Ipv4Addr::LOCALHOST, PORT).into());
+        let page = match Page::open(&self.config, &options).await {
+            // Another page is at home there.
+            Err(PageError::Listen { .. }) => {
+                options.listen.set_port(0);
+                Page::open(&self.config, &options).await
+            }
+            other => other,
+        };
+        page.map_err(serve::failed)
+    }
+
+    /// Takes in what the members say, for as long as this is awaited.
+    async fn go_on(&mut self) {
+        loop {
+            self.listen(Duration::from_secs(1)).await;
+        }
     }
 
     async fn audit(&self) -> anyhow::Result<tenure::operate::Audit> {

@@ -44,6 +44,7 @@ mod prune;
 mod retirement;
 mod run;
 mod schedule;
+mod serve;
 mod setting;
 mod signals;
 mod status;
@@ -89,6 +90,7 @@ fn dispatch(command: Command) -> Result<Exit, Failure> {
             Command::Schedule(command) => schedule::run(command).await,
             Command::Alerts(command) => alerts::run(command).await,
             Command::Events(args) => happened::events(args).await,
+            Command::Serve(args) => serve::serve(args).await,
             Command::Prune(args) => prune::prune(args).await,
             Command::Status(args) => status::status(args).await,
             Command::StepDown(args) => order::step_down(args).await,

@@ -266,6 +266,13 @@ impl Operator {
         Ok(Operator { line, hears, channel, deadline, lease, name })
     }
 
+    /// Orders are recorded in this name from now on, for a program that gives them for other people.
+    #[must_use]
+    pub fn in_the_name_of(mut self, name: &str) -> Self {
+        name.clone_into(&mut self.name);
+        self
+    }
+
     /// The schema's version in the database; 0 if there is none.
     ///
     /// # Errors

@@ -31,6 +31,7 @@ pub(super) struct Written {
     command: IgnoredAny,
     schedule: IgnoredAny,
     shards: IgnoredAny,
+    page: IgnoredAny,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]

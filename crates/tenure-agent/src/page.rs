@@ -1,0 +1,250 @@
+//! The page: which member leads what, since when, and what needs a person; with orders for those who may.
+//!
+//! ```text
+//!  browsers ──► listener ──► guard ──► routes ──► poller ──► one question a second, two sessions
+//!                                        └─ orders ──► the operators' functions, in a token's name
+//! ```
+//!
+//! # What it guarantees
+//!
+//! - It never decides who leads: it reads tables, and orders go the way of `tenure step-down` and its fellows.
+//! - The database has one question a second of it however many browsers watch, and none while none does.
+//! - It listens beyond loopback only with TLS, or with `behind_proxy`; there, every request needs a token.
+//! - Nothing of the connection string, and no command line of a schedule, is in any answer.
+//! - What it shows carries the database's clock. When the database is away it says so, with the age of what it
+//!   shows, and recovers by itself.
+//!
+//! # What it does not
+//!
+//! - Prove leadership: only a gate does. A picture is up to a second old.
+
+mod guard;
+mod listener;
+mod orders;
+mod picture;
+mod poller;
+mod routes;
+mod tokens;
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tenure::config::Config;
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+
+use crate::store::StoreError;
+use guard::{Guard, Reach};
+use poller::Poller;
+use routes::Desk;
+use tokens::TokenFile;
+
+pub use tokens::TokenError;
+
+/// Where the page is without being told: the port of this machine alone.
+pub const LISTEN: &str = "127.0.0.1:7007";
+
+/// How to serve the page, as written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PageOptions {
+    /// Where to listen. Beyond loopback it needs `tls` or `behind_proxy`, and `tokens`.
+    pub listen: SocketAddr,
+    /// The file of `name scope sha256` lines. Without it the page is for reading on loopback.
+    pub tokens: Option<PathBuf>,
+    /// Certificate chain and key, PEM files.
+    pub tls: Option<(PathBuf, PathBuf)>,
+    /// A proxy that speaks TLS stands before it. Needs `tokens` and `names`.
+    pub behind_proxy: bool,
+    /// The names by which browsers reach it, beside the address itself.
+    pub names: Vec<String>,
+}
+
+impl PageOptions {
+    /// A page at an address, for reading.
+    #[must_use]
+    pub fn at(listen: SocketAddr) -> Self {
+        PageOptions { listen, tokens: None, tls: None, behind_proxy: false, names: Vec::new() }
+    }
+
+    /// Whether these options belong together; an incomplete set is an error, never a weaker mode.
+    ///
+    /// # Errors
+    /// [`PageError::Options`], in the words of the command line.
+    pub fn check(&self) -> Result<(), PageError> {
+        let far = !self.listen.ip().is_loopback();
+        let bad = |why| Err(PageError::Options(why));
+        if self.tls.is_some() && self.behind_proxy {
+            return bad(
+                "--tls-cert and --behind-proxy exclude each other: TLS ends in one place; give one of them",
+            );
+        }
+        if far && self.tls.is_none() && !self.behind_proxy {
+            return bad(
+                "the page is not served beyond loopback in plain text; give --tls-cert and --tls-key, or \
+                 --behind-proxy if a proxy in front of it speaks TLS",
+            );
+        }
+        if self.tokens.is_none() && far {
+            return bad("beyond loopback every request needs a token; give --tokens FILE");
+        }
+        if self.tokens.is_none() && self.behind_proxy {
+            return bad("behind a proxy every request needs a token; give --tokens FILE");
+        }
+        if self.names.is_empty() && self.behind_proxy {
+            return bad(
+                "behind a proxy the page must know its name; give --name, as browsers write it",
+            );
+        }
+        if self.names.is_empty() && self.listen.ip().is_unspecified() {
+            return bad(
+                "on every address the page must know its name; give --name, as browsers write it",
+            );
+        }
+        let odd = |name: &String| {
+            name.is_empty()
+                || name.len() > 255
+                || name.contains(|c: char| c.is_whitespace() || "/@:*".contains(c))
+        };
+        if self.names.iter().any(odd) {
+            return bad(
+                "a --name is a host's name alone, without scheme, port or path, as tenure.example.org",
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Why there is no page.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PageError {
+    /// The options do not belong together.
+    #[error("{0}")]
+    Options(&'static str),
+    /// The file of tokens.
+    #[error(transparent)]
+    Tokens(#[from] TokenError),
+    /// Certificate or key.
+    #[error("{0}")]
+    Tls(String),
+    /// The address cannot be used.
+    #[error("{address}: {source}; choose another address with --listen")]
+    #[allow(missing_docs, reason = "the names say it")]
+    Listen { address: SocketAddr, source: io::Error },
+    /// The database is not configured.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// A page that is served; dropping it ends that.
+#[derive(Debug)]
+pub struct Page {
+    url: String,
+    address: SocketAddr,
+    _tasks: JoinSet<()>,
+}
+
+impl Page {
+    /// Listens and serves. A database that is away is no error: the page says so.
+    ///
+    /// # Errors
+    /// [`PageError`].
+    pub async fn open(config: &Config, options: &PageOptions) -> Result<Self, PageError> {
+        options.check()?;
+        let tokens = options.tokens.as_deref().map(TokenFile::open).transpose()?;
+        let tls = match &options.tls {
+            Some((cert, key)) => Some(listener::acceptor(cert, key).map_err(PageError::Tls)?),
+            None => None,
+        };
+        let poller = Arc::new(Poller::new(config)?);
+        let failed = |source| PageError::Listen { address: options.listen, source };
+        let socket = TcpListener::bind(options.listen).await.map_err(failed)?;
+        let address = socket.local_addr().map_err(failed)?;
+        let reach = match (&tls, options.behind_proxy) {
+            (_, true) => Reach::Proxy,
+            (Some(_), false) => Reach::Tls,
+            (None, false) => Reach::Plain,
+        };
+        let scheme = if reach == Reach::Tls { "https" } else { "http" };
+        let url = match options.names.first() {
+            Some(name) if reach == Reach::Proxy => format!("https://{name}/"),
+            Some(name) => format!("{scheme}://{name}:{}/", address.port()),
+            None => format!("{scheme}://{address}/"),
+        };
+        let guard = Guard::new(reach, address.ip(), &options.names, tokens);
+        let desk = Arc::new(Desk::new(guard, poller.clone(), config.clone()));
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move { poller.run().await });
+        tasks.spawn(listener::serve(socket, tls, routes::router(desk)));
+        Ok(Page { url, address, _tasks: tasks })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Its address, as a browser takes it.
+    #[must_use]
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(listen: &str, change: impl FnOnce(&mut PageOptions)) -> Result<(), String> {
+        let mut options = PageOptions::at(listen.parse().expect("an address"));
+        change(&mut options);
+        options.check().map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn an_incomplete_set_of_options_is_an_error() {
+        let tokens = || Some(PathBuf::from("tokens"));
+        let tls = || Some((PathBuf::from("cert"), PathBuf::from("key")));
+        let name = || vec!["page.example".to_owned()];
+        assert_eq!(options("127.0.0.1:1", |_| {}), Ok(()));
+        assert_eq!(options("[::1]:1", |o| o.tokens = tokens()), Ok(()));
+        assert_eq!(options("127.0.0.1:1", |o| o.tls = tls()), Ok(()));
+        assert_eq!(options("10.0.0.1:1", |o| (o.tokens, o.tls) = (tokens(), tls())), Ok(()));
+        let proxied =
+            |o: &mut PageOptions| (o.tokens, o.behind_proxy, o.names) = (tokens(), true, name());
+        assert_eq!(options("10.0.0.1:1", proxied), Ok(()));
+        assert_eq!(options("127.0.0.1:1", proxied), Ok(()));
+        for (listen, change, words) in [
+            ("10.0.0.1:1", (|_| {}) as fn(&mut PageOptions), "in plain text"),
+            ("0.0.0.0:1", |o| o.tokens = Some("t".into()), "in plain text"),
+            ("10.0.0.1:1", |o| o.tls = Some(("c".into(), "k".into())), "needs a token"),
+            ("10.0.0.1:1", |o| o.behind_proxy = true, "needs a token"),
+            ("127.0.0.1:1", |o| o.behind_proxy = true, "needs a token"),
+            (
+                "127.0.0.1:1",
+                |o| (o.behind_proxy, o.tokens) = (true, Some("t".into())),
+                "know its name",
+            ),
+            (
+                "0.0.0.0:1",
+                |o| (o.tls, o.tokens) = (Some(("c".into(), "k".into())), Some("t".into())),
+                "know its name",
+            ),
+            (
+                "127.0.0.1:1",
+                |o| (o.tls, o.behind_proxy) = (Some(("c".into(), "k".into())), true),
+                "exclude",
+            ),
+            ("127.0.0.1:1", |o| o.names = vec!["http://a".into()], "host's name alone"),
+            ("127.0.0.1:1", |o| o.names = vec!["a:1".into()], "host's name alone"),
+            ("127.0.0.1:1", |o| o.names = vec![String::new()], "host's name alone"),
+        ] {
+            let error = options(listen, change).expect_err(words);
+            assert!(error.contains(words), "{listen}: {error}");
+        }
+    }
+}

@@ -1,0 +1,342 @@
+//! The one look at the database, however many browsers watch: every second while one does, and not at all
+//! while none does.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tenure::config::Config;
+use tenure_connect::sql::literal;
+use tokio::sync::{Notify, broadcast, watch};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::picture::{Picture, Term, read_terms, read_value};
+use crate::store::{Store, StoreError};
+
+/// Between two looks.
+const LOOK: Duration = Duration::from_secs(1);
+/// How long looks go on after the last browser has gone: a page that is loaded again finds them fresh.
+const LINGER: Duration = Duration::from_secs(10);
+/// How long a request waits for a look.
+const PATIENCE: Duration = Duration::from_secs(6);
+/// Ended terms of a look go back so far; a longer silence makes the browsers load anew.
+const RECENT: Duration = Duration::from_secs(300);
+/// Between two looks at which tables there are.
+const PARTS: Duration = Duration::from_secs(30);
+/// So many messages may wait for a slow browser; one that lost any loads anew, so that loss is safe.
+const MESSAGES: usize = 64;
+
+/// How far back a timeline goes; a few fixed ones, so that the answers can be shared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Window {
+    Minutes5,
+    Hour,
+    Day,
+    Week,
+}
+
+impl Window {
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        match text {
+            "5m" => Some(Window::Minutes5),
+            "1h" => Some(Window::Hour),
+            "24h" => Some(Window::Day),
+            "7d" => Some(Window::Week),
+            _ => None,
+        }
+    }
+
+    fn length(self) -> Duration {
+        match self {
+            Window::Minutes5 => Duration::from_secs(300),
+            Window::Hour => Duration::from_secs(3_600),
+            Window::Day => Duration::from_secs(86_400),
+            Window::Week => Duration::from_secs(7 * 86_400),
+        }
+    }
+}
+
+/// A message to every browser.
+#[derive(Debug, Clone)]
+pub(super) struct Message {
+    pub(super) event: &'static str,
+    pub(super) number: u64,
+    pub(super) data: Arc<str>,
+}
+
+/// What is known.
+#[derive(Debug, Clone, Default)]
+struct Known {
+    picture: Option<Arc<Picture>>,
+    /// When it was true, on our own clock.
+    taken: Option<Instant>,
+    /// Of the latest message.
+    number: u64,
+    /// Since when the database is away, and what it said.
+    away: Option<(Instant, &'static str)>,
+    /// How many looks there were.
+    looks: u64,
+}
+
+/// Which optional tables there are.
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+struct Parts {
+    schedules: bool,
+    tx: bool,
+    alerts: bool,
+}
+
+/// Terms of a window, and when they were asked for.
+type Kept = HashMap<Window, (Instant, Arc<Vec<Term>>)>;
+
+/// Looks, remembers, and tells.
+pub(super) struct Poller {
+    looking: Store,
+    asking: Store,
+    known: watch::Sender<Known>,
+    messages: broadcast::Sender<Message>,
+    wanted: Notify,
+    asked: Mutex<Instant>,
+    windows: tokio::sync::Mutex<Kept>,
+}
+
+impl std::fmt::Debug for Poller {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Poller")
+    }
+}
+
+impl Poller {
+    pub(super) fn new(config: &Config) -> Result<Self, StoreError> {
+        Ok(Poller {
+            looking: Store::new(config, "tenure page")?,
+            asking: Store::new(config, "tenure page, questions")?,
+            known: watch::Sender::default(),
+            messages: broadcast::Sender::new(MESSAGES),
+            wanted: Notify::new(),
+            asked: Mutex::new(Instant::now()),
+            windows: tokio::sync::Mutex::default(),
+        })
+    }
+
+    /// Looks until it is dropped.
+    pub(super) async fn run(&self) {
+        let mut parts: Option<(Instant, Parts)> = None;
+        loop {
+            if self.messages.receiver_count() == 0 && self.asked().elapsed() > LINGER {
+                self.wanted.notified().await;
+            }
+            let begun = Instant::now();
+            if parts.is_none_or(|(since, _)| since.elapsed() > PARTS) {
+                parts = self.parts().await.map(|parts| (begun, parts));
+            }
+            let there = parts.map(|(_, parts)| parts).unwrap_or_default();
+            match self.look(there).await {
+                Ok(picture) => self.seen(picture, begun),
+                Err(why) => {
+                    parts = None;
+                    self.missed(why);
+                }
+            }
+            // A wish to see the outcome of an order comes before the next second. Cancel-safe, both.
+            tokio::select! {
+                () = sleep(LOOK.saturating_sub(begun.elapsed())) => {}
+                () = self.wanted.notified() => sleep(Duration::from_millis(50)).await,
+            }
+        }
+    }
+
+    /// What browsers hear from now on, and the first thing they should.
+    pub(super) fn listen(&self) -> (Message, broadcast::Receiver<Message>) {
+        let receiver = self.messages.subscribe();
+        let known = self.known.borrow();
+        // Browsers that come and go cause no more looks than one that stays.
+        if known.taken.is_none_or(|at| at.elapsed() > LOOK) {
+            self.wanted.notify_one();
+        }
+        let now = known.picture.as_ref().map(|picture| picture.now());
+        let data =
+            json!({"now": now, "number": known.number, "outage": outage(&known)}).to_string();
+        (Message { event: "hello", number: known.number, data: data.into() }, receiver)
+    }
+
+    /// Looks at once instead of within the second.
+    pub(super) fn hurry(&self) {
+        self.wanted.notify_one();
+    }
+
+    /// The whole picture with the terms of a window; if there never was one, why.
+    pub(super) async fn whole(&self, window: Window) -> Result<Value, &'static str> {
+        *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        let mut known = self.known.subscribe();
+        let stale = |known: &Known| {
+            known.looks == 0
+                || known.away.is_none() && known.taken.is_none_or(|at| at.elapsed() > LOOK * 3)
+        };
+        if stale(&known.borrow()) {
+            let before = known.borrow().looks;
+            self.wanted.notify_one();
+            // Past the patience the last picture is shown, with its age.
+            let _ = timeout(PATIENCE, known.wait_for(|known| known.looks > before)).await;
+        }
+        let seen = known.borrow().clone();
+        let Some(picture) = &seen.picture else {
+            return Err(seen.away.map_or("the database does not answer", |(_, why)| why));
+        };
+        let terms = self.terms(window, seen.away.is_some()).await;
+        let length = i64::try_from(window.length().as_millis()).unwrap_or(i64::MAX);
+        let mut whole = picture.whole(&terms, length);
+        whole.insert("number".into(), seen.number.into());
+        whole.insert("outage".into(), outage(&seen));
+        Ok(Value::Object(whole))
+    }
+
+    /// One role in full; none if there is no such role.
+    pub(super) async fn role(&self, name: &str) -> Result<Option<Value>, StoreError> {
+        let sql =
+            prepared(include_str!("../../sql/page_role.sql")).replace("{role}", &literal(name));
+        self.question(&sql).await
+    }
+
+    /// The latest slots of a schedule with their output.
+    pub(super) async fn runs(&self, schedule: &str) -> Result<Option<Value>, StoreError> {
+        let sql = include_str!("../../sql/history.sql")
+            .replace("{limit}", "20")
+            .replace("{dead}", "false")
+            .replace("{name}", &literal(schedule));
+        self.question(&sql).await
+    }
+
+    async fn question(&self, sql: &str) -> Result<Option<Value>, StoreError> {
+        let Some(text) = self.asking.send(sql).await? else { return Ok(None) };
+        read_value(&text).map(Some).map_err(|error| StoreError::Unknown(error.to_string()))
+    }
+
+    fn asked(&self) -> Instant {
+        *self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn parts(&self) -> Option<Parts> {
+        let text = self.looking.send(include_str!("../../sql/page_parts.sql")).await.ok()??;
+        serde_json::from_str(&text).ok()
+    }
+
+    async fn look(&self, parts: Parts) -> Result<Picture, &'static str> {
+        let part =
+            |there: bool, sql: &str| if there { sql.to_owned() } else { "null::jsonb".to_owned() };
+        let sql = include_str!("../../sql/page.sql")
+            .replace("{terms}", include_str!("../../sql/page_terms.sql"))
+            .replace(
+                "{schedules}",
+                &part(parts.schedules, include_str!("../../sql/page_schedules.sql")),
+            )
+            .replace("{tx}", &part(parts.tx, include_str!("../../sql/page_tx.sql")))
+            .replace("{alerts}", &part(parts.alerts, include_str!("../../sql/page_alerts.sql")));
+        let sql = prepared(&since(&sql, RECENT));
+        let text = self.looking.send(&sql).await.map_err(|error| {
+            tracing::warn!("the page sees nothing: {error}");
+            match error {
+                StoreError::Refused(_) => {
+                    "the database refused the question; `tenure check` may say why"
+                }
+                StoreError::Connect(_)
+                | StoreError::Tls(_)
+                | StoreError::NoDatabase
+                | StoreError::Stale
+                | StoreError::Unknown(_) => "the database does not answer",
+            }
+        })?;
+        Picture::read(&text.unwrap_or_default()).map_err(|error| {
+            tracing::warn!("the page cannot read the database's answer: {error}");
+            "the database's answer cannot be read"
+        })
+    }
+
+    fn seen(&self, picture: Picture, at: Instant) {
+        let picture = Arc::new(picture);
+        let mut message = None;
+        self.known.send_modify(|known| {
+            let recent = known.taken.is_some_and(|taken| taken.elapsed() < RECENT / 2);
+            let before = known.picture.replace(picture.clone());
+            let was_away = known.away.take().is_some();
+            (known.taken, known.looks) = (Some(at), known.looks + 1);
+            known.number += 1;
+            let (event, data) = match before {
+                // What happened meanwhile may be more than a difference shows.
+                Some(_) if was_away || !recent => ("reload", json!({"now": picture.now()})),
+                Some(before) => {
+                    let difference = picture.differences(&before).unwrap_or_else(|| json!({}));
+                    ("change", with_now(difference, picture.now()))
+                }
+                None => ("reload", json!({"now": picture.now()})),
+            };
+            message = Some(Message { event, number: known.number, data: data.to_string().into() });
+        });
+        // Without a browser there is none to tell.
+        message.map(|message| self.messages.send(message));
+    }
+
+    fn missed(&self, why: &'static str) {
+        let mut message = None;
+        self.known.send_modify(|known| {
+            known.looks += 1;
+            let since = known.away.map_or_else(Instant::now, |(since, _)| since);
+            known.away = Some((since, why));
+            message = Some(Message {
+                event: "outage",
+                number: known.number,
+                data: outage(known).to_string().into(),
+            });
+        });
+        message.map(|message| self.messages.send(message));
+    }
+
+    /// The terms of a window: one question a second for all browsers. While the database is away, what was
+    /// last known.
+    async fn terms(&self, window: Window, away: bool) -> Arc<Vec<Term>> {
+        let mut windows = self.windows.lock().await;
+        let kept = windows.get(&window);
+        if let Some((at, terms)) = kept
+            && (away || at.elapsed() < LOOK)
+        {
+            return terms.clone();
+        }
+        let old = kept.map(|(_, terms)| terms.clone()).unwrap_or_default();
+        if away {
+            return old;
+        }
+        let sql = prepared(&since(include_str!("../../sql/page_terms.sql"), window.length()));
+        let asked = Instant::now();
+        let found = match self.asking.send(&sql).await {
+            Ok(Some(text)) => read_terms(&text).ok(),
+            Ok(None) | Err(_) => None,
+        };
+        let Some(found) = found.map(Arc::new) else { return old };
+        windows.insert(window, (asked, found.clone()));
+        found
+    }
+}
+
+fn outage(known: &Known) -> Value {
+    let Some((since, why)) = known.away else { return Value::Null };
+    let age =
+        known.taken.map(|taken| u64::try_from(taken.elapsed().as_millis()).unwrap_or(u64::MAX));
+    let away = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
+    json!({"why": why, "away_ms": away, "age_ms": age})
+}
+
+fn with_now(mut difference: Value, now: i64) -> Value {
+    difference["now"] = now.into();
+    difference
+}
+
+fn since(sql: &str, back: Duration) -> String {
+    sql.replace("{since}", &format!("(clock_timestamp() - interval '{} seconds')", back.as_secs()))
+}
+
+/// Times as milliseconds since 1970.
+fn prepared(sql: &str) -> String {
+    sql.replace("{now}", "{ms}(clock_timestamp())").replace("{ms}(", "1000 * date_part('epoch', ")
+}

@@ -1,0 +1,365 @@
+//! The paths of the page: its files, its API, and the stream of what changes.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::rejection::{BytesRejection, PathRejection};
+use axum::extract::{DefaultBodyLimit, Path, RawQuery, Request, State};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use futures_util::stream::{Stream, unfold};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tenure::RoleName;
+use tenure::config::Config;
+use tokio::sync::broadcast::{Receiver, error::RecvError};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{sleep, timeout};
+
+use super::guard::{Caller, Guard, Refusal};
+use super::orders::{self, Order};
+use super::poller::{Message, Poller, Window};
+
+/// When a browser whose stream has ended asks for another one.
+const AGAIN: Duration = Duration::from_millis(500);
+/// The largest body of a request.
+const BODY: usize = 4 * 1024;
+/// Browsers that watch at once.
+const STREAMS: usize = 100;
+/// How long an answer may take; an order waits for the database.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// True of every path: nothing is said to have failed that may have been done.
+const LATE: &str = "that took too long; an order may have been recorded all the same: look at the events before \
+    you repeat it";
+/// What a wrong token costs. One at a time: guessing is slow, and signing in is not.
+const WRONG: Duration = Duration::from_millis(250);
+/// Nothing is fetched from elsewhere, nothing runs that is not a file of ours, no page frames this one.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
+    connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'";
+
+/// The page's own files.
+const FILES: [(&str, &str, &str); 12] = [
+    ("/", "text/html; charset=utf-8", include_str!("../../page/index.html")),
+    ("/style.css", "text/css; charset=utf-8", include_str!("../../page/style.css")),
+    ("/icon.svg", "image/svg+xml", include_str!("../../page/icon.svg")),
+    ("/main.js", SCRIPT, include_str!("../../page/main.js")),
+    ("/dom.js", SCRIPT, include_str!("../../page/dom.js")),
+    ("/time.js", SCRIPT, include_str!("../../page/time.js")),
+    ("/store.js", SCRIPT, include_str!("../../page/store.js")),
+    ("/look.js", SCRIPT, include_str!("../../page/look.js")),
+    ("/cards.js", SCRIPT, include_str!("../../page/cards.js")),
+    ("/timeline.js", SCRIPT, include_str!("../../page/timeline.js")),
+    ("/panel.js", SCRIPT, include_str!("../../page/panel.js")),
+    ("/orders.js", SCRIPT, include_str!("../../page/orders.js")),
+];
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+
+/// What every request shares.
+pub(super) struct Desk {
+    pub(super) guard: Guard,
+    pub(super) poller: Arc<Poller>,
+    pub(super) config: Config,
+    streams: Arc<Semaphore>,
+    wrong: Semaphore,
+}
+
+impl Desk {
+    pub(super) fn new(guard: Guard, poller: Arc<Poller>, config: Config) -> Self {
+        Desk {
+            guard,
+            poller,
+            config,
+            streams: Arc::new(Semaphore::new(STREAMS)),
+            wrong: Semaphore::new(1),
+        }
+    }
+}
+
+type Shared = State<Arc<Desk>>;
+type Named = Result<Path<String>, PathRejection>;
+type Body = Result<Bytes, BytesRejection>;
+
+/// The routes.
+pub(super) fn router(desk: Arc<Desk>) -> Router {
+    let mut router = Router::new()
+        .route("/api/v1/snapshot", get(snapshot))
+        .route("/api/v1/events", get(events))
+        .route("/api/v1/role/{*role}", get(role))
+        .route("/api/v1/runs/{*schedule}", get(runs))
+        .route("/api/v1/session", get(session).post(sign_in).delete(sign_out))
+        .route("/api/v1/orders", post(order))
+        .route("/api/v1/openapi.json", get(openapi));
+    for (path, kind, text) in FILES {
+        let file = move || async move { ([(header::CONTENT_TYPE, kind)], text) };
+        router = router.route(path, get(file));
+    }
+    router
+        .fallback(async || fault(StatusCode::NOT_FOUND, "there is nothing here; the page is at /"))
+        .method_not_allowed_fallback(async || {
+            fault(StatusCode::METHOD_NOT_ALLOWED, "that path does not take this method")
+        })
+        .layer(DefaultBodyLimit::max(BODY))
+        .layer(from_fn_with_state(desk.clone(), admit))
+        .with_state(desk)
+}
+
+/// Stands before every path.
+async fn admit(State(desk): Shared, request: Request, next: Next) -> Response {
+    let mut response = match desk.guard.admit(request.method(), request.headers()) {
+        Err(refusal) => turned_away(refusal),
+        Ok(()) => timeout(PATIENCE, next.run(request))
+            .await
+            .unwrap_or_else(|_| fault(StatusCode::GATEWAY_TIMEOUT, LATE)),
+    };
+    let headers = response.headers_mut();
+    for (name, value) in [
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::X_FRAME_OPTIONS, "DENY"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (header::CACHE_CONTROL, "no-store"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    headers.insert("cross-origin-opener-policy", HeaderValue::from_static("same-origin"));
+    headers.insert("cross-origin-resource-policy", HeaderValue::from_static("same-origin"));
+    response
+}
+
+async fn snapshot(State(desk): Shared, headers: HeaderMap, RawQuery(query): RawQuery) -> Response {
+    if let Err(refusal) = desk.guard.reader(&headers) {
+        return turned_away(refusal);
+    }
+    let window = match query.as_deref().unwrap_or_default() {
+        "" => Some(Window::Hour),
+        query => query.strip_prefix("window=").and_then(Window::parse),
+    };
+    let Some(window) = window else {
+        return fault(StatusCode::BAD_REQUEST, "the window is 5m, 1h, 24h or 7d, as in ?window=1h");
+    };
+    match desk.poller.whole(window).await {
+        Ok(whole) => answer(StatusCode::OK, &whole),
+        Err(why) => fault(StatusCode::SERVICE_UNAVAILABLE, why),
+    }
+}
+
+async fn events(State(desk): Shared, headers: HeaderMap) -> Response {
+    if let Err(refusal) = desk.guard.reader(&headers) {
+        return turned_away(refusal);
+    }
+    let Ok(place) = Arc::clone(&desk.streams).try_acquire_owned() else {
+        let mut full = fault(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "as many browsers as may watch already; try later",
+        );
+        full.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("30"));
+        return full;
+    };
+    let (hello, receiver) = desk.poller.listen();
+    let watch = Watching { first: Some(hello), receiver, desk, headers, _place: place };
+    Sse::new(stream(watch))
+        .keep_alive(KeepAlive::new().interval(Duration::from_secs(15)))
+        .into_response()
+}
+
+struct Watching {
+    first: Option<Message>,
+    receiver: Receiver<Message>,
+    desk: Arc<Desk>,
+    headers: HeaderMap,
+    _place: OwnedSemaphorePermit,
+}
+
+fn stream(watching: Watching) -> impl Stream<Item = Result<Event, Infallible>> {
+    unfold(watching, async |mut watching| {
+        let message = match watching.first.take() {
+            Some(hello) => hello,
+            None => match watching.receiver.recv().await {
+                Ok(message) => message,
+                // Too slow: what was lost is loaded anew.
+                Err(RecvError::Lagged(_)) => {
+                    Message { event: "reload", number: 0, data: "{}".into() }
+                }
+                Err(RecvError::Closed) => return None,
+            },
+        };
+        // A session that ended, or a token that was taken out of the file, sees no more.
+        watching.desk.guard.reader(&watching.headers).ok()?;
+        let event = Event::default()
+            .retry(AGAIN)
+            .event(message.event)
+            .id(message.number.to_string())
+            .data(&*message.data);
+        Some((Ok(event), watching))
+    })
+}
+
+async fn role(State(desk): Shared, headers: HeaderMap, name: Named) -> Response {
+    if let Err(refusal) = desk.guard.reader(&headers) {
+        return turned_away(refusal);
+    }
+    // What cannot be a name is no name of a role.
+    let Some(name) = name.ok().and_then(|Path(name)| RoleName::new(&name).ok()) else {
+        return fault(StatusCode::NOT_FOUND, "there is no role of that name");
+    };
+    match desk.poller.role(name.as_str()).await {
+        Ok(Some(role)) => answer(StatusCode::OK, &role),
+        Ok(None) => fault(StatusCode::NOT_FOUND, "there is no role of that name"),
+        Err(error) => away(&error),
+    }
+}
+
+async fn runs(State(desk): Shared, headers: HeaderMap, name: Named) -> Response {
+    if let Err(refusal) = desk.guard.reader(&headers) {
+        return turned_away(refusal);
+    }
+    let plain = |name: &String| name.len() <= 400 && !name.contains(char::is_control);
+    let Some(name) = name.ok().map(|Path(name)| name).filter(plain) else {
+        return fault(StatusCode::NOT_FOUND, "there is no schedule of that name");
+    };
+    match desk.poller.runs(&name).await {
+        Ok(Some(Value::Array(runs))) if runs.is_empty() => {
+            fault(StatusCode::NOT_FOUND, "that schedule has no run yet")
+        }
+        Ok(Some(runs)) => answer(StatusCode::OK, &runs),
+        Ok(None) => fault(StatusCode::NOT_FOUND, "that schedule has no run yet"),
+        // No agent with schedules ever ran here.
+        Err(crate::store::StoreError::Refused(_)) => {
+            fault(StatusCode::NOT_FOUND, "this group has no schedules")
+        }
+        Err(error) => away(&error),
+    }
+}
+
+async fn session(State(desk): Shared, headers: HeaderMap) -> Response {
+    let guard = &desk.guard;
+    let caller = guard.reader(&headers);
+    let body = about(guard, caller.as_ref().ok().and_then(Option::as_ref), caller.is_ok());
+    answer(StatusCode::OK, &body)
+}
+
+fn about(guard: &Guard, caller: Option<&Caller>, may_read: bool) -> Value {
+    json!({
+        "name": caller.map(|caller| &caller.name),
+        "scope": caller.map(|caller| caller.scope.as_str()),
+        "may_read": may_read,
+        "open_reading": guard.open_reading(),
+        "tokens": guard.has_tokens(),
+    })
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SignIn {
+    token: String,
+}
+
+async fn sign_in(State(desk): Shared, headers: HeaderMap, body: Body) -> Response {
+    let given: SignIn = match read(&headers, body) {
+        Ok(given) => given,
+        Err(fault) => return *fault,
+    };
+    match desk.guard.sign_in(&given.token) {
+        Some((caller, cookie)) => {
+            let mut response = answer(StatusCode::OK, &about(&desk.guard, Some(&caller), true));
+            set_cookie(&mut response, &cookie);
+            response
+        }
+        None => {
+            let _turn = desk.wrong.acquire().await;
+            sleep(WRONG).await;
+            fault(StatusCode::UNAUTHORIZED, "that token is not in the file of tokens")
+        }
+    }
+}
+
+async fn sign_out(State(desk): Shared, headers: HeaderMap) -> Response {
+    let cookie = desk.guard.sign_out(&headers);
+    let mut response = StatusCode::NO_CONTENT.into_response();
+    set_cookie(&mut response, &cookie);
+    response
+}
+
+fn set_cookie(response: &mut Response, cookie: &str) {
+    if let Ok(value) = HeaderValue::from_str(cookie) {
+        response.headers_mut().insert(header::SET_COOKIE, value);
+    }
+}
+
+async fn order(State(desk): Shared, headers: HeaderMap, body: Body) -> Response {
+    let caller = match desk.guard.orderer(&headers) {
+        Ok(caller) => caller,
+        Err(refusal) => return turned_away(refusal),
+    };
+    let order: Order = match read(&headers, body) {
+        Ok(order) => order,
+        Err(fault) => return *fault,
+    };
+    // In a task of its own: a browser that goes away does not leave an order half given.
+    let (given, name) = (Arc::clone(&desk), caller.name);
+    let task = tokio::spawn(async move { orders::give(&given.config, order, &name).await });
+    let done = match task.await {
+        Ok(Ok(done)) => answer(StatusCode::OK, &done),
+        Ok(Err(refused)) => fault(refused.status, &refused.why),
+        Err(_) => fault(StatusCode::INTERNAL_SERVER_ERROR, "the order failed; look at the events"),
+    };
+    desk.poller.hurry();
+    done
+}
+
+async fn openapi() -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], include_str!("../../page/openapi.json"))
+        .into_response()
+}
+
+/// A body that says that it is JSON: a form of another site cannot.
+fn read<T: DeserializeOwned>(headers: &HeaderMap, body: Body) -> Result<T, Box<Response>> {
+    let kind =
+        headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    if kind
+        .split(';')
+        .next()
+        .is_none_or(|kind| !kind.trim().eq_ignore_ascii_case("application/json"))
+    {
+        let why = "send JSON, with content-type: application/json";
+        return Err(Box::new(fault(StatusCode::UNSUPPORTED_MEDIA_TYPE, why)));
+    }
+    let body = body.map_err(|error| {
+        Box::new(fault(error.status(), "the body is above 4 KiB, or broken off"))
+    })?;
+    // What is wrong is not repeated: it may be a token.
+    serde_json::from_slice(&body).map_err(|_| {
+        Box::new(fault(
+            StatusCode::BAD_REQUEST,
+            "the body is not what /api/v1/openapi.json describes",
+        ))
+    })
+}
+
+fn away(error: &crate::store::StoreError) -> Response {
+    tracing::warn!("a question of the page was not answered: {error}");
+    fault(StatusCode::SERVICE_UNAVAILABLE, "the database does not answer; try again")
+}
+
+fn turned_away(refusal: Refusal) -> Response {
+    let mut response = fault(refusal.status(), refusal.why());
+    if refusal == Refusal::NoToken {
+        response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
+    response
+}
+
+fn fault(status: StatusCode, why: &str) -> Response {
+    answer(status, &json!({"error": why}))
+}
+
+fn answer(status: StatusCode, body: &Value) -> Response {
+    (status, [(header::CONTENT_TYPE, "application/json")], body.to_string()).into_response()
+}

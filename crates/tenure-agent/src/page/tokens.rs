@@ -1,0 +1,267 @@
+//! The file of tokens: who may read, and who may order.
+//!
+//! ```text
+//! # name      scope   SHA-256 of the token, in hex
+//! grafana     read    9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
+//! deploy-bot  order   60303ae22b998861bce3b28f33eec1be758a213c86c93c076dbe9f558c11c752
+//! ```
+//!
+//! The file holds digests, so that reading it gives no token away. `order` includes `read`. It is read again
+//! when it changes; while it cannot be read or has a mistake, no token is good.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use sha2::{Digest as _, Sha256};
+use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
+
+/// The SHA-256 of a token.
+pub(super) type Digest = [u8; 32];
+
+/// Between two looks at whether the file has changed.
+const LOOK: Duration = Duration::from_secs(1);
+/// More is no list of people and programs.
+const MOST: usize = 1_000;
+
+/// What a token may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Scope {
+    /// See everything.
+    Read,
+    /// See everything, and give orders.
+    Order,
+}
+
+impl Scope {
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Scope::Read => "read",
+            Scope::Order => "order",
+        }
+    }
+}
+
+/// A token's line.
+#[derive(Clone)]
+pub(super) struct Entry {
+    pub(super) name: String,
+    pub(super) scope: Scope,
+    pub(super) digest: Digest,
+}
+
+impl fmt::Debug for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Entry({}, {})", self.name, self.scope.as_str())
+    }
+}
+
+/// What is wrong with the file.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TokenError {
+    /// It cannot be read.
+    #[error("{file}: {source}; give a file that this user can read", file = .file.display())]
+    #[allow(missing_docs, reason = "the names say it")]
+    Read { file: PathBuf, source: std::io::Error },
+    /// A line is not as it should be.
+    #[error("{file} line {line}: {why}", file = .file.display())]
+    #[allow(missing_docs, reason = "the names say it")]
+    Line { file: PathBuf, line: usize, why: &'static str },
+    /// There is no line.
+    #[error("{file} has no token; write lines of `name scope sha256`", file = .file.display())]
+    #[allow(missing_docs, reason = "the names say it")]
+    Empty { file: PathBuf },
+}
+
+/// The file, as it is now.
+#[derive(Debug)]
+pub(super) struct TokenFile {
+    path: PathBuf,
+    kept: Mutex<Kept>,
+}
+
+#[derive(Debug)]
+struct Kept {
+    entries: Vec<Entry>,
+    stamp: Option<(SystemTime, u64)>,
+    looked: Instant,
+}
+
+impl TokenFile {
+    /// Reads the file.
+    pub(super) fn open(path: &Path) -> Result<Self, TokenError> {
+        let stamp = stamp(path);
+        let entries = read(path)?;
+        let kept = Mutex::new(Kept { entries, stamp, looked: Instant::now() });
+        Ok(TokenFile { path: path.to_owned(), kept })
+    }
+
+    /// The entry of a token. Every entry is compared, each in constant time.
+    pub(super) fn find(&self, token: &str) -> Option<Entry> {
+        self.known(&Sha256::digest(token.as_bytes()).into())
+    }
+
+    /// The entry of a digest, if the file still has it.
+    pub(super) fn known(&self, digest: &Digest) -> Option<Entry> {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        self.refresh(&mut kept);
+        let mut place = u32::MAX;
+        for (index, entry) in (0..).zip(&kept.entries) {
+            let same: Choice = entry.digest.ct_eq(digest);
+            place = u32::conditional_select(&place, &index, same);
+        }
+        kept.entries.get(usize::try_from(place).ok()?).cloned()
+    }
+
+    fn refresh(&self, kept: &mut Kept) {
+        if kept.looked.elapsed() < LOOK {
+            return;
+        }
+        kept.looked = Instant::now();
+        let stamp = stamp(&self.path);
+        if stamp.is_some() && stamp == kept.stamp {
+            return;
+        }
+        kept.stamp = stamp;
+        // Closed first: a file with a mistake must not keep alive what its author meant to take out.
+        kept.entries.clear();
+        match read(&self.path) {
+            Ok(entries) => kept.entries = entries,
+            Err(error) => tracing::error!("no token is good until this is mended: {error}"),
+        }
+    }
+}
+
+fn stamp(path: &Path) -> Option<(SystemTime, u64)> {
+    let about = std::fs::metadata(path).ok()?;
+    Some((about.modified().ok()?, about.len()))
+}
+
+fn read(path: &Path) -> Result<Vec<Entry>, TokenError> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|source| TokenError::Read { file: path.to_owned(), source })?;
+    parse(&text, path)
+}
+
+fn parse(text: &str, path: &Path) -> Result<Vec<Entry>, TokenError> {
+    let mut entries: Vec<Entry> = Vec::new();
+    let (mut names, mut digests) = (BTreeSet::new(), BTreeSet::new());
+    for (number, line) in (1..).zip(text.lines()) {
+        let bad = |why| TokenError::Line { file: path.to_owned(), line: number, why };
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [name, scope, digest] = words[..] else {
+            return Err(bad("write three words, `name scope sha256`"));
+        };
+        let plain = |c: char| c.is_ascii_alphanumeric() || "-_.@".contains(c);
+        if name.len() > 64 || !name.chars().all(plain) {
+            return Err(bad("a name has at most 64 letters, digits, and the signs - _ . @"));
+        }
+        let scope = match scope {
+            "read" => Scope::Read,
+            "order" => Scope::Order,
+            _ => return Err(bad("the scope is `read` or `order`")),
+        };
+        let digest = unhex(digest).ok_or_else(|| {
+            bad("the digest has 64 hexadecimal digits, as `sha256sum` prints them")
+        })?;
+        if digest == <[u8; 32]>::from(Sha256::digest(b"")) {
+            return Err(bad("that is the digest of an empty token; make a random one"));
+        }
+        if !names.insert(name.to_owned()) {
+            return Err(bad("the name is there already; orders are recorded by name"));
+        }
+        if !digests.insert(digest) {
+            return Err(bad("the digest is there already; each name has a token of its own"));
+        }
+        if entries.len() == MOST {
+            return Err(bad("a file has at most 1,000 tokens"));
+        }
+        entries.push(Entry { name: name.to_owned(), scope, digest });
+    }
+    if entries.is_empty() { Err(TokenError::Empty { file: path.to_owned() }) } else { Ok(entries) }
+}
+
+fn unhex(text: &str) -> Option<Digest> {
+    if text.len() != 64 || !text.is_ascii() {
+        return None;
+    }
+    let mut digest = [0; 32];
+    for (place, byte) in digest.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(text.get(place * 2..place * 2 + 2)?, 16).ok()?;
+    }
+    Some(digest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hex(token: &str) -> String {
+        Sha256::digest(token.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    fn parsed(text: &str) -> Result<Vec<Entry>, String> {
+        parse(text, Path::new("tokens")).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_token_is_found_by_its_digest_with_its_scope() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("tokens");
+        let text = format!("# people\n\nana read {}\nbot order {}\n", hex("one"), hex("two"));
+        std::fs::write(&path, text).expect("written");
+        let file = TokenFile::open(&path).expect("it is read");
+        let found = |token| file.find(token).map(|entry| (entry.name, entry.scope));
+        assert_eq!(found("one"), Some(("ana".to_owned(), Scope::Read)));
+        assert_eq!(found("two"), Some(("bot".to_owned(), Scope::Order)));
+        for wrong in ["", "three", "one ", &hex("one")] {
+            assert_eq!(found(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_mistake_is_told_with_its_line() {
+        let one = hex("one");
+        for (text, words) in [
+            (String::new(), "has no token"),
+            ("# nothing\n".to_owned(), "has no token"),
+            (format!("ana {one}"), "line 1: write three words"),
+            (format!("\nana write {one}"), "line 2: the scope is"),
+            ("ana read 1234".to_owned(), "64 hexadecimal digits"),
+            (format!("ana read {}", one.replace('a', "g")), "64 hexadecimal digits"),
+            (format!("an/a read {one}"), "a name has"),
+            (format!("ana read {}", hex("")), "an empty token"),
+            (format!("ana read {one}\nana order {}", hex("two")), "line 2: the name is there"),
+            (format!("ana read {one}\nbob order {one}"), "line 2: the digest is there"),
+        ] {
+            let error = parsed(&text).expect_err(&text);
+            assert!(error.contains(words), "{text:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_file_with_a_mistake_leaves_no_token_good() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("tokens");
+        std::fs::write(&path, format!("ana read {}\n", hex("one"))).expect("written");
+        let file = TokenFile::open(&path).expect("it is read");
+        std::fs::write(&path, "ana read\n").expect("written");
+        let mut kept = file.kept.lock().expect("whole");
+        kept.looked = Instant::now().checked_sub(LOOK * 2).expect("later than that");
+        drop(kept);
+        assert!(file.find("one").is_none());
+    }
+
+    #[test]
+    fn no_debug_output_shows_a_digest() {
+        let entries = parsed(&format!("ana read {}", hex("one"))).expect("good");
+        assert_eq!(format!("{entries:?}"), "[Entry(ana, read)]");
+    }
+}
