@@ -15,15 +15,15 @@ export CARGO_INCREMENTAL := 0
 endif
 
 .PHONY: help demo test test-all setup setup-chain setup-prometheus setup-python lint unit faults drill loom newer-server test-chain deny \
-	python python-all wheel bench-python storm soak-gossip doc
+	python python-all wheel bench-python storm soak-gossip doc page page-all
 
 help:               ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 16
 
-demo: setup         ## Watch three members survive kills, freezes, partitions and a database restart
-	$(CARGO) run -p tenure-cli --no-default-features -- demo
+demo: setup         ## Watch three members survive kills, freezes, partitions and a database restart; ARGS=--serve keeps the page
+	$(CARGO) run -p tenure-cli --no-default-features -- demo $(ARGS)
 
-test: lint unit faults loom newer-server test-chain python deny   ## Everything CI runs
+test: lint unit faults loom newer-server test-chain page python deny   ## Everything CI runs
 	@echo "all tests passed"
 
 test-all: test      ## Also what is slow: long storms of both simulations, two thousand transactions under fire
@@ -36,6 +36,7 @@ test-all: test      ## Also what is slow: long storms of both simulations, two t
 	TENURE_SHARDS=1000 $(CARGO) test $(FEATURES) --test library -- shards
 	TENURE_PROMQL=3000 $(CARGO) test $(FEATURES) --test agent -- prometheus alerts --include-ignored
 	$(MAKE) python-all
+	$(MAKE) page-all
 
 storm: setup setup-chain   ## Five thousand transactions while the chain's node lies, reorganises and forgets
 	TENURE_TX_STORM=5000 $(CARGO) test $(FEATURES) --release --test tx -- storm --nocapture
@@ -107,6 +108,14 @@ soak-gossip: setup  ## Half an hour of faults on seven nodes of a gossip group, 
 
 doc:                ## The libraries' documentation; a broken link is an error
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc $(FEATURES) --no-deps
+
+page: setup         ## The page in a real Chromium, below a minute
+	@scripts/setup.sh page
+	$(CARGO) test $(FEATURES) --test cli -- --ignored page::browser::pass --nocapture
+
+page-all: setup     ## Also axe, a thousand roles, pictures, and the API fuzzed
+	@scripts/setup.sh page-all
+	TENURE_SHOTS=$(CURDIR)/target/page $(CARGO) test $(FEATURES) --test cli -- --ignored page::browser::all --nocapture
 
 deny:               ## Licences and advisories, where cargo-deny is installed
 	@if command -v cargo-deny >/dev/null; then cargo deny check; \

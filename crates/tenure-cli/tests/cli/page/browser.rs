@@ -1,0 +1,216 @@
+//! The page in a real Chromium: `make page`, `make page-all`. The scenes are in the page's own folder; here the
+//! group is started, and done to it what a scene asks for.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use serde_json::Value;
+use tenure_testkit::{Child, Cluster, Stop};
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+use tokio_postgres::Client;
+
+use super::Served;
+use crate::kit::{SOON, event, member, program, until};
+
+/// A name that would be a tag if the page took it for one.
+const ODD: &str = "<img src=x onerror=alert(1)>";
+/// The longest that one scene takes; a browser is slow on a busy machine.
+const SCENE: Duration = Duration::from_secs(180);
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// A group with two members of three roles, and an agent with a schedule that works and one that does not.
+struct Group {
+    cluster: Cluster,
+    members: Vec<(String, Child)>,
+    _agent: Child,
+    _folder: tempfile::TempDir,
+    load: Option<JoinHandle<()>>,
+}
+
+impl Group {
+    async fn start() -> Self {
+        let cluster = Cluster::start().await.expect("a server");
+        let dsn = cluster.dsn();
+        let mut members = Vec::new();
+        for (role, names) in
+            [("export", ["north", "east"]), (ODD, ["east", "north"]), ("mail", ["north", "east"])]
+        {
+            for (place, name) in names.into_iter().enumerate() {
+                let mut child = member(&[
+                    "--role",
+                    role,
+                    "--instance",
+                    name,
+                    "--dsn",
+                    &dsn,
+                    "--cool-down",
+                    "1s",
+                ]);
+                if place == 0 {
+                    event(&mut child, "acquired").await;
+                }
+                if role == "export" {
+                    members.push((name.to_owned(), child));
+                } else {
+                    members.push((format!("{role} {name}"), child));
+                }
+            }
+        }
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("tenure.toml");
+        let text = "[member]\ninstance = 'west'\nheartbeat = '700ms'\nlease = '3s'\n\
+            [[schedule]]\nname = 'tick'\nrole = 'scheduler'\ncron = '@every 2s'\nrun = 'echo tock'\n\
+            [[schedule]]\nname = 'broken'\nrole = 'scheduler'\ncron = '@every 1h'\n\
+            run = 'echo ERROR: no such table; exit 3'\n";
+        std::fs::write(&file, text).expect("written");
+        let mut command = tokio::process::Command::new(program());
+        command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
+        command.args(["agent", "--dsn", &dsn, "--config"]).arg(&file).stderr(Stdio::null());
+        let agent = Child::spawn(command).expect("it runs");
+        let client = cluster.client("postgres").await.expect("a session");
+        let count = async |sql: &str| {
+            client.query_one(sql, &[]).await.map_or(-1, |row| row.get::<_, i64>(0))
+        };
+        let led = "select count(*) from tenure.role r join tenure.term t on t.role = r.name and t.epoch = r.epoch \
+                   where t.acting_at is not null and t.ended_at is null and r.name not like 'tenure:%'";
+        until("four roles that are led", async || count(led).await >= 4).await;
+        until("a schedule", async || {
+            count("select count(*) from tenure_agent.slot where state = 'succeeded'").await > 0
+        })
+        .await;
+        let order = "select tenure_agent.order_run('broken', null, 'the test')";
+        client.query_one(order, &[]).await.expect("ordered");
+        until("a dead letter", async || {
+            count("select count(*) from tenure_agent.slot where state = 'failed'").await > 0
+        })
+        .await;
+        Group { cluster, members, _agent: agent, _folder: folder, load: None }
+    }
+
+    /// Does what a scene asks for.
+    async fn obey(&mut self, wish: &str) {
+        match wish {
+            "kill-leader" => {
+                let client = self.cluster.client("postgres").await.expect("a session");
+                let sql = "select holder from tenure.role where name = 'export'";
+                let holder: String = client.query_one(sql, &[]).await.expect("a row").get(0);
+                let (_, child) = self
+                    .members
+                    .iter_mut()
+                    .find(|(name, _)| holder.contains(&format!("-{name}-")))
+                    .expect("it is one of ours");
+                child.kill().await.expect("killed");
+            }
+            "stop-database" => self.cluster.stop(Stop::Immediate).await.expect("it stops"),
+            "start-database" => self.cluster.start_again().await.expect("it starts"),
+            "thousand-roles" => {
+                let client = self.cluster.client("postgres").await.expect("a session");
+                self.load = Some(thousand_roles(client).await);
+            }
+            other => panic!("the scene asks for {other}"),
+        }
+    }
+}
+
+/// A session that holds a thousand locks and beats, as a member would.
+async fn thousand_roles(client: Client) -> JoinHandle<()> {
+    let sql = "insert into tenure.member (identity, host, pid, backend_pid, backend_start, seat, key, lease_ms, incarnation) \
+            values ('tenure-south-7-00000000-0000-4000-8000-000000000000', 'load', 7, pg_backend_pid(), now(), '', 7, 3000, ''); \
+        insert into tenure.role (name, key, policy, lease_ms, epoch, holder, debtor, since) \
+            select 'export:tenant-' || lpad(n::text, 4, '0'), n, 'exclusive', 3000, 9, \
+                'tenure-south-7-00000000-0000-4000-8000-000000000000', \
+                'tenure-south-7-00000000-0000-4000-8000-000000000000', now() from generate_series(1, 1000) n; \
+        insert into tenure.term (role, epoch, member, claimed_at, acting_at, ended_at, how) \
+            select name, e, holder, now() - (10 - e) * interval '5 minutes', now() - (10 - e) * interval '5 minutes', \
+                case when e < 9 then now() - (9 - e) * interval '5 minutes' end, case when e < 9 then 'released' end \
+            from tenure.role, generate_series(5, 9) e where name like 'export:tenant-%'; \
+        select count(pg_advisory_lock(n)) from generate_series(1, 1000) n";
+    client.batch_execute(sql).await.expect("a thousand roles");
+    tokio::spawn(async move {
+        loop {
+            let beat = "update tenure.member set seen_at = clock_timestamp() where host = 'load'";
+            if client.batch_execute(beat).await.is_err() {
+                return;
+            }
+            sleep(Duration::from_millis(500)).await;
+        }
+    })
+}
+
+async fn play(scenes: &str) {
+    let mut group = Group::start().await;
+    let page = Served::new(&group.cluster.dsn(), &[]).await;
+    let mut command = tokio::process::Command::new("node");
+    command.arg(root().join("crates/tenure-agent/page/browser").join(scenes));
+    command
+        .env("TENURE_PAGE", format!("http://{}/", page.address))
+        .env("TENURE_TOKEN", "do-something");
+    let mut browser = Child::spawn(command).expect("node runs; scripts/setup.sh page installs it");
+    loop {
+        let line = browser.wait_line(|_| true, SCENE).await.expect("the browser goes on");
+        #[allow(clippy::print_stdout, reason = "a person waits for it")]
+        {
+            println!("  {line}");
+        }
+        match line.strip_prefix("do ") {
+            Some(wish) => group.obey(wish).await,
+            None if line == "done" => break,
+            None => assert!(!line.starts_with("failed"), "{line}"),
+        }
+    }
+    browser.wait(SOON).await.expect("it ends");
+    if scenes == "all.mjs" {
+        fuzz(&page).await;
+    }
+    if let Some(load) = group.load {
+        load.abort();
+    }
+}
+
+/// The API against its own description: nothing that schemathesis makes up is answered with a 500, or with what
+/// is not described.
+async fn fuzz(page: &Served) {
+    let token = "Authorization: Bearer do-something";
+    let mut command = tokio::process::Command::new(root().join(".tools/schemathesis/bin/st"));
+    command.args(["run", &format!("http://{}/api/v1/openapi.json", page.address)]);
+    command.args([
+        "--url",
+        &format!("http://{}", page.address),
+        "-H",
+        token,
+        "--max-examples",
+        "50",
+    ]);
+    command.args([
+        "--exclude-path",
+        "/api/v1/events",
+        "--no-color",
+        "--seed",
+        "7",
+        "--request-timeout",
+        "30",
+    ]);
+    command.args(["--checks", "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"]);
+    let output = command.stdin(Stdio::null()).output().await.expect("schemathesis runs");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    let about: Value = page.get("/api/v1/session").await.json();
+    assert_eq!(about["tokens"], true, "the page lives on");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs node and Chromium: `make page`"]
+async fn pass() {
+    play("pass.mjs").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs node, Chromium and schemathesis: `make page-all`"]
+async fn all() {
+    play("all.mjs").await;
+}
