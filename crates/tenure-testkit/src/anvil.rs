@@ -113,10 +113,19 @@ impl Anvil {
         let latest = number(&self.call("eth_blockNumber", json!([])).await);
         let mut all = Vec::new();
         for block in 0..=latest {
-            let block = format!("{block:#x}");
-            let block = self.call("eth_getBlockByNumber", json!([block, true])).await;
-            let transactions = block["transactions"].as_array();
-            all.extend(transactions.expect("a block up to the latest").iter().cloned());
+            let place = json!([format!("{block:#x}"), true]);
+            // The number of a block that is being made is told before the block is there.
+            let made = async {
+                loop {
+                    let block = self.call("eth_getBlockByNumber", place.clone()).await;
+                    if let Some(transactions) = block["transactions"].as_array() {
+                        return transactions.clone();
+                    }
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+            };
+            let made = tokio::time::timeout(Duration::from_secs(20), made).await;
+            all.extend(made.unwrap_or_else(|_| panic!("block {block} is missing")));
         }
         all.retain(|tx| tx["from"] == ADDRESS);
         all
