@@ -169,12 +169,12 @@ impl Spreader {
                 }
             }
             // As long as there is something to move, the next look follows the end of a move; what takes its
-            // time then is looked at less and less often.
+            // time then is looked at less often.
             if !trouble && self.mover.is_moving() {
                 let ended = timeout(heartbeat, moves.join_next()).await;
                 while moves.try_join_next().is_some() {}
                 breath = if matches!(ended, Ok(Some(_))) { BREATH } else { breath * 2 };
-                breath = breath.min(heartbeat);
+                breath = breath.min(heartbeat / 8);
                 sleep(breath).await;
             } else {
                 sleep(heartbeat.max(LOOK)).await;
