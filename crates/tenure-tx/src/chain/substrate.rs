@@ -19,6 +19,7 @@ mod extrinsic;
 mod key;
 mod line;
 mod metadata;
+mod past;
 mod signer;
 mod value;
 
@@ -37,13 +38,15 @@ use subxt_rpcs::methods::legacy::TransactionStatus as RpcStatus;
 use tokio::time::timeout;
 
 use super::{
-    Chain, ChainError, ChainIdentity, Head, Inspected, Located, Outcome, Report, Sought, Submission,
+    Chain, ChainError, ChainIdentity, Head, Inspected, Located, Outcome, Receipt, Report, Sought,
+    Submission,
 };
 use crate::account::{AccountId, MalformedAccount};
 use crate::status::{Hash, TransactionStatus, unhex};
 use answer::{Refusal, refusal};
 use extrinsic::block;
 use line::{Line, Unread, late};
+use past::Past;
 
 pub use call::SubstrateCall;
 pub use command::CommandSigner;
@@ -154,33 +157,33 @@ impl SubstrateChain {
 
     /// The first block after which the account's nonce is above that of `one`.
     async fn search(
-        &self,
-        account: &AccountId,
+        past: &mut Past<'_>,
         one: &Sought,
         (mut low, mut high): (u64, u64),
-    ) -> Result<Hash, RpcError> {
+    ) -> Result<Hash, Unread> {
         while low < high {
             let middle = low.midpoint(high);
-            let at = self.line.hash_at(middle).await?;
-            if self.line.nonce_at(account, at).await? > one.nonce {
+            let at = past.hash_at(middle).await?;
+            if past.nonce_at(at).await? > one.nonce {
                 high = middle;
             } else {
                 low = middle + 1;
             }
         }
-        self.line.hash_at(low).await
+        past.hash_at(low).await
     }
 
     /// Which of a block's extrinsics used the nonce: one of the attempts, or another one.
     async fn user_of(
         &self,
+        past: &mut Past<'_>,
         account: &AccountId,
         one: &Sought,
         found: Hash,
-    ) -> Result<Result<Hash, Option<Hash>>, RpcError> {
-        let all = self.line.extrinsics(found).await?;
-        let hashes = all.iter().map(|raw| extrinsic_hash(raw));
-        if let Some(ours) = hashes.into_iter().find(|hash| one.attempts.contains(hash)) {
+    ) -> Result<Result<Hash, Option<Hash>>, Unread> {
+        let all = past.extrinsics(found).await?;
+        let mut hashes = all.iter().map(|raw| extrinsic_hash(raw));
+        if let Some(ours) = hashes.find(|hash| one.attempts.contains(hash)) {
             return Ok(Ok(ours));
         }
         // Which other one it was is good to know, and no more than that.
@@ -196,6 +199,7 @@ impl SubstrateChain {
 
     async fn locate_one(
         &self,
+        past: &mut Past<'_>,
         account: &AccountId,
         one: &Sought,
         head: &Head,
@@ -209,26 +213,32 @@ impl SubstrateChain {
         } else {
             (head.finalized.number, head.best.number)
         };
-        let found = match self.search(account, one, range).await.map_err(Unread::from) {
+        let found = match Self::search(past, one, range).await {
             Ok(found) => found,
-            Err(error) if error.is_pruned() && finalized => return self.walk(one, range).await,
+            Err(error) if error.is_pruned() && finalized => {
+                return Self::walk(past, one, range).await;
+            }
             Err(error) => return Err(error),
         };
-        match self.user_of(account, one, found).await? {
-            Ok(hash) => self.placed(hash, found, finalized).await,
+        match self.user_of(past, account, one, found).await? {
+            Ok(hash) => Self::placed(past, hash, found, finalized).await,
             Err(by) if finalized => Ok(Located::Usurped { by }),
             Err(_) => Ok(Located::Unknown),
         }
     }
 
     /// Reads final blocks one by one: the states that would tell are gone.
-    async fn walk(&self, one: &Sought, (low, high): (u64, u64)) -> Result<Located, Unread> {
+    async fn walk(
+        past: &mut Past<'_>,
+        one: &Sought,
+        (low, high): (u64, u64),
+    ) -> Result<Located, Unread> {
         for number in low..=high.min(low.saturating_add(WALK)) {
-            let at = self.line.hash_at(number).await?;
-            let all = self.line.extrinsics(at).await?;
+            let at = past.hash_at(number).await?;
+            let all = past.extrinsics(at).await?;
             let mut hashes = all.iter().map(|raw| extrinsic_hash(raw));
             if let Some(hash) = hashes.find(|hash| one.attempts.contains(hash)) {
-                return self.placed(hash, at, true).await;
+                return Self::placed(past, hash, at, true).await;
             }
         }
         // None of the blocks since it was built has it; of a longer past that is not known.
@@ -236,8 +246,13 @@ impl SubstrateChain {
         Ok(if whole { Located::Usurped { by: None } } else { Located::Missing })
     }
 
-    async fn placed(&self, hash: Hash, at: Hash, finalized: bool) -> Result<Located, Unread> {
-        let receipt = if finalized { self.line.receipt(at, hash).await? } else { None };
+    async fn placed(
+        past: &mut Past<'_>,
+        hash: Hash,
+        at: Hash,
+        finalized: bool,
+    ) -> Result<Located, Unread> {
+        let receipt = if finalized { past.receipt(at, hash).await? } else { None };
         Ok(Located::InBlock { hash, block: at, finalized, receipt })
     }
 
@@ -379,9 +394,10 @@ impl Chain for SubstrateChain {
         let Ok(head) = self.view(account).await else {
             return vec![Located::Unknown; sought.len()];
         };
+        let mut past = Past::new(&self.line, account);
         let mut located = Vec::with_capacity(sought.len());
         for one in sought {
-            let found = self.locate_one(account, one, &head).await;
+            let found = self.locate_one(&mut past, account, one, &head).await;
             located.push(found.unwrap_or(Located::Unknown));
         }
         located
@@ -437,11 +453,18 @@ fn statuses(
         let mut report = Report::from(status);
         if let TransactionStatus::Finalized(block) = report.status {
             // Without its receipt a final extrinsic is not told: a look at the chain tells it later.
-            report.receipt = Some(line.receipt(block, hash).await.ok()??);
+            report.receipt = Some(receipt(&line, block, hash).await?);
         }
         Some((report, (line, client, subscription)))
     });
     watch.boxed()
+}
+
+async fn receipt(line: &Line, block: Hash, extrinsic: Hash) -> Option<Receipt> {
+    let all = line.extrinsics(block).await.ok()?;
+    let place = all.iter().position(|raw| extrinsic_hash(raw) == extrinsic)?;
+    let events = line.events(block).await.ok()?;
+    Some(events.receipt(u32::try_from(place).ok()?))
 }
 
 fn translate(status: RpcStatus<Hash>) -> TransactionStatus {

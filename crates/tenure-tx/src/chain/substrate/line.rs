@@ -13,11 +13,11 @@ use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 use super::events;
-use super::extrinsic_hash;
 use super::metadata::{Runtime, RuntimeError, Version};
+use super::past::Events;
 use crate::account::AccountId;
 use crate::chain::quiet::quietly;
-use crate::chain::{Block, Receipt, without_addresses};
+use crate::chain::{Block, without_addresses};
 use crate::status::{Hash, unhex};
 
 /// How many runtimes are kept: the present one, and those before it that open extrinsics may be of.
@@ -262,43 +262,31 @@ impl Line {
         fee.ok_or_else(|| unreadable("a fee is not a number"))
     }
 
-    /// What became of an extrinsic in its block. `None`: it is not in it.
-    pub(super) async fn receipt(
-        &self,
-        block: Hash,
-        extrinsic: Hash,
-    ) -> Result<Option<Receipt>, Unread> {
-        let all = self.extrinsics(block).await?;
-        let place = all.iter().position(|raw| extrinsic_hash(raw) == extrinsic);
-        let Some(place) = place.and_then(|place| u32::try_from(place).ok()) else {
-            return Ok(None);
-        };
+    /// A block's events, with the runtime that made them.
+    pub(super) async fn events(&self, block: Hash) -> Result<Events, Unread> {
         let (number, parent) = self.header(&block.to_string()).await?;
-        let bare = Receipt { number: Some(number), ..Receipt::default() };
-        match self.dispatched(block, parent, place, number).await {
-            Ok(receipt) => Ok(Some(receipt)),
+        match self.told(block, parent).await {
+            Ok(told) => Ok(Events { number, told: Some(told) }),
             // Of a state that is gone, and of a runtime that cannot be read, no later answer tells more.
             Err(error) if error.is_pruned() || matches!(error, Unread::Runtime(_)) => {
-                Ok(Some(bare))
+                Ok(Events { number, told: None })
             }
             Err(error) => Err(error),
         }
     }
 
-    async fn dispatched(
+    async fn told(
         &self,
         block: Hash,
         parent: Option<Hash>,
-        place: u32,
-        number: u64,
-    ) -> Result<Receipt, Unread> {
+    ) -> Result<(Arc<Runtime>, Vec<u8>), Unread> {
         // The runtime of the state before the block made it, also where the block upgraded it.
         let runtime = self.runtime_at(parent.unwrap_or(block)).await?;
         let params = rpc_params![events::KEY, block.to_string()];
         let events: Option<String> = self.request("state_getStorage", params).await?;
         let events = events.as_deref().map_or(Some(Vec::new()), unhex);
         let events = events.ok_or_else(|| unreadable("a block's events are not hex"))?;
-        Ok(runtime.receipt(&events, place, number))
+        Ok((runtime, events))
     }
 }
 
