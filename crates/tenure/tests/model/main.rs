@@ -62,7 +62,7 @@ async fn the_model_answers_and_writes_what_the_sql_does() {
 }
 
 /// Mistakes in the SQL: a function, a part of its text, and what stands there instead.
-const PLANTED: [(&str, &str, &str); 14] = [
+const PLANTED: [(&str, &str, &str); 15] = [
     ("verdict", "then r.debtor_lease_ms", "then r.lease_ms"),
     (
         "verdict",
@@ -73,7 +73,8 @@ const PLANTED: [(&str, &str, &str); 14] = [
     ("verdict", "and r.held_in = m.incarnation", ""),
     ("verdict", "greatest(r.epoch, q.seen,", "greatest(r.epoch, 0,"),
     ("verdict", "from tenure.term t where t.role = r.name", "from tenure.term t where false"),
-    ("verdict", "|| d.beat ||", "|| 'any' ||"),
+    ("verdict", "|| d.beat,", "|| 'any',"),
+    ("verdict", "case when r.debtor is null then '-' end", "'-'"),
     ("register", "'(unknown)', longest", "null, longest"),
     ("claim_rows", "debtor = '(unknown)', paid_in = null", "debtor = r.debtor, paid_in = null"),
     ("mark_acting", "waited_for = null, waited_ms = 0", "waited_ms = 0"),
