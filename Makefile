@@ -27,6 +27,8 @@ test: lint unit faults loom newer-server test-chain page python deny   ## Everyt
 	@echo "all tests passed"
 
 test-all: test      ## Also what is slow: long storms of both simulations, two thousand transactions under fire
+	@# All of it but the tests that need pg_basebackup, which this server comes without.
+	TENURE_TEST_PG=18 $(CARGO) test $(FEATURES) --test election -- --skip a_cluster_without_a_primary
 	TENURE_SIM_SEEDS=5000 $(CARGO) test -p tenure-sim --release --lib
 	TENURE_TX_RUN=2000 TENURE_TX_REMARKS=200 $(CARGO) test $(FEATURES) --release --test tx -- group substrate::every \
 		--test-threads=1
@@ -78,8 +80,9 @@ loom:               ## The gate under every interleaving
 		$(CARGO) test -p tenure-core --release --test gate_loom
 
 newer-server: setup ## The heart of the suite on PostgreSQL 18
-	@# Without the test that needs pg_basebackup, which this server comes without.
-	TENURE_TEST_PG=18 $(CARGO) test $(FEATURES) --test election -- --skip a_cluster_without_a_primary
+	@# Without what does not depend on the server's version: poolers, start-up, logging, traffic.
+	TENURE_TEST_PG=18 $(CARGO) test $(FEATURES) --test election -- --skip preflight:: --skip start:: \
+		--skip quiet:: --skip traffic::
 
 test-chain: setup setup-chain   ## Transactions: a real anvil, an imitated Substrate node, three nodes under fire
 	$(CARGO) test $(FEATURES) --no-fail-fast $(CHAIN:%=--test %)

@@ -167,6 +167,8 @@ pub(super) struct Rpc {
     identity: Arc<OnceCell<ChainIdentity>>,
     ends: Arc<tokio::sync::Mutex<Option<Ends>>>,
     seen: Arc<Mutex<Option<Seen>>>,
+    /// Held while a head is read: a second reader finds what the first has seen, and asks little.
+    reads_head: Arc<tokio::sync::Mutex<()>>,
     /// An endpoint does not know the method that gives all receipts of a block.
     no_block_receipts: Arc<AtomicBool>,
     /// The latest block, and since when it is.
@@ -216,6 +218,7 @@ impl Rpc {
             identity: Arc::default(),
             ends: Arc::default(),
             seen: Arc::default(),
+            reads_head: Arc::default(),
             no_block_receipts: Arc::default(),
             moved: Arc::default(),
             block_gas: Arc::default(),
@@ -538,6 +541,7 @@ impl Rpc {
 
     pub(super) async fn head(&self, account: &AccountId) -> Result<Head, ChainError> {
         let bad = |error: TransportError| unreachable(&error);
+        let _turn = self.reads_head.lock().await;
         // First of all: what is read after it is never older.
         let ends = self.ends().await.map_err(bad)?;
         let finalized = ends.finalized.ok_or(ChainError::NoFinality)?;
