@@ -34,8 +34,9 @@ pub(crate) async fn run(args: BenchArgs) -> anyhow::Result<ExitCode> {
     }
     let (client, connection) = tokio_postgres::connect(&args.dsn, NoTls).await?;
     tokio::spawn(connection);
-    // Until every ring, poll and back-off has found its pace.
-    tokio::time::sleep(Duration::from_secs(10)).await;
+    // Until every ring, poll and back-off has found its pace, and every sentinel has called its own channel for the
+    // first time: each call wakes every listener once, and the next is half an hour away.
+    tokio::time::sleep(Duration::from_secs(35)).await;
     let count = async || -> anyhow::Result<i64> {
         let sql = "select pg_stat_clear_snapshot()::text, xact_commit + xact_rollback \
                    from pg_stat_database where datname = current_database()";
