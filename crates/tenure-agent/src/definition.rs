@@ -263,8 +263,7 @@ impl Schedule {
 
     /// Two members whose definitions have the same digest do the same.
     pub(crate) fn digest(&self) -> String {
-        let hash = Sha256::digest(self.told().to_string());
-        hash[..8].iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
+        hex::encode(&Sha256::digest(self.told().to_string())[..8])
     }
 }
 

@@ -103,9 +103,7 @@ impl Target {
     /// Its name for tables and people, without what may be secret.
     #[must_use]
     pub fn name(&self) -> String {
-        let mark = |text: &str| -> String {
-            Sha256::digest(text).iter().take(4).map(|byte| format!("{byte:02x}")).collect()
-        };
+        let mark = |text: &str| hex::encode(&Sha256::digest(text)[..4]);
         match self {
             Target::PagerDuty => "pagerduty".to_owned(),
             Target::Slack(channel) => format!("slack:{channel}"),

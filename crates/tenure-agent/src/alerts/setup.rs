@@ -221,8 +221,7 @@ impl Alerting {
     pub fn open(&self, config: &Config, env: &dyn Env) -> Result<Setup, NotifierError> {
         let group = self.group.clone().unwrap_or_else(|| place(config));
         let notifiers = Notifiers::open(self.targets.values(), &self.services, &group, env)?;
-        let mark =
-            Sha256::digest(&group).iter().take(6).map(|byte| format!("{byte:02x}")).collect();
+        let mark = hex::encode(&Sha256::digest(&group)[..6]);
         Ok(Setup { alerting: self.clone(), notifiers, mark, group })
     }
 }

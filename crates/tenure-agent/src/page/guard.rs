@@ -178,8 +178,7 @@ impl Guard {
     /// Begins a session: the caller, and the cookie to set.
     pub(super) fn sign_in(&self, token: &str) -> Option<(Caller, String)> {
         let entry = self.tokens.as_ref().filter(|_| token.len() <= TOKEN)?.find(token)?;
-        let secret: [u8; 32] = rand::random();
-        let secret: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
+        let secret = hex::encode(rand::random::<[u8; 32]>());
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         sessions.retain(|_, session| session.ends > now);
@@ -318,9 +317,7 @@ mod tests {
     fn with_tokens(reach: Reach, ip: IpAddr) -> Guard {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("tokens");
-        let hex = |token: &str| -> String {
-            Sha256::digest(token.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
-        };
+        let hex = |token: &str| hex::encode(Sha256::digest(token.as_bytes()));
         let text = format!("eye read {}\nhand order {}\n", hex("see"), hex("do"));
         std::fs::write(&path, text).expect("written");
         let tokens = TokenFile::open(&path).expect("it is read");

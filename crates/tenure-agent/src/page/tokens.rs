@@ -168,9 +168,10 @@ fn parse(text: &str, path: &Path) -> Result<Vec<Entry>, TokenError> {
             "order" => Scope::Order,
             _ => return Err(bad("the scope is `read` or `order`")),
         };
-        let digest = unhex(digest).ok_or_else(|| {
-            bad("the digest has 64 hexadecimal digits, as `sha256sum` prints them")
-        })?;
+        let mut bytes: Digest = [0; 32];
+        hex::decode_to_slice(digest, &mut bytes)
+            .map_err(|_| bad("the digest has 64 hexadecimal digits, as `sha256sum` prints them"))?;
+        let digest = bytes;
         if digest == <[u8; 32]>::from(Sha256::digest(b"")) {
             return Err(bad("that is the digest of an empty token; make a random one"));
         }
@@ -188,23 +189,12 @@ fn parse(text: &str, path: &Path) -> Result<Vec<Entry>, TokenError> {
     if entries.is_empty() { Err(TokenError::Empty { file: path.to_owned() }) } else { Ok(entries) }
 }
 
-fn unhex(text: &str) -> Option<Digest> {
-    if text.len() != 64 || !text.is_ascii() {
-        return None;
-    }
-    let mut digest = [0; 32];
-    for (place, byte) in digest.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(text.get(place * 2..place * 2 + 2)?, 16).ok()?;
-    }
-    Some(digest)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn hex(token: &str) -> String {
-        Sha256::digest(token.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
+        hex::encode(Sha256::digest(token.as_bytes()))
     }
 
     fn parsed(text: &str) -> Result<Vec<Entry>, String> {
@@ -236,6 +226,7 @@ mod tests {
             (format!("\nana write {one}"), "line 2: the scope is"),
             ("ana read 1234".to_owned(), "64 hexadecimal digits"),
             (format!("ana read {}", one.replace('a', "g")), "64 hexadecimal digits"),
+            (format!("ana read +{}", &one[1..]), "64 hexadecimal digits"),
             (format!("an/a read {one}"), "a name has"),
             (format!("ana read {}", hex("")), "an empty token"),
             (format!("ana read {one}\nana order {}", hex("two")), "line 2: the name is there"),

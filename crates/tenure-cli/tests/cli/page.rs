@@ -50,9 +50,7 @@ const TOKENS: [(&str, &str, &str); 2] =
     [("grafana", "read", "see-everything"), ("deploy-bot", "order", "do-something")];
 
 fn write_tokens(path: &Path) {
-    let hex = |token: &str| -> String {
-        Sha256::digest(token.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
-    };
+    let hex = |token: &str| hex::encode(Sha256::digest(token.as_bytes()));
     let lines = TOKENS.map(|(name, scope, token)| format!("{name} {scope} {}\n", hex(token)));
     std::fs::write(path, lines.concat()).expect("written");
 }
