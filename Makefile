@@ -62,6 +62,8 @@ lint:               ## Formatting and clippy, warnings are errors
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy $(FEATURES) --all-targets -- -D warnings
 	$(CARGO) clippy -p tenure-core --no-default-features -- -D warnings
+	@# What `make demo` builds: features that other crates bring along must not be missed.
+	$(CARGO) check -p tenure-cli --no-default-features
 
 unit: setup setup-prometheus   ## Unit, property, integration and documentation tests, each on real servers
 	$(CARGO) test $(FEATURES) --no-fail-fast --lib --bins --examples $(UNIT:%=--test %)
