@@ -82,13 +82,13 @@ async fn a_registration_of_a_row_that_is_held_up_delays_its_role_alone() {
 /// held up between the two.
 async fn about_to_act() -> (Database, Member, LeaderLock, LeaderLock, Client) {
     let database = database().await;
-    let (first, r1, _) = two_roles(&database, Duration::from_secs(1)).await;
+    let (first, r1, _) = two_roles(&database, LEASE).await;
     leads(&r1).await;
     gone(first).await;
     let client = database.client().await.unwrap();
-    let debt = "update tenure.role set debtor = 'ghost', debtor_lease_ms = 1000, acted_in = 'once'";
+    let debt = "update tenure.role set debtor = 'ghost', debtor_lease_ms = 3000, acted_in = 'once'";
     client.batch_execute(debt).await.unwrap();
-    let (member, r1, r2) = two_roles(&database, Duration::from_secs(1)).await;
+    let (member, r1, r2) = two_roles(&database, LEASE).await;
     let claimed = "select count(*) from tenure.role where holder is not null and debtor = 'ghost'";
     until(&client, claimed, "2").await;
     let outsider = outsider(&database).await;
@@ -217,7 +217,7 @@ async fn a_fence_in_a_prepared_transaction_is_named_with_its_remedy() {
     let options = ClusterOptions::default().set("max_prepared_transactions", 5);
     let cluster = Cluster::start_with(options).await.expect("a cluster");
     let database = cluster.database().await.expect("a database");
-    let (first, r1, _) = two_roles(&database, Duration::from_secs(1)).await;
+    let (first, r1, _) = two_roles(&database, LEASE).await;
     leads(&r1).await;
     let client = database.client().await.unwrap();
     let epoch = r1.gate().epoch().unwrap();
@@ -228,7 +228,7 @@ async fn a_fence_in_a_prepared_transaction_is_named_with_its_remedy() {
         .await
         .unwrap();
     gone(first).await;
-    let (member, r1, r2) = two_roles(&database, Duration::from_secs(1)).await;
+    let (member, r1, r2) = two_roles(&database, LEASE).await;
     let mut events = r1.events();
     leads(&r2).await;
     let before = seat(&client).await;
