@@ -32,7 +32,7 @@ pub use self::error::{OpenError, SubmitError};
 use self::goals::{Parked, Pending};
 use self::guard::Asked;
 pub use self::members::Barred;
-use self::members::Replacing;
+use self::members::{Replacing, Rounds};
 #[doc(hidden)]
 pub use self::output::Command;
 pub use self::output::{Draft, Event, Output, Reset, Sealed, Snapshot, Write};
@@ -92,6 +92,7 @@ pub struct Engine<M: StateMachine, C: Commit = Raft> {
     barred: BTreeMap<PeerId, Barred>,
     /// A replacement of a voter, on the leader that was ordered to make it.
     replacing: Option<Replacing>,
+    rounds: Rounds,
     /// Bytes applied since the last snapshot: what consensus keeps in memory for members that are behind.
     unsnapped: usize,
     lead: Option<Lead<M>>,
@@ -194,6 +195,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
             applied_log,
             barred: snapshot.map(|s| s.barred).unwrap_or_default(),
             replacing: None,
+            rounds: Rounds::default(),
             unsnapped: 0,
             lead: None,
             pending: BTreeMap::new(),

@@ -19,6 +19,9 @@ use tenure_core::Tick;
 
 /// A learner that lacks no more entries than this has caught up: the rest is under way.
 const NEARLY: u64 = 64;
+/// So has one that has everything that the log had so long ago. Under a busy group no learner ever lacks only a few
+/// entries, however quick it is.
+const ROUND: Duration = Duration::from_millis(500);
 /// How long the leader waits for the new node of a replacement to catch up.
 const REPLACE_PATIENCE: Duration = Duration::from_secs(60);
 
@@ -37,6 +40,30 @@ pub(super) struct Replacing {
     old: PeerId,
     new: PeerId,
     until: Tick,
+}
+
+/// How long the log was some time ago, while this node leads.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Rounds {
+    /// When the present round began, and the last index then.
+    present: Option<(Tick, u64)>,
+    /// The same of the round before.
+    before: Option<(Tick, u64)>,
+}
+
+impl Rounds {
+    fn tick(&mut self, now: Tick, last_index: u64) {
+        if self.present.is_none_or(|(began, _)| now.saturating_since(began) >= ROUND) {
+            self.before = self.present.replace((now, last_index));
+        }
+    }
+
+    /// Whether a learner that acknowledged `index` is at most some rounds behind. Rounds that are too old, because
+    /// this node was stopped, say nothing.
+    fn reached(&self, now: Tick, index: u64) -> bool {
+        self.before
+            .is_some_and(|(began, last)| index >= last && now.saturating_since(began) <= ROUND * 4)
+    }
 }
 
 impl<M: StateMachine, C: Commit> Engine<M, C> {
@@ -145,7 +172,8 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
 
     /// Whether `peer` receives the log and has nearly all of it.
     fn has_caught_up(&self, now: Tick, status: &CommitStatus, peer: &PeerId) -> bool {
-        let near = |at: u64| at > 0 && at + NEARLY >= status.last_index;
+        let near =
+            |at: u64| at > 0 && (at + NEARLY >= status.last_index || self.rounds.reached(now, at));
         self.commit.progress(peer).is_some_and(near) && !self.is_silent(now, peer)
     }
 
@@ -199,6 +227,11 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
     /// Nodes that asked become learners, and learners that caught up become voters.
     pub(super) fn tick_members(&mut self, now: Tick) {
         let status = self.commit.status(now);
+        if status.acting_until.is_some() {
+            self.rounds.tick(now, status.last_index);
+        } else {
+            self.rounds = Rounds::default();
+        }
         if status.acting_until.is_some() && status.members.next.is_empty() {
             match self.replacing {
                 Some(replacing) => self.tick_replacing(now, &status, replacing),
@@ -269,5 +302,40 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
                     .to_owned(),
             );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 10,000 entries a second for two seconds from `since` on. Whether a learner that is `lag` behind counts as near
+    /// at the end.
+    fn busy(rounds: &mut Rounds, since: Tick, lag: Duration) -> bool {
+        let length = |at: Tick| at.saturating_since(Tick::ZERO).as_millis() as u64 * 10;
+        let mut now = since;
+        for _ in 0..10 {
+            now = now + super::super::TICK;
+            rounds.tick(now, length(now));
+        }
+        rounds.reached(now, length(now).saturating_sub(lag.as_millis() as u64 * 10))
+    }
+
+    #[test]
+    fn a_learner_that_keeps_up_with_a_busy_group_has_caught_up_and_one_that_lags_has_not() {
+        let since = Tick::ZERO + Duration::from_secs(60);
+        assert!(busy(&mut Rounds::default(), since, Duration::from_millis(300)));
+        assert!(!busy(&mut Rounds::default(), since, Duration::from_secs(2)));
+    }
+
+    #[test]
+    fn rounds_from_before_a_stop_say_nothing() {
+        let mut rounds = Rounds::default();
+        let since = Tick::ZERO + Duration::from_secs(60);
+        assert!(busy(&mut rounds, since, Duration::from_millis(300)));
+        let later = since + Duration::from_secs(30);
+        assert!(!rounds.reached(later, u64::MAX));
+        rounds.tick(later, u64::MAX);
+        assert!(!rounds.reached(later, u64::MAX - 1), "the round before is too old");
     }
 }
