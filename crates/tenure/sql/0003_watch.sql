@@ -19,7 +19,8 @@ end;
 -- its member lock. Shared and for this statement only, so that several may watch and a returning member
 -- is not held up. Null: `me` is alone. `members`: how many take part. A death is told to the group with the end
 -- of this statement, which writes nothing (NOTIFY takes a cluster-wide lock at commit): members of its roles
--- need not wait until it is recorded.
+-- need not wait until it is recorded. It is told by name, so that the members of other roles sleep on: their claims
+-- would only take the heir's time.
 create function tenure.await_death(me text, p_ms integer, p_channel text) returns jsonb
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
@@ -33,7 +34,7 @@ begin
     end if;
     perform set_config('lock_timeout', tenure.quiet_ms(p_ms)::text, true);
     perform pg_advisory_xact_lock_shared(next.key);
-    perform pg_notify(p_channel, '');
+    perform pg_notify(p_channel, '! ' || next.identity);
     return to_jsonb(next) || '{"dead": true}';
 exception when lock_not_available then
     return to_jsonb(next) || '{"dead": false}';

@@ -29,7 +29,7 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::error::TenureError;
 use crate::metrics;
 use crate::seat::Profile;
-use crate::sentinel::call_sign;
+use crate::sentinel::{DEATH, call_sign};
 
 pub(crate) use command::{Command, Handle};
 pub use command::{Health, RoleHealth};
@@ -269,7 +269,7 @@ impl<D: Database> Driver<D> {
     /// Takes in what the seat heard, and what it heard since: a turn looks at every role, and a
     /// release of a thousand roles is told a thousand times.
     fn heard(&mut self, first: Option<Unasked>, now: Tick) {
-        let (mut next, mut look_again) = (first, false);
+        let (mut next, mut look_again, mut ring_changed) = (first, false, false);
         for _ in 0..HEARD_AT_ONCE {
             match next {
                 Some(Unasked::Notification { channel, .. }) if channel != self.profile.channel => {}
@@ -277,6 +277,9 @@ impl<D: Database> Driver<D> {
                     if payload.starts_with(&call_sign(&self.profile)) {
                         self.calls.awaited.take_if(|(call, _)| *call == payload);
                         self.calls.heard = payload;
+                    } else if let Some(dead) = payload.strip_prefix(DEATH) {
+                        ring_changed = true;
+                        self.engine.died(dead, now);
                     } else if !payload.is_empty() {
                         self.engine.notified(&payload, now);
                     } else if !std::mem::replace(&mut look_again, true) {
@@ -289,8 +292,7 @@ impl<D: Database> Driver<D> {
             let Some(heard) = self.session.as_mut().and_then(Session::try_heard) else { break };
             next = Some(heard);
         }
-        if look_again {
-            // The ring may have changed.
+        if look_again || ring_changed {
             self.sentinel.look_again.notify_one();
         }
     }

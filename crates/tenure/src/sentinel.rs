@@ -41,6 +41,9 @@ pub(crate) fn call_sign(profile: &Profile) -> String {
     format!("? {} ", profile.identity)
 }
 
+/// How `tenure.await_death` begins the news of a death, before the dead member's identity. No role is called so.
+pub(crate) const DEATH: &str = "! ";
+
 /// What `tenure.await_death` answers.
 #[derive(Deserialize)]
 struct Next {
@@ -148,8 +151,9 @@ impl Sentinel {
         let _ = self.watch.events.send(SentinelEvent::Died(identity.clone()));
         let record = format!("select tenure.record_death({}, {key})", literal(&identity));
         if line.ask(&record, deadline).await?.as_deref() == Some("t") {
-            // Once more: until it was recorded, a member may have yielded to the dead one. In a transaction
-            // that writes nothing: NOTIFY takes a cluster-wide lock at commit.
+            // Once more, and to all: until it was recorded, a member may have yielded to the dead one, and a member
+            // that missed a notification knows another holder. In a transaction that writes nothing: NOTIFY takes a
+            // cluster-wide lock at commit.
             let tell = format!("select pg_notify({channel}, '')");
             line.ask(&tell, deadline).await?;
         }

@@ -237,6 +237,22 @@ fn a_new_leader_is_not_stale_because_its_dead_predecessor_was() {
     assert!(stage.stale().is_empty());
 }
 
+/// Claims of members that have nothing to gain take the time of the one that has.
+#[test]
+fn a_death_wakes_the_followers_of_the_dead_member_alone() {
+    let mut stage = Stage::claiming();
+    let [held, ..] = failures();
+    stage.claimed(&held);
+    stage.engine.died("a stranger", stage.now);
+    let next = stage.engine.next_timeout().expect("it tries again");
+    assert!(next > stage.now + Duration::from_millis(50), "it claims what is held: {next:?}");
+    stage.engine.died("other", stage.now);
+    while !matches!(stage.engine.next_op(stage.now), Some(Op::Claim { .. })) {
+        assert!(stage.engine.next_timeout() <= Some(stage.now), "it does not claim");
+        stage.step();
+    }
+}
+
 #[test]
 fn members_that_beat_no_more_are_forgotten() {
     let mut stage = Stage::claiming();

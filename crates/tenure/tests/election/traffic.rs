@@ -135,6 +135,41 @@ async fn a_stream_of_fenced_transactions_does_not_keep_the_role_vacant() {
     gone(second_member).await;
 }
 
+/// A death is told by name, before it is recorded: members of other roles need not claim.
+#[tokio::test]
+async fn a_death_is_told_by_name() {
+    let database = database().await;
+    let (first, lock) = leader(&database, "r").await;
+    let (second, heir) = candidate(&database, RoleSpec::named("r")).await;
+    let dead = first.identity().to_string();
+    let (client, mut connection) =
+        tokio_postgres::connect(&database.dsn(), tokio_postgres::NoTls).await.unwrap();
+    let (told, mut hears) = tokio::sync::mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        while let Some(Ok(message)) = std::future::poll_fn(|cx| connection.poll_message(cx)).await {
+            if let tokio_postgres::AsyncMessage::Notification(note) = message {
+                let _ = told.send(note.payload().to_owned());
+            }
+        }
+    });
+    client.batch_execute("listen tenure").await.unwrap();
+    let end = "select pg_terminate_backend(backend_pid) from tenure.member m \
+               join tenure.role r on r.holder = m.identity";
+    one(&client, end).await;
+    let heard = loop {
+        let payload = tokio::time::timeout(PATIENCE, hears.recv()).await.expect("it is told");
+        let payload = payload.expect("the session lives on");
+        // Before it: a sentinel's own call.
+        if !payload.starts_with("? ") {
+            break payload;
+        }
+    };
+    assert_eq!(heard, format!("! {dead}"));
+    drop((lock, heir));
+    gone(first).await;
+    gone(second).await;
+}
+
 /// Two thousand roles on one member: held, looked at in full, and let go.
 #[tokio::test]
 async fn everything_that_is_held_can_be_looked_at_within_the_deadline() {
