@@ -347,6 +347,9 @@ pub trait Commit: Send + 'static {
     /// A snapshot that reaches to `point` is durable: forget the log before it, or take the point over.
     /// `false` if it does not fit, and nothing was changed.
     fn snapshot_done(&mut self, point: &SnapshotPoint) -> bool;
+    /// A snapshot of everything up to `index` is durable: forget the log well before it. What is left lets a follower
+    /// that takes this snapshot, or is only a little behind, go on with the log. Returns the last index forgotten.
+    fn compact(&mut self, index: u64) -> u64;
     /// How consensus stands at `now`.
     fn status(&self, now: Tick) -> CommitStatus;
     /// Puts out what the followers are due. Called when no further input waits, so that everything

@@ -102,6 +102,8 @@ pub struct Engine<M: StateMachine, C: Commit = Raft> {
     term: u64,
     /// The latest snapshot, ready to be sent.
     held: Option<Sealed>,
+    /// The one that a peer began to fetch, as long as the log goes on from it.
+    lent: Option<Sealed>,
     /// The next one, until the driver takes it.
     draft: Option<Draft<M>>,
     /// One is being made.
@@ -203,6 +205,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
             leader: None,
             term: 0,
             held: None,
+            lent: None,
             draft: None,
             drafting: false,
             oldest,

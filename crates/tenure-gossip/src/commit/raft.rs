@@ -27,6 +27,11 @@ use tenure_core::Tick;
 /// clear of overflow.
 const MAX_NUMBER: u64 = 1 << 60;
 
+/// How many commands before a snapshot are kept for followers, at most, and how many bytes of them. Without them a follower
+/// that has just taken a snapshot of a busy group would find the log gone on, and need the next one, without end.
+const TRAIL: usize = 10_000;
+const TRAIL_BYTES: usize = 16 << 20;
+
 /// What was found on disk.
 #[derive(Debug, Clone, Default)]
 pub struct Restored {
@@ -305,7 +310,10 @@ impl Raft {
 
     fn set_timer(&mut self, now: Tick) {
         if self.node.role().is_leader() {
-            self.timer = now + self.config.heartbeat;
+            // A heartbeat that is due soon stays due: noraft puts it off with every proposal, and a follower that
+            // waits for a snapshot is sent nothing else.
+            let next = now + self.config.heartbeat;
+            self.timer = if self.timer > now { self.timer.min(next) } else { next };
             return;
         }
         let base = now.max(self.still_until).max(now + self.config.heartbeat);
@@ -574,6 +582,19 @@ impl Commit for Raft {
         self.commands = self.commands.split_off(&(point.position.index + 1));
         self.delivered = self.delivered.max(point.position.index);
         true
+    }
+
+    fn compact(&mut self, index: u64) -> u64 {
+        let mut size = 0;
+        let kept = self.commands.range(..=index).rev().take(TRAIL).take_while(|(_, command)| {
+            size += command.len();
+            size <= TRAIL_BYTES
+        });
+        let first = kept.last().map_or(index, |(first, _)| first - 1);
+        if let Some(point) = self.snapshot_point(first) {
+            self.snapshot_done(&point);
+        }
+        self.node.log().entries().prev_position().index.get()
     }
 
     fn status(&self, now: Tick) -> CommitStatus {

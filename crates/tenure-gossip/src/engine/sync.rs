@@ -171,7 +171,11 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
         }
         self.out.push_back(Output::Persist(Write::Snapshot(sealed.clone(), Reset::Keep)));
         if let Some(point) = &sealed.point {
-            self.commit.snapshot_done(point);
+            let forgotten = self.commit.compact(point.position.index);
+            let reaches = |lent: &Sealed| {
+                lent.point.as_ref().is_some_and(|point| point.position.index >= forgotten)
+            };
+            self.lent = self.lent.take().filter(reaches);
         }
         self.out
             .push_back(Output::Event(Event::Snapshot { index: sealed.index, installed: false }));
@@ -219,12 +223,15 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
     }
 
     pub(super) fn snapshot_asked(&mut self, to: PeerId, hash: Hash, offset: u64) {
-        let Some(held) = &self.held else { return };
-        if hash != held.hash {
-            // A newer one replaced it in the meantime.
+        if offset == 0 {
+            self.lent = self.held.clone().filter(|held| held.hash == hash).or(self.lent.take());
+        }
+        // A busy group makes the next one while this one is fetched.
+        let Some(held) = [&self.held, &self.lent].into_iter().flatten().find(|s| s.hash == hash)
+        else {
             self.offer_snapshot(to);
             return;
-        }
+        };
         let from = usize::try_from(offset).unwrap_or(usize::MAX).min(held.bytes.len());
         let bytes = held.bytes[from..(from + SNAPSHOT_PIECE).min(held.bytes.len())].to_vec();
         self.out.push_back(Output::Send(to, Message::SnapshotPiece { hash, offset, bytes }));

@@ -5,6 +5,8 @@ mod credentials;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tenure_gossip::{
@@ -419,4 +421,46 @@ async fn a_watcher_has_every_record_from_the_past_into_the_present() {
     }
     let next = watcher.next(SOON).await;
     assert!(matches!(next, Ok(Answer::Record(record)) if record.index == 42));
+}
+
+/// The leader has made the next snapshot, and more than one, before the newcomer has taken the last.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_joins_a_busy_group_catches_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let often = |config: &mut HostConfig| config.engine.snapshot_every = 16;
+    let a = Arc::new(start(&dir.path().join("a"), Start::Bootstrap, often).await);
+    let gate = a.gate("main").unwrap();
+    eventually("it acts", || async { gate.is_leader() }).await;
+    let stop = Arc::new(AtomicBool::new(false));
+    let writers: Vec<_> = (0..32_u8)
+        .map(|writer| {
+            let (a, stop) = (a.clone(), stop.clone());
+            tokio::spawn(async move {
+                let mut n = 0_u64;
+                while !stop.load(Ordering::Relaxed) {
+                    n += 1;
+                    let tx = TxId((u128::from(writer) << 64 | u128::from(n)).to_be_bytes());
+                    a.submit("main", tx, put(writer)).await.expect("it leads");
+                }
+                n
+            })
+        })
+        .collect();
+    eventually("the log has moved on", || async {
+        a.status().await.unwrap().namespaces[0].index > 500
+    })
+    .await;
+    let seeds = vec![a.address().to_owned()];
+    let b = start(&dir.path().join("b"), Start::Join(seeds), often).await;
+    eventually("it votes", || async { a.status().await.unwrap().namespaces[0].voters.len() == 2 })
+        .await;
+    stop.store(true, Ordering::Relaxed);
+    let mut written = 0;
+    for writer in writers {
+        written += writer.await.unwrap();
+    }
+    eventually("both have it all", || async {
+        b.status().await.unwrap().namespaces[0].index == written
+    })
+    .await;
 }

@@ -211,6 +211,10 @@ impl Commit for Consensus {
         self.raft.snapshot_done(point)
     }
 
+    fn compact(&mut self, index: u64) -> u64 {
+        self.raft.compact(index)
+    }
+
     fn status(&self, now: Tick) -> CommitStatus {
         let mut status = self.raft.status(now);
         if self.mistake == Some(Mistake::GateOnHint)
