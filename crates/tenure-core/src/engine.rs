@@ -19,6 +19,7 @@
 //!   crash of a backend): so what was seen is forgotten with the session that saw it.
 
 mod answer;
+mod batch;
 mod choice;
 mod effect;
 mod role;
@@ -37,10 +38,9 @@ use crate::lifecycle::{Input, Lifecycle, LockState, Notice};
 
 use crate::protocol::{Op, RegisterRefusal, Seated, TermRow};
 
+use batch::Batch;
 use role::Role;
 
-/// How many roles one round trip carries: the beat waits behind it.
-const BATCH: usize = 1000;
 /// Every how many beats everything we hold is looked at.
 const INSPECT_EVERY: u32 = 30;
 /// How long a claim waits for a role's row before it goes on to the next role.
@@ -146,6 +146,7 @@ pub struct Engine {
     /// Boxed: a tree's nodes are half empty, and there may be ten thousand roles.
     roles: BTreeMap<RoleName, Box<Role>>,
     in_flight: Option<InFlight>,
+    batch: Batch,
     /// The longest time between two repair polls.
     poll: Duration,
     stale_after: Option<Duration>,
@@ -179,6 +180,7 @@ impl Engine {
             },
             roles: BTreeMap::new(),
             in_flight: None,
+            batch: Batch::new(lease.statement_deadline()),
             poll,
             stale_after,
             late: false,
@@ -307,7 +309,9 @@ impl Engine {
             self.context.outputs.push_back(Output::Gate(name.clone(), None));
         }
         self.context.up = None;
-        self.in_flight = None;
+        if let Some(InFlight { op, .. }) = self.in_flight.take() {
+            self.batch.lost(&op);
+        }
         self.context.lease_until = Tick::ZERO;
         self.late = false;
         for role in self.roles.values_mut() {

@@ -537,12 +537,28 @@ declare
     out   jsonb[] := '{}';
     one   jsonb;
     q     tenure.ask;
+    -- How many roles the next part has, how many parts came to, when the last one began, what is left.
+    part  integer := 200;
+    came  integer := 0;
+    begun timestamptz;
+    rest  double precision;
 begin
     -- Many roles are claimed at once, with a plan for so many. A few are claimed one by one: their
     -- plan is made once for a session.
     if cardinality(asked) > 8 then
         perform set_config('plan_cache_mode', 'force_custom_plan', true);
-        done := tenure.claim_rows(m, asked, false);
+        -- In parts, in key order. Only a part that has begun cannot be cut short: it has so many roles as,
+        -- by the part before it, a third of the time that is left is enough for. Mostly that is all of them.
+        loop
+            begun := clock_timestamp();
+            done := done || tenure.claim_rows(m, asked[came + 1 : came + part], false);
+            came := least(came + part, cardinality(asked));
+            rest := extract(epoch from until - clock_timestamp());
+            exit when came = cardinality(asked) or rest <= 0;
+            part := greatest(20, least(1000, part * rest / 3
+                / greatest(0.001, extract(epoch from clock_timestamp() - begun))));
+        end loop;
+        asked := asked[1 : came];
     end if;
     perform set_config('plan_cache_mode', 'force_generic_plan', true);
     perform set_config('lock_timeout', p_lock_ms::text, true);

@@ -22,6 +22,7 @@ impl Engine {
     pub fn done(&mut self, done: Done, now: Tick) {
         let Some(InFlight { op, sent }) = self.in_flight.take() else { return };
         self.last_beat = Some(sent);
+        self.batch.answered(&op, now.saturating_since(sent));
         // The gate closes first: what is gone is not renewed, and a gate whose deadline has passed does not
         // open again, not even for an instant.
         if let Done::Inspected(gone) = &done {

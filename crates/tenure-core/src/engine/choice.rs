@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::role::{Errand, Role};
-use super::{BATCH, Engine, INSPECT_EVERY, Output, ROW_WAIT};
+use super::{Engine, INSPECT_EVERY, Output, ROW_WAIT};
 use crate::clock::Tick;
 use crate::epoch::Epoch;
 use crate::lifecycle::LockState;
@@ -11,11 +11,11 @@ use crate::protocol::{ClaimRow, Op, RegisterRow, ReleaseRow, TermRow, millis};
 
 impl Engine {
     pub(super) fn choose_op(&mut self, now: Tick) -> Option<Op> {
-        let releases = self.batch(|role| role.next_release(now));
+        let releases = self.next_batch(|role| role.next_release(now));
         if !releases.is_empty() {
             return Some(Op::Release(releases));
         }
-        let marks = self.batch(Role::next_mark);
+        let marks = self.next_batch(Role::next_mark);
         if !marks.is_empty() {
             return Some(Op::MarkActing(marks));
         }
@@ -35,21 +35,22 @@ impl Engine {
             }
             return Some(Op::Beat);
         }
-        let registrations = self.batch(Role::next_registration);
+        let registrations = self.next_batch(Role::next_registration);
         if !registrations.is_empty() {
             return Some(Op::Register(registrations));
         }
         self.choose_claim(now)
     }
 
-    fn batch<T>(&mut self, next: impl FnMut(&mut Role) -> Option<T>) -> Vec<T> {
-        self.roles.values_mut().map(Box::as_mut).filter_map(next).take(BATCH).collect()
+    fn next_batch<T>(&mut self, next: impl FnMut(&mut Role) -> Option<T>) -> Vec<T> {
+        let size = self.batch.size();
+        self.roles.values_mut().map(Box::as_mut).filter_map(next).take(size).collect()
     }
 
     fn choose_claim(&mut self, now: Tick) -> Option<Op> {
         let lease = self.context.lease;
         let stuck = |role: &Role| role.is_stuck(now, lease.lease());
-        let rows = self.batch(|role| if stuck(role) { None } else { role.next_claim(now) });
+        let rows = self.next_batch(|role| if stuck(role) { None } else { role.next_claim(now) });
         if !rows.is_empty() {
             return Some(Op::Claim { rows, row_wait: ROW_WAIT });
         }

@@ -167,6 +167,46 @@ async fn a_new_member_claims_as_quickly_as_one_that_the_statistics_know() {
     assert!(took < Duration::from_secs(2), "{took:?}");
 }
 
+/// A claim that outlasted the seat's deadline would cost the seat.
+#[tokio::test]
+async fn a_claim_of_very_many_roles_ends_in_its_time_and_goes_on_with_the_next() {
+    let database = database().await;
+    gone(start(config(&database).role(RoleSpec::named("r"))).await).await;
+    let client = database.client().await.unwrap();
+    client
+        .batch_execute(
+            "set jit = off; -- as every seat does
+             truncate tenure.role, tenure.candidate;
+             insert into tenure.role (name, key, policy, lease_ms)
+                 select 'r' || n, n, 'fenced', 3000 from generate_series(1, 1000) n;
+             select tenure.take_seat('{\"identity\": \"m\", \"key\": -1, \"seat\": \"s\", \"host\": \"h\", \
+                 \"pid\": 1, \"lease_ms\": 3000, \"grace_ms\": 0}');
+             insert into tenure.candidate (role, member) select name, 'm' from tenure.role;",
+        )
+        .await
+        .unwrap();
+    // In a millisecond it comes to its first part. All that is not answered is as it was.
+    let ask = "select tenure.claim('m', (select jsonb_agg(jsonb_build_object('role', name, 'key', key, \
+               'pair', pair, 'seen', 0)) from tenure.role where holder is null), 100, 1)";
+    let locks =
+        "select count(*) - 1 from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()";
+    let (mut won, mut claims) = (0, 0);
+    while won < 1000 {
+        let answer: serde_json::Value = serde_json::from_str(&one(&client, ask).await).unwrap();
+        let roles = answer["roles"].as_array().unwrap();
+        assert!(roles.iter().all(|role| role["out"] == "won"), "{answer}");
+        assert!((1..=200).contains(&roles.len()), "{} in one part", roles.len());
+        (won, claims) = (won + roles.len(), claims + 1);
+        let held = "select count(*) from tenure.role where holder = 'm' and epoch = 1";
+        for sql in
+            [held, locks, "select count(*) from tenure.term where epoch = 1 and member = 'm'"]
+        {
+            assert_eq!(one(&client, sql).await, won.to_string(), "{sql}");
+        }
+    }
+    assert_eq!(claims, 5);
+}
+
 /// Such a role may have been led before the failover, and names no leader.
 #[tokio::test]
 async fn a_role_that_is_new_after_a_failover_is_led_after_a_lease() {
@@ -205,9 +245,10 @@ async fn ten_thousand_roles_are_led_by_one_member_in_few_round_trips() {
     }
     let took = before.elapsed();
     let client = database.client().await.unwrap();
-    // Ten registrations and ten claims of a thousand each; beats in between.
+    // A dozen registrations and a dozen claims, up to a thousand each; on a busy machine they carry fewer, and
+    // beats come in between.
     let trips: u64 = one(&client, "select beat from tenure.member").await.parse().unwrap();
-    assert!(trips < 25 + took.as_secs(), "{trips} round trips in {took:?}");
+    assert!(trips < 60 + took.as_secs(), "{trips} round trips in {took:?}");
     let sessions = "select count(*) from pg_stat_activity \
                     where application_name like 'tenure %' and datname = current_database()";
     until(&client, sessions, "2").await;
