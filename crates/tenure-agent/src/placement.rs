@@ -14,8 +14,11 @@ use std::time::Duration;
 use sha2::{Digest, Sha256};
 use tenure::Tick;
 
-/// How many hand-overs of one holder are under way at most.
+/// How many hand-overs of one holder are under way at once, if it has few to make.
 pub const IN_FLIGHT: usize = 8;
+/// A holder with many to make has this part of them under way: a round trip carries many roles as quickly as one,
+/// and a large set must be even as soon as a small one.
+const AT_ONCE: usize = 8;
 /// How long a member must have been there before a role is placed with it, in leases.
 const SETTLED: u32 = 2;
 /// How long a role that was handed over stays where it is, in leases, unless its holder has too many.
@@ -235,7 +238,8 @@ impl Mover {
         let surplus = stays.saturating_sub(ready.len()).saturating_sub(self.layout.share());
         resting.truncate(surplus);
         ready.extend(resting);
-        ready.truncate(IN_FLIGHT.saturating_sub(self.leaving.len()));
+        let at_once = IN_FLIGHT.max(ready.len() / AT_ONCE);
+        ready.truncate(at_once.saturating_sub(self.leaving.len()));
         ready
     }
 
@@ -410,6 +414,16 @@ mod tests {
         let moves = mover.decide(&standing, at(6)).moves;
         assert_eq!(moves.len(), IN_FLIGHT);
         assert!(moves.iter().all(|(_, to)| *to == two[1].member));
+        assert!(mover.decide(&standing, at(6)).moves.is_empty(), "they are under way");
+    }
+
+    #[test]
+    fn a_holder_of_very_many_moves_an_eighth_of_them_at_once() {
+        let two = places(2);
+        let mut mover = Mover::new(&two[0].member, roles(1000), LEASE);
+        let standing = standing(&mover, &two);
+        mover.decide(&standing, at(0));
+        assert_eq!(mover.decide(&standing, at(6)).moves.len(), 500 / AT_ONCE);
         assert!(mover.decide(&standing, at(6)).moves.is_empty(), "they are under way");
     }
 

@@ -62,15 +62,13 @@ impl Group {
     }
 
     fn config(&self, instance: &str) -> Config {
-        // A claim of a thousand roles by ten members at once takes its time on a busy machine.
-        let [heartbeat, lease, deadline] =
-            if self.is_large { [2000, 10_000, 4000] } else { [500, 2000, 700] };
-        let config = Config::builder()
-            .dsn(self.database.dsn())
-            .instance(instance)
-            .heartbeat(Duration::from_millis(heartbeat))
-            .lease(Duration::from_millis(lease))
-            .statement_deadline(Duration::from_millis(deadline));
+        let mut config = Config::builder().dsn(self.database.dsn()).instance(instance);
+        // The large one has the timings that a program has which gives none.
+        if !self.is_large {
+            let millis = Duration::from_millis;
+            config =
+                config.heartbeat(millis(500)).lease(millis(2000)).statement_deadline(millis(700));
+        }
         self.shards.specs().fold(config, |config, role| config.role(role)).build().expect("valid")
     }
 
