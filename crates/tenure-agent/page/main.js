@@ -59,6 +59,7 @@ onChange((what) => {
     else if (leads(old)) say(`${role.name} has no leader`);
   });
   if ((what.told || []).some(([, role]) => role.name === panel.opened())) panel.more();
+  panel.follow();
   redraw(...what);
 });
 onDone(() => panel.more());

@@ -67,9 +67,11 @@ function may(terminal) {
   return false;
 }
 
+// An order is never skipped for an overlap: only `replace` makes a difference to it.
+const WAITS = "If a run is under way then, this one waits for its end.";
 const OVERLAP = {
-  forbid: "If a run is under way then, this one is skipped (overlap: forbid).",
-  queue: "If a run is under way then, this one waits for its end (overlap: queue).",
+  forbid: WAITS,
+  queue: WAITS,
   replace: "A run that is under way then is ended for this one (overlap: replace).",
 };
 

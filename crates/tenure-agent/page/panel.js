@@ -8,7 +8,7 @@ import { button, orderer, table } from "/cards.js";
 import { lane, queue, tl } from "/timeline.js";
 
 const panel = $("#panel");
-const open = { role: null, schedule: null, more: null, back: null, chosen: "" };
+const open = { role: null, schedule: null, more: null, back: null, chosen: "", runs: "" };
 const STATES = { vacant: ["crit", "Vacant"], flapping: ["warn", "Flapping"], paused: ["paused", "Paused"], led: ["ok", "Led"] };
 
 export const opened = () => open.role || open.schedule;
@@ -48,6 +48,16 @@ export function draw() {
   panel.hidden = !opened();
   if (open.role) drawRole();
   else if (open.schedule) drawSchedule();
+}
+/** A schedule's runs came, began or ended since they were asked for. */
+export function follow() {
+  const schedule = open.schedule && data.schedules && data.schedules.list.find((s) => s.name === open.schedule);
+  if (!schedule) return;
+  const runs = JSON.stringify(schedule.runs.map(([at, state_, took, by]) => [at, state_, state_ === "running" ? 0 : took, by]));
+  if (runs !== open.runs) {
+    open.runs = runs;
+    more();
+  }
 }
 export const chosen = () => open.chosen || null;
 panel.addEventListener("change", (event) => {

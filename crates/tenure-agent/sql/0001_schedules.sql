@@ -29,7 +29,7 @@ create table tenure_agent.slot (
     attempts   integer not null default 0,
     missed     integer not null default 0,     -- slots before this one that were missed with it
     more       boolean not null default false, -- and more than that
-    ordered_by text,
+    ordered_by text,                           -- the last order that made it run
     epoch      bigint not null,                -- the term that changed it last
     member     text not null,
     claimed_at timestamptz not null default clock_timestamp(),
@@ -182,7 +182,8 @@ declare
 begin
     perform tenure.fence(p_role, p_epoch);
     update tenure_agent.slot s set state = 'running', attempts = p_number, epoch = p_epoch,
-        member = p_member, retry_at = null, ended_at = null
+        member = p_member, retry_at = null, ended_at = null,
+        ordered_by = coalesce((select o.by from tenure_agent.run_order o where o.id = p_order), s.ordered_by)
         where s.schedule = p_schedule and s.at = tenure_agent.instant(p_at)
           and (s.attempts = p_number - 1 and s.state in ('queued', 'waiting', 'failed', 'interrupted')
                -- An earlier call whose answer was lost.

@@ -73,6 +73,28 @@ export const scenes = [
     check(await page.evaluate(() => window.notReloaded), "the page was loaded again");
   }],
 
+  ["a run by order: a schedule now, a dead letter again", async (open) => {
+    const page = await open();
+    await page.click('#me');
+    await page.fill("#token", TOKEN);
+    await page.keyboard.press("Enter");
+    await sees(page, "#me", /deploy-bot/);
+    await page.click('#schedules [data-run="broken"]');
+    await sees(page, "dialog[open] h2", /Run broken now/);
+    await sees(page, "dialog[open]", /runs once, on the leader of scheduler[\s\S]*this one waits for its end[\s\S]*your name, deploy-bot/);
+    await page.click("dialog[open] .btn.pri");
+    await sees(page, "#done", /deploy-bot ordered: broken runs now/);
+    await sees(page, "#recent", /deploy-bot ordered a run: broken/);
+    // It ran, and failed as it always does: one more dead letter, which runs again.
+    await page.click('[data-schedule="broken"]');
+    await sees(page, "#panel", /ordered by deploy-bot[\s\S]*Attempt 1[\s\S]*exit 3[\s\S]*no such table/);
+    await page.locator('#panel [data-again="broken"]').first().click();
+    await sees(page, "dialog[open]", /runs once more[\s\S]*It ended failed after 1 attempts? with: ERROR: no such table/);
+    await page.click("dialog[open] .btn.pri");
+    await sees(page, "#done", /of broken runs again/);
+    await sees(page, "#panel", /Attempt 2[\s\S]*exit 3/);
+  }],
+
   ["a failover appears without a reload", async (open) => {
     const page = await open();
     await page.evaluate(() => (window.notReloaded = true));
