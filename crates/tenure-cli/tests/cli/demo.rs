@@ -2,21 +2,55 @@
 
 use std::process::Stdio;
 
+use serde_json::Value;
+use tenure_testkit::{Child, Signal};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
-use crate::kit::{SOON, code, ends, program, stderr, stdout};
+use crate::kit::{SOON, program, until};
 
 #[tokio::test]
-async fn the_demo_survives_every_fault_and_leaves_nothing_behind() {
-    let output = ends(&["demo", "--seed", "7"]).await;
-    let told = stdout(&output);
-    assert_eq!(code(&output), 0, "{told}{}", stderr(&output));
+async fn the_demo_survives_every_fault_and_keeps_its_page_open_until_it_is_interrupted() {
+    let mut command = tokio::process::Command::new(program());
+    command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
+    command.args(["demo", "--seed", "7", "--serve"]);
+    let mut demo = Child::spawn(command).expect("it runs");
+    let at = demo.wait_line(|line| line.contains("the page is at "), SOON * 4).await;
+    let at = at.expect("the demo passes");
+    let told = demo.lines().join("\n");
     for fault in ["kill -9", "freeze", "partition", "handover", "database restart"] {
         assert!(told.contains(&format!("== {fault}:")), "{fault}: {told}");
     }
     assert!(told.contains("no two overlap"), "{told}");
     assert!(told.contains("WITHOUT A LEADER"), "{told}");
-    assert!(told.contains("the page was at http://127.0.0.1:"), "{told}");
+    // The page is live, and has the timeline of what happened.
+    let address = at.split("http://").nth(1).and_then(|rest| rest.split('/').next());
+    let address = address.expect("an address");
+    until("the demo on its page", async || {
+        let picture = picture(address).await;
+        let rows = picture["roles"].as_array().cloned().unwrap_or_default();
+        let ended = picture["terms"].as_array().map_or(0, Vec::len);
+        rows.iter().any(|row| row[0] == "demo" && row[1] == "led") && ended >= 5
+    })
+    .await;
+    demo.signal(Signal::INT);
+    let status = demo.wait(SOON).await.expect("it ends");
+    assert_eq!(status.code(), Some(0), "{:?}", demo.lines());
+    assert!(TcpStream::connect(address).await.is_err(), "the page is gone with the demo");
+}
+
+async fn picture(address: &str) -> Value {
+    let ask = async {
+        let mut stream = TcpStream::connect(address).await.ok()?;
+        let request = format!(
+            "GET /api/v1/snapshot HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
+        );
+        stream.write_all(request.as_bytes()).await.ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.ok()?;
+        serde_json::from_str(answer.split_once("\r\n\r\n")?.1).ok()
+    };
+    tokio::time::timeout(SOON, ask).await.ok().flatten().unwrap_or_default()
 }
 
 #[tokio::test]
@@ -44,4 +78,6 @@ async fn a_key_ends_the_demo_on_a_terminal_and_what_was_seen_is_judged() {
     let status = watched.await.expect("in time");
     assert_eq!(status.code(), Some(0), "{}", String::from_utf8_lossy(&seen));
     assert!(shows(&seen, "no two overlap"), "{}", String::from_utf8_lossy(&seen));
+    let page = "the page was at http://127.0.0.1:";
+    assert!(shows(&seen, page), "{}", String::from_utf8_lossy(&seen));
 }

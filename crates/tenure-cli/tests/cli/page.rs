@@ -458,8 +458,43 @@ async fn a_thousand_roles_and_thirty_browsers_cost_one_statement_a_second() {
     let sql = "select count(*) from pg_stat_activity where application_name like '%tenure page%'";
     let sessions: i64 = client.query_one(sql, &[]).await.expect("a count").get(0);
     assert!(sessions <= 2, "{sessions} sessions");
-    // A token that is no more in the file, a client that is one too many: tested on their own; here the
-    // streams end, and so do the looks.
+    // The streams end, and so do the looks.
     drop(streams);
     page.child.signal(Signal::TERM);
+}
+
+#[tokio::test]
+async fn as_many_browsers_watch_and_clients_connect_as_may_and_no_more() {
+    let page = Served::new(&database().await.dsn(), &[]).await;
+    let mut streams = Vec::new();
+    for _ in 0..100 {
+        let mut stream = page.watch().await;
+        stream.next("hello", |_| true).await;
+        streams.push(stream);
+    }
+    let full = page.get("/api/v1/events").await;
+    assert_eq!((full.status, full.header("retry-after")), (503, Some("30")), "{}", full.body);
+    assert_eq!(page.get("/").await.status, 200, "the page itself is not full");
+    drop(streams.pop());
+    until("the place of one that left", async || {
+        let mut stream = page.watch().await;
+        let mut line = String::new();
+        timeout(SOON, stream.0.read_line(&mut line)).await.expect("in time").expect("text");
+        line.contains(" 200 ")
+    })
+    .await;
+    drop(streams);
+
+    // Connections that say nothing are closed after ten seconds; until then one too many waits.
+    let begun = std::time::Instant::now();
+    let mut silent = Vec::new();
+    for _ in 0..256 {
+        silent.push(TcpStream::connect(&page.address).await.expect("a connection"));
+    }
+    let late = page.get("/");
+    tokio::pin!(late);
+    let waited = timeout(Duration::from_millis(300), &mut late).await.is_err();
+    assert!(waited || begun.elapsed() > Duration::from_secs(9), "it was served at once");
+    drop(silent);
+    assert_eq!(late.await.status, 200);
 }
