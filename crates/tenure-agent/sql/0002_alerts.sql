@@ -80,7 +80,9 @@ begin
 end $$;
 
 -- Everything that rules are evaluated on, of all members, in one answer. `p_back_ms`: how far back terms are
--- told one by one. Reads only. A holder acts only if its own session holds the lock and it has beaten within
+-- told one by one, the latest 20,000 of them: a history that has more within a range flaps beyond all rules. Counts
+-- are told of members that live, or had a term within the range: each start of a program is a member of its own,
+-- and nothing but the history knows the others any more. Reads only. A holder acts only if its own session holds the lock and it has beaten within
 -- its lease, as `tenure status` has it.
 create function tenure_agent.alerts_sample(p_back_ms bigint) returns jsonb
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -96,7 +98,8 @@ begin
           and l.database = (select d.oid from pg_database d where d.datname = current_database())
     ), terms as materialized (
         select t.role, t.epoch, t.member, t.claimed_at, t.acting_at, t.ended_at, t.how,
-               lag(t.how) over (partition by t.role order by t.epoch) = 'replaced' as took_over
+               lag(t.how) over (partition by t.role order by t.epoch) = 'replaced' as took_over,
+               t.ended_at is null or greatest(t.claimed_at, t.acting_at, t.ended_at) > v_since as recent
         from tenure.term t
     ), sessions as materialized (
         select s.pid, s.backend_start from pg_stat_get_activity(null) s
@@ -150,12 +153,15 @@ begin
                          count(*) filter (where t.how = 'released') as released,
                          count(*) filter (where t.how in ('replaced', 'forced') and t.acting_at is not null) as lost,
                          count(*) filter (where t.took_over) as failovers
-                  from terms t group by t.role, t.member) s),
+                  from terms t group by t.role, t.member
+                  having bool_or(t.recent) or t.member in (select m.identity from members m)
+                  order by max(t.claimed_at) desc limit 20000) s),
         'terms', (select coalesce(jsonb_agg(jsonb_build_object('role', t.role, 'member', t.member,
                 'claimed', tenure_agent.micros(t.claimed_at), 'acting', tenure_agent.micros(t.acting_at),
                 'ended', tenure_agent.micros(t.ended_at), 'how', t.how,
                 'took_over', coalesce(t.took_over, false))), '[]')
-            from terms t where t.ended_at is null or greatest(t.claimed_at, t.acting_at, t.ended_at) > v_since),
+            from (select * from terms r where r.recent
+                  order by coalesce(r.ended_at, 'infinity') desc, r.claimed_at desc limit 20000) t),
         'late', (select coalesce(jsonb_agg(jsonb_build_array(e.role, e.member, tenure_agent.micros(e.at))), '[]')
             from tenure.event e
             where e.id > (select coalesce(max(id), 0) - 10000 from tenure.event) and e.kind = 'late'

@@ -146,7 +146,8 @@ impl Sampler {
         let now = answer.now / 1000;
         let began = *self.began.get_or_insert(now);
         let mut samples = Samples::default();
-        self.counters(answer, now, &mut samples);
+        let terms = by_member(answer);
+        self.counters(answer, &terms, now, &mut samples);
         let present = present(answer);
         for (labels, value) in &present {
             let kept = self.kept.entry(labels.clone()).or_default();
@@ -162,8 +163,10 @@ impl Sampler {
             points.retain(|point| point.at >= oldest);
         }
         self.kept.retain(|_, points| points.iter().any(|point| point.value.is_some()));
+        let before = self.ticks(now, began);
         for (labels, points) in &self.kept {
-            let mut whole = rebuilt(answer, labels, &self.ticks(now, began));
+            let ranged = labels.get(NAME).is_some_and(|name| self.ranged.contains(name.as_str()));
+            let mut whole = if ranged { rebuilt(&terms, labels, &before) } else { Vec::new() };
             whole.extend(points);
             samples.add(Series { labels: labels.clone(), points: whole });
         }
@@ -177,7 +180,7 @@ impl Sampler {
         (1..=count).rev().map(|n| now - n * step).filter(|at| *at < until).collect()
     }
 
-    fn counters(&self, answer: &Answer, now: i64, samples: &mut Samples) {
+    fn counters(&self, answer: &Answer, terms: &Terms<'_>, now: i64, samples: &mut Samples) {
         let mut totals: BTreeMap<(&str, &str), [u64; 5]> = BTreeMap::new();
         for row in &answer.roles {
             for member in row.instances() {
@@ -187,10 +190,6 @@ impl Sampler {
         for (role, member, claimed, acquired, released, lost, failovers) in &answer.totals {
             let counts = [*claimed, *acquired, *released, *lost, *failovers];
             totals.insert((role, member), counts);
-        }
-        let mut happened: BTreeMap<(&str, &str), Vec<&TermRow>> = BTreeMap::new();
-        for term in &answer.terms {
-            happened.entry((&term.role, &term.member)).or_default().push(term);
         }
         let names = [
             "tenure_acquire_attempts_total",
@@ -204,13 +203,12 @@ impl Sampler {
             late.entry((role, member)).or_default().push(*at);
         }
         for ((role, member), counts) in &totals {
-            let terms = happened.get(&(*role, *member)).map_or(&[][..], Vec::as_slice);
+            let terms = terms.get(&(*role, *member)).map_or(&[][..], Vec::as_slice);
             for (name, total) in names.iter().zip(counts) {
-                let instants: Vec<i64> =
-                    terms.iter().filter_map(|term| term.counted(name)).collect();
-                samples.add(self.counter(name, role, member, *total, &instants, now));
+                let instants = terms.iter().filter_map(|term| term.counted(name)).collect();
+                samples.add(self.counter(name, role, member, *total, instants, now));
             }
-            let instants = late.get(&(*role, *member)).map_or(&[][..], Vec::as_slice);
+            let instants = late.remove(&(*role, *member)).unwrap_or_default();
             let total = instants.len() as u64;
             samples.add(self.counter("tenure_late_total", role, member, total, instants, now));
         }
@@ -223,12 +221,14 @@ impl Sampler {
         role: &str,
         member: &str,
         total: u64,
-        instants: &[i64],
+        mut instants: Vec<i64>,
         now: i64,
     ) -> Series {
+        instants.sort_unstable();
         let ticks = if self.ranged.contains(name) { self.ticks(now, now) } else { Vec::new() };
         let point = |at: i64| {
-            let later = instants.iter().filter(|instant| **instant > at * 1000).count() as u64;
+            let until = instants.partition_point(|instant| *instant <= at * 1000);
+            let later = (instants.len() - until) as u64;
             Point { at, value: Some(total.saturating_sub(later) as f64) }
         };
         let mut points: Vec<Point> = ticks.into_iter().map(point).collect();
@@ -237,8 +237,19 @@ impl Sampler {
     }
 }
 
+/// The terms of each role and member: a history may be long, and every series asks for its own.
+type Terms<'a> = BTreeMap<(&'a str, &'a str), Vec<&'a TermRow>>;
+
+fn by_member(answer: &Answer) -> Terms<'_> {
+    let mut terms = Terms::new();
+    for term in &answer.terms {
+        terms.entry((&term.role, &term.member)).or_default().push(term);
+    }
+    terms
+}
+
 /// What a series that follows from the terms was before the first sample.
-fn rebuilt(answer: &Answer, labels: &Labels, ticks: &[i64]) -> Vec<Point> {
+fn rebuilt(terms: &Terms<'_>, labels: &Labels, ticks: &[i64]) -> Vec<Point> {
     let name = labels.get(NAME).map_or("", String::as_str);
     let follows = known(name).is_some_and(|series| series.past == Past::Terms);
     let (Some(role), Some(member)) = (labels.get("role"), labels.get("instance")) else {
@@ -247,9 +258,9 @@ fn rebuilt(answer: &Answer, labels: &Labels, ticks: &[i64]) -> Vec<Point> {
     if !follows {
         return Vec::new();
     }
+    let ours = terms.get(&(role.as_str(), member.as_str())).map_or(&[][..], Vec::as_slice);
     let value = |at: i64| {
-        let ours = answer.terms.iter().filter(|term| term.role == *role && term.member == *member);
-        let since = ours.filter_map(|term| term.acted(at * 1000)).next();
+        let since = ours.iter().find_map(|term| term.acted(at * 1000));
         match (name, since) {
             (_, None) => 0.0,
             ("tenure_tenure_seconds", Some(since)) => (at * 1000 - since) as f64 / 1e6,

@@ -353,3 +353,28 @@ async fn many_roles_without_a_leader_are_one_page() {
         .expect("in time")
         .expect("killed");
 }
+
+/// Ten roles that flap for an hour as no lease lets them, each time under another member.
+#[tokio::test]
+async fn a_restless_history_makes_a_bounded_sample() {
+    let stage = Stage::new().await;
+    let receiver = Receiver::start().await;
+    let _agent = stage.agent(&file(&stage, &receiver), &[]);
+    stage.at_least("select count(*) from pg_proc where proname = 'alerts_sample'", 1).await;
+    let history = "insert into tenure.term (role, epoch, member, claimed_at, acting_at, ended_at, how) \
+        select 'restless-' || n, e, 'tenure-x-' || e, t, t, t + interval '1 s', 'replaced' \
+        from generate_series(1, 10) n, generate_series(1, 3000) e, \
+            lateral (select now() - (3000 - e) * interval '1 s' as t) x";
+    stage.client.batch_execute(history).await.expect("terms");
+    let count = async |what: &str, back: i64| {
+        let sql = format!(
+            "select jsonb_array_length(tenure_agent.alerts_sample({back}) -> '{what}')::bigint"
+        );
+        stage.count(&sql).await
+    };
+    assert_eq!(count("terms", 3_600_000).await, 20_000);
+    assert_eq!(count("totals", 3_600_000).await, 20_000);
+    // Members that are gone, and whose terms lie before the range, are not told.
+    assert!(count("totals", 60_000).await <= 620);
+    assert!(count("terms", 60_000).await <= 620);
+}
