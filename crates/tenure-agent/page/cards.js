@@ -153,7 +153,7 @@ export function needs() {
   }
   for (const alert of firing()) {
     if (told.has(alert)) continue;
-    row(`a ${alert.key || alert.name}`, alert.severity === "critical" ? "crit" : "warn", alert.summary || alert.name, [alertTag(alert)], alert.detail || text(alert.role), alert.since,
+    row(`a ${alert.key || alert.name}`, alert.severity === "critical" ? "crit" : "warn", alert.summary || alert.name, [alertTag(alert)], [alert.role, alert.member && who(alert.member), alert.detail].filter(Boolean).join(" · "), alert.since,
       alert.role && data.roles.has(alert.role) ? button("Open role", { "data-open": alert.role }) : null);
   }
   for (const member of data.members.values()) {

@@ -1,7 +1,9 @@
 -- Alerts that fire, each with the incident it belongs to and the notifiers that acknowledged it. Of a notifier only
 -- its kind is shown, and a channel's name: an address may hold a secret.
 (select coalesce(jsonb_agg(jsonb_build_object('key', a.fingerprint, 'name', a.rule, 'state', 'firing',
-        'role', a.labels->>'role', 'member', a.labels->>'member', 'severity', i.severity,
+        'role', a.labels->>'role', 'member', a.labels->>'instance', 'severity', i.severity,
+        'detail', (select left(string_agg(l.key || ' ' || l.value, ', ' order by l.key), 200)
+                   from jsonb_each_text(a.labels) l where l.key not in ('role', 'instance')),
         'summary', left(i.body->>'summary', 200), 'since', {ms}(a.fired_at), 'notified', i.notified)
         order by a.fired_at), '[]')
     from (select * from tenure_agent.alert where fired_at is not null order by fired_at limit 200) a

@@ -5,6 +5,19 @@ import { scenes } from "./pass.mjs";
 
 const looks = [["light", {}], ["dark", { dark: true }], ["phone", { width: 390, height: 844 }], ["phone-dark", { width: 390, height: 844, dark: true }]];
 
+/** How long one frame in twenty takes at least, of 150 while the timeline, if there is one, scrolls. */
+const frames = (page) => page.evaluate(async () => {
+  const box = document.querySelector("#tl"), times = [];
+  let last = performance.now();
+  for (let i = 0; i < 150; i++) {
+    if (box) box.scrollTop += 40;
+    await new Promise(requestAnimationFrame);
+    times.push(performance.now() - last);
+    last = performance.now();
+  }
+  return times.sort((a, b) => b - a)[7];
+});
+
 await play([
   ...looks.map(([name, options]) => [`axe finds nothing serious: ${name}`, async (open) => {
     const page = await open(options);
@@ -37,6 +50,25 @@ await play([
 
   ...scenes.slice(1),
 
+  ["shards, transactions and alerts have their cards", async (open) => {
+    order("every-card");
+    const page = await open();
+    await sees(page, "#shards", /16 of 16 led[\s\S]*ingest/);
+    // Even, once two members have settled.
+    await sees(page, "#shards", /center\s+8[\s\S]*south\s+8|south\s+8[\s\S]*center\s+8/);
+    same(await page.locator("#shards .map li").count(), 16, "places on the map");
+    await page.reload();
+    await sees(page, "#tx", /2 open[\s\S]*1 stuck[\s\S]*next nonce 4/);
+    await sees(page, "#tx", /payment-2\s+stuck, broadcast/);
+    await sees(page, "#needs", /dead_letters[\s\S]*schedule broken/);
+    await sees(page, "#feed", /alert firing/);
+    await axe(page, "every card");
+    await page.locator("#shards").scrollIntoViewIfNeeded();
+    await shoot(page, "cards");
+    await page.setViewportSize({ width: 1600, height: 2600 });
+    await shoot(page, "everything");
+  }],
+
   ["a thousand roles load in one request below 200 KB and stay smooth", async (open) => {
     order("thousand-roles");
     const first = await open();
@@ -50,20 +82,14 @@ await play([
     await sees(page, "#verdict h1", /1,0\d\d roles/);
     await page.waitForTimeout(500);
     check(sizes.length === 1 && sizes[0] < 200_000, `snapshots of ${sizes} bytes`);
-    // The longest time between two frames while the timeline scrolls and the stream goes on.
-    const worst = await page.evaluate(async () => {
-      const box = document.querySelector("#tl"), times = [];
-      let last = performance.now();
-      for (let i = 0; i < 150; i++) {
-        box.scrollTop += 40;
-        await new Promise(requestAnimationFrame);
-        times.push(performance.now() - last);
-        last = performance.now();
-      }
-      return times.sort((a, b) => b - a)[7];
-    });
-    console.log(`a thousand roles: ${sizes[0]} bytes, 95 of 100 frames below ${worst.toFixed(0)} ms`);
-    check(worst < 100, `one frame in twenty took ${worst.toFixed(0)} ms or more`);
+    // The longest time between two frames while the timeline scrolls and the stream goes on; beside it, what an
+    // empty page gets from this machine at this moment.
+    const blank = await page.context().newPage();
+    const idle = await frames(blank);
+    await blank.close();
+    const worst = await frames(page);
+    console.log(`a thousand roles: ${sizes[0]} bytes, 95 of 100 frames below ${worst.toFixed(0)} ms (an empty page: ${idle.toFixed(0)} ms)`);
+    check(worst < Math.max(100, 4 * idle), `one frame in twenty took ${worst.toFixed(0)} ms or more, of an empty page ${idle.toFixed(0)} ms`);
     await page.fill("#q", "tenant-0777");
     await sees(page, "#roles", /1 of 1,0\d\d match/);
     await axe(page, "a thousand roles");

@@ -27,8 +27,8 @@ fn root() -> PathBuf {
 struct Group {
     cluster: Cluster,
     members: Vec<(String, Child)>,
-    _agent: Child,
-    _folder: tempfile::TempDir,
+    agents: Vec<Child>,
+    folder: tempfile::TempDir,
     load: Option<JoinHandle<()>>,
 }
 
@@ -62,16 +62,10 @@ impl Group {
             }
         }
         let folder = tempfile::tempdir().expect("a folder");
-        let file = folder.path().join("tenure.toml");
-        let text = "[member]\ninstance = 'west'\nheartbeat = '700ms'\nlease = '3s'\n\
-            [[schedule]]\nname = 'tick'\nrole = 'scheduler'\ncron = '@every 2s'\nrun = 'echo tock'\n\
+        let text = "[[schedule]]\nname = 'tick'\nrole = 'scheduler'\ncron = '@every 2s'\nrun = 'echo tock'\n\
             [[schedule]]\nname = 'broken'\nrole = 'scheduler'\ncron = '@every 1h'\n\
             run = 'echo ERROR: no such table; exit 3'\n";
-        std::fs::write(&file, text).expect("written");
-        let mut command = tokio::process::Command::new(program());
-        command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
-        command.args(["agent", "--dsn", &dsn, "--config"]).arg(&file).stderr(Stdio::null());
-        let agent = Child::spawn(command).expect("it runs");
+        let agents = vec![agent(&dsn, folder.path(), "west", text)];
         let client = cluster.client("postgres").await.expect("a session");
         let count = async |sql: &str| {
             client.query_one(sql, &[]).await.map_or(-1, |row| row.get::<_, i64>(0))
@@ -89,7 +83,7 @@ impl Group {
             count("select count(*) from tenure_agent.slot where state = 'failed'").await > 0
         })
         .await;
-        Group { cluster, members, _agent: agent, _folder: folder, load: None }
+        Group { cluster, members, agents, folder, load: None }
     }
 
     /// Does what a scene asks for.
@@ -112,9 +106,50 @@ impl Group {
                 let client = self.cluster.client("postgres").await.expect("a session");
                 self.load = Some(thousand_roles(client).await);
             }
+            "every-card" => {
+                let text = "[[shards]]\nname = 'ingest'\ncount = 16\nrun = 'exec sleep 600'\n\
+                    [alerting]\ninterval = '1s'\n[[alerts]]\nname = 'dead_letters'\nfor = '0s'\n\
+                    condition = 'sum by (schedule) (tenure_schedule_dead_letters) > 0'\n\
+                    severity = 'warning'\nnotify = ['command:true']\n";
+                for name in ["south", "center"] {
+                    let agent = agent(&self.cluster.dsn(), self.folder.path(), name, text);
+                    self.agents.push(agent);
+                }
+                let client = self.cluster.client("postgres").await.expect("a session");
+                transactions(&client).await;
+            }
             other => panic!("the scene asks for {other}"),
         }
     }
+}
+
+fn agent(dsn: &str, folder: &Path, name: &str, text: &str) -> Child {
+    let file = folder.join(format!("{name}.toml"));
+    let member = format!("[member]\ninstance = '{name}'\nheartbeat = '700ms'\nlease = '3s'\n");
+    std::fs::write(&file, member + text).expect("written");
+    let mut command = tokio::process::Command::new(program());
+    command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
+    command.args(["agent", "--dsn", dsn, "--config"]).arg(&file).stderr(Stdio::null());
+    Child::spawn(command).expect("it runs")
+}
+
+/// The tables of transactions as they are, with an account of which one transaction is stuck and one ended.
+async fn transactions(client: &Client) {
+    client.batch_execute("create schema tenure_tx").await.expect("a schema");
+    for file in ["0001_pending_transactions.sql", "0002_writers.sql"] {
+        let path = root().join("crates/tenure-tx/sql").join(file);
+        let sql = std::fs::read_to_string(path).expect("a file");
+        client.batch_execute(&sql).await.expect("tables");
+    }
+    let sql = "insert into tenure_tx.account (account_id, role, chain) \
+            values (decode(repeat('ab', 20), 'hex'), 'mail', '31337 0xfeed'); \
+        insert into tenure_tx.pending_transactions (account_id, nonce, hash, state, block_hash, tip, attempts, \
+            request_id, creator_id, epoch, built_at_block, created_at, ended_at) \
+        select decode(repeat('ab', 20), 'hex'), n, sha256(n::text::bytea), \
+            (array['finalized', 'broadcast', 'ready'])[n], case when n = 1 then sha256('block') end, 1, '[]', \
+            'payment-' || n, 'north', 1, 1, now() - interval '1 minute' * (4 - n) * 2, case when n = 1 then now() end \
+        from generate_series(1, 3) n";
+    client.batch_execute(sql).await.expect("rows");
 }
 
 /// A session that holds a thousand locks and beats, as a member would.
@@ -165,7 +200,7 @@ async fn play(scenes: &str) {
     }
     browser.wait(SOON).await.expect("it ends");
     if scenes == "all.mjs" {
-        fuzz(&page).await;
+        fuzz(&page, &group).await;
     }
     if let Some(load) = group.load {
         load.abort();
@@ -174,7 +209,14 @@ async fn play(scenes: &str) {
 
 /// The API against its own description: nothing that schemathesis makes up is answered with a 500, or with what
 /// is not described.
-async fn fuzz(page: &Served) {
+async fn fuzz(page: &Served, group: &Group) {
+    let client = group.cluster.client("postgres").await.expect("a session");
+    // Orders that were recorded in the token's name: the description's examples are of this group.
+    let ordered = async |kind: &str| {
+        let sql = "select count(*) from tenure.event where kind = $1 and detail like 'asked by deploy-bot%'";
+        client.query_one(sql, &[&kind]).await.expect("a count").get::<_, i64>(0)
+    };
+    let before = [ordered("step_down").await, ordered("run_schedule").await];
     let token = "Authorization: Bearer do-something";
     let mut command = tokio::process::Command::new(root().join(".tools/schemathesis/bin/st"));
     command.args(["run", &format!("http://{}/api/v1/openapi.json", page.address)]);
@@ -201,6 +243,11 @@ async fn fuzz(page: &Served) {
     assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
     let about: Value = page.get("/api/v1/session").await.json();
     assert_eq!(about["tokens"], true, "the page lives on");
+    assert!(ordered("step_down").await > before[0], "no order was given: {said}");
+    assert!(ordered("run_schedule").await > before[1], "no run was ordered: {said}");
+    for kind in ["pause", "resume"] {
+        assert!(ordered(kind).await > 0, "no {kind} was given: {said}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
