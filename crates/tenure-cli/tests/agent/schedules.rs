@@ -44,6 +44,17 @@ async fn leader<'a>(stage: &Stage, agents: &'a mut [Child]) -> &'a mut Child {
     agents.iter_mut().find(|agent| i64::from(agent.pid()) == i64::from(pid)).expect("one of ours")
 }
 
+/// Has the leader step down. A leader that a busy machine kept silent for longer than its lease hears no order: then
+/// the next one is asked.
+async fn step_down(stage: &Stage) {
+    until("a leader that steps down", async || {
+        let order = stage.ends(&["step-down", "--role", "cron"]).await;
+        assert!(matches!(order.status.code(), Some(0 | 6)), "{}", said(&order));
+        order.status.code() == Some(0)
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn dkron_541_a_leader_that_is_killed_in_a_run_does_not_make_the_slot_run_twice() {
     let stage = Stage::new().await;
@@ -76,8 +87,7 @@ async fn dkron_998_schedules_go_on_after_every_change_of_leader() {
         leader(&stage, &mut agents).await;
         let done = stage.count(DONE).await;
         stage.at_least(DONE, done + 1).await;
-        let order = stage.ends(&["step-down", "--role", "cron"]).await;
-        assert_eq!(order.status.code(), Some(0), "{}", said(&order));
+        step_down(&stage).await;
         let done = stage.count(DONE).await;
         stage.at_least(DONE, done + 1).await;
     }
@@ -144,8 +154,7 @@ async fn members_whose_clocks_are_off_by_minutes_fire_by_the_databases_clock() {
         assert!(apart.as_secs() > 360, "{began}");
         let done = stage.count(DONE).await;
         stage.at_least(DONE, done + 2).await;
-        let order = stage.ends(&["step-down", "--role", "cron"]).await;
-        assert_eq!(order.status.code(), Some(0), "{}", said(&order));
+        step_down(&stage).await;
     }
     // As if no clock had been wrong: in time, none in the future, none missed, none twice.
     let wrong = "select count(*) from tenure_agent.slot where state not in ('succeeded', 'running') \
