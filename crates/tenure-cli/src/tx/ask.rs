@@ -316,12 +316,14 @@ fn unreadable(error: serde_json::Error) -> Failure {
 /// A node's refusal, or that none answers.
 fn failed(code: &str, message: &str) -> Failure {
     match code {
-        "not_leader" | "draining" | "stopped" | "busy" => {
+        "not_leader" | "draining" | "stopped" => {
             Failure::new(Exit::NoLeader, format!("no node leads: {message}"))
         }
         "unreachable" => Failure::new(Exit::NoLeader, message),
         "uncertain" | "silent" => Failure::new(Exit::Uncertain, message),
-        "store" => Failure::failed(message),
+        // Nothing was done, and it is not the request's fault: the same again may do.
+        "store" | "busy" | "clash" | "too_many_open" | "signer_unavailable" | "too_dear"
+        | "no_key" => Failure::failed(message),
         "may_be_lost" => {
             let remedy = "or start the nodes with --accept-loss";
             Failure::new(Exit::Refused, format!("{message}; {remedy}"))
@@ -338,6 +340,19 @@ const ONE_NODE: Duration = Duration::from_secs(5);
 /// The longest answer that is read: what answers at a mistyped address may have no end.
 const LONGEST_ANSWER: u64 = 64 << 20;
 
+/// The codes of answers that a node may give differently a moment later.
+const PASSING: [&str; 9] = [
+    "not_leader",
+    "draining",
+    "stopped",
+    "busy",
+    "uncertain",
+    "store",
+    "clash",
+    "too_many_open",
+    "signer_unavailable",
+];
+
 /// Asks all nodes in turn until one answers for good. Only what a leader may answer differently
 /// later is asked again; the request id makes that safe.
 async fn ask(nodes: &NodesArgs, within: Duration, question: &Question) -> Reply {
@@ -353,8 +368,7 @@ async fn ask(nodes: &NodesArgs, within: Duration, question: &Question) -> Reply 
         for address in &nodes.nodes {
             match timeout(ONE_NODE, ask_one(address, &line)).await {
                 Ok(Ok(Reply::Error { code, message, request_id }))
-                    if ["not_leader", "draining", "stopped", "busy", "uncertain", "store"]
-                        .contains(&code.as_str()) =>
+                    if PASSING.contains(&code.as_str()) =>
                 {
                     last = Reply::Error { code, message, request_id };
                 }

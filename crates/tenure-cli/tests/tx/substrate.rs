@@ -215,7 +215,8 @@ async fn send(addresses: &Mutex<Vec<SocketAddr>>, index: usize) {
                 return;
             }
             let code = answer["error"]["code"].as_str().unwrap_or_default();
-            let passing = ["not_leader", "draining", "stopped", "uncertain", "store", "not_signed"];
+            let passing =
+                ["not_leader", "draining", "stopped", "uncertain", "store", "signer_unavailable"];
             assert!(passing.contains(&code), "request {index}: {answer}");
         }
         sleep(Duration::from_millis(50)).await;

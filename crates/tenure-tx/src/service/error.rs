@@ -106,13 +106,23 @@ impl SendError {
             Self::NotLeader | Self::Nonce(NonceError::NotLeading) => "not_leader",
             Self::Draining => "draining",
             Self::Stopped => "stopped",
-            Self::Nonce(_) | Self::Clash(_) => "nonce",
+            Self::Nonce(NonceError::TooManyOpen(_)) => "too_many_open",
+            Self::Clash(_) => "clash",
+            Self::Nonce(
+                NonceError::BelowChain { .. }
+                | NonceError::Taken(_)
+                | NonceError::TooFarAhead { .. }
+                | NonceError::Given(_)
+                | NonceError::NotOpen(_),
+            ) => "nonce",
             Self::TooLarge { .. } => "too_large",
             Self::BadRequestId => "bad_request_id",
             Self::NotOpen(_) => "not_found",
             Self::RequestIdReused(_) => "request_id_reused",
-            Self::Sign(_) => "not_signed",
-            Self::Chain(_) => "malformed",
+            Self::Sign(SignError::Unavailable(_)) => "signer_unavailable",
+            Self::Sign(SignError::TooDear { .. }) => "too_dear",
+            Self::Sign(SignError::Key(_)) => "no_key",
+            Self::Sign(SignError::Malformed(_)) | Self::Chain(_) => "malformed",
             Self::ForeignAccount(_) => "foreign_account",
             Self::Uncertain { .. } => "uncertain",
             Self::Store(error) => match **error {
