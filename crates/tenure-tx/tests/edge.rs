@@ -548,6 +548,38 @@ async fn a_takeover_of_many_rows_asks_the_node_little() {
     paid(&anvil, 0..rows).await;
 }
 
+/// What a node has forgotten is sent again, each once and many at a time, and what it has forgotten is
+/// found with a few calls, however much it is: five for each poll, and the submissions.
+#[tokio::test]
+async fn a_pool_that_forgets_everything_is_filled_again_in_batches() {
+    let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
+    let gateway = RpcProxy::start(&anvil.url).await;
+    let submissions = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&submissions);
+    gateway.rule(move |method, _| {
+        counted.fetch_add(usize::from(method == SEND), Ordering::Relaxed);
+        Fault::Pass
+    });
+    let poll = Duration::from_millis(300);
+    let options = ServiceOptions { head_every: poll, engine: Default::default(), ..impatient() };
+    let node = Node::on("a", &db.dsn(), kit::anvil::polled(&gateway.url, poll), options).await;
+    node.election.lead(kit::E1);
+    node.service.recovered().await.expect("leads");
+    let rows = 300;
+    futures_util::future::join_all((0..rows).map(|tag| send(&node, tag))).await;
+    anvil.pooled(rows).await;
+    let sent = || submissions.load(Ordering::Relaxed);
+    let (sent_before, calls_before, since) = (sent(), gateway.calls(), Instant::now());
+    anvil.call("anvil_dropAllTransactions", json!([])).await;
+    anvil.pooled(rows).await;
+    let (sent, calls) = (sent() - sent_before, gateway.calls() - calls_before);
+    let polls = since.elapsed().as_millis() / poll.as_millis() + 1;
+    assert!(sent < 2 * rows as usize, "{sent} submissions of {rows} transactions");
+    assert!((calls - sent) as u128 <= 5 * polls, "{} other calls in {polls} polls", calls - sent);
+    anvil.mine(3).await;
+    paid(&anvil, 0..rows).await;
+}
+
 #[tokio::test]
 async fn an_end_that_the_chain_does_not_know_is_told_when_the_table_has_it() {
     let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);

@@ -34,7 +34,13 @@ pub(crate) fn capped(url: &str, cap: u128) -> EthereumChain {
 
 /// At the pace of the defaults.
 pub(crate) fn paced(url: &str) -> EthereumChain {
-    EthereumChain::new(url, EthereumOptions::default()).expect("a URL")
+    polled(url, EthereumOptions::default().poll)
+}
+
+/// As the defaults are, but for the pace.
+pub(crate) fn polled(url: &str, poll: Duration) -> EthereumChain {
+    let options = EthereumOptions { poll, ..EthereumOptions::default() };
+    EthereumChain::new(url, options).expect("a URL")
 }
 
 pub(crate) async fn signer(chain: &EthereumChain) -> EthereumSigner {

@@ -14,7 +14,7 @@ use futures_util::StreamExt as _;
 use futures_util::stream;
 use serde_json::json;
 use tokio::sync::mpsc;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::rpc::{Call, Rpc, RpcBlock, RpcReceipt, RpcTransaction, read};
 use super::run::{Left, Run};
@@ -28,11 +28,18 @@ use crate::status::{Hash, TransactionStatus};
 const MISSES: u32 = 2;
 
 /// How many transactions in no block are looked up at one poll: one that is new; every few polls the
-/// lowest and one of the others; and many once the node has lost one. A node that has lost none is
-/// asked as little for ten thousand as for one.
+/// lowest and one of the others. A node is asked as little for ten thousand as for one, also after it
+/// has lost them: what else it lost, the account's next nonce in its pool tells.
 const LOOKED_UP_NEW: usize = 1;
 const LOOKED_UP: usize = 2;
-const LOOKED_UP_LOST: usize = 90;
+
+/// How many transactions are sent again at one poll once the node has lost one: a pool that throws out
+/// what it has no room for must not be sent everything without end.
+const REFILLED: usize = 90;
+
+/// For how many polls a pool may take nothing of what is sent again before the rest waits for the next
+/// look-up that finds one lost.
+const STALLS: u32 = 3;
 
 /// How many blocks' transactions are made final at one poll, and for how many of them one by one.
 const FINAL_BLOCKS: usize = 16;
@@ -60,6 +67,8 @@ struct Followed {
     fresh: bool,
     /// How often its receipt was missing.
     receiptless: u32,
+    /// Since when it is watched.
+    since: Instant,
     /// Unbounded: a transaction has a handful of statuses, and its reader is the engine.
     to: mpsc::UnboundedSender<Report>,
 }
@@ -114,7 +123,8 @@ impl Follower {
         let (to, from) = mpsc::unbounded_channel();
         let account = account.clone();
         let (block, misses, fresh, receiptless) = (None, 0, true, 0);
-        let followed = Followed { account, nonce, block, misses, fresh, receiptless, to };
+        let since = Instant::now();
+        let followed = Followed { account, nonce, block, misses, fresh, receiptless, since, to };
         followed.say(TransactionStatus::Ready);
         watches.insert(hash, followed);
         Some(
@@ -158,33 +168,106 @@ impl Follower {
         due.into_iter().take(FINAL_BLOCKS).collect()
     }
 
-    /// Some of the watches in no block: of those never looked up, or of all, each in its `turn`.
-    fn unplaced(&self, all: bool, turn: u32) -> Vec<(u64, Hash, AccountId)> {
+    /// Some of the watches in no block: those that were missing when they were last looked up; else one
+    /// that never was; or, in its `turn`, the lowest and another: the first that the pool seems to lack, and
+    /// one of all, by turns.
+    fn unplaced(&self, turn: Option<u32>, rpc: &Rpc) -> Vec<(u64, Hash, AccountId)> {
         let watches = self.lock();
-        let unplaced = |(_, watch): &(&Hash, &Followed)| watch.block.is_none();
-        let lost = watches.values().any(|watch| watch.block.is_none() && watch.misses > 0);
-        let mut some: Vec<_> = watches
+        let some = |wanted: &dyn Fn(&Followed) -> bool| {
+            let unplaced = watches.iter().filter(|(_, w)| w.block.is_none() && wanted(w));
+            let mut some: Vec<_> =
+                unplaced.map(|(hash, w)| (w.nonce, *hash, w.account.clone())).collect();
+            some.sort_unstable();
+            some
+        };
+        let mut missing = some(&|watch| watch.misses > 0);
+        if !missing.is_empty() {
+            missing.truncate(LOOKED_UP);
+            return missing;
+        }
+        let Some(turn) = turn else {
+            let mut fresh = some(&|watch| watch.fresh);
+            fresh.truncate(LOOKED_UP_NEW);
+            return fresh;
+        };
+        let mut all = some(&|_| true);
+        if all.len() > LOOKED_UP {
+            let in_turn = 1 + turn as usize % (all.len() - 1);
+            let lacked = || {
+                let pool = rpc.pool_nonce(&all[0].2)?;
+                let first = all.partition_point(|(nonce, ..)| *nonce < pool);
+                (1..all.len()).contains(&first).then_some(first)
+            };
+            let by_turns = (turn / self.lookup_every).is_multiple_of(2);
+            let other = by_turns.then(lacked).flatten().unwrap_or(in_turn);
+            all.swap(1, other);
+            all.truncate(LOOKED_UP);
+        }
+        all
+    }
+
+    /// Ends the watches of the lowest transactions from this nonce on that are in no block: their owner
+    /// sends them again. Nothing is said of them, for the node was not asked: one that it has will be
+    /// known to it. Not those that were sent a moment ago. Says whether there were any.
+    fn release(&self, account: &AccountId, from: u64) -> bool {
+        let mut watches = self.lock();
+        let mut some: Vec<(u64, Hash)> = watches
             .iter()
-            .filter(unplaced)
-            .filter(|(_, watch)| all || lost || watch.fresh)
-            .map(|(hash, watch)| (watch.nonce, *hash, watch.account.clone()))
+            .filter(|(_, watch)| watch.block.is_none() && watch.nonce >= from)
+            .filter(|(_, watch)| watch.account == *account)
+            .filter(|(_, watch)| watch.since.elapsed() >= 2 * self.poll)
+            .map(|(hash, watch)| (watch.nonce, *hash))
             .collect();
         some.sort_unstable();
-        if lost {
-            some.truncate(LOOKED_UP_LOST);
-        } else if !all {
-            some.truncate(LOOKED_UP_NEW);
-        } else if some.len() > LOOKED_UP {
-            let other = 1 + turn as usize % (some.len() - 1);
-            some.swap(1, other);
-            some.truncate(LOOKED_UP);
+        some.truncate(REFILLED);
+        for (_, hash) in &some {
+            watches.remove(hash);
         }
-        some
+        !some.is_empty()
     }
+}
+
+/// A pool that lost transactions and is being filled again, some at each poll.
+struct Refill {
+    account: AccountId,
+    /// The account's next nonce in the pool when some were last sent again.
+    pool: u64,
+    /// How many polls ago that was.
+    stalls: u32,
+}
+
+impl Refill {
+    /// Begins with what the pool lacks from this nonce on.
+    fn begin(follower: &Follower, account: AccountId, pool: u64) -> Option<Self> {
+        let any = follower.release(&account, pool);
+        any.then_some(Refill { account, pool, stalls: 0 })
+    }
+
+    /// Goes on as the pool grows. Two calls a poll, however many are missing. A node whose count leaves
+    /// its pool out never seems to grow, and is sent no more.
+    async fn go_on(self, follower: &Follower, rpc: &Rpc) -> Result<Option<Self>, TransportError> {
+        let Refill { account, pool, stalls } = self;
+        let (next, now) = counts(rpc, &account).await?;
+        Ok(match now.filter(|now| *now > next && *now > pool) {
+            Some(now) => Refill::begin(follower, account, now),
+            None => (stalls < STALLS).then_some(Refill { account, pool, stalls: stalls + 1 }),
+        })
+    }
+}
+
+/// The account's next nonce in the latest block, and in the pool, if the node says so.
+async fn counts(rpc: &Rpc, account: &AccountId) -> Result<(u64, Option<u64>), TransportError> {
+    let of = account.to_string();
+    let call = |place| ("eth_getTransactionCount", json!([of, place]));
+    let mut answers = rpc.many(&[call("latest"), call("pending")]).await?.into_iter();
+    let next = answers.next().map_or_else(|| Ok(U64::ZERO), read::<U64>)?.to::<u64>();
+    let pool = answers.next().and_then(|answer| read::<U64>(answer).ok());
+    Ok((next, pool.map(|pool| pool.to::<u64>().max(next))))
 }
 
 async fn run(follower: Weak<Follower>, rpc: Rpc) {
     let mut run = Run::default();
+    let mut refill = None;
     let mut turn = 0u32;
     let mut failures = 0u32;
     loop {
@@ -196,7 +279,7 @@ async fn run(follower: Weak<Follower>, rpc: Rpc) {
         } else {
             turn = turn.wrapping_add(1);
             let all = turn.is_multiple_of(strong.lookup_every);
-            match step(&strong, &rpc, &mut run, all.then_some(turn)).await {
+            match step(&strong, &rpc, &mut run, &mut refill, all.then_some(turn)).await {
                 Ok(()) => failures = 0,
                 Err(error) => {
                     failures = failures.saturating_add(1);
@@ -216,7 +299,8 @@ async fn step(
     follower: &Follower,
     rpc: &Rpc,
     run: &mut Run,
-    all: Option<u32>,
+    refill: &mut Option<Refill>,
+    turn: Option<u32>,
 ) -> Result<(), TransportError> {
     let ends = rpc.ends().await?;
     let moved = run.advance(rpc, ends.latest).await?;
@@ -228,7 +312,10 @@ async fn step(
     for block in &moved.news {
         follower.include(block);
     }
-    lookup(follower, rpc, run, all).await?;
+    *refill = match refill.take() {
+        Some(refill) => refill.go_on(follower, rpc).await?,
+        None => lookup(follower, rpc, run, turn).await?,
+    };
     match ends.finalized {
         Some(finalized) => finalize(follower, rpc, run, finalized.number.to()).await,
         None => Ok(()),
@@ -239,15 +326,16 @@ fn by_hash(method: &'static str, hash: Hash) -> Call {
     (method, json!([B256::from(hash.0)]))
 }
 
-/// Asks about transactions that are in no block we saw.
+/// Asks about transactions that are in no block we saw. If the node has lost one, what else its pool
+/// lacks is sent again.
 async fn lookup(
     follower: &Follower,
     rpc: &Rpc,
     run: &Run,
-    all: Option<u32>,
-) -> Result<(), TransportError> {
-    let unplaced = follower.unplaced(all.is_some(), all.unwrap_or(0));
-    let Some((_, _, account)) = unplaced.first() else { return Ok(()) };
+    turn: Option<u32>,
+) -> Result<Option<Refill>, TransportError> {
+    let unplaced = follower.unplaced(turn, rpc);
+    let Some((_, _, account)) = unplaced.first() else { return Ok(None) };
     // All watches of one adapter are of one account; those of another would only be dropped, and then
     // located.
     let account = account.clone();
@@ -287,23 +375,23 @@ async fn lookup(
         }
     }
     if lost.is_empty() {
-        return Ok(());
+        return Ok(None);
     }
     // A nonce that is used may be used by these very bytes, in a block since: the chain will be asked.
-    let call = ("eth_getTransactionCount", json!([account.to_string(), "latest"]));
-    let answer = rpc.many(&[call]).await?.pop();
-    let next = answer.map_or_else(|| Ok(U64::ZERO), read::<U64>)?.to::<u64>();
-    let mut watches = follower.lock();
-    for (nonce, hash, of) in lost {
-        if let Some(watch) = watches.remove(&hash) {
-            let used = of == account && nonce < next;
-            watch.say(match used {
-                true => TransactionStatus::Usurped(None),
-                false => TransactionStatus::Dropped,
-            });
+    let (next, pool) = counts(rpc, &account).await?;
+    {
+        let mut watches = follower.lock();
+        for (nonce, hash, of) in lost {
+            if let Some(watch) = watches.remove(&hash) {
+                let used = of == account && nonce < next;
+                watch.say(match used {
+                    true => TransactionStatus::Usurped(None),
+                    false => TransactionStatus::Dropped,
+                });
+            }
         }
     }
-    Ok(())
+    Ok(pool.and_then(|pool| Refill::begin(follower, account, pool)))
 }
 
 /// Makes final what is in a block at or below the final one, if that block is the chain's. All receipts

@@ -509,6 +509,12 @@ impl Rpc {
         }
     }
 
+    /// The account's next nonce in the pool, as the last head had it.
+    pub(super) fn pool_nonce(&self, account: &AccountId) -> Option<u64> {
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.as_ref().filter(|seen| seen.account == *account).map(|seen| seen.head.pool_nonce)
+    }
+
     /// Whether all receipts of a block can be had in one call.
     pub(super) fn gives_block_receipts(&self) -> bool {
         !self.no_block_receipts.load(Ordering::Relaxed)
