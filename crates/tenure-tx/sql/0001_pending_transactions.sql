@@ -68,6 +68,17 @@ create index pending_transactions_provisional on tenure_tx.pending_transactions 
     where provisional;
 create index pending_transactions_era on tenure_tx.pending_transactions (era, account_id);
 
+-- How far each member of a group sees its chain, told by itself every few seconds (tenure_tx.see). A
+-- matter of manners, never of safety.
+create table tenure_tx.sight (
+    account_id bytea not null check (octet_length(account_id) between 1 and 64),
+    member     text not null,
+    chain      text not null,                     -- its id and its first block
+    best       bigint not null,                   -- the number of its best block
+    seen_at    timestamptz not null default clock_timestamp(),
+    primary key (account_id, member)
+);
+
 -- What left the table: refused transactions whose nonce went to another request (by a trigger, so
 -- that no writer can forget it), and ended rows that were kept long enough. Without their bytes, but
 -- with all that a late reader or a repeated request must hear; the digest tells whether a repeated

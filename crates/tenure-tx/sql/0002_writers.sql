@@ -370,3 +370,26 @@ begin
     get diagnostics gone = row_count;
     return greatest(moved, gone);
 end $$;
+
+-- Notes how far a member sees its chain, and tells how far the others see the same one: the highest best
+-- block among candidates that live and are ready. Without the fence, for followers tell it too, and not
+-- flushed, for it is told again in a moment. What members that are long gone told is removed on the way.
+create function tenure_tx.see(
+    p_role text, p_account bytea, p_member text, p_chain text, p_best bigint
+) returns bigint language plpgsql volatile
+set search_path = pg_catalog, pg_temp as $$
+begin
+    perform set_config('synchronous_commit', 'off', true);
+    insert into tenure_tx.sight (account_id, member, chain, best)
+        values (p_account, p_member, p_chain, p_best)
+        on conflict (account_id, member) do update set
+            chain = excluded.chain, best = excluded.best, seen_at = excluded.seen_at;
+    delete from tenure_tx.sight s
+        where s.account_id = p_account and s.seen_at < clock_timestamp() - interval '1 day';
+    return (select max(s.best) from tenure_tx.sight s
+        join tenure.candidate c on c.role = p_role and c.member = s.member
+        join tenure.member m on m.identity = s.member and m.left_at is null
+        where s.account_id = p_account and s.member <> p_member and s.chain = p_chain
+          and c.ready and not c.observer
+          and m.seen_at > clock_timestamp() - make_interval(secs => m.lease_ms / 1000.0));
+end $$;

@@ -432,6 +432,27 @@ impl Store {
         Ok(row.get(0))
     }
 
+    /// Notes how far this member sees its chain; returns how far the others that are ready see the
+    /// same one, if there are any.
+    #[doc(hidden)]
+    pub async fn see(
+        &self,
+        member: &str,
+        chain: &str,
+        best: u64,
+    ) -> Result<Option<u64>, StoreError> {
+        if self.as_journal().is_some() {
+            return Ok(None);
+        }
+        let session = self.session().await?;
+        let (role, account, best) =
+            (&self.0.options.role, self.account().as_bytes(), to_sql(best)?);
+        let see = "select tenure_tx.see($1, $2, $3, $4, $5)";
+        let arguments: [&(dyn ToSql + Sync); 5] = [role, &account, &member, &chain, &best];
+        let row = self.bounded(session.client.query_one(see, &arguments)).await?;
+        Ok(row.get::<_, Option<i64>>(0).map(from_sql))
+    }
+
     /// Moves ended rows below the finalised nonce to the past, and forgets the oldest of that;
     /// returns how many of either at most.
     ///

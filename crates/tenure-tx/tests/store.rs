@@ -292,6 +292,7 @@ async fn the_guides_grants_are_enough_for_a_node_and_no_more() {
     assert_eq!(node.changes(0).await.expect("reads").len(), 3);
     assert_eq!(node.snapshot().await.expect("reads").open.len(), 1);
     node.open_account(E1, "a chain").await.expect("binds");
+    assert_eq!(node.see("a", "a chain", 7).await.expect("told"), None, "no other member");
     assert_eq!(node.cleanup(E1, 2, kept(Duration::ZERO)).await.expect("removes"), 2);
     assert_eq!(node.changes(0).await.expect("reads").len(), 1);
     let set = format!("set role {login}");

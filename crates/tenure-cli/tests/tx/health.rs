@@ -121,6 +121,61 @@ async fn a_leader_whose_endpoint_names_no_final_block_hands_over() {
     anvil.pooled(1).await;
 }
 
+/// An endpoint that goes on answering and has stopped to follow its chain tells that only by what other
+/// members see. Where no block comes at all, none of them is behind.
+#[tokio::test]
+async fn a_leader_whose_only_endpoint_stands_still_hands_over_to_a_member_that_sees_farther() {
+    let database = shared_cluster().await.database().await.expect("a database");
+    let anvil = Anvil::start(&["--no-mining"]).await;
+    let (one, two) = (RpcProxy::start(&anvil.url).await, RpcProxy::start(&anvil.url).await);
+    let (_first, first) = member("first", &database, &one.url).await;
+    let epoch = led_by(&database, "first").await;
+    let (_second, second) = member("second", &database, &two.url).await;
+    ready(&database, 2).await;
+    // A chain that makes no block, seen alike by all: twice the patience, and a look every 0.5 s.
+    told(&database, 12).await;
+    assert_eq!(leads(&database).await.map(|led| led.1), Some(epoch), "handed over for nothing");
+
+    // From now on the leader's endpoint shows the chain as it is now, and takes what it is sent.
+    freeze(&one, &anvil).await;
+    anvil.mine(1).await;
+    led_by(&database, "second").await;
+    let all = format!("{first},{second}");
+    let sent = run(&["send", "--node", &all, "--call", &call(1)]).await;
+    assert!(sent.status.success(), "{sent:?}");
+    anvil.pooled(1).await;
+    ready(&database, 1).await;
+    // It follows its chain again, and is as good as any.
+    one.well();
+    ready(&database, 2).await;
+}
+
+/// From now on the gateway shows the latest block as it is now.
+async fn freeze(gateway: &RpcProxy, anvil: &Anvil) {
+    let block = anvil.call("eth_getBlockByNumber", json!(["latest", false])).await;
+    gateway.rule(move |method, params| match (method, params[0].as_str()) {
+        ("eth_getBlockByNumber", Some("latest")) => Fault::Answer(block.clone()),
+        _ => Fault::Pass,
+    });
+}
+
+/// Waits until all members together have told so many more times how far they see.
+async fn told(database: &Database, times: usize) {
+    let client = database.client().await.expect("it answers");
+    let sights = "select array_agg(seen_at::text order by member) from tenure_tx.sight";
+    let wait = async {
+        let (mut last, mut seen) = (Vec::new(), 0);
+        while seen <= times {
+            let row = client.query_one(sights, &[]).await.expect("readable");
+            let now: Vec<String> = row.get::<_, Option<Vec<String>>>(0).unwrap_or_default();
+            seen += usize::from(now != last);
+            last = now;
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(Duration::from_secs(60), wait).await.expect("they tell");
+}
+
 #[tokio::test]
 async fn a_node_with_several_endpoints_works_as_long_as_one_of_them_does() {
     let database = shared_cluster().await.database().await.expect("a database");

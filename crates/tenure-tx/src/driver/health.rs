@@ -2,17 +2,19 @@
 //!
 //! A node that cannot is not promoted if another can be; a leader that cannot hands over when
 //! another member is ready, which says of itself that it reads its own. A head that lacks nonces which
-//! the table knows to be final is no head: nothing could be done on it.
+//! the table knows to be final is no head: nothing could be done on it. Nor is one that stands still
+//! while another member's goes on. A head that stands still by itself proves nothing: some chains make a
+//! block only when there is something to put into it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tenure_core::clock::Clock;
+use tenure_core::clock::{Clock, Tick};
 use tokio::time::sleep;
 
 use crate::account::AccountId;
-use crate::chain::Chain;
+use crate::chain::{Block, Chain, Head};
 use crate::election::{Election, Unready};
 use crate::metrics;
 use crate::store::Store;
@@ -31,36 +33,110 @@ pub(super) async fn watch(
 ) {
     let mut answered = clock.now();
     let mut lost = false;
+    let mut standstill = Standstill::default();
+    let mut others = Others { store: store.as_ref(), chain: None, failed: false };
     loop {
         metrics::set(metrics::CHAIN_LOST, usize::from(lost));
-        let head = match chain.head(&account).await {
+        let head = chain.head(&account).await;
+        let silent = || clock.now() >= answered + lost_after;
+        // Why this node has no head, and whether it has had none for long enough.
+        let trouble = match head {
             Ok(head) if head.best_nonce < known.load(Ordering::Relaxed) => {
-                Err("it has not used nonces that were final".to_owned())
+                Some(("it has not used nonces that were final".to_owned(), silent()))
             }
-            Ok(head) => Ok(head),
-            Err(error) => Err(error.to_string()),
+            Ok(head) => {
+                let farthest = others.farthest(chain.as_ref(), &election, &head).await;
+                let still = standstill.look(head.best, farthest, clock.now(), lost_after);
+                still.map(|why| (why, true))
+            }
+            Err(error) => Some((error.to_string(), silent())),
         };
-        match head {
-            Ok(_) => {
+        match trouble {
+            None => {
                 answered = clock.now();
                 if lost {
-                    tracing::warn!(event = "tx_chain_found", "the chain's head can be read again");
+                    tracing::warn!(event = "tx_chain_found", "the chain's head can be used again");
                     election.set_unready(Unready::Chain, false);
                 }
                 lost = false;
             }
             // Not at the first look: the others learn a moment later that they lost theirs too, and
             // say so, or the role would go round among nodes none of which reaches the chain.
-            Err(_) if lost => hand_over(&election, store.as_ref()).await,
-            Err(error) if clock.now() >= answered + lost_after => {
+            Some(_) if lost => hand_over(&election, store.as_ref()).await,
+            Some((error, true)) => {
                 let event = "tx_chain_lost";
-                tracing::error!(event, error, "THE CHAIN'S HEAD CANNOT BE READ: not ready to lead");
+                tracing::error!(event, error, "THE CHAIN'S HEAD CANNOT BE USED: not ready to lead");
                 election.set_unready(Unready::Chain, true);
                 lost = true;
             }
-            Err(_) => {}
+            Some((_, false)) => {}
         }
         sleep(lost_after / 3).await;
+    }
+}
+
+/// The other members, as they tell of themselves in the table.
+struct Others<'a> {
+    store: Option<&'a Store>,
+    /// Which chain this node is of, once its node has said so.
+    chain: Option<String>,
+    /// The table could not be asked; said once.
+    failed: bool,
+}
+
+impl Others<'_> {
+    /// Tells the others how far this node sees its chain; the best block of the one that sees farthest.
+    async fn farthest(
+        &mut self,
+        chain: &dyn Chain,
+        election: &Election,
+        head: &Head,
+    ) -> Option<u64> {
+        let store = self.store?;
+        if self.chain.is_none() {
+            self.chain = chain.identity().await.ok().map(|identity| identity.to_string());
+        }
+        let member = election.gate().identity().as_str();
+        match store.see(member, self.chain.as_deref()?, head.best.number).await {
+            Ok(farthest) => {
+                self.failed = false;
+                farthest
+            }
+            Err(error) => {
+                if !std::mem::replace(&mut self.failed, true) {
+                    tracing::warn!(%error, "cannot compare the chain's head with other members'");
+                }
+                None
+            }
+        }
+    }
+}
+
+/// Since when another member's best block has been higher than this node's, which is the same one.
+#[derive(Debug, Default)]
+struct Standstill {
+    best: Block,
+    since: Option<Tick>,
+}
+
+impl Standstill {
+    /// Says why the chain's node is of no use, if it has stood still for so long.
+    fn look(
+        &mut self,
+        best: Block,
+        farthest: Option<u64>,
+        now: Tick,
+        patience: Duration,
+    ) -> Option<String> {
+        let farthest = farthest.filter(|farthest| *farthest > best.number);
+        if self.best != best || farthest.is_none() {
+            *self = Standstill { best, since: None };
+        }
+        let (here, there) = (best.number, farthest?);
+        let since = *self.since.get_or_insert(now);
+        (now >= since + patience).then(|| {
+            format!("it stands still at block {here}, and another member's is at block {there}")
+        })
     }
 }
 
@@ -77,5 +153,48 @@ async fn hand_over(election: &Election, store: Option<&Store>) {
         }
         Ok(false) => {}
         Err(error) => tracing::debug!(%error, "cannot see whether another member is ready"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::status::Hash;
+
+    const PATIENCE: Duration = Duration::from_secs(15);
+
+    fn block(number: u64) -> Block {
+        Block { number, hash: Hash([number as u8; 32]) }
+    }
+
+    fn at(seconds: u64) -> Tick {
+        Tick::ZERO + Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn a_head_stands_still_only_while_another_members_is_higher_for_long_enough() {
+        let mut still = Standstill::default();
+        let mut look = |best, farthest, seconds| {
+            still.look(block(best), farthest, at(seconds), PATIENCE).is_some()
+        };
+        // No block comes anywhere, or this member sees farthest, or is alone.
+        assert!(!look(7, Some(7), 0) && !look(7, Some(7), 100));
+        assert!(!look(7, Some(6), 101) && !look(7, None, 200));
+        // Another is ahead: not at once, and not while this one moves.
+        assert!(!look(7, Some(8), 201) && !look(7, Some(8), 215));
+        assert!(look(7, Some(8), 216) && look(7, Some(9), 217));
+        assert!(!look(8, Some(20), 218) && !look(9, Some(30), 240));
+        assert!(look(9, Some(30), 255));
+        // It is again when the other is not ready any more.
+        assert!(!look(9, None, 256) && !look(9, Some(30), 257));
+    }
+
+    #[test]
+    fn a_head_of_another_fork_has_moved() {
+        let mut still = Standstill::default();
+        let other = Block { number: 7, hash: Hash([9; 32]) };
+        assert!(still.look(block(7), Some(8), at(0), PATIENCE).is_none());
+        assert!(still.look(other, Some(8), at(20), PATIENCE).is_none());
+        assert!(still.look(other, Some(8), at(35), PATIENCE).is_some());
     }
 }
