@@ -2,18 +2,22 @@
 //! on its way while one is flushed.
 //!
 //! Order: within a batch new rows go first, then replacements, then statuses; a write that must
-//! follow an earlier one of the same nonce (a nonce reused, an attempt replaced) opens a new batch.
+//! follow an earlier one of the same nonce (a nonce reused, an attempt replaced) opens a new batch. A
+//! status that tells no more than that a pool has the transaction waits a moment for others, or for the
+//! one that follows it: a write has a price of its own, and this one is promised to no caller.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesOrdered;
 use tenure_core::epoch::Epoch;
 use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until};
 
 use crate::metrics;
-use crate::status::Hash;
+use crate::status::{Hash, Note, State};
 use crate::store::{NewTransaction, Replacement, Settlement, StatusChange, Store, StoreError};
 
 /// Rows in one commit. More rows cost latency, fewer cost throughput.
@@ -21,6 +25,10 @@ const BATCH: usize = 256;
 
 /// Commits under way at once: one fills while the other is flushed. More would only make them smaller.
 const UNDER_WAY: usize = 2;
+
+/// How long a status that tells little may wait for others, and for how many of them.
+const PATIENCE: Duration = Duration::from_millis(50);
+const COMPANY: usize = BATCH / 2;
 
 #[derive(Debug)]
 pub(crate) enum Write {
@@ -37,6 +45,23 @@ impl Write {
             Write::Replace(row) => row.nonce,
             Write::Status(change) => change.nonce,
             Write::Settle(settlement) => settlement.nonce,
+        }
+    }
+
+    /// Whether it tells only that a pool has the transaction.
+    fn is_patient(&self) -> bool {
+        match self {
+            Write::Status(StatusChange { status, note, .. }) => match status.state() {
+                State::Future | State::Ready | State::Broadcast => *note == Note::default(),
+                State::InBlock
+                | State::Retracted
+                | State::Finalized
+                | State::Usurped
+                | State::Dropped
+                | State::Invalid
+                | State::FinalityTimeout => false,
+            },
+            Write::New { .. } | Write::Replace(_) | Write::Settle(_) => false,
         }
     }
 }
@@ -244,28 +269,75 @@ fn written_of(error: StoreError) -> Written {
     }
 }
 
+/// What is to be written, in order.
+#[derive(Debug, Default)]
+struct Queue {
+    waiting: VecDeque<Job>,
+    /// Statuses that wait for company, the last of each nonce.
+    patient: BTreeMap<u64, Job>,
+    /// When the first of them came.
+    since: Option<Instant>,
+}
+
+impl Queue {
+    fn push(&mut self, job: Job, now: Instant) {
+        let nonce = job.write.nonce();
+        match job.write {
+            // Of a request that has ended, perhaps another than the one that has the nonce now.
+            Write::Settle(_) => {}
+            // What follows says more, or is of other bytes.
+            Write::New { .. } | Write::Replace(_) | Write::Status(_) => {
+                self.patient.remove(&nonce);
+            }
+        }
+        if job.write.is_patient() {
+            self.patient.insert(nonce, job);
+            self.since.get_or_insert(now);
+        } else {
+            self.waiting.push_back(job);
+        }
+    }
+
+    /// When the statuses that wait are due, if there are any.
+    fn due(&self) -> Option<Instant> {
+        self.since.filter(|_| !self.patient.is_empty()).map(|since| since + PATIENCE)
+    }
+
+    /// The next batch, if one is to be written now.
+    fn batch(&mut self, now: Instant) -> Option<Batch> {
+        if self.patient.len() >= COMPANY || self.due().is_some_and(|due| due <= now) {
+            self.waiting.extend(std::mem::take(&mut self.patient).into_values());
+            self.since = None;
+        }
+        let mut batch = Batch::default();
+        while let Some(job) = self.waiting.pop_front() {
+            if let Some(job) = batch.take(job) {
+                self.waiting.push_front(job);
+                break;
+            }
+        }
+        (batch.len() > 0).then_some(batch)
+    }
+}
+
 /// Runs until the jobs end. Without a store (standalone) everything counts as stored.
 pub(crate) async fn run(
     store: Option<Store>,
     mut jobs: mpsc::UnboundedReceiver<Job>,
     results: mpsc::UnboundedSender<BatchResult>,
 ) {
-    let mut waiting: VecDeque<Job> = VecDeque::new();
+    let mut queue = Queue::default();
     let mut arrived = Vec::new();
     // One session answers in order, so the results come in the order of the writes.
     let mut under_way = FuturesOrdered::new();
     loop {
-        while under_way.len() < UNDER_WAY && !waiting.is_empty() {
-            let mut batch = Batch::default();
-            while let Some(job) = waiting.pop_front() {
-                if let Some(job) = batch.take(job) {
-                    waiting.push_front(job);
-                    break;
-                }
-            }
+        while under_way.len() < UNDER_WAY
+            && let Some(batch) = queue.batch(Instant::now())
+        {
             under_way.push_back(batch.settle(store.as_ref()));
         }
-        // Both branches are cancel-safe: a channel and a set of futures that stays.
+        let due = queue.due().filter(|_| under_way.len() < UNDER_WAY);
+        // All branches are cancel-safe: a channel, a set of futures that stays, and a timer.
         tokio::select! {
             Some(result) = under_way.next() => {
                 if results.send(result).is_err() {
@@ -276,8 +348,10 @@ pub(crate) async fn run(
                 if count == 0 {
                     return;
                 }
-                waiting.extend(arrived.drain(..));
+                let now = Instant::now();
+                arrived.drain(..).for_each(|job| queue.push(job, now));
             }
+            () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {}
         }
     }
 }
@@ -286,7 +360,7 @@ pub(crate) async fn run(
 mod tests {
     use super::*;
     use crate::engine::Attempt;
-    use crate::status::{Hash, Note, TransactionStatus};
+    use crate::status::TransactionStatus;
 
     fn job(write: Write) -> Job {
         Job { generation: 1, epoch: Epoch(1), write }
@@ -325,6 +399,30 @@ mod tests {
         assert!(batch.take(job(status(0, TransactionStatus::Dropped))).is_none());
         assert_eq!(batch.statuses[&0].status, TransactionStatus::Dropped);
         assert_eq!(batch.len(), 2);
+    }
+
+    #[test]
+    fn a_status_that_tells_little_waits_for_company_and_never_outlives_a_later_one() {
+        let (now, mut queue) = (Instant::now(), Queue::default());
+        queue.push(job(status(0, TransactionStatus::Ready)), now);
+        queue.push(job(status(1, TransactionStatus::Ready)), now);
+        assert!(queue.batch(now).is_none(), "they wait");
+        queue.push(job(status(0, TransactionStatus::InBlock(Hash([2; 32])))), now);
+        let batch = queue.batch(now).expect("a block is told at once");
+        assert_eq!(batch.statuses[&0].status, TransactionStatus::InBlock(Hash([2; 32])));
+        assert_eq!(batch.len(), 1);
+        let batch = queue.batch(now + PATIENCE).expect("due");
+        assert_eq!(batch.statuses.keys().collect::<Vec<_>>(), [&1], "the first was overtaken");
+        assert!(queue.batch(now + PATIENCE).is_none() && queue.due().is_none());
+        for nonce in 0..COMPANY as u64 {
+            assert!(queue.batch(now).is_none());
+            queue.push(job(status(nonce, TransactionStatus::Ready)), now);
+        }
+        assert_eq!(queue.batch(now).expect("enough").len(), COMPANY);
+        // Bytes that replace others have been nowhere yet.
+        queue.push(job(status(0, TransactionStatus::Ready)), now);
+        queue.push(job(new(0)), now);
+        assert_eq!(queue.batch(now + PATIENCE).expect("a row").statuses.len(), 0);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, Buf
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
 
-use tenure_tx::service::Dropped;
+use tenure_tx::service::{Dropped, SendRequest};
 use tenure_tx::status::{End, EndKind, State};
 
 use super::wire::{Drop, Question, Reply, Standing};
@@ -131,7 +131,7 @@ pub(super) async fn send(args: SendArgs) -> Result<Exit, Failure> {
     // Chosen here, so that asking the next node after a silence is the same request. Said before
     // anything is sent, so that it is known however this process ends.
     let id = args.request_id.unwrap_or_else(|| {
-        let id = uuid::Uuid::new_v4().to_string();
+        let id = SendRequest::fresh_id();
         err!("this is request {id}; to ask for it again, give --request-id {id}");
         id
     });

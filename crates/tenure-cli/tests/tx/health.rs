@@ -240,7 +240,7 @@ async fn an_endpoint_that_does_not_say_what_is_needed_or_is_behind_is_passed_ove
         one.rule(rule);
         let rpc = format!("{},{}", one.url, two.url);
         let (mut child, address) = node_at(&rpc, &["--dsn", &database.dsn()]).await;
-        let ask = ["send", "--node", &address, "--json", "--wait", "30s", "--call"];
+        let ask = ["send", "--node", &address, "--json", "--wait", "50s", "--call"];
         let sent = run(&[&ask[..], &[&call(turn as u64)]].concat()).await;
         assert_eq!(json_of(&sent)[0]["nonce"], turn, "with rule {turn}");
         assert!(!two.sent().is_empty(), "with rule {turn}");

@@ -83,7 +83,7 @@ impl Driver {
         }
         let named = request.request_id.clone();
         let may_be_stored = !request.fresh && self.reader.is_some();
-        let id = named.unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
+        let id = named.unwrap_or_else(SendRequest::fresh_id);
         if let Some(pending) = self.pending.get_mut(&id) {
             return pending.join(&id, &request.payload, reply);
         }
