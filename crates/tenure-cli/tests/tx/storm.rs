@@ -138,7 +138,7 @@ async fn launch(name: &str, dsn: &str, gateways: &[RpcProxy; 2]) -> (Child, Sock
     let arguments = [
         ["--dsn", dsn],
         ["--instance", name],
-        ["--lease", "1500ms"],
+        ["--lease", "3s"],
         ["--gap-after", "2s"],
         ["--stuck-after", "8s"],
         ["--max-fee-per-gas", "50gwei"],
