@@ -30,6 +30,9 @@ pub(crate) struct BenchArgs {
     /// How many leaders to kill.
     #[arg(long, default_value_t = 10)]
     kills: usize,
+    /// Instead: fill the state with so many MB, and read all of it at full speed for a minute while it is written.
+    #[arg(long, value_name = "MB")]
+    state: Option<usize>,
     /// A folder for the nodes; it must be empty.
     #[arg(long)]
     folder: PathBuf,
@@ -91,19 +94,18 @@ pub(crate) async fn run(args: BenchArgs) -> anyhow::Result<ExitCode> {
         bail!("folder: {} is not empty; name a new one", args.folder.display());
     }
     for n in &args.sizes {
+        if let Some(megabytes) = args.state {
+            say(large_state(&program, &args.folder.join(n.to_string()), *n, megabytes).await?)?;
+            continue;
+        }
         say(cluster(&program, &args.folder.join(n.to_string()), *n, args.commits, args.kills)
             .await?)?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-async fn cluster(
-    program: &Path,
-    folder: &Path,
-    n: usize,
-    commits: usize,
-    kills: usize,
-) -> anyhow::Result<Value> {
+/// Starts `n` nodes, and waits until all of them vote.
+async fn found(program: &Path, folder: &Path, n: usize) -> anyhow::Result<Vec<Process>> {
     let mut nodes: Vec<Process> = Vec::new();
     for i in 0..n {
         let seed = nodes.first().map(|p| p.address.clone());
@@ -126,7 +128,82 @@ async fn cluster(
         all
     })
     .await?;
+    Ok(nodes)
+}
 
+/// What a large state and a reader that never pauses cost: elections, and the slowest commit.
+async fn large_state(
+    program: &Path,
+    folder: &Path,
+    n: usize,
+    megabytes: usize,
+) -> anyhow::Result<Value> {
+    let nodes = found(program, folder, n).await?;
+    let leader = acting(&nodes).await?;
+    let mut client = nodes[leader].client().await?;
+    let begun = Instant::now();
+    for key in 0..megabytes * 10 {
+        put(&mut client, &format!("k{key}"), 100_000).await?;
+    }
+    let filled = begun.elapsed();
+    let term = nodes[leader].main().await?["term"].clone();
+    let until = Instant::now() + Duration::from_secs(60);
+    let mut reader = nodes[leader].client().await?;
+    let reading = tokio::spawn(async move {
+        let mut read = 0_u64;
+        while Instant::now() < until {
+            let mut offset = 0;
+            loop {
+                let ask = Ask::Snapshot { namespace: "main".to_owned(), offset };
+                let Answer::Piece { length, bytes, .. } =
+                    reader.ask(ask, Duration::from_secs(30)).await?
+                else {
+                    bail!("unexpected answer")
+                };
+                read += bytes.len() as u64;
+                offset += bytes.len() as u64;
+                if offset >= length || bytes.is_empty() || Instant::now() > until {
+                    break;
+                }
+            }
+        }
+        Ok(read)
+    });
+    let mut taken = Vec::new();
+    let mut round = 0_usize;
+    while Instant::now() < until {
+        round += 1;
+        let begun = Instant::now();
+        put(&mut client, &format!("k{}", round % (megabytes * 10)), 100_000).await?;
+        taken.push(begun.elapsed().as_millis() as u64);
+    }
+    let read = reading.await??;
+    taken.sort_unstable();
+    let after = nodes[leader].main().await?["term"].clone();
+    Ok(json!({
+        "nodes": n, "state_mb": megabytes, "filled_s": filled.as_secs(), "read_mb": read >> 20,
+        "commits": taken.len(), "commit_ms": { "p50": quantile(&taken, 0.5), "p99": quantile(&taken, 0.99), "max": taken.last() },
+        "term": term, "term_after": after, "elections": term != after,
+    }))
+}
+
+async fn put(client: &mut Client, key: &str, bytes: usize) -> anyhow::Result<()> {
+    let goal = KvGoal::Put { key: key.to_owned(), value: "x".repeat(bytes).into() }.to_bytes();
+    let ask = Ask::Submit { namespace: "main".to_owned(), tx: TxId::random(), goal };
+    match client.ask(ask, Duration::from_secs(30)).await? {
+        Answer::Record(_) => Ok(()),
+        other => bail!("unexpected answer {other:?}"),
+    }
+}
+
+async fn cluster(
+    program: &Path,
+    folder: &Path,
+    n: usize,
+    commits: usize,
+    kills: usize,
+) -> anyhow::Result<Value> {
+    let mut nodes = found(program, folder, n).await?;
     let mut latency = Vec::new();
     for from_leader in [true, false] {
         let leader = acting(&nodes).await?;
