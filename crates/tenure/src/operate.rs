@@ -3,6 +3,32 @@
 //! An order touches neither lock nor epoch: it is written down, the group is told, and the leader
 //! carries it out itself. The exceptions are [`Operator::force_release`], and what is done to a role at
 //! rest: [`Operator::forget`] and [`Operator::alter`].
+//!
+//! ```no_run
+//! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+//! use std::time::Duration;
+//! use tenure::config::Config;
+//! use tenure::operate::Operator;
+//! use tenure::{RoleName, TenureError};
+//!
+//! let role = RoleName::new("scheduler")?;
+//! let mut operator = Operator::connect(&Config::from_env()?).await?;
+//! for status in operator.status(Some(&role)).await? {
+//!     println!("{} is {:?}, led by {:?}", status.role, status.state, status.holder);
+//! }
+//! match operator.step_down(&role, None).await {
+//!     Ok(order) => {
+//!         let within = Duration::from_secs(30);
+//!         let next = operator.await_successor(&role, order.epoch, within).await?;
+//!         println!("led by {:?} now", next.and_then(|status| status.holder));
+//!     }
+//!     Err(TenureError::NoLeader(_)) => println!("no member leads it"),
+//!     Err(error) => return Err(error.into()),
+//! }
+//! operator.close().await;
+//! # Ok(())
+//! # }
+//! ```
 
 mod audit;
 mod prune;
@@ -44,11 +70,11 @@ pub struct RoleStatus {
     /// The lease that its successors wait out.
     #[serde(rename = "lease_ms", with = "milliseconds")]
     pub lease: Duration,
-    /// The last epoch issued.
+    /// The last epoch issued; 0 before the first.
     pub epoch: Epoch,
-    /// The member that holds it.
+    /// The member that holds it, as the last claim left it: [`RoleStatus::state`] says whether it leads.
     pub holder: Option<Identity>,
-    /// How it stands.
+    /// Whether it is led, and what is in the way.
     pub state: RoleState,
     /// Whether the holder's gate may be open: [`RoleState::Led`].
     pub acting: bool,
@@ -180,7 +206,7 @@ pub struct OrderRecord {
     pub epoch: Option<Epoch>,
     /// What was ordered: `step_down`, `pause`, `resume`, `force_release`, `lower_lease`, `alter`, `forget`.
     pub kind: String,
-    /// By whom, and what it changed.
+    /// The person or program that gave it, and what it changed.
     pub detail: String,
 }
 
@@ -228,6 +254,9 @@ pub struct Lowered {
 }
 
 /// A session for questions and orders.
+///
+/// Every question has a deadline: the configured lease, at least 3 s. A future that is dropped, or that ends
+/// with [`TenureError::Session`], does not take its order back: the database may have carried it out.
 pub struct Operator {
     line: Line,
     hears: mpsc::UnboundedReceiver<Unasked>,
@@ -244,13 +273,14 @@ impl std::fmt::Debug for Operator {
 }
 
 impl Operator {
-    /// Connects.
+    /// Opens the session. It needs neither the schema nor a role of the configuration.
     ///
     /// # Errors
-    /// If the database cannot be reached.
+    /// [`TenureError::NoDatabase`] without a DSN, [`TenureError::Tls`], or [`TenureError::Connect`] if the
+    /// database cannot be reached or does not let us in.
     pub async fn connect(config: &Config) -> Result<Self, TenureError> {
         let dsn = config.dsn().ok_or(TenureError::NoDatabase)?;
-        let connector = Connector::new(dsn, config.tls().clone())?;
+        let connector = Connector::new(dsn, config.tls().clone())?.with_renewal(config.renewal());
         let deadline = config.lease().lease().max(Duration::from_secs(3));
         let session = connector.connect("tenure operator", deadline).await?;
         let (heard, hears) = mpsc::unbounded_channel();
@@ -266,7 +296,8 @@ impl Operator {
         Ok(Operator { line, hears, channel, deadline, lease, name })
     }
 
-    /// Orders are recorded in this name from now on, for a program that gives them for other people.
+    /// Orders are recorded in this name from now on, for a program that gives them for other people. Without
+    /// it they are recorded with the host, the process, its user and the login role.
     #[must_use]
     pub fn in_the_name_of(mut self, name: &str) -> Self {
         name.clone_into(&mut self.name);
@@ -281,19 +312,20 @@ impl Operator {
         SCHEMA.installed(&self.line, self.deadline).await.map_err(TenureError::session)
     }
 
-    /// Brings the schema up to date; returns the versions that were applied.
+    /// Brings the schema up to date; returns the versions that were applied. Waits at most 30 s for a
+    /// migration that is under way elsewhere.
     ///
     /// # Errors
-    /// If the session fails, or the login role may not.
+    /// If the session fails, or [`TenureError::Denied`] if the login role may not.
     pub async fn migrate(&self) -> Result<Vec<i32>, TenureError> {
         let within = Duration::from_secs(30);
         SCHEMA.migrate(&self.line, within).await.map_err(refused)
     }
 
-    /// All roles, or one.
+    /// All roles by name, or one. An unknown role is an empty list.
     ///
     /// # Errors
-    /// If the session fails; an unknown role is an empty list.
+    /// If the session fails, or the schema is missing.
     pub async fn status(&self, role: Option<&RoleName>) -> Result<Vec<RoleStatus>, TenureError> {
         self.query(&with_role(include_str!("../sql/status.sql"), role)).await
     }
@@ -311,7 +343,7 @@ impl Operator {
         self.query(&sql).await
     }
 
-    /// The latest terms, newest first.
+    /// The latest terms, newest first, `limit` at most; of one role or of all.
     ///
     /// # Errors
     /// If the session fails.
@@ -324,7 +356,7 @@ impl Operator {
         self.query(&with_role(&sql, role)).await
     }
 
-    /// The latest orders, newest first.
+    /// The latest orders, newest first, `limit` at most; of one role or of all.
     ///
     /// # Errors
     /// If the session fails.
@@ -337,10 +369,12 @@ impl Operator {
         self.query(&with_role(&sql, role)).await
     }
 
-    /// Asks a role's leader, wherever it runs, to drain and hand over, to `to` if one is named.
+    /// Asks a role's leader, wherever it runs, to drain and hand over, to `to` if one is named. Returns when
+    /// the order is written down; [`Operator::await_successor`] waits for what comes of it.
     ///
     /// # Errors
-    /// If there is no such role, leader or member.
+    /// [`TenureError::NoSuchRole`], [`TenureError::NoLeader`], [`TenureError::NoSuchMember`], or a session
+    /// that fails.
     pub async fn step_down(
         &self,
         role: &RoleName,
@@ -352,7 +386,7 @@ impl Operator {
     }
 
     /// Waits until the role's epoch is above `epoch` and its new holder acts; returns that state,
-    /// or none after `within`.
+    /// or none after `within`. Meanwhile it asks about fifty times a second.
     ///
     /// # Errors
     /// If the session fails.
@@ -382,19 +416,20 @@ impl Operator {
         }
     }
 
-    /// No member claims the role any more, and its leader drains.
+    /// From now on no member claims the role, and its leader drains and releases it. Returns when the order
+    /// is written down.
     ///
     /// # Errors
-    /// If there is no such role.
+    /// [`TenureError::NoSuchRole`], or a session that fails.
     pub async fn pause(&self, role: &RoleName) -> Result<Ordered, TenureError> {
         let call = format!("tenure.set_paused({}, true, {})", name(role), self.by());
         self.order(role, &call).await
     }
 
-    /// Ends a pause.
+    /// Ends a pause. A member that stepped down because of it stays out for what is left of its cool-down.
     ///
     /// # Errors
-    /// If there is no such role.
+    /// [`TenureError::NoSuchRole`], or a session that fails.
     pub async fn resume(&self, role: &RoleName) -> Result<Ordered, TenureError> {
         let call = format!("tenure.set_paused({}, false, {})", name(role), self.by());
         self.order(role, &call).await
@@ -503,7 +538,7 @@ impl Operator {
         serde_json::from_str(&text).map_err(|error| TenureError::Session(error.to_string()))
     }
 
-    /// Closes the session.
+    /// Says goodbye. Dropping the operator closes the session too, and leaves it to the server to notice.
     pub async fn close(self) {
         self.line.hang_up(self.deadline).await;
     }

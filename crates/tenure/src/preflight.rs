@@ -3,6 +3,19 @@
 //! A setup on which the promises cannot hold is refused, with the reason and the remedy. What only
 //! weakens an assumption is a warning. [`check`] tells everything, line by line; a starting member
 //! runs the same look and stops at the first refusal.
+//!
+//! ```no_run
+//! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+//! use tenure::config::Config;
+//! use tenure::preflight::{Verdict, check};
+//!
+//! let report = check(&Config::from_env()?).await?;
+//! for finding in report.findings.iter().filter(|finding| finding.verdict != Verdict::Good) {
+//!     println!("{}: {}", finding.what, finding.text);
+//! }
+//! # Ok(())
+//! # }
+//! ```
 
 use std::time::Duration;
 
@@ -188,13 +201,13 @@ impl From<LineError> for Stop {
 }
 
 /// Looks over the server of a configuration and tells everything. Changes nothing: a missing schema
-/// is a finding.
+/// is a finding, and so is a refusal ([`Report::refusal`]). Connecting and each question take a lease at most.
 ///
 /// # Errors
-/// If the server cannot be reached or a session fails.
+/// If no database is named, the server cannot be reached, or a session fails.
 pub async fn check(config: &Config) -> Result<Report, TenureError> {
     let dsn = config.dsn().ok_or(TenureError::NoDatabase)?;
-    let connector = Connector::new(dsn, config.tls().clone())?;
+    let connector = Connector::new(dsn, config.tls().clone())?.with_renewal(config.renewal());
     let look = Look {
         connector: &connector,
         name: "tenure check",

@@ -1,9 +1,14 @@
 //! What a handle can change while its member runs.
 
+use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
-use tenure::config::RoleSpec;
-use tenure::{Epoch, TenureError};
+use tenure::config::{Config, RoleSpec};
+use tenure::connect::dsn::NoEnv;
+use tenure::connect::{Dsn, Renewal};
+use tenure::operate::Operator;
+use tenure::{Epoch, TenureError, preflight};
 
 use crate::stage::{
     PATIENCE, candidate, config, database, follows, gone, leads, one, start, until,
@@ -93,4 +98,33 @@ async fn a_wait_without_a_limit_ends_at_the_configured_one() {
         gone(second).await;
     }
     gone(first).await;
+}
+
+/// Gives the one connection string that leads anywhere.
+#[derive(Debug)]
+struct Renewed(String);
+
+impl Renewal for Renewed {
+    fn renew(&self) -> Pin<Box<dyn Future<Output = Result<Dsn, String>> + Send + '_>> {
+        Box::pin(async { Dsn::parse_with(&self.0, &NoEnv).map_err(|error| error.to_string()) })
+    }
+}
+
+#[tokio::test]
+async fn members_operators_and_the_preflight_ask_for_the_connection_string_anew() {
+    let database = database().await;
+    let builder = || {
+        let expired = "postgresql://nobody@127.0.0.1:1/expired";
+        Config::builder().dsn(expired).renewal(Arc::new(Renewed(database.dsn())))
+    };
+    let member = start(builder().role(RoleSpec::named("r"))).await;
+    member.start_all().await.expect("it takes part");
+    leads(&member.lock("r").expect("a role")).await;
+    let config = builder().build().expect("a good configuration");
+    let operator = Operator::connect(&config).await.expect("a session");
+    assert_eq!(operator.status(None).await.expect("an answer").len(), 1);
+    operator.close().await;
+    let report = preflight::check(&config).await.expect("a look");
+    assert!(report.refusal().is_none(), "{report:?}");
+    gone(member).await;
 }
