@@ -63,7 +63,8 @@ impl fmt::Debug for Job {
 }
 
 impl Job {
-    /// A schedule that runs a program, without a shell.
+    /// A schedule that runs a program, without a shell. `main` must call
+    /// [`tenure_guardian::run_if_guardian`] first: without a guardian no attempt starts.
     pub fn program(schedule: Schedule, command: Vec<String>) -> Self {
         let schedule = schedule.work(command.join(" "));
         let command = command.into_iter().map(OsString::from).collect();

@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream as Pair;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -55,7 +56,7 @@ impl Times {
     }
 }
 
-/// What [`Guarded::next`] tells of the child.
+/// What [`Guarded::next`] tells of the child. A closed set: a program must know what to do about each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum News {
     /// The child runs.
@@ -100,7 +101,8 @@ impl Guarded {
     /// [`Strays`](crate::Strays)). Must be called in a tokio runtime.
     ///
     /// # Errors
-    /// If no guardian can be started; nothing runs then. A command that cannot be started is
+    /// If no guardian can be started, among others because `main` does not call
+    /// [`run_if_guardian`](crate::run_if_guardian); nothing runs then. A command that cannot be started is
     /// [`News::NotStarted`].
     pub fn start(
         command: &[OsString],
@@ -123,6 +125,12 @@ impl Guarded {
         deadline: Tick,
         output: Option<OwnedFd>,
     ) -> io::Result<Self> {
+        if !crate::CAN_GUARD.load(Ordering::Relaxed) {
+            return Err(io::Error::other(
+                "this program cannot be its own guardian; let `main` call \
+                 tenure_guardian::run_if_guardian first",
+            ));
+        }
         // If the guardian is killed, its orphans fall to us and not to init.
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
         let (ours, theirs) = Pair::pair()?;
@@ -210,8 +218,8 @@ impl Guarded {
         }
     }
 
-    /// Waits for the guardian's exit, which follows its last report, so that it leaves no zombie; 100
-    /// looks are far more than that takes.
+    /// Waits for the guardian's exit, which follows its last report, so that it leaves no zombie: half a
+    /// second at most, far more than that takes.
     pub async fn reap(mut self) {
         for _ in 0..100 {
             match self.guardian.try_wait() {
@@ -269,6 +277,16 @@ fn hello(socket: &Pair, deadline: Tick) -> io::Result<()> {
 mod tests {
     use super::*;
     use std::io::Write;
+    use tenure_core::{BootClock, Clock};
+
+    /// This program of tests has a `main` that never asks whether it is a guardian.
+    #[tokio::test]
+    async fn a_program_that_cannot_be_its_own_guardian_starts_nothing() {
+        let deadline = BootClock.now() + Duration::from_secs(60);
+        let started = Guarded::start(&["true".into()], &[], Times::of(&Lease::default()), deadline);
+        let refused = started.expect_err("it would start this program once more");
+        assert!(refused.to_string().contains("run_if_guardian"), "{refused}");
+    }
 
     #[tokio::test]
     async fn the_last_report_arrives_at_once_also_from_a_guardian_that_is_slow_to_exit() {

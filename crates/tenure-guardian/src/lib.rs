@@ -1,4 +1,4 @@
-//! Ends a child and every process it started before a lease ends.
+//! Ends a child and every process it started before a lease ends. For Linux.
 //!
 //! ```text
 //!   program ──── socket: deadlines, stop ───► tenure-guardian ── fork ──► child ──► its children …
@@ -12,7 +12,8 @@
 //!
 //! A program embeds it in two steps. [`run_if_guardian`] comes first in `main`: the guardian is the
 //! same program, started under another name. Then [`Guarded::start`] starts a child, and every
-//! later deadline goes to [`Guarded::extend`].
+//! later deadline goes to [`Guarded::extend`]. `lock.deadline()` of the crate `tenure` gives them;
+//! `tenure_agent::child` puts the two together.
 //!
 //! # What it guarantees
 //!
@@ -89,17 +90,23 @@ use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{ExitCode, ExitStatus};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use child::{Guarded, News, Times};
 pub use descendants::Strays;
 pub use watch::EndedBy;
 
+/// Whether this program, started under the guardian's name, is one.
+static CAN_GUARD: AtomicBool = AtomicBool::new(false);
+
 /// Runs the guardian if this process was started as one, and says with which code to exit.
 ///
 /// Must come first in `main`, before any thread, runtime or log: the guardian is a single thread, and
-/// it inherits nothing that the program has set up.
+/// it inherits nothing that the program has set up. A program that has not called it cannot start a
+/// guardian: what it would start is itself, once more.
 #[must_use]
 pub fn run_if_guardian() -> Option<ExitCode> {
+    CAN_GUARD.store(true, Ordering::Relaxed);
     let mut args = std::env::args_os();
     let called = args.next()?;
     let is_guardian = Path::new(&called).file_name() == Some(process::NAME.as_ref());
@@ -107,6 +114,7 @@ pub fn run_if_guardian() -> Option<ExitCode> {
 }
 
 /// The exit code that stands for how a process ended, as shells have it: its own, or 128 + signal.
+#[must_use]
 pub fn exit_code(status: ExitStatus) -> u8 {
     let code = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1);
     u8::try_from(code).unwrap_or(1)
