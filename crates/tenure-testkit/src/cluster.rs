@@ -446,6 +446,14 @@ pub async fn shared_cluster() -> &'static Cluster {
         .await
 }
 
+/// A database for one test, on the [shared cluster](shared_cluster).
+///
+/// # Panics
+/// If it cannot be made.
+pub async fn database() -> Database {
+    shared_cluster().await.database().await.expect("a database")
+}
+
 /// Runs blocking work off the runtime's threads: a test's own tasks go on meanwhile.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, KitError> + Send + 'static,

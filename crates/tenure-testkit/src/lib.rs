@@ -5,7 +5,7 @@
 //!
 //! | to | use |
 //! |---|---|
-//! | get a database for one test | [`shared_cluster`]`().await.database().await` |
+//! | get a database for one test | [`database`] |
 //! | get a server to break | [`Cluster::start`], [`Cluster::start_with`]`(`[`ClusterOptions`]`)` |
 //! | connect | [`Cluster::dsn`], [`Cluster::dsn_for`], [`Cluster::socket_dsn`]; [`Cluster::client`], [`Cluster::sql`] |
 //! | restart, crash, hang it | [`Cluster::restart`], [`Cluster::stop`], [`Cluster::crash`], [`Cluster::start_again`], [`Cluster::freeze`], [`Cluster::thaw`] |
@@ -14,6 +14,7 @@
 //! | put a pooler in front | [`PgBouncer::start`]`(&cluster, `[`PoolMode`]`, settings)` |
 //! | break the network | [`Proxy::start`]`(cluster.addr())`, then [`Proxy::delay`], [`Proxy::blackhole`]`(`[`Direction`]`)`, [`Proxy::reset`], [`Proxy::sever`], [`Proxy::refuse`], [`Proxy::heal`] |
 //! | run, freeze, kill a program | [`Child::spawn`], [`Child::wait_line`], [`Child::signal`], [`Child::freeze`], [`Child::thaw`], [`Child::kill`] |
+//! | wait for a fact, or for an event of a program | [`until`], [`event`] |
 //! | prove that no two members led at the same time | [`history::check`] |
 //! | run a chain | [`anvil::Anvil::start`], [`substrate::ScriptedNode::start`], [`substrate::imitation::ImitatedNode::start`] |
 //! | let its node misbehave | [`rpc_proxy::RpcProxy::start`]`(&anvil.url)`, then [`rpc_proxy::RpcProxy::rule`]`(`[`rpc_proxy::Fault`]`)` |
@@ -81,6 +82,7 @@ mod error;
 pub mod history;
 mod home;
 mod meter;
+mod patience;
 mod pgbouncer;
 mod port;
 mod process;
@@ -92,9 +94,10 @@ mod template;
 
 pub use ca::{Ca, ClientCert, ServerCert};
 pub use child::Child;
-pub use cluster::{Cluster, ClusterOptions, Database, shared_cluster};
+pub use cluster::{Cluster, ClusterOptions, Database, database, shared_cluster};
 pub use error::KitError;
 pub use meter::Meter;
+pub use patience::{PATIENCE, event, event_of, until};
 pub use pgbouncer::{PgBouncer, PoolMode};
 pub use process::Signal;
 pub use proxy::{Direction, Proxy};

@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use serde_json::Value;
 use tempfile::TempDir;
-use tenure_testkit::{Child, Database, shared_cluster};
+use tenure_testkit::{Child, Database};
+pub(crate) use tenure_testkit::{database, event, event_of, until};
 use tokio_postgres::Client;
 
 /// For what takes milliseconds; a busy machine may be late.
@@ -17,10 +17,6 @@ pub(crate) const MEMBER: &str =
 
 pub(crate) fn program() -> PathBuf {
     assert_cmd::cargo::cargo_bin!("tenure").to_owned()
-}
-
-pub(crate) async fn database() -> Database {
-    shared_cluster().await.database().await.expect("a database")
 }
 
 /// A folder with agents' files.
@@ -102,29 +98,6 @@ pub(crate) async fn finish(mut command: tokio::process::Command) -> Output {
         .await
         .expect("in time")
         .expect("it runs")
-}
-
-/// The next event of that name.
-pub(crate) async fn event(child: &mut Child, name: &str) -> Value {
-    event_of(child, name, |_| true).await
-}
-
-pub(crate) async fn event_of(child: &mut Child, name: &str, is: impl Fn(&Value) -> bool) -> Value {
-    let matches = |line: &str| {
-        serde_json::from_str::<Value>(line).is_ok_and(|value| value["event"] == name && is(&value))
-    };
-    let line =
-        child.wait_line(matches, SOON).await.unwrap_or_else(|error| panic!("no {name}: {error}"));
-    serde_json::from_str(&line).expect("JSON")
-}
-
-/// Waits for a fact; tests never sleep in the hope that it has come true.
-pub(crate) async fn until(what: &str, mut is: impl AsyncFnMut() -> bool) {
-    let begun = Instant::now();
-    while !is().await {
-        assert!(begun.elapsed() < SOON, "{what} did not come");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
 }
 
 pub(crate) fn said(output: &Output) -> String {

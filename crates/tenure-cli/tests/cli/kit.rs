@@ -3,8 +3,8 @@
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
-use serde_json::Value;
-use tenure_testkit::{Child, Database, Signal, shared_cluster};
+use tenure_testkit::{Child, Database, Signal};
+pub(crate) use tenure_testkit::{database, event, until};
 use tokio::io::AsyncReadExt;
 
 /// For what takes milliseconds; a busy machine may be late.
@@ -62,10 +62,6 @@ pub(crate) fn refuses(output: &Output, expected: i32, words: &str) {
     assert_eq!(said.trim_end().lines().count(), 1, "{said}");
 }
 
-pub(crate) async fn database() -> Database {
-    shared_cluster().await.database().await.expect("a database")
-}
-
 /// `tenure run` in a process of its own; its standard output is read.
 pub(crate) fn member(args: &[&str]) -> Child {
     Child::spawn(command(args)).expect("it runs")
@@ -77,23 +73,6 @@ pub(crate) fn command(args: &[&str]) -> tokio::process::Command {
     command.env(PATIENCE.0, PATIENCE.1);
     command.args(["run", "--output", "json"]).args(TIMINGS).args(args);
     command
-}
-
-/// The next event of that name.
-pub(crate) async fn event(child: &mut Child, name: &str) -> Value {
-    let is =
-        |line: &str| serde_json::from_str::<Value>(line).is_ok_and(|value| value["event"] == name);
-    let line = child.wait_line(is, SOON).await.unwrap_or_else(|error| panic!("no {name}: {error}"));
-    serde_json::from_str(&line).expect("JSON")
-}
-
-/// Waits for a fact; tests never sleep in the hope that it has come true.
-pub(crate) async fn until(what: &str, mut is: impl AsyncFnMut() -> bool) {
-    let begun = std::time::Instant::now();
-    while !is().await {
-        assert!(begun.elapsed() < SOON, "{what} did not come");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
 }
 
 /// Until that many members wait for the role.

@@ -6,10 +6,9 @@ use std::time::Duration;
 use tenure::config::{Config, RoleSpec};
 use tenure::memory::MemoryGroup;
 use tenure::{LeaderLock, LeaseSpec, Member};
-use tenure_testkit::{Database, shared_cluster};
+use tenure_testkit::Database;
 
-/// Long enough for a busy machine, short enough to notice a hang.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) use tenure_testkit::PATIENCE;
 pub(crate) const LEASE: Duration = Duration::from_millis(900);
 
 fn lease() -> LeaseSpec {
@@ -50,7 +49,7 @@ impl Stage for Postgres {
     type Lock = Seated;
 
     async fn open() -> Self {
-        Postgres(shared_cluster().await.database().await.expect("a database"))
+        Postgres(tenure_testkit::database().await)
     }
 
     async fn candidate(&self, role: RoleSpec) -> Seated {

@@ -1,18 +1,10 @@
 //! A database of its own and members on it.
 
-use std::time::Duration;
-
 use tenure::config::{Config, ConfigBuilder, RoleSpec};
 use tenure::{LeaderLock, LockState, Member};
-use tenure_testkit::{Database, shared_cluster};
+use tenure_testkit::Database;
+pub(crate) use tenure_testkit::{PATIENCE, database};
 use tokio_postgres::Client;
-
-/// Long enough for a busy machine, short enough to notice a hang.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
-
-pub(crate) async fn database() -> Database {
-    shared_cluster().await.database().await.expect("a database")
-}
 
 /// A configuration that knows the database and nothing else.
 pub(crate) fn config(database: &Database) -> ConfigBuilder {
@@ -76,7 +68,7 @@ pub(crate) async fn until(client: &Client, sql: &str, wanted: &str) {
             return;
         }
         assert!(tokio::time::Instant::now() < deadline, "{sql}: {got:?}, not {wanted:?}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
     }
 }
 

@@ -17,6 +17,7 @@ use tokio::{
 };
 
 use crate::node::{Setup, VARIABLE};
+pub(crate) use tenure_testkit::until;
 
 /// What a slow or busy machine may add to the time to the next leader. Never to safety.
 pub(crate) const SLACK: Duration = Duration::from_millis(1500);
@@ -336,15 +337,6 @@ pub(crate) async fn connect(dsn: &str) -> tokio_postgres::Client {
 /// One number from the database.
 pub(crate) async fn number(client: &tokio_postgres::Client, sql: &str) -> i64 {
     client.query_one(sql, &[]).await.expect("an answer").get(0)
-}
-
-/// Looks again and again until it is so.
-pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut so: impl FnMut() -> F) {
-    let begun = Moment::now();
-    while !so().await {
-        assert!(begun.elapsed() < PATIENCE, "waited for {what}");
-        sleep(LOOK).await;
-    }
 }
 
 /// The backend of a node's seat.

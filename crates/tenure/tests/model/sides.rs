@@ -9,7 +9,7 @@ use tenure_core::clock::Tick;
 use tenure_core::key::{LockKey, RoleName};
 use tenure_core::model::{Lineage, MemberSpec, Model, SessionId};
 use tenure_core::protocol::member_key;
-use tenure_testkit::{Database, shared_cluster};
+use tenure_testkit::Database;
 use tokio_postgres::{Client, SimpleQueryMessage};
 
 /// The members that walk, each with a session of its own, and their leases in milliseconds.
@@ -66,7 +66,7 @@ pub(crate) struct Sides {
 
 impl Sides {
     pub(crate) async fn new() -> Self {
-        let database = shared_cluster().await.database().await.expect("a database");
+        let database = tenure_testkit::database().await;
         // A member brings the schema.
         let config = Config::builder().dsn(database.dsn()).role(RoleSpec::named("r"));
         let member = Member::start(config.build().expect("a good configuration"));
