@@ -124,7 +124,7 @@ impl Scene {
 }
 
 #[tokio::test]
-async fn nobody_of_a_child_outlives_the_lease_when_tenure_is_killed() {
+async fn nothing_of_a_child_outlives_the_lease_when_tenure_is_killed() {
     let database = database().await;
     let mut scene = scene(&database, &["--dsn", &database.dsn()]).await;
     scene.leader.signal(Signal::KILL);
@@ -136,7 +136,7 @@ async fn nobody_of_a_child_outlives_the_lease_when_tenure_is_killed() {
 }
 
 #[tokio::test]
-async fn nobody_of_a_child_outlives_the_lease_when_tenure_is_frozen() {
+async fn nothing_of_a_child_outlives_the_lease_when_tenure_is_frozen() {
     let database = database().await;
     let mut scene = scene(&database, &["--dsn", &database.dsn()]).await;
     // The whole process group, as a terminal or a supervisor would.
@@ -148,7 +148,7 @@ async fn nobody_of_a_child_outlives_the_lease_when_tenure_is_frozen() {
 }
 
 #[tokio::test]
-async fn nobody_of_a_child_outlives_the_lease_when_the_database_is_blackholed() {
+async fn nothing_of_a_child_outlives_the_lease_when_the_database_is_blackholed() {
     let database = database().await;
     let proxy = Proxy::start(shared_cluster().await.addr()).await.expect("a proxy");
     let mut scene = scene(&database, &["--dsn", &proxy.dsn(database.name())]).await;
@@ -157,7 +157,7 @@ async fn nobody_of_a_child_outlives_the_lease_when_the_database_is_blackholed() 
 }
 
 #[tokio::test]
-async fn nobody_of_a_child_outlives_the_lease_when_its_backend_is_terminated() {
+async fn nothing_of_a_child_outlives_the_lease_when_its_backend_is_terminated() {
     let database = database().await;
     let mut scene = scene(&database, &["--dsn", &database.dsn(), "--no-auto-reacquire"]).await;
     end_leaders(&database).await;
@@ -316,7 +316,7 @@ const COMET: &str = r#"$0 = "comet"; $| = 1; $SIG{TERM} = "IGNORE"; print "up\n"
     while (time < $end) { exit if fork; FLEE; open(F, ">", $ARGV[0]) && print F $$; close F }"#;
 
 #[tokio::test]
-async fn whoever_forks_and_exits_without_end_is_gone_before_the_release() {
+async fn a_process_that_forks_and_exits_without_end_is_gone_before_the_release() {
     for flee in ["", "setpgrp(0, 0)"] {
         let database = database().await;
         let folder = tempfile::tempdir().expect("a folder");

@@ -14,7 +14,7 @@ async fn json(args: &[&str]) -> Value {
 }
 
 #[tokio::test]
-async fn status_shows_leader_epoch_heartbeat_and_who_waits() {
+async fn status_shows_leader_epoch_heartbeat_and_the_members_that_wait() {
     let database = database().await;
     let dsn = database.dsn();
     let empty = ends(&["migrate", "--dsn", &dsn]).await;

@@ -178,7 +178,7 @@ async fn a_step_down_waits_for_the_act_and_begins_no_new_one<S: Stage>(stage: S)
     assert!(second.wait_for_leadership(Some(PATIENCE)).await.is_ok());
 }
 
-async fn who_stepped_down_stays_out_for_its_cool_down<S: Stage>(stage: S) {
+async fn a_member_that_stepped_down_stays_out_for_its_cool_down<S: Stage>(stage: S) {
     let cool_down = Duration::from_millis(700);
     let lock = leader(&stage, RoleSpec::named("r").cool_down(cool_down)).await;
     let before = Instant::now();
@@ -423,7 +423,7 @@ suite![
     callbacks_come_in_order_and_a_panic_becomes_an_error,
     waiting_for_leadership_ends_when_its_time_is_over,
     a_step_down_waits_for_the_act_and_begins_no_new_one,
-    who_stepped_down_stays_out_for_its_cool_down,
+    a_member_that_stepped_down_stays_out_for_its_cool_down,
     changes_show_every_term_and_no_epoch_twice,
     a_lost_session_is_a_loss_and_exclusive_waits_the_lease_out,
     fenced_takes_over_without_waiting,

@@ -63,7 +63,7 @@ async fn five_hundred_roles_cost_one_claim_and_one_beat_at_a_time() {
 }
 
 #[tokio::test]
-async fn who_stepped_down_stays_out_for_the_cool_down() {
+async fn a_member_that_stepped_down_stays_out_for_the_cool_down() {
     let database = database().await;
     let spec = RoleSpec::named("r").cool_down(Duration::from_secs(2));
     let (member, lock) = candidate(&database, spec).await;

@@ -107,7 +107,7 @@ async fn a_leader_frozen_inside_a_fenced_transaction_is_followed_within_the_boun
 /// A fenced transaction that is busy, not idle: no timer ends it, so the claimant that it holds up does,
 /// after one more lease.
 #[tokio::test]
-async fn a_fenced_transaction_that_never_ends_is_ended_by_who_it_holds_up() {
+async fn a_fenced_transaction_that_never_ends_is_ended_by_the_member_it_holds_up() {
     let (database, _) = shared_server().await;
     let setup = Setup { fenced: true, ..Setup::new("", &database.dsn()) };
     let mut group = Group::start(&["a", "b"], &setup).await;
