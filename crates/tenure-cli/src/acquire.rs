@@ -6,7 +6,7 @@ use tenure::config::Config;
 use tenure::operate::Operator;
 use tenure::{LockState, Notice, RoleName, TenureError};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use crate::args::{Acquire, Hooks, Output, Standing};
 use crate::candidacy::Candidacy;
@@ -23,6 +23,7 @@ const LOOK: Duration = Duration::from_millis(100);
 const PATIENCE: Duration = Duration::from_millis(500);
 
 pub(crate) async fn acquire(args: Acquire) -> Result<Exit, Failure> {
+    let begun = Instant::now();
     let mut signals = Signals::listen()?;
     let Acquire { database, role, taking, .. } = &args;
     let setting = Setting::new(database, role, taking, &Standing::default(), false)?;
@@ -41,7 +42,7 @@ pub(crate) async fn acquire(args: Acquire) -> Result<Exit, Failure> {
         // Nothing is held yet.
         silence = silence(&setting.config, wait) => return Err(silence),
     };
-    let exit = attempt(&mut candidacy, &args, wait, &mut signals).await;
+    let exit = attempt(&mut candidacy, &args, (begun, wait), &mut signals).await;
     candidacy.leave().await;
     exit
 }
@@ -65,11 +66,11 @@ pub(crate) async fn silence(config: &Config, wait: Duration) -> Failure {
 async fn attempt(
     candidacy: &mut Candidacy,
     args: &Acquire,
-    wait: Duration,
+    (begun, wait): (Instant, Duration),
     signals: &mut Signals,
 ) -> Result<Exit, Failure> {
     tokio::select! {
-        won = win(candidacy, wait) => won?,
+        won = win(candidacy, begun, wait) => won?,
         number = signals.number() => return Ok(Exit::Signal(number)),
     }
     if args.command.is_empty() {
@@ -97,14 +98,14 @@ async fn attempt(
     }
 }
 
-/// Returns once the gate is open. `wait` bounds the wait for another leader: at least one attempt is
-/// answered, and a lock that was won is kept although what is left of the last leader's lease must
-/// be waited out first.
-async fn win(candidacy: &mut Candidacy, wait: Duration) -> Result<(), Failure> {
-    let until = Instant::now() + wait;
+/// Returns once the gate is open. `wait` bounds the wait for another leader, and for a database that comes
+/// back: at least one attempt is answered, and a lock that was won is kept although what is left of the
+/// last leader's lease must be waited out first.
+async fn win(candidacy: &mut Candidacy, begun: Instant, wait: Duration) -> Result<(), Failure> {
+    let until = begun + wait;
     let lease = *candidacy.config().lease();
     // An attempt may be held up by another transaction and never be answered.
-    let unanswered = until + lease.lease() + lease.margin();
+    let unanswered = until.max(Instant::now()) + lease.lease() + lease.margin();
     let mut changes = candidacy.lock.changes();
     let mut refused: Option<String> = None;
     let mut claiming = Claiming::default();
@@ -115,9 +116,8 @@ async fn win(candidacy: &mut Candidacy, wait: Duration) -> Result<(), Failure> {
         let state = candidacy.lock.state();
         claiming.look(state, candidacy);
         if Instant::now() >= until {
-            if let Some(why) = candidacy.trouble().await?.filter(|why| !why.is_empty()) {
-                let message = format!("{why}; nothing was acquired");
-                return Err(Failure::new(Exit::Unreachable, message));
+            if let Some(away) = unreachable(candidacy).await? {
+                return Err(away);
             }
             if let Some(why) = refused.as_ref().filter(|_| state != LockState::Acquiring) {
                 return Err(not_won(candidacy, why, wait));
@@ -136,7 +136,16 @@ async fn win(candidacy: &mut Candidacy, wait: Duration) -> Result<(), Failure> {
                     if let Some(refusal) = candidacy.lock.refusal() {
                         return Err(refusal.into());
                     }
-                    let why = refused.unwrap_or_else(|| "the role was stopped".to_owned());
+                    // A role that leads once stops when its session is lost, also before it was won.
+                    if Instant::now() < until {
+                        // Past the wait the answer does not matter any more.
+                        timeout_at(until, candidacy.lock.start()).await.unwrap_or(Ok(()))?;
+                        continue;
+                    }
+                    if let Some(away) = unreachable(candidacy).await? {
+                        return Err(away);
+                    }
+                    let why = refused.unwrap_or_else(|| "the session was lost".to_owned());
                     return Err(not_won(candidacy, &why, wait));
                 }
                 Ok(
@@ -155,6 +164,12 @@ async fn win(candidacy: &mut Candidacy, wait: Duration) -> Result<(), Failure> {
             () = sleep_until(until), if Instant::now() < until => {}
         }
     }
+}
+
+/// The failure of a database that cannot be asked now, with its last trouble.
+async fn unreachable(candidacy: &Candidacy) -> Result<Option<Failure>, Failure> {
+    let why = candidacy.trouble().await?.filter(|why| !why.is_empty());
+    Ok(why.map(|why| Failure::new(Exit::Unreachable, format!("{why}; nothing was acquired"))))
 }
 
 fn not_won(candidacy: &Candidacy, why: &str, wait: Duration) -> Failure {

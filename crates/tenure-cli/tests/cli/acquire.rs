@@ -1,6 +1,9 @@
 //! `tenure acquire`: once, or not at all.
 
-use tenure_testkit::{Child, Signal};
+use std::process::Stdio;
+
+use tenure_testkit::{Child, Proxy, Signal};
+use tokio::io::AsyncBufReadExt;
 
 use crate::kit::{SOON, code, database, ends, event, member, program, refuses, stderr, stdout};
 
@@ -180,4 +183,31 @@ async fn scripts_that_give_up_after_a_restart_get_there_together() {
         let after = waited().await;
         assert!(after >= before + 250, "it waited, and {before} ms became {after} ms");
     }
+}
+
+#[tokio::test]
+async fn a_database_that_is_away_is_waited_for_as_long_as_asked() {
+    let cluster = tenure_testkit::shared_cluster().await;
+    let database = database().await;
+    let proxy = Proxy::start(cluster.addr()).await.expect("a proxy");
+    proxy.refuse(true).await.expect("refused");
+    let dsn = proxy.dsn(database.name());
+    let acquire = |wait, deadline| {
+        let mut command = tokio::process::Command::new(program());
+        command.env_clear().args(["acquire", "--role", "r", "--wait", wait, "--dsn", &dsn]);
+        command.env("TENURE_STATEMENT_DEADLINE", deadline).kill_on_drop(true);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().expect("it runs")
+    };
+    let output = acquire("1s", "100ms").wait_with_output().await.expect("it ends");
+    assert_eq!(code(&output), 5, "{}", stderr(&output));
+    assert!(stderr(&output).contains("nothing was acquired"), "{}", stderr(&output));
+
+    let mut waits = acquire("1m", "1s");
+    let mut log = tokio::io::BufReader::new(waits.stderr.take().expect("piped")).lines();
+    while !log.next_line().await.expect("text").expect("it is told").contains("no seat") {}
+    // A member that leads once has lost its first attempt by now.
+    proxy.refuse(false).await.expect("healed");
+    let output = waits.wait_with_output().await.expect("it ends");
+    assert_eq!((code(&output), stdout(&output).lines().count()), (0, 1));
 }
