@@ -198,9 +198,12 @@ pub enum CommitError {
     /// A change of members is under way, or the leader is too new.
     #[error("another change of the members is not committed yet; try again in a moment")]
     Busy,
-    /// It would leave no voter, or the members are so already.
-    #[error("the change makes no sense for the present members; look at the status")]
+    /// The members are so already.
+    #[error("the members are like that already; `tenure gossip status` lists them")]
     Pointless,
+    /// No other node votes, so none could lead or decide instead.
+    #[error("no other node votes, so this one cannot be spared; let another node join and vote first")]
+    Alone,
     /// The leader changed before the change was committed.
     #[error(
         "leadership changed before the change was committed; it may have been made or not: look at the status"

@@ -517,10 +517,12 @@ impl Commit for Raft {
                 let id = self.names.number(peer);
                 if config.non_voters.remove(&id) {
                     // A learner decides nothing: no joint majority is needed to let it go.
-                } else if config.voters.contains(&id) && config.voters.len() > 1 {
-                    config = config.to_joint_consensus(&[], &[id]);
-                } else {
+                } else if !config.voters.contains(&id) {
                     return Err(CommitError::Pointless);
+                } else if config.voters.len() == 1 {
+                    return Err(CommitError::Alone);
+                } else {
+                    config = config.to_joint_consensus(&[], &[id]);
                 }
             }
         }

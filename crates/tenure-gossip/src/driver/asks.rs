@@ -209,7 +209,7 @@ impl<M: StateMachine> Driver<M> {
             return caller.answer(Err(CommitError::NotLeader.into()));
         }
         if ns.engine.commit().status(at).members.deciding().len() < 2 {
-            return caller.answer(Err(CommitError::Pointless.into()));
+            return caller.answer(Err(CommitError::Alone.into()));
         }
         ns.begin_leaving(at).push(caller);
     }
