@@ -114,7 +114,13 @@ impl Embedded {
         }
         let _lock = self.lock()?;
         let server = self.server()?;
-        server.stop(Stop::Fast, STOP_WAIT).or_else(|_| server.stop(Stop::Immediate, STOP_WAIT))
+        server.stop(Stop::Fast, STOP_WAIT).or_else(|_| server.stop(Stop::Immediate, STOP_WAIT))?;
+        let sockets = self.socket_dir()?;
+        if !sockets.starts_with(&self.folder) {
+            // It is empty now, and outside of the folder that holds everything else.
+            let _ = fs::remove_dir(sockets);
+        }
+        Ok(())
     }
 
     /// The folder that holds everything.
