@@ -13,6 +13,38 @@
 //!                       └─ Store: one session for all of it ──► PostgreSQL: schedules
 //! ```
 //!
+//! A schedule of a program, fired by whichever member leads:
+//!
+//! ```no_run
+//! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+//! use tenure::RoleName;
+//! use tenure_agent::{Schedule, Schedules};
+//!
+//! let (member, _lock) = tenure::lead("postgresql://localhost/app", "scheduler").await?;
+//! let nightly = Schedule::new("nightly", RoleName::new("scheduler")?, "0 3 * * *")?;
+//! let serving = Schedules::new()
+//!     .add(nightly, |run| async move {
+//!         println!("{} of {}, epoch {}", run.schedule, run.slot, run.epoch);
+//!         Ok::<(), std::io::Error>(())
+//!     })
+//!     .start(&member)?;
+//! // … until the program ends:
+//! member.shutdown(None).await?;
+//! serving.finished().await;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! | to | use |
+//! |---|---|
+//! | fire closures or programs at planned instants | [`Schedules`], [`Schedule`], [`Job`] |
+//! | spread a set of roles evenly over the members | [`Shards`] |
+//! | answer load balancers and supervisors | [`probes::router`] |
+//! | run a whole file, as `tenure agent` does | [`Plan`], [`Agent`] |
+//! | ask about schedules, order a run, read what happened | [`desk::Desk`] |
+//! | serve the page | [`page::Page`] |
+//! | keep the history bounded | [`retention::prune`] |
+//!
 //! # What it guarantees
 //!
 //! - A command runs only while this process leads its role, and is gone, with all it started, before the

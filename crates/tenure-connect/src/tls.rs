@@ -11,7 +11,8 @@
 //! | `verify-ca` | never | chain to a trusted root |
 //! | `verify-full` | never | chain to a trusted root and name the host |
 //!
-//! Trusted roots: `sslrootcert`, else `SH_DB_TLS_CA_FILE`, else the system's store. A host is
+//! Trusted roots: `sslrootcert`, else `~/.postgresql/root.crt` if it exists, else `SH_DB_TLS_CA_FILE`, else
+//! the system's store. A host is
 //! looked for in the certificate's subject alternative names only; a common name does not count.
 //! `SH_DB_TLS_INSECURE` takes the verification (not the encryption) away from every mode and is
 //! logged as a warning.
@@ -67,7 +68,8 @@ impl TlsOptions {
         self
     }
 
-    /// The root certificates to trust where the DSN has no `sslrootcert`. Default: the system's.
+    /// The root certificates to trust where the DSN has no `sslrootcert` and there is no
+    /// `~/.postgresql/root.crt`; a PEM file. Default: the system's.
     pub fn ca_file(mut self, path: impl Into<PathBuf>) -> Self {
         self.ca_file = Some(path.into());
         self

@@ -222,6 +222,13 @@ impl LeaderToken {
 }
 
 /// The readers' side of a gate. Cheap to clone; every method is lock-free and returns at once.
+///
+/// | to | ask |
+/// |---|---|
+/// | know whether this process leads now | [`is_leader`](Self::is_leader), [`epoch`](Self::epoch), [`peek`](Self::peek): nothing is counted |
+/// | build an act | [`require_leader`](Self::require_leader), whose token carries the epoch |
+/// | send it | [`ensure_epoch`](Self::ensure_epoch), just before |
+/// | send it and learn whether the lease covered it | [`begin_act`](Self::begin_act), then [`Act::finish`] |
 #[derive(Clone)]
 pub struct LeaderGate(Arc<Shared>);
 

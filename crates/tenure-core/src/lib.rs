@@ -4,6 +4,9 @@
 //! No task, no socket, no SQL, no random numbers: what happens goes in as values, what is to be done
 //! comes out as values, and time is an argument. A driver (`tenure` for PostgreSQL) carries it out.
 //!
+//! A program that leads uses `tenure`, which re-exports what it meets: gate, epoch, keys, timings, states,
+//! retry strategies. This crate is for a driver of another kind, and for tools that compare ticks or keys.
+//!
 //! # What it guarantees
 //!
 //! - **One term, one gate.** A [`LeaderGate`] says yes only between the opening of its term and the

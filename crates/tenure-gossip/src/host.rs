@@ -220,10 +220,10 @@ impl<M: StateMachine> Host<M> {
         &self.address
     }
 
-    /// The gate of a namespace; `None` if it is not carried. It opens only while this node is the committed leader, that leader's
-    /// first entry is committed, and a majority of voters has promised to elect no other: the same
-    /// guarantee as on PostgreSQL, *exclusive*. The gossip hint alone never opens it. Its epoch is the
-    /// consensus term.
+    /// The gate of a namespace; `None` if it is not carried. It opens only while this node is the committed
+    /// leader, that leader's first entry is committed, and a majority of voters has promised to elect no
+    /// other: the same guarantee as on PostgreSQL, *exclusive*. The gossip hint alone never opens it. Its
+    /// epoch is the consensus term.
     #[must_use]
     pub fn gate(&self, namespace: &str) -> Option<LeaderGate> {
         self.gates.lock().expect("nothing panics while it is held").get(namespace).cloned()

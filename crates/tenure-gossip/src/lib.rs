@@ -78,6 +78,18 @@
 //! }
 //! # let _ = record; Ok(()) }
 //! ```
+//!
+//! What a program usually does next:
+//!
+//! | to | use |
+//! |---|---|
+//! | keep a state of its own | [`StateMachine`], in the place of [`Kv`] |
+//! | be told of every record | [`Host::subscribe`], [`Host::history`] |
+//! | see which nodes vote, lead and lag | [`Host::status`], [`metrics`] |
+//! | ask a node from another process | [`Client`] |
+//! | let keys of other machines in | [`Invitation`], [`HostConfig::invitation`], [`CredentialGoal`] |
+//! | survive the loss of a majority | [`Backup`] |
+//! | end | [`Host::stop`]; watch [`Host::failed`] meanwhile |
 
 mod backup;
 mod carried;

@@ -243,8 +243,8 @@ pub struct Inspected {
 /// A chain's node. Every call has its own deadline and may be dropped at any await.
 #[async_trait]
 pub trait Chain: Send + Sync + 'static {
-    /// Nonces and blocks. All five values belong together as well as the node allows; where they
-    /// were read one after the other, the pool's is read last, so that it is never too low.
+    /// Blocks, nonces, fees and balance. They belong together as well as the node allows; where they were
+    /// read one after the other, the pool's nonce is read last, so that it is never too low.
     ///
     /// # Errors
     /// [`ChainError::Unreachable`]: ask again.

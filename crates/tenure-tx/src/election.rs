@@ -21,7 +21,7 @@ pub enum NodeRole {
     Leader,
     /// Watches the table; refuses to send.
     Follower,
-    /// Sends without a group and without a table. Only by explicit choice.
+    /// Sends without a group, with a journal in place of the table. Only by explicit choice.
     Standalone,
 }
 

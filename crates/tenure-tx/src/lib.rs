@@ -31,6 +31,15 @@
 //! # }
 //! ```
 //!
+//! | to | use |
+//! |---|---|
+//! | choose the chain and the key | `chain::ethereum`, `chain::substrate`: each is a feature of this crate |
+//! | make a payment once, whatever fails | [`SendRequest::with_id`]: ask again under the same id |
+//! | learn how it ended, on any node | [`TransactionService::find`], [`TransactionService::wait`], [`EndKind`] |
+//! | follow every change, across restarts | [`feed()`](feed::feed) |
+//! | give a request up | [`SendRequest::with_deadline`], [`TransactionService::cancel_request`] |
+//! | stop without loss | [`TransactionService::shutdown`], then the member's |
+//!
 //! # What it guarantees
 //!
 //! 1. **Stored before sent.** A row with the signed bytes is committed under the leader's epoch

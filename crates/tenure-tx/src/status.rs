@@ -201,7 +201,12 @@ impl TransactionStatus {
     }
 }
 
-/// How a request ended.
+/// How a request ended. A closed set: a caller that pays must know what each of them means for it.
+///
+/// The first four are proved by a final block. `Withdrawn`, `Refused`, `Usurped`, and `Expired` without a no-op
+/// rest on what nodes said: they are provisional until the nonce is final. Should the chain then prove such an
+/// end wrong, the row is corrected ([`Note::corrected`]) and every reader hears of it. A caller that asks
+/// anew under another id before that may pay twice.
 #[derive(
     Debug,
     Clone,
@@ -227,18 +232,19 @@ pub enum EndKind {
     Reverted,
     /// A no-op is in a final block in its place, by an order to drop it. It did not execute and never will.
     Replaced,
-    /// Dropped by order before any node had it. It did not execute and never will; its nonce is free.
+    /// Dropped by order before any node had it: it did not execute, and its nonce is free. Provisional.
     Withdrawn,
-    /// No node took it. It did not execute and never will; its nonce is free.
+    /// No node took it: it did not execute, and its nonce is free. Provisional.
     Refused,
-    /// Its deadline passed first. It did not execute and never will: a no-op is in a final block in its
-    /// place, or no node ever had it.
+    /// Its deadline passed first. A no-op is in a final block in its place: it did not execute and never
+    /// will. Or no node ever had it: that is provisional.
     Expired,
-    /// Another transaction used its nonce. It did not execute and never will.
+    /// Another transaction used its nonce, so it did not execute. Provisional.
     Usurped,
 }
 
-/// How a request ended, for good, as its caller is told.
+/// How a request ended, as its caller is told. It is provisional unless the request itself, or the no-op in
+/// its place, is in a final block: see [`EndKind`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct End {

@@ -12,9 +12,10 @@ use crate::preflight::Refused;
 use tenure_connect::Remedy;
 use tenure_connect::tls::TlsError;
 
-/// Why a member or a lock could not do what it was asked to.
+/// Why a member, a lock or an operator's session could not do what it was asked to.
 ///
-/// No variant leaves a lock, a row or a task behind.
+/// No variant leaves a lock behind. Nothing was written either, except where a variant says that it is not
+/// known. [`TenureError::remedy`] says what has to happen before the same call can succeed.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum TenureError {
@@ -41,10 +42,11 @@ pub enum TenureError {
         /// What differs, and what to do.
         why: RegisterRefusal,
     },
-    /// A session failed in the middle of something, or the server was busy. A retry helps.
+    /// A session failed in the middle of something, or the server was busy. A retry helps. Whether an
+    /// order was written down is not known then: look at the role's status before it is given again.
     #[error("the database session failed: {0}")]
     Session(String),
-    /// The database refused a statement. A retry does not help.
+    /// The database refused a statement; nothing was written. A retry does not help.
     #[error("the database refused: {0}")]
     Statement(String),
     /// The login role lacks a privilege for this. A retry as another login role helps.
@@ -53,7 +55,7 @@ pub enum TenureError {
          `tenure migrate --print-grants` prints"
     )]
     Denied(String),
-    /// It was not done in time. What was begun is undone, or goes on in the background.
+    /// It was not done in time; the call says whether it goes on in the background.
     #[error("{what} took longer than {limit:?}")]
     Timeout {
         /// What was not done, as a noun.

@@ -14,6 +14,22 @@
 //! # }
 //! ```
 //!
+//! It runs on tokio. What a program usually does next:
+//!
+//! | to | use |
+//! |---|---|
+//! | run work for as long as this process leads | [`LeaderLock::while_leading`] |
+//! | have the database refuse the writes of a former leader | [`fence()`], or the trigger of `docs/fence.md` |
+//! | have many roles, or settings from a file and the environment | [`config`], [`Member::start`], [`Member::start_all`] |
+//! | be told of terms | [`LeaderLock::changes`], [`LeaderLock::events`], [`LeaderLock::on_acquired`] and its fellows |
+//! | know which member leads | [`LeaderLock::leader`], [`LeaderLock::observe`] |
+//! | ask and order from outside | [`operate`], or the program `tenure` |
+//! | watch it | [`metrics`], [`Member::health`] |
+//! | look a server over before it is used | [`preflight::check`] |
+//! | test the program without a database | [`memory::MemoryGroup`] |
+//!
+//! The folder `examples` has a server, a worker, many roles and a hand-over.
+//!
 //! # What it guarantees
 //!
 //! 1. **Exclusive.** For one role there are never two open gates at the same instant: not after a

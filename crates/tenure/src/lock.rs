@@ -62,7 +62,7 @@ impl LeaderLock {
         &self.publisher.name
     }
 
-    /// Its advisory key.
+    /// The key of the role's advisory lock.
     pub fn key(&self) -> LockKey {
         self.publisher.key
     }
@@ -77,7 +77,8 @@ impl LeaderLock {
         self.publisher.gate.identity()
     }
 
-    /// The lifecycle's state.
+    /// Where the role's lifecycle stands. Only the gate says whether to act: a leader whose heartbeat is late
+    /// is still in [`LockState::Leader`].
     pub fn state(&self) -> LockState {
         self.publisher.view().state
     }
@@ -122,7 +123,10 @@ impl LeaderLock {
         self.publisher.refusal()
     }
 
-    /// Drains, releases the role and stops taking part. Idempotent.
+    /// Drains, releases the role and stops taking part. Idempotent. [`LeaderLock::start`] takes part again.
+    ///
+    /// The drain takes the role's [drain limit](crate::config::RoleConfig::drain_limit) at most, the release
+    /// a lease. Dropping the future does not take the order back.
     ///
     /// # Errors
     /// [`TenureError::Timeout`] if that took longer than `within`; it goes on in the background.
@@ -141,8 +145,14 @@ impl LeaderLock {
         Ok(())
     }
 
-    /// Drains, releases the role and stays out of the race for the cool-down. A member that does not
-    /// lead does nothing. Past `within` the lock is freed by force.
+    /// Drains, releases the role and stays out of the race for the
+    /// [cool-down](crate::config::RoleConfig::cool_down). Returns when the term is over. A member that does
+    /// not lead does nothing.
+    ///
+    /// Acts in flight are waited for within the role's [drain
+    /// limit](crate::config::RoleConfig::drain_limit), and within three quarters of `within` if that is
+    /// shorter. An act that outlasts the wait becomes uncertain, and the next leader waits out the lease.
+    /// Past `within` the lock is freed by force.
     ///
     /// # Errors
     /// [`TenureError::Stopped`] if the member was shut down.
@@ -169,7 +179,8 @@ impl LeaderLock {
         }
     }
 
-    /// Leadership as it changes. The gate may say no sooner: it shuts by itself at its deadline.
+    /// Leadership as it changes: it shows the latest state, so a short term may be missed. The gate may say
+    /// no sooner: it shuts by itself at its deadline.
     pub fn changes(&self) -> watch::Receiver<LeaderStateChanged> {
         self.publisher.watch_leading()
     }
@@ -190,13 +201,14 @@ impl LeaderLock {
         self.publisher.gate.begin_act(within)
     }
 
-    /// Everything the lifecycle says, from now on. A receiver that lags misses events and is told
-    /// how many; [`LeaderLock::changes`] always has the latest state.
+    /// Everything the lifecycle says, from now on. A receiver that is more than 64 events behind misses
+    /// some and is told how many; [`LeaderLock::changes`] always has the latest state.
     pub fn events(&self) -> broadcast::Receiver<Event> {
         self.publisher.subscribe()
     }
 
-    /// Like [`LeaderLock::step_down`], naming the member (by identity) that should lead next.
+    /// Like [`LeaderLock::step_down`], naming the member (by identity) that should lead next. The role is
+    /// kept free for it for one lease; a member that takes no part in the role is as good as none.
     ///
     /// # Errors
     /// See [`LeaderLock::step_down`].
@@ -233,7 +245,9 @@ impl LeaderLock {
         self.send(Command::Candidacy { role, ready: Some(ready), priority: None })
     }
 
-    /// Changes the priority in the race.
+    /// Changes the [priority](crate::config::RoleConfig::priority) in the race, until the process ends. It
+    /// decides the next race; a leader is asked to step down only by a role that
+    /// [preempts](crate::config::RoleConfig::preempts).
     ///
     /// # Errors
     /// [`TenureError::Stopped`].
@@ -245,7 +259,11 @@ impl LeaderLock {
     /// Calls back when a term begins: the gate is open.
     ///
     /// Callbacks of a role run one after another, in the order of events, on a thread of their own:
-    /// they may block, and they cannot hold up a heartbeat. A panic becomes an error event.
+    /// they may block, and they cannot hold up a heartbeat. A panic becomes an error event. Behind a callback
+    /// that does not return 1,024 events wait; later ones are not told to callbacks.
+    ///
+    /// A callback comes after the fact: the gate may have shut meanwhile. Work that must end with the term
+    /// belongs into [`LeaderLock::while_leading`].
     pub fn on_acquired(&self, call: impl Fn(Epoch) + Send + Sync + 'static) -> &Self {
         self.on(move |notice| {
             if let Notice::Acquired { epoch } = notice {

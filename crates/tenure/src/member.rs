@@ -50,14 +50,16 @@ impl std::fmt::Debug for Member {
 
 impl Member {
     /// Looks the server over, brings the schema up to date, and starts the member with the roles
-    /// the configuration names (not started yet: see [`Member::start_all`]).
+    /// the configuration names (not started yet: see [`Member::start_all`]). Must be called in a tokio
+    /// runtime. Connecting and each question to the server take a lease at most.
     ///
     /// A database that comes back by itself is no error (it cannot be reached, starts, recovers, is
     /// full, has no primary yet): the member follows, and keeps trying. See [`TenureError::remedy`].
     ///
     /// # Errors
-    /// [`TenureError::Refused`] if the setup cannot hold the promises, and what the configuration
-    /// gets wrong.
+    /// [`TenureError::Refused`] if the setup cannot hold the promises, [`TenureError::NoDatabase`] without a
+    /// DSN, [`TenureError::Connect`] if the login is refused or the certificate does not fit, and what the
+    /// configuration gets wrong. Nothing runs then.
     pub async fn start(config: Config) -> Result<Self, TenureError> {
         Self::start_with(config, Arc::new(BootClock), true).await
     }
@@ -141,12 +143,12 @@ impl Member {
         Ok(member)
     }
 
-    /// The identity of this process in the group.
+    /// The identity of this process in the group. It is new at every start.
     pub fn identity(&self) -> &Identity {
         &self.handle.identity
     }
 
-    /// Its configuration.
+    /// What the member was started with; roles that were added since are not in it.
     pub fn config(&self) -> &Config {
         &self.config
     }
@@ -154,7 +156,7 @@ impl Member {
     /// The handle of a role the configuration named, or that was added.
     ///
     /// # Errors
-    /// [`TenureError::UnknownRole`].
+    /// [`TenureError::UnknownRole`], or [`TenureError::RoleName`] if no role can be called so.
     pub fn lock(&self, role: &str) -> Result<LeaderLock, TenureError> {
         let name = RoleName::new(role)?;
         let locks = self.locks.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -164,15 +166,17 @@ impl Member {
         }
     }
 
-    /// The handles of all roles.
+    /// The handles of all roles, in the order in which they were named or added.
     pub fn locks(&self) -> Vec<LeaderLock> {
         self.locks.lock().unwrap_or_else(std::sync::PoisonError::into_inner).all.clone()
     }
 
-    /// Adds a role at run time.
+    /// Adds a role at run time, not started yet: see [`LeaderLock::start`]. It stays for as long as the
+    /// member lives; [`LeaderLock::shutdown`] stops it.
     ///
     /// # Errors
-    /// If it is not valid, or there already.
+    /// [`TenureError::Config`] if it is not valid, [`TenureError::DuplicateRole`] if it is there already,
+    /// [`TenureError::Registration`] if another role of this member has its key, [`TenureError::Stopped`].
     pub fn add_role(&self, role: RoleSpec) -> Result<LeaderLock, TenureError> {
         let role = role.validate(self.config.lease(), self.config.is_lock_only())?;
         self.add(&role)
@@ -196,7 +200,9 @@ impl Member {
         Ok(lock)
     }
 
-    /// Starts every role: one registration and one claim for all of them.
+    /// Starts every role: one registration and one claim for all of them. Waits for the database's answer
+    /// for four statement deadlines at most; without one the roles follow, and are registered when it comes.
+    /// It does not wait until they are led.
     ///
     /// # Errors
     /// The first refusal; the other roles take part all the same.
@@ -219,7 +225,7 @@ impl Member {
         outcome
     }
 
-    /// How the member and its roles are.
+    /// How the member and its roles are, without asking the database. Cancel-safe.
     ///
     /// # Errors
     /// [`TenureError::Stopped`].
@@ -229,11 +235,12 @@ impl Member {
         answered.await.map_err(|_| TenureError::Stopped)
     }
 
-    /// Drains and releases every role, says goodbye, closes both sessions.
+    /// Drains and releases every role, says goodbye, closes both sessions. Without `within` it takes as long
+    /// as the longest drain limit and a lease at most.
     ///
     /// # Errors
-    /// [`TenureError::Timeout`] if that took longer than `within`: then everything was dropped, and
-    /// the server frees the locks at the latest when it notices.
+    /// [`TenureError::Timeout`] if that took longer than `within`: then everything is dropped, every gate
+    /// shuts, and the server frees the locks at the latest when it notices.
     pub async fn shutdown(mut self, within: Option<Duration>) -> Result<(), TenureError> {
         let _ = self.handle.send(Command::Leave);
         match within {

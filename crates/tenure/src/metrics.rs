@@ -21,7 +21,9 @@
 //!
 //! What other systems call them: `docs/metrics.md`.
 //!
-//! Times are in seconds, as Prometheus wants it.
+//! They go to the recorder of the crate `metrics`: install one before the first role is added, because
+//! every series of a role begins at zero there. Times are in seconds, as Prometheus wants it. The events
+//! of transitions go to `tracing`, with role, member, key, epoch and reason as fields.
 
 use std::time::Duration;
 

@@ -60,6 +60,24 @@ pub enum ClientError {
 }
 
 /// A session with one node.
+///
+/// ```no_run
+/// use std::time::Duration;
+/// use tenure_gossip::{Answer, Ask, Client, IdentityFolder, KvGoal, Trust, TxId};
+///
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let me = IdentityFolder::new("operator");
+/// let mut trust = Trust::default();
+/// trust.nodes = me.nodes()?;
+/// let mut client = Client::connect("10.0.0.1:7400", me.keys()?, &trust).await?;
+/// let goal = KvGoal::Increment { key: "jobs".into(), by: 1 }.to_bytes();
+/// let submit = Ask::Submit { namespace: "main".into(), tx: TxId::random(), goal };
+/// // Without an answer it may be decided all the same: ask again under the same transaction id.
+/// if let Answer::Record(record) = client.ask(submit, Duration::from_secs(30)).await? {
+///     println!("record {}: {:?}", record.index, record.outcome);
+/// }
+/// # Ok(()) }
+/// ```
 pub struct Client {
     keys: Arc<Ed25519Keys>,
     node: PeerId,

@@ -109,7 +109,7 @@ impl Handle {
 pub struct Health {
     /// The member.
     pub identity: Identity,
-    /// Whether its seat is taken.
+    /// Whether it has its session on the database. Without one no gate opens.
     pub connected: bool,
     /// Time since the last successful round trip was sent; none before the first.
     pub heartbeat_age: Option<Duration>,
@@ -129,7 +129,7 @@ pub struct RoleHealth {
     pub state: LockState,
     /// Whether its gate is open.
     pub is_leader: bool,
-    /// The epoch it holds.
+    /// The epoch of the term that this member leads, waits for, wins back or releases; none while it follows.
     pub epoch: Option<Epoch>,
     /// What keeps this member from leading it that only an operator can end, with the remedy.
     pub trouble: Option<String>,
