@@ -590,7 +590,8 @@ impl Look<'_> {
             report.warn("locks", full);
             return Ok(());
         }
-        report.good("locks", format!("{roles} roles; the server holds {capacity} locks"));
+        let roles = if roles == 1 { "1 role".to_owned() } else { format!("{roles} roles") };
+        report.good("locks", format!("{roles}; the server holds {capacity} locks"));
         Ok(())
     }
 
@@ -682,7 +683,10 @@ impl Standbys {
         }
         if names.is_empty() && (self.idle_slots > 0 || self.timeline > 1) {
             let evidence = if self.idle_slots > 0 {
-                format!("{} replication slot(s) wait for one", self.idle_slots)
+                match self.idle_slots {
+                    1 => "a replication slot waits for one".to_owned(),
+                    slots => format!("{slots} replication slots wait for one"),
+                }
             } else {
                 format!("the server was promoted before (timeline {})", self.timeline)
             };
@@ -764,7 +768,8 @@ mod tests {
             assert!(danger.contains(words), "{danger:?} does not say {words:?}");
         };
         let alone = || Standbys { visible: true, timeline: 1, ..Standbys::default() };
-        says(Standbys { idle_slots: 2, ..alone() }, "2 replication slot(s) wait");
+        says(Standbys { idle_slots: 1, ..alone() }, "a replication slot waits");
+        says(Standbys { idle_slots: 2, ..alone() }, "2 replication slots wait");
         says(Standbys { timeline: 3, ..alone() }, "timeline 3");
         says(Standbys { senders: 2, standbys: 2, ..alone() }, "do not acknowledge");
         says(Standbys { senders: 1, visible: false, ..alone() }, "grant it pg_read_all_stats");
