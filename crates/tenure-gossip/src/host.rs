@@ -5,6 +5,7 @@ mod join;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
@@ -88,7 +89,17 @@ pub enum HostError {
     /// The store can be read, but what is in it cannot be continued.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// A file or the port cannot be used.
+    /// The port cannot be had.
+    #[error(
+        "cannot listen on {address}: {why}; choose an address of this machine and a port that is free"
+    )]
+    Listen {
+        /// The address that was asked for.
+        address: SocketAddr,
+        /// What the system said.
+        why: io::Error,
+    },
+    /// A file cannot be used.
     #[error("{what}: {why}")]
     Io {
         /// What was tried.
@@ -366,7 +377,7 @@ pub(crate) type Gates = Arc<Mutex<BTreeMap<String, LeaderGate>>>;
 
 /// The port, and where others reach it.
 async fn bind(config: &HostConfig) -> Result<(TcpListener, String), HostError> {
-    let fail = |why| HostError::Io { what: format!("listen on {}", config.listen), why };
+    let fail = |why| HostError::Listen { address: config.listen, why };
     let listener = TcpListener::bind(config.listen).await.map_err(fail)?;
     let local = listener.local_addr().map_err(fail)?;
     Ok((listener, config.advertise.clone().unwrap_or_else(|| local.to_string())))

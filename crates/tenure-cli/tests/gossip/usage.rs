@@ -99,6 +99,7 @@ fn wrong_words_to_a_client_are_answered_with_a_remedy() {
             "cannot be kept exactly",
         ),
         (vec!["replace", "--node", a, &nodes[0].id[..8], &nodes[0].id], 2, "another node"),
+        (vec!["node", "--data", "d", "--listen", a, "--bootstrap"], 1, "a port that is free"),
         (vec!["restore", "--data", "d", "/nowhere/at/all"], 1, "/nowhere/at/all"),
         (vec!["get", "--node", a, "nothing"], 7, "no \"nothing\" at index"),
         (vec!["get", "--node", a, "--namespace", "x"], 7, "carries no namespace"),
