@@ -41,10 +41,12 @@ pub struct Agent {
 
 impl Agent {
     /// Makes the member, and everything that runs what its leaders should run; [`Agent::campaign`] enters
-    /// the races. The configuration must name the roles of [`Plan::specs`].
+    /// the races. The configuration must name the roles of [`Plan::specs`]. Where the plan runs programs, `main`
+    /// must call [`tenure_guardian::run_if_guardian`] first.
     ///
     /// # Errors
-    /// As [`Member::start`].
+    /// What [`Member::start`] refuses, [`TenureError::UnknownRole`] for a role that the configuration lacks, or
+    /// what keeps the store or a notifier from being made.
     pub async fn start(
         config: Config,
         plan: Plan,
@@ -99,8 +101,8 @@ impl Agent {
         Ok(agent)
     }
 
-    /// Enters the race for every role. Waits until the database has taken the registrations: without an
-    /// answer, for as long as it takes. Cancel-safe.
+    /// Enters the race for every role. Waits for the database's answer as [`Member::start_all`] does: without
+    /// one the roles follow, and are registered when it comes. Cancel-safe.
     ///
     /// # Errors
     /// A role that the database knows otherwise.

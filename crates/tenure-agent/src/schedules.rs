@@ -119,6 +119,7 @@ pub enum ScheduleStartError {
 
 /// Schedules at work. Dropping it ends what runs, at once and without a record of its end; shut the member
 /// down first.
+#[must_use = "dropped, it fires nothing"]
 #[derive(Debug)]
 pub struct Serving {
     _jobs: watch::Sender<Arc<Vec<Job>>>,

@@ -52,11 +52,12 @@ pub struct Shards {
 }
 
 /// Shards that are being spread; dropping it leaves them where they are.
+#[must_use = "dropped, it spreads nothing"]
 #[derive(Debug)]
 pub struct Spreading(#[allow(dead_code, reason = "its tasks end with it")] JoinSet<()>);
 
 impl Shards {
-    /// A set of so many roles, at most 10,000.
+    /// A set of so many roles; more than 10,000 are taken as 10,000.
     #[must_use]
     pub fn new(name: &str, count: u32) -> Self {
         Shards { name: name.to_owned(), count: count.min(MOST) }

@@ -202,7 +202,9 @@ pub enum CommitError {
     #[error("the members are like that already; `tenure gossip status` lists them")]
     Pointless,
     /// No other node votes, so none could lead or decide instead.
-    #[error("no other node votes, so this one cannot be spared; let another node join and vote first")]
+    #[error(
+        "no other node votes, so this one cannot be spared; let another node join and vote first"
+    )]
     Alone,
     /// The leader changed before the change was committed.
     #[error(
