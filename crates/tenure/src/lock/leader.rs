@@ -208,7 +208,8 @@ impl Observed {
 impl LeaderLock {
     /// Which member leads the role now, whatever member it is. None: no member does.
     ///
-    /// Costs one short session and one statement, bounded by the lease; the role need not be started.
+    /// Costs one short session and one statement; connecting takes a lease at most, each answer a statement
+    /// deadline. The role need not be started.
     ///
     /// # Errors
     /// If the database cannot be asked.

@@ -24,9 +24,9 @@ impl LeaderLock {
     /// Runs `work` while this process leads: calls it when the gate opens, drops its future when the
     /// gate shuts, and calls it again when the gate opens again. Starts the role if it is not started.
     ///
-    /// Returns when the role has stopped (an operator, [`LeaderLock::shutdown`], the member's end, a
-    /// loss without `auto_reacquire`). Work that returns earlier is done for this term, and is called
-    /// again in the next one.
+    /// Returns when the role has stopped: [`LeaderLock::shutdown`], the member's end, a loss or step-down
+    /// without `auto_reacquire`, or a registration that the database refuses ([`LeaderLock::refusal`]
+    /// tells). Work that returns earlier is done for this term, and is called again in the next one.
     ///
     /// ```no_run
     /// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
