@@ -1,6 +1,6 @@
 //! A condition as validated: PromQL, as far as it is evaluated here.
 //!
-//! The parser is Prometheus' own grammar; what it reads becomes [`Expr`], which has only what the evaluator
+//! The parser is Prometheus' own grammar; what it reads becomes `Expr`, which has only what the evaluator
 //! can do. Everything else, an unknown series or an unknown label is refused when the file is read: a rule
 //! that could never fire is worse than none.
 
