@@ -235,7 +235,7 @@ begin
             (select max(t.nonce) from tenure_tx.pending_transactions t
                  where t.account_id = p_account), -1) then
         -- The common case first: above all nonces of the table. Under the account's lock nothing can
-        -- be in the way, and to be prepared for it would cost a fifth of the row.
+        -- be in the way, and to be prepared for it costs another look, a lock and a log record.
         return query
         insert into tenure_tx.pending_transactions as t
             (account_id, nonce, hash, call_scale, raw, state, tip, noop, attempts, request_id,

@@ -307,6 +307,36 @@ async fn a_block_learnt_by_a_look_up_is_taken_back_like_any_other() {
     paid(&anvil, 0..4).await;
 }
 
+/// A node's word about a transaction, receipt included, is compared with the block that the chain has at
+/// that height: a final number alone ends nothing.
+#[tokio::test]
+async fn a_block_that_is_not_the_chains_at_its_height_is_never_final() {
+    let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
+    // The second block is final, and below all that is followed.
+    anvil.mine(6).await;
+    let gateway = RpcProxy::start(&anvil.url).await;
+    let node = leader(&db.dsn(), &gateway).await;
+    let left = format!("0x{}", "2b".repeat(32));
+    gateway.rule(move |method, params| {
+        let answer = json!({"blockNumber": "0x2", "blockHash": left, "status": "0x1",
+                            "transactionHash": params[0]});
+        match method {
+            "eth_getTransactionByHash" | "eth_getTransactionReceipt" => Fault::Answer(answer),
+            _ => Fault::Pass,
+        }
+    });
+    let mut handle = send(&node, 0).await;
+    until(&mut handle, is(State::InBlock)).await;
+    until(&mut handle, is(State::Retracted)).await;
+    gateway.asked(20).await;
+    assert!(!handle.state().ended(), "{:?}", handle.state());
+    gateway.well();
+    let ended = end(&anvil, &mut handle).await;
+    assert_eq!(ended.kind, EndKind::Executed);
+    assert!(ended.block_number.is_some_and(|number| number > 6), "{ended:?}");
+    paid(&anvil, 0..1).await;
+}
+
 #[tokio::test]
 async fn receipts_of_a_block_that_left_the_chain_prove_nothing() {
     let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);

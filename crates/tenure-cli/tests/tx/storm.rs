@@ -274,7 +274,19 @@ impl Storm {
             let (id, note, at): (String, String, String) = (row.get(2), row.get(3), row.get(4));
             told.push(format!("{nonce} {state} {id} {note} {at}"));
         }
-        told.push(format!("the chain's nonce is {}", self.anvil.nonce().await));
+        let next = self.anvil.nonce().await;
+        told.push(format!("the chain's nonce is {next}"));
+        // Ends above it are either false, or of blocks whose accounts the node has forgotten.
+        let ended = "select nonce, state, status_metadata::text from tenure_tx.pending_transactions \
+             where ended_at is not null and state <> 'invalid' and nonce >= $1 order by nonce limit 5";
+        let from = i64::try_from(next).expect("a nonce");
+        for row in client.query(ended, &[&from]).await.expect("readable") {
+            let (nonce, state, note): (i64, String, String) = (row.get(0), row.get(1), row.get(2));
+            told.push(format!("ended above: {nonce} {state} {note}"));
+        }
+        let mined = self.anvil.mined().await;
+        let above: Vec<_> = mined.iter().filter(|tx| number(&tx["nonce"]) >= next).collect();
+        told.push(format!("{} in blocks, those above: {above:?}", mined.len()));
         told.join("\n")
     }
 
