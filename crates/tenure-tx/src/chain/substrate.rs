@@ -309,10 +309,11 @@ impl SubstrateChain {
     async fn failed(&self, raw: &[u8], text: String) -> Result<Outcome, Unread> {
         let best = self.line.best().await?;
         let runtime = self.line.runtime_at(best.hash).await?;
-        Ok(match runtime.parse(raw) {
-            Ok(_) => Outcome::Uncertain(text),
-            Err(_) => Outcome::Refused(format!("{text}; not an extrinsic of this runtime")),
-        })
+        if runtime.parse(raw).is_ok() {
+            return Ok(Outcome::Uncertain(text));
+        }
+        // After an upgrade the runtime may fail at what the one before it reads.
+        self.bad_signature(raw, format!("{text}; not an extrinsic of this runtime")).await
     }
 
     async fn banned(

@@ -3,7 +3,7 @@
 //! | error | at first sight | looked at closely |
 //! |---|---|---|
 //! | 1001 invalid format | refused | |
-//! | 1002 verification error | the runtime failed at it | refused if it is no extrinsic of the runtime, else uncertain |
+//! | 1002 verification error | the runtime failed at it | uncertain if it is an extrinsic of the runtime, unwanted or expired if it was signed for an earlier one, else refused |
 //! | 1010 outdated | outdated | which attempt was it? |
 //! | 1010 ancient birth block | expired | |
 //! | 1010 bad signature | | expired if an earlier birth verifies, unwanted if an earlier runtime does, else refused |
@@ -21,6 +21,9 @@ use subxt_rpcs::UserError;
 
 use crate::chain::{Outcome, Shortfall};
 
+/// How much of a node's words is kept.
+const LONGEST: usize = 300;
+
 /// A refusal at first sight.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Refusal {
@@ -37,9 +40,17 @@ pub(super) enum Refusal {
     TooManySubscriptions(String),
 }
 
+/// The first line of a node's words, of which a failing runtime makes a page.
+fn brief(words: &str) -> &str {
+    let line = words.split(['\n', '\r']).next().unwrap_or_default();
+    // Also where it was escaped, once or twice.
+    let line = line.split("\\n").next().unwrap_or_default().trim_end_matches('\\');
+    &line[..line.floor_char_boundary(LONGEST)]
+}
+
 pub(super) fn refusal(error: &UserError) -> Refusal {
     let detail = error.data.as_ref().map(|data| data.get().trim_matches('"')).unwrap_or_default();
-    let text = format!("{} ({}): {detail}", error.message, error.code);
+    let text = format!("{} ({}): {}", brief(&error.message), error.code, brief(detail));
     Refusal::Clear(match error.code {
         1010 if detail.contains("bad signature") => return Refusal::BadSignature(text),
         1002 => return Refusal::Failed(text),
