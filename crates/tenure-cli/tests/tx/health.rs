@@ -248,3 +248,27 @@ async fn an_endpoint_that_does_not_say_what_is_needed_or_is_behind_is_passed_ove
         child.wait(Duration::from_secs(20)).await.expect("it ends");
     }
 }
+
+#[tokio::test]
+async fn a_follower_is_ready_only_while_its_sync_command_succeeds() {
+    let anvil = Anvil::start(&[]).await;
+    let database = shared_cluster().await.database().await.expect("a database");
+    let (_leader, _) = member("first", &database, &anvil.url).await;
+    led_by(&database, "first").await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let copy = folder.path().join("copy");
+    let command = format!("test -e {}", copy.display());
+    let dsn = database.dsn();
+    let arguments = ["--dsn", &dsn, "--instance", "second", "--sync-command", &command];
+    let (_follower, _) = node_at(&anvil.url, &arguments).await;
+    let client = database.client().await.expect("it answers");
+    let behind = "select count(*) from tenure.candidate where not ready and member like '%second%'";
+    let noticed = async {
+        while client.query_one(behind, &[]).await.expect("readable").get::<_, i64>(0) != 1 {
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(Duration::from_secs(60), noticed).await.expect("the follower is behind");
+    std::fs::write(&copy, "data").expect("written");
+    ready(&database, 2).await;
+}
