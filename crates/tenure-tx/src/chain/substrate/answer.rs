@@ -21,7 +21,7 @@ use subxt_rpcs::UserError;
 
 use crate::chain::{Outcome, Shortfall};
 
-/// How much of a node's words is kept.
+/// How many letters of a node's words are kept.
 const LONGEST: usize = 300;
 
 /// A refusal at first sight.
@@ -45,7 +45,7 @@ fn brief(words: &str) -> &str {
     let line = words.split(['\n', '\r']).next().unwrap_or_default();
     // Also where it was escaped, once or twice.
     let line = line.split("\\n").next().unwrap_or_default().trim_end_matches('\\');
-    &line[..line.floor_char_boundary(LONGEST)]
+    line.char_indices().nth(LONGEST).map_or(line, |(end, _)| &line[..end])
 }
 
 pub(super) fn refusal(error: &UserError) -> Refusal {
