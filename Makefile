@@ -21,7 +21,7 @@ else
 CLIPPY := clippy $(FEATURES) --all-targets -- -D warnings
 endif
 
-.PHONY: help demo test test-all setup setup-chain setup-prometheus setup-python lint unit faults drill loom newer-server test-chain deny \
+.PHONY: help demo test test-all setup setup-chain setup-prometheus setup-python lint unit faults drill loom newer-server test-chain test-substrate record-substrate deny \
 	python python-all wheel bench-python storm soak-gossip doc page page-all
 
 help:               ## What can be made
@@ -95,6 +95,14 @@ newer-server: setup ## The heart of the suite on PostgreSQL 18
 
 test-chain: setup setup-chain   ## Transactions: a real anvil, an imitated Substrate node, three nodes under fire
 	$(CARGO) test $(FEATURES) --no-fail-fast $(CHAIN:%=--test %)
+
+test-substrate: setup   ## Scenarios, and three nodes under fire, on a real Substrate node that is built once (over ten minutes)
+	node=$$(scripts/substrate.sh node) && export TENURE_SUBSTRATE_NODE=$$node \
+		&& TENURE_SUBSTRATE=node $(CARGO) test $(FEATURES) --test substrate -- scenario:: pursuit:: --include-ignored \
+		&& $(CARGO) test $(FEATURES) --test tx -- --ignored substrate:: --nocapture
+
+record-substrate:   ## Records the scenarios on that node anew; make test plays the recordings
+	scripts/substrate.sh record
 
 python: setup setup-python   ## The Python package on a real server, in a virtual environment of its own
 	$(CARGO) fmt --manifest-path crates/tenure-py/Cargo.toml --check

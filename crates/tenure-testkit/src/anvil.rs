@@ -154,7 +154,7 @@ pub fn number(hex: &Value) -> u64 {
 }
 
 /// One HTTP request by hand: the test needs no client library for it.
-async fn post(url: &str, body: &Value) -> Value {
+pub(crate) async fn post(url: &str, body: &Value) -> Value {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let address = url.trim_start_matches("http://");
     let mut stream = tokio::net::TcpStream::connect(address).await.expect("the node listens");

@@ -16,7 +16,8 @@
 //! | run, freeze, kill a program | [`Child::spawn`], [`Child::wait_line`], [`Child::signal`], [`Child::freeze`], [`Child::thaw`], [`Child::kill`] |
 //! | wait for a fact, or for an event of a program | [`until`], [`event`] |
 //! | prove that no two members led at the same time | [`history::check`] |
-//! | run a chain | [`anvil::Anvil::start`], [`substrate::ScriptedNode::start`], [`substrate::imitation::ImitatedNode::start`] |
+//! | run a chain | [`anvil::Anvil::start`], [`substrate::ScriptedNode::start`], [`substrate::imitation::ImitatedNode::start`], [`substrate::development::DevelopmentNode::start`] |
+//! | record a Substrate node, or play it from a recording | [`substrate::gateway::Gateway`] |
 //! | let its node misbehave | [`rpc_proxy::RpcProxy::start`]`(&anvil.url)`, then [`rpc_proxy::RpcProxy::rule`]`(`[`rpc_proxy::Fault`]`)` |
 //! | read which metrics were emitted | [`Meter::install`], or a [`Meter`] of one thread |
 //! | speak TLS | [`Ca::new`], [`Ca::localhost`], [`Ca::server`], [`Ca::client`] |

@@ -1,6 +1,9 @@
 //! A Substrate node that says what the test tells it to, over a real WebSocket.
 
+pub mod development;
+pub mod gateway;
 pub mod imitation;
+pub mod tape;
 
 use std::collections::HashMap;
 use std::io::Read as _;
@@ -303,7 +306,8 @@ pub fn storagehub_solochain() -> Vec<u8> {
 /// Extrinsics of both chains that another library signed, as JSON; see the folder's README.
 pub const SIGNED_ELSEWHERE: &str = include_str!("../vectors/extrinsics.json");
 
-fn unpacked(compressed: &[u8]) -> Vec<u8> {
+/// What zstd compressed.
+pub fn unpacked(compressed: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut decoder =
         ruzstd::decoding::StreamingDecoder::new(compressed).expect("compressed with zstd");

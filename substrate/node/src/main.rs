@@ -47,7 +47,7 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 async fn main() -> Outcome<()> {
     let begun = Instant::now();
     let options = Options::read()?;
-    let levels = std::env::var("RUST_LOG").unwrap_or_else(|_| "warn".to_owned());
+    let levels = std::env::var("RUST_LOG").unwrap_or_else(|_| "off".to_owned());
     sc_tracing::logging::LoggerBuilder::new(levels).init().map_err(|error| error.to_string())?;
     let tasks = TaskManager::new(tokio::runtime::Handle::current(), None)?;
     let (client, backend) = client(&options, &tasks)?;

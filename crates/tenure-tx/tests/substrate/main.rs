@@ -1,12 +1,17 @@
-//! The Substrate adapter and the service on it, against a node that follows a script.
+//! The Substrate adapter and the service on it: against a node that follows a script, and against a
+//! real one or its recording.
 #![cfg(feature = "substrate")]
 
 #[path = "../kit/mod.rs"]
 mod kit;
+mod provider;
+mod pursuit;
 #[allow(dead_code, reason = "only its heart is run here, not its main")]
 #[path = "../../examples/relayer.rs"]
 mod relayer;
+mod scenario;
 mod signing;
+mod stage;
 #[allow(dead_code, reason = "only its heart is run here, not its main")]
 #[path = "../../examples/storagehub.rs"]
 mod storagehub;
