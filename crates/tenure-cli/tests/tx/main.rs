@@ -10,4 +10,5 @@ mod kit;
 mod secrets;
 mod storm;
 mod substrate;
+mod substrate_chain;
 mod timings;

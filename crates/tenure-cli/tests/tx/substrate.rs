@@ -1,4 +1,5 @@
-//! Three nodes, one account, one Substrate chain whose pool is imitated: as separate processes, under fire.
+//! Three nodes, one account, one Substrate chain: as separate processes, under fire. The chain's pool is
+//! imitated, or, with `make test-substrate`, it is a real node's.
 //!
 //! Every remark that a caller got a yes for is in the final chain exactly once, and the table says of each
 //! what the chain says. `TENURE_TX_REMARKS=200` for a longer run.
@@ -12,15 +13,12 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 use rand::{Rng as _, SeedableRng as _};
 use serde_json::{Value, json};
-use tenure_testkit::substrate::imitation::{Fields, ImitatedNode};
-use tenure_testkit::substrate::storagehub_parachain;
 use tenure_testkit::{Child, Cluster, Database, Signal};
-use tenure_tx::chain::substrate::{Runtime, Version, extrinsic_hash};
-use tenure_tx::status::Hash;
 use tokio::time::{sleep, timeout};
 
 use crate::group::{ask, report};
 use crate::kit::program;
+use crate::substrate_chain::{Chain, Reader};
 
 /// How long a run of remarks may take.
 const LIMIT: Duration = Duration::from_secs(600);
@@ -65,30 +63,18 @@ async fn launch(name: &str, dsn: &str, rpc: &str) -> (Child, SocketAddr) {
 struct Group {
     cluster: Cluster,
     database: Database,
-    chain: ImitatedNode,
+    chain: Chain,
     nodes: Vec<Child>,
     addresses: Arc<Mutex<Vec<SocketAddr>>>,
 }
 
-/// What the chain reads of an extrinsic.
-fn reader() -> impl Fn(&[u8]) -> Option<Fields> + Send + Sync + 'static {
-    let version = Version { spec: 1, transaction: 1 };
-    let runtime = Runtime::read(&storagehub_parachain(), version, Hash::default()).expect("read");
-    move |raw| {
-        let (nonce, tip) = runtime.nonce_and_tip(raw)?;
-        Some(Fields { nonce, tip, hash: extrinsic_hash(raw).to_string() })
-    }
-}
-
 impl Group {
-    async fn start() -> Self {
+    async fn start(chain: Chain) -> Self {
         let cluster = Cluster::start().await.expect("a cluster");
         let database = cluster.database().await.expect("a database");
-        let every = Duration::from_millis(300);
-        let chain = ImitatedNode::start(&storagehub_parachain(), every, Arc::new(reader())).await;
         let (mut nodes, mut addresses) = (Vec::new(), Vec::new());
         for name in ["a", "b", "c"] {
-            let (child, address) = launch(name, &database.dsn(), &chain.url).await;
+            let (child, address) = launch(name, &database.dsn(), chain.url()).await;
             nodes.push(child);
             addresses.push(address);
         }
@@ -113,7 +99,8 @@ impl Group {
         timeout(Duration::from_secs(60), found).await.expect("a node leads")
     }
 
-    async fn inject(&mut self, fault: Fault, random: &mut StdRng) {
+    /// Whether it came to pass.
+    async fn inject(&mut self, fault: Fault, random: &mut StdRng) -> bool {
         let leader = self.leader().await;
         let victim = if random.random_bool(0.7) { leader } else { random.random_range(0..3) };
         match fault {
@@ -128,7 +115,7 @@ impl Group {
                     _ => drop(node.kill().await.expect("killed")),
                 }
                 let name = ["a", "b", "c"][victim];
-                let (child, address) = launch(name, &self.database.dsn(), &self.chain.url).await;
+                let (child, address) = launch(name, &self.database.dsn(), self.chain.url()).await;
                 self.nodes[victim] = child;
                 self.addresses.lock().expect("unpoisoned")[victim] = address;
             }
@@ -138,11 +125,12 @@ impl Group {
                 self.nodes[victim].thaw();
             }
             Fault::Database => self.cluster.restart().await.expect("restarts"),
-            Fault::ChainRestart => self.chain.restart(),
-            Fault::Fork => self.chain.fork(2, true),
-            Fault::QuietFork => self.chain.fork(2, false),
-            Fault::PoolLost => self.chain.lose_pool(),
+            Fault::ChainRestart => self.chain.restart().await,
+            Fault::Fork => return self.chain.fork(true).await,
+            Fault::QuietFork => return self.chain.fork(false).await,
+            Fault::PoolLost => self.chain.lose_pool().await,
         }
+        true
     }
 
     /// Waits until no row is open, as long as there are ever fewer.
@@ -166,10 +154,10 @@ impl Group {
     }
 
     async fn verdict(&self, requests: usize) {
-        let read = reader();
+        let read: Reader = self.chain.reader().await;
         let mut places: BTreeMap<String, String> = BTreeMap::new();
         let mut noops = 0;
-        for (position, (raw, block)) in self.chain.finalized().into_iter().enumerate() {
+        for (position, (raw, block)) in self.chain.finalized().await.into_iter().enumerate() {
             let fields = read(&raw).expect("an extrinsic");
             assert_eq!(fields.nonce, position as u64, "nonces are contiguous");
             match raw.windows(5).rposition(|part| part == b"mark-") {
@@ -223,11 +211,24 @@ async fn send(addresses: &Mutex<Vec<SocketAddr>>, index: usize) {
     }
 }
 
+fn size(usual: usize) -> usize {
+    let size = std::env::var("TENURE_TX_REMARKS").ok();
+    size.and_then(|size| size.parse().ok()).unwrap_or(usual)
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn every_accepted_remark_is_final_once_while_nodes_database_and_chain_fail() {
-    let size = std::env::var("TENURE_TX_REMARKS").ok();
-    let requests = size.and_then(|size| size.parse().ok()).unwrap_or(50);
-    let mut group = Group::start().await;
+    fire(Chain::imitated().await, size(50)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs the development node: make test-substrate"]
+async fn every_accepted_remark_is_final_once_on_a_real_chain_under_fire() {
+    fire(Chain::real().await, size(1_000)).await;
+}
+
+async fn fire(chain: Chain, requests: usize) {
+    let mut group = Group::start(chain).await;
     group.leader().await;
     let started = Instant::now();
     let next = Arc::new(Mutex::new(0..requests));
@@ -257,8 +258,8 @@ async fn every_accepted_remark_is_final_once_while_nodes_database_and_chain_fail
                     round.shuffle(&mut random);
                 }
                 let fault = round.pop().expect("refilled");
-                group.inject(fault, &mut random).await;
-                *faults.entry(fault).or_default() += 1;
+                let happened = group.inject(fault, &mut random).await;
+                *faults.entry(fault).or_default() += u32::from(happened);
             }
         }
         assert!(started.elapsed() < LIMIT, "callers are stuck");
