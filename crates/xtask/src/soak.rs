@@ -258,7 +258,19 @@ impl Soak {
             }
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
-        bail!("{old} was not replaced by {new} within {RECOVERY:?}: {said}")
+        let standing = self.standing().await;
+        bail!("{old} was not replaced by {new} within {RECOVERY:?}: {said}\n{standing}")
+    }
+
+    /// How each node stands, a line each.
+    async fn standing(&self) -> String {
+        let mut lines = Vec::new();
+        for node in &self.nodes {
+            let status =
+                node.main().await.map_or_else(|error| error.to_string(), |s| s.to_string());
+            lines.push(format!("{}: {status}", node.folder.display()));
+        }
+        lines.join("\n")
     }
 
     /// Waits until every node has the same history. Its length, and how long that took.
@@ -283,7 +295,8 @@ impl Soak {
             }
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
-        bail!("the nodes do not agree within {RECOVERY:?}: {said:?}")
+        let standing = self.standing().await;
+        bail!("the nodes do not agree within {RECOVERY:?}: {said:?}\n{standing}")
     }
 }
 

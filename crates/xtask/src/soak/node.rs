@@ -65,9 +65,9 @@ impl Node {
             .args(["--advertise", &self.relayed, "--open", "--data"])
             .arg(&self.folder)
             .args(args)
-            .env("TENURE_LOG", "off")
+            .env("TENURE_LOG", "info")
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
+            .stderr(self.log()?)
             .kill_on_drop(true);
         let mut child = command.spawn()?;
         if let Some(pid) = child.id() {
@@ -83,6 +83,15 @@ impl Node {
         }
         self.id = id.or(self.id);
         Ok(())
+    }
+
+    /// What it says goes beside its folder: it is what a failed run leaves behind.
+    fn log(&self) -> anyhow::Result<std::fs::File> {
+        let path = self.folder.with_extension("log");
+        if let Some(parent) = path.parent() {
+            std::fs::create_dir_all(parent)?;
+        }
+        Ok(std::fs::OpenOptions::new().create(true).append(true).open(path)?)
     }
 
     pub(super) async fn kill(&mut self) {
