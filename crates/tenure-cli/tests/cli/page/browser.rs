@@ -146,7 +146,7 @@ async fn transactions(client: &Client) {
         insert into tenure_tx.pending_transactions (account_id, nonce, hash, state, block_hash, tip, attempts, \
             request_id, creator_id, epoch, built_at_block, created_at, ended_at) \
         select decode(repeat('ab', 20), 'hex'), n, sha256(n::text::bytea), \
-            (array['finalized', 'broadcast', 'ready'])[n], case when n = 1 then sha256('block') end, 1, '[]', \
+            (array['finalized', 'broadcast', 'in_block'])[n], case when n <> 2 then sha256('block') end, 1, '[]', \
             'payment-' || n, 'north', 1, 1, now() - interval '1 minute' * (4 - n) * 2, case when n = 1 then now() end \
         from generate_series(1, 3) n";
     client.batch_execute(sql).await.expect("rows");
