@@ -238,7 +238,13 @@ impl Mover {
         let surplus = stays.saturating_sub(ready.len()).saturating_sub(self.layout.share());
         resting.truncate(surplus);
         ready.extend(resting);
-        let at_once = IN_FLIGHT.max(ready.len() / AT_ONCE);
+        // Again as many only when half of them are over: every hand-over wakes all members, which claim what was
+        // let go together by one statement. One that drains for long does not hold up the others.
+        let at_once = IN_FLIGHT.max((ready.len() + self.leaving.len()) / AT_ONCE);
+        let fresh = self.leaving.values().filter(|leaving| now < leaving.since + self.lease);
+        if fresh.count() * 2 > at_once {
+            return Vec::new();
+        }
         ready.truncate(at_once.saturating_sub(self.leaving.len()));
         ready
     }

@@ -169,12 +169,16 @@ impl Spreader {
                     }
                 }
             }
-            // As long as there is something to move, the next look follows the end of a move; what takes its
-            // time then is looked at less often.
+            // As long as there is something to move, the next look follows the end of half of the moves; what
+            // takes its time then is looked at less often.
             if !trouble && self.mover.is_moving() {
-                let ended = timeout(heartbeat, moves.join_next()).await;
+                let (begun, half) = (moves.len(), moves.len() / 2);
+                // Cancel-safe: `join_next` is.
+                let ended =
+                    async { while moves.len() > half && moves.join_next().await.is_some() {} };
+                let in_time = timeout(heartbeat, ended).await.is_ok() && begun > 0;
                 while moves.try_join_next().is_some() {}
-                breath = if matches!(ended, Ok(Some(_))) { BREATH } else { breath * 2 };
+                breath = if in_time { BREATH } else { breath * 2 };
                 breath = breath.min(heartbeat / 8);
                 sleep(breath).await;
             } else {
