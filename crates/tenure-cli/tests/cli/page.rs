@@ -42,7 +42,7 @@ impl Answer {
 struct Served {
     child: Child,
     address: String,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 /// The tokens of every page below.
@@ -73,7 +73,7 @@ impl Served {
             .expect("an address");
         let address = line.split("listening on ").nth(1).or_else(|| line.split("://").nth(1));
         let address = address.expect("an address").trim_end_matches(['/', ')']).to_owned();
-        Served { child, address, _folder: folder }
+        Served { child, address, folder }
     }
 
     async fn ask(&self, method: &str, path: &str, head: &[&str], body: &str) -> Answer {
