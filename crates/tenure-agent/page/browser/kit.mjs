@@ -48,9 +48,9 @@ export async function open(chrome, { path = "", width = 1600, height = 1000, dar
   await page.waitForFunction(() => /\bled\b|No role/.test(document.querySelector("#verdict h1")?.textContent || ""));
   return page;
 }
-/** Waits for words in an element. */
+/** Waits for words in an element that is shown: the text of a hidden one can be read as well. */
 export async function sees(page, selector, words) {
-  await page.waitForFunction(([s, source, flags]) => [...document.querySelectorAll(s)].some((e) => new RegExp(source, flags).test(e.innerText)), [selector, words.source, words.flags], { timeout: SOON })
+  await page.waitForFunction(([s, source, flags]) => [...document.querySelectorAll(s)].some((e) => e.getClientRects().length && new RegExp(source, flags).test(e.innerText)), [selector, words.source, words.flags], { timeout: SOON })
     .catch(async () => {
       const found = await page.locator(selector).allInnerTexts();
       throw new Error(`${selector} never said ${words}: ${JSON.stringify(found).slice(0, 600)}`);
