@@ -9,7 +9,7 @@ use tenure::{LeaderLock, LeaseSpec, Member};
 use tenure_testkit::Database;
 
 pub(crate) use tenure_testkit::PATIENCE;
-pub(crate) const LEASE: Duration = Duration::from_millis(900);
+pub(crate) const LEASE: Duration = Duration::from_millis(1800);
 
 fn lease() -> LeaseSpec {
     LeaseSpec { lease: Some(LEASE), ..LeaseSpec::default() }

@@ -111,7 +111,7 @@ async fn an_acting_write_that_is_held_up_delays_its_role_alone() {
 }
 
 #[tokio::test]
-async fn who_holds_up_an_acting_write_for_longer_than_a_lease_is_ended() {
+async fn a_session_that_holds_up_an_acting_write_for_longer_than_a_lease_is_ended() {
     let (database, member, r1, r2, outsider) = about_to_act().await;
     let client = database.client().await.unwrap();
     let before = seat(&client).await;
@@ -125,7 +125,7 @@ async fn who_holds_up_an_acting_write_for_longer_than_a_lease_is_ended() {
 /// A failover may have lost the term that came after ours. So a debt of ours that is older than this incarnation is
 /// paid by waiting, not by stepping down while we wait.
 #[tokio::test]
-async fn who_steps_down_while_it_waits_leaves_a_debt_from_before_a_failover() {
+async fn a_member_that_steps_down_while_it_waits_leaves_a_debt_from_before_a_failover() {
     let (database, member, r1, r2, outsider) = about_to_act().await;
     outsider.batch_execute("rollback").await.unwrap();
     let client = database.client().await.unwrap();
@@ -143,7 +143,7 @@ async fn who_steps_down_while_it_waits_leaves_a_debt_from_before_a_failover() {
 
 /// The first of the queue is an old transaction that holds nothing yet.
 #[tokio::test]
-async fn who_only_waits_for_the_same_row_is_not_ended() {
+async fn a_session_that_only_waits_for_the_same_row_is_not_ended() {
     let database = database().await;
     let (member, r1, _) = two_roles(&database, Duration::from_secs(1)).await;
     leads(&r1).await;
