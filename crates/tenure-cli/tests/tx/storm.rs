@@ -222,7 +222,13 @@ impl Storm {
                 let latest = number(&self.anvil.call("eth_blockNumber", json!([])).await);
                 let depth = random.random_range(1..=6).min(latest.saturating_sub(1));
                 if depth > 0 {
+                    // An anvil that makes a block while it takes others back loses some for good.
+                    self.anvil.call("evm_setIntervalMining", json!([0])).await;
+                    // A block that was due before has begun by then, and the next one waits for it.
+                    sleep(Duration::from_millis(100)).await;
+                    self.anvil.call("evm_mine", json!([])).await;
                     self.anvil.call("anvil_reorg", json!([depth, []])).await;
+                    self.anvil.call("evm_setIntervalMining", json!([1])).await;
                     // The chain is back at an older state, perhaps at one in which the account was dry.
                     self.anvil.call("anvil_setBalance", json!([ADDRESS, WEALTH])).await;
                 }
