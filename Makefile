@@ -70,7 +70,7 @@ lint:               ## Formatting and clippy, warnings are errors
 	$(CARGO) $(CLIPPY)
 	$(CARGO) clippy -p tenure-core --no-default-features -- -D warnings
 	@# What `make demo` builds: features that other crates bring along must not be missed.
-	$(CARGO) check -p tenure-cli --no-default-features
+	RUSTC_WORKSPACE_WRAPPER= $(CARGO) check -p tenure-cli --no-default-features
 
 unit: setup setup-prometheus   ## Unit, property, integration and documentation tests, each on real servers
 	$(CARGO) test $(FEATURES) --no-fail-fast --lib --bins --examples $(UNIT:%=--test %)
@@ -98,7 +98,7 @@ test-chain: setup setup-chain   ## Transactions: a real anvil, an imitated Subst
 
 test-substrate: setup   ## Scenarios, and three nodes under fire, on a real Substrate node that is built once (over ten minutes)
 	node=$$(scripts/substrate.sh node) && export TENURE_SUBSTRATE_NODE=$$node \
-		&& TENURE_SUBSTRATE=node $(CARGO) test $(FEATURES) --test substrate -- scenario:: pursuit:: --include-ignored \
+		&& TENURE_SUBSTRATE=node $(CARGO) test $(FEATURES) --test substrate -- scenario:: pursuit:: provider:: --include-ignored \
 		&& $(CARGO) test $(FEATURES) --test tx -- --ignored substrate:: --nocapture
 
 record-substrate:   ## Records the scenarios on that node anew; make test plays the recordings
