@@ -103,7 +103,7 @@ async fn the_failover_line_follows_what_a_real_standby_does() {
     primary.set(&[("synchronous_standby_names", "")]).await.unwrap();
     says(Verdict::Good, "no standby").await;
     primary.sql("select pg_create_physical_replication_slot('of_the_standby')").await.unwrap();
-    says(Verdict::Warning, "1 replication slot(s) wait").await;
+    says(Verdict::Warning, "a replication slot waits for one").await;
 }
 
 #[tokio::test]
