@@ -172,7 +172,7 @@ async fn a_node_that_is_refused_leaves_no_folder_behind() {
     assert!(!folder.exists());
     let taken = tokio::net::TcpListener::bind(any()).await.unwrap();
     let config = HostConfig::new(&folder, taken.local_addr().unwrap(), Start::Bootstrap);
-    assert!(matches!(Host::<Kv>::start(config).await.err(), Some(HostError::Io { .. })));
+    assert!(matches!(Host::<Kv>::start(config).await.err(), Some(HostError::Listen { .. })));
     assert!(!folder.exists());
 }
 
