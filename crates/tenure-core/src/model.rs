@@ -52,6 +52,13 @@ impl MemberSpec {
     }
 }
 
+/// What the next leader of a role owes.
+struct Owed {
+    /// Nothing: no gate can be open.
+    settled: bool,
+    ms: Option<u64>,
+}
+
 /// Which line of history the server is on, and which stretch of it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Boot {
@@ -375,10 +382,10 @@ impl Model {
         if let Some(to) = better {
             return Claim::Yield { epoch, holder, to };
         }
-        let acted_here = r.acted_in.as_ref() == here;
+        let owed = self.owed(&r, &incarnation);
         let paid = r.policy == TakeoverPolicy::Fenced
-            || r.debtor.is_none() && r.paid_in.as_ref() == here
-            || mine && acted_here;
+            || owed.settled
+            || mine && r.acted_in.as_ref() == here;
         let lineage = self.boot.lineage;
         let moved = r.lineage.unwrap_or_default() != lineage;
         let moved_to = moved.then_some(lineage.timeline + 1);
@@ -415,21 +422,28 @@ impl Model {
             old.revoked += 1;
         }
         let debtor = r.debtor.as_ref().and_then(|debtor| self.tables.members.get(debtor));
-        // In this incarnation no write was lost, so the debtor's own lease is known; otherwise the
-        // debtor may have been any member that ever registered, or a member whose registration was lost.
-        let lease = if r.debtor.is_some() && acted_here {
-            r.debtor_lease_ms
-        } else {
-            let known = r.debtor_lease_ms.max(Some(r.lease_ms)).max(debtor.map(|d| d.lease_ms));
-            known.max(self.longest_unregistered(&incarnation))
-        };
         let debt = Debt {
             beat: debtor.map(|d| d.beat),
             debtor: r.debtor,
-            lease: lease.map(Duration::from_millis),
+            lease: owed.ms.map(Duration::from_millis),
             waited: Duration::from_millis(waited_ms),
         };
         Claim::Won(Won { epoch: won, holder, debt: (!paid).then_some(debt) })
+    }
+
+    /// `owed`: what the next leader of a role owes.
+    fn owed(&self, r: &RoleRow, incarnation: &str) -> Owed {
+        let settled = r.debtor.is_none() && r.paid_in.as_deref() == Some(incarnation);
+        // In this incarnation no write was lost, so the debtor's own lease is known; otherwise the
+        // debtor may have been any member that ever registered, or a member whose registration was lost.
+        let ms = if r.debtor.is_some() && r.acted_in.as_deref() == Some(incarnation) {
+            r.debtor_lease_ms
+        } else {
+            let debtor = r.debtor.as_ref().and_then(|debtor| self.tables.members.get(debtor));
+            let known = r.debtor_lease_ms.max(Some(r.lease_ms)).max(debtor.map(|d| d.lease_ms));
+            known.max(self.longest_unregistered(incarnation))
+        };
+        Owed { settled, ms }
     }
 
     /// The longest lease of the members that sat here in another incarnation and are candidates for
@@ -626,6 +640,17 @@ impl Model {
         row.paused = paused;
         self.tell(role);
         true
+    }
+
+    /// How long an operator waits that settles the role, which no member takes part in; none: its lock is
+    /// held.
+    pub fn settle(&self, role: &RoleName) -> Option<u64> {
+        let row = self.tables.roles.get(role)?;
+        if self.locks.contains_key(&row.key) || self.strangers.contains(&row.key) {
+            return None;
+        }
+        let owed = self.owed(row, &self.incarnation());
+        if owed.settled { Some(0) } else { owed.ms }
     }
 
     /// A step-down that `to` asks for, if it stands above the holder.

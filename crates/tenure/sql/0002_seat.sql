@@ -318,6 +318,22 @@ begin
     order by n, 2 desc;
 end $$;
 
+-- What the next leader of a role owes: nothing if it is `settled`, as no gate can be open; otherwise `ms`,
+-- counted from the last beat of its debtor `d`. The rule for a claim and for an operator that settles a role.
+-- A function of rows, not of a value: only so is it a part of the caller's plan.
+create function tenure.owed(r tenure.role, d tenure.member, p_incarnation text)
+returns table (settled boolean, ms integer) language sql stable
+begin atomic
+    select r.debtor is null and r.paid_in is not distinct from p_incarnation,
+        -- In this incarnation no write was lost, so the debtor's own lease is known; otherwise the
+        -- debtor may have been any member that ever registered, or a member whose registration was lost:
+        -- one that sat here in another incarnation, and is a candidate for nothing.
+        case when r.debtor is not null and r.acted_in = p_incarnation then r.debtor_lease_ms
+             else greatest(r.debtor_lease_ms, r.lease_ms, d.lease_ms, (
+                 select max(o.lease_ms) from tenure.member o where o.incarnation <> p_incarnation
+                     and not exists (select from tenure.candidate c where c.member = o.identity))) end;
+end;
+
 -- The verdict on one role whose lock is held: `q` as it was asked for, its row `r` as it was read after
 -- the lock, its debtor `d`, and why a better candidate should have it. It decides every claim, and it
 -- writes nothing. A claim that is won leads at once if it is `paid`; otherwise the claimant waits
@@ -338,7 +354,7 @@ begin atomic
             when better is not null and not q.insist then 'yield'
             else 'won' end,
         r.policy = 'fenced'
-            or r.debtor is null and r.paid_in is not distinct from m.incarnation
+            or o.settled
             or coalesce(r.debtor = m.identity and r.acted_in = m.incarnation, false),
         -- The history may know of epochs that the row does not: rows were restored, or written by hand.
         tenure.next_epoch(greatest(r.epoch, q.seen,
@@ -346,18 +362,13 @@ begin atomic
             case when tenure.lineage_of(m.incarnation) <> case when r.lineage = ''
                           then (select lineage from tenure.origin) else r.lineage end
                  then split_part(m.incarnation, '/', 2)::integer end),
-        -- In this incarnation no write was lost, so the debtor's own lease is known; otherwise the
-        -- debtor may have been any member that ever registered, or a member whose registration was lost:
-        -- one that sat here in another incarnation, and is a candidate for nothing.
-        case when r.debtor is not null and r.acted_in = m.incarnation then r.debtor_lease_ms
-             else greatest(r.debtor_lease_ms, r.lease_ms, d.lease_ms, (
-                 select max(o.lease_ms) from tenure.member o where o.incarnation <> m.incarnation
-                     and not exists (select from tenure.candidate c where c.member = o.identity))) end,
+        o.ms,
         w.waits_for, case when r.waited_for = w.waits_for then r.waited_ms else 0 end
     -- Without a debtor the wait is for what was lost with another incarnation: in this one a member that acts
     -- is written as the debtor.
     from (select coalesce(d.identity || ' ' || d.beat, case when r.debtor is null then '-' end)
-                 || ' ' || m.incarnation as waits_for) w;
+                 || ' ' || m.incarnation as waits_for) w
+        cross join lateral tenure.owed(r, d, m.incarnation) o;
 end;
 
 -- Claims roles, in key order. The caller holds none of their locks; on return a lock is held exactly
@@ -706,7 +717,7 @@ begin
     return jsonb_build_object('not_held', bad);
 end $$;
 
--- Forgets members long gone to whom no role owes a wait: every beat reads the others' rows.
+-- Forgets members long gone that are the debtor of no role: every beat reads the others' rows.
 create function tenure.forget() returns void
 language sql volatile set search_path = pg_catalog, pg_temp as $$
     delete from tenure.member where identity in (

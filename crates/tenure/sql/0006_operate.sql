@@ -151,15 +151,11 @@ begin
     if not tenure.try_lock(r.key, r.pair) then return jsonb_build_object('error', 'held'); end if;
     -- What was read before the lock is stale.
     select * into r from tenure.role where name = p_role;
-    return jsonb_build_object('epoch', r.epoch, 'incarnation', inc, 'wait_ms',
-        -- Under either policy: a gate may be open although no claimant would wait for it.
-        -- And as in tenure.verdict(): in this incarnation the debtor's own lease is known.
-        case when r.debtor is null and r.paid_in is not distinct from inc then 0
-             when r.debtor is not null and r.acted_in = inc then r.debtor_lease_ms
-             else greatest(r.debtor_lease_ms, r.lease_ms, (
-                 select max(o.lease_ms) from tenure.member o where o.identity = r.debtor
-                     or o.incarnation <> inc
-                        and not exists (select from tenure.candidate c where c.member = o.identity))) end);
+    -- Under either policy: a gate may be open although no claimant would wait for it.
+    return (select jsonb_build_object('epoch', r.epoch, 'incarnation', inc, 'wait_ms',
+                case when o.settled then 0 else o.ms end)
+            from (values (true)) one left join tenure.member d on d.identity = r.debtor
+                cross join lateral tenure.owed(r, d, inc) o);
 end $$;
 
 -- Why a role is not to be touched: it is not paused, or a member takes part in it.

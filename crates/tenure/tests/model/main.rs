@@ -17,12 +17,16 @@ fn seeds(default: u64) -> std::ops::Range<u64> {
     first..first + number("TENURE_MODEL_WALKS").unwrap_or(default)
 }
 
-/// Walks that once showed a difference.
-fn kept_seeds() -> impl Iterator<Item = u64> {
+/// The seeds that stand in the file after `name`: "found", for walks that once showed a difference, or the name
+/// of a planted mistake, for walks that must notice it.
+fn kept_seeds(name: &str) -> impl Iterator<Item = u64> {
     let lines = include_str!("seeds.txt").lines().filter(|line| !line.starts_with('#'));
-    lines.map(|line| {
-        let seed = line.split_whitespace().next().unwrap_or_default();
-        seed.parse().expect("a number at the beginning of the line")
+    lines.filter_map(move |line| {
+        let mut words = line.split_whitespace();
+        (words.next() == Some(name)).then(|| {
+            let seed = words.next().and_then(|seed| seed.parse().ok());
+            seed.expect("a number after the name")
+        })
     })
 }
 
@@ -30,7 +34,7 @@ fn kept_seeds() -> impl Iterator<Item = u64> {
 async fn the_model_answers_and_writes_what_the_sql_does() {
     let mut sides = Sides::new().await;
     let mut outcomes = BTreeSet::new();
-    for seed in kept_seeds().chain(seeds(60)) {
+    for seed in kept_seeds("found").chain(seeds(60)) {
         match walk(&mut sides, seed).await {
             Ok(seen) => outcomes.extend(seen),
             Err(difference) => panic!("seed {seed}: {difference}"),
@@ -41,11 +45,14 @@ async fn the_model_answers_and_writes_what_the_sql_does() {
         "Won at once",
         "Collision",
         "Held",
+        "Held against an operator",
         "Key",
         "Kept",
         "Moved",
         "Paused",
         "Policy",
+        "Settled after a wait",
+        "Settled at once",
         "Unknown",
         "Won with a debt",
         "Won with a debt of no member",
@@ -61,43 +68,114 @@ async fn the_model_answers_and_writes_what_the_sql_does() {
     }
 }
 
-/// Mistakes in the SQL: a function, a part of its text, and what stands there instead.
-const PLANTED: [(&str, &str, &str); 15] = [
-    ("verdict", "then r.debtor_lease_ms", "then r.lease_ms"),
-    (
-        "verdict",
+/// A mistake in the SQL: in a function, what stands there instead of a part of its text.
+struct Planted {
+    name: &'static str,
+    function: &'static str,
+    part: &'static str,
+    instead: &'static str,
+}
+
+const fn planted(
+    name: &'static str,
+    function: &'static str,
+    part: &'static str,
+    instead: &'static str,
+) -> Planted {
+    Planted { name, function, part, instead }
+}
+
+const PLANTED: [Planted; 18] = [
+    planted("lease-of-the-role", "owed", "then r.debtor_lease_ms", "then r.lease_ms"),
+    planted(
+        "lease-of-the-debt",
+        "owed",
         "greatest(r.debtor_lease_ms, r.lease_ms, d.lease_ms,",
         "greatest(r.debtor_lease_ms,",
     ),
-    ("verdict", "r.debtor = m.identity and r.acted_in = m.incarnation", "r.debtor = m.identity"),
-    ("verdict", "and r.held_in = m.incarnation", ""),
-    ("verdict", "greatest(r.epoch, q.seen,", "greatest(r.epoch, 0,"),
-    ("verdict", "from tenure.term t where t.role = r.name", "from tenure.term t where false"),
-    ("verdict", "|| d.beat,", "|| 'any',"),
-    ("verdict", "case when r.debtor is null then '-' end", "'-'"),
-    ("register", "'(unknown)', longest", "null, longest"),
-    ("claim_rows", "debtor = '(unknown)', paid_in = null", "debtor = r.debtor, paid_in = null"),
-    ("mark_acting", "waited_for = null, waited_ms = 0", "waited_ms = 0"),
-    ("release", "and o.acted_in = m.incarnation", ""),
-    ("better_candidates", "r.holder is null and", "false and"),
-    ("beat", "/ 250.0", "/ 1000.0"),
-    ("mark_acting", "paid_in = null", "paid_in = r.paid_in"),
+    planted("lost-registration", "owed", "o.incarnation <> p_incarnation", "false"),
+    planted(
+        "settled-in-any-incarnation",
+        "owed",
+        "and r.paid_in is not distinct from p_incarnation",
+        "",
+    ),
+    planted(
+        "settles-by-a-rule-of-its-own",
+        "settle",
+        "else o.ms end",
+        "else coalesce(r.debtor_lease_ms, r.lease_ms) end",
+    ),
+    planted(
+        "debtor-in-any-incarnation",
+        "verdict",
+        "r.debtor = m.identity and r.acted_in = m.incarnation",
+        "r.debtor = m.identity",
+    ),
+    planted("kept-in-any-incarnation", "verdict", "and r.held_in = m.incarnation", ""),
+    planted("epoch-not-seen", "verdict", "greatest(r.epoch, q.seen,", "greatest(r.epoch, 0,"),
+    planted(
+        "epoch-not-in-history",
+        "verdict",
+        "from tenure.term t where t.role = r.name",
+        "from tenure.term t where false",
+    ),
+    planted("any-beat", "verdict", "|| d.beat,", "|| 'any',"),
+    planted("wait-for-no-member", "verdict", "case when r.debtor is null then '-' end", "'-'"),
+    planted("role-without-debt", "register", "'(unknown)', longest", "null, longest"),
+    planted(
+        "stranger-without-debt",
+        "claim_rows",
+        "debtor = '(unknown)', paid_in = null",
+        "debtor = r.debtor, paid_in = null",
+    ),
+    planted("wait-kept", "mark_acting", "waited_for = null, waited_ms = 0", "waited_ms = 0"),
+    planted("released-in-any-incarnation", "release", "and o.acted_in = m.incarnation", ""),
+    planted("yields-to-the-last", "better_candidates", "r.holder is null and", "false and"),
+    planted("dead-forgotten", "beat", "/ 250.0", "/ 1000.0"),
+    planted("paid-twice", "mark_acting", "paid_in = null", "paid_in = r.paid_in"),
 ];
 
 #[tokio::test]
 async fn a_difference_that_is_planted_in_the_sql_is_noticed() {
     let mut sides = Sides::new().await;
-    for (function, part, instead) in PLANTED {
+    for Planted { name, function, part, instead } in PLANTED {
         let sound = sides.patch(function, part, instead).await;
-        let mut noticed = false;
-        for seed in 0..400 {
-            noticed = walk(&mut sides, seed).await.is_err();
-            if noticed {
+        assert!(kept_seeds(name).next().is_some(), "no seed of {name} is on file");
+        for seed in kept_seeds(name) {
+            let walked = walk(&mut sides, seed).await;
+            assert!(walked.is_err(), "seed {seed} does not notice {name}");
+        }
+        sides.restore(&sound).await;
+        for seed in kept_seeds(name) {
+            assert_eq!(
+                walk(&mut sides, seed).await.map(drop),
+                Ok(()),
+                "{name}: the SQL is sound again"
+            );
+        }
+    }
+}
+
+/// Looks for seeds to put on file, which a change of the steps makes necessary:
+/// `cargo test -p tenure --test model find_seeds -- --ignored --nocapture`.
+#[tokio::test]
+#[ignore = "prints seeds; it asserts nothing"]
+#[allow(clippy::print_stdout, reason = "its output is what it is for")]
+async fn find_seeds() {
+    let mut sides = Sides::new().await;
+    for Planted { name, function, part, instead } in PLANTED {
+        let sound = sides.patch(function, part, instead).await;
+        let mut found = 0;
+        for seed in seeds(2000) {
+            if let Err(difference) = walk(&mut sides, seed).await {
+                println!("{name} {seed} # {}", difference.lines().next().unwrap_or_default());
+                found += 1;
+            }
+            if found == 2 {
                 break;
             }
         }
-        assert!(noticed, "in {function}, {instead:?} instead of {part:?} was not noticed");
         sides.restore(&sound).await;
     }
-    assert_eq!(walk(&mut sides, 0).await.map(drop), Ok(()), "the SQL is sound again");
 }

@@ -61,6 +61,7 @@ pub(crate) struct Sides {
     pub(crate) sessions: BTreeMap<String, SessionId>,
     clients: BTreeMap<String, Client>,
     admin: Client,
+    operator: Client,
     _database: Database,
 }
 
@@ -78,11 +79,12 @@ impl Sides {
         for (member, _) in MEMBERS {
             clients.insert(member.to_owned(), database.client().await.expect("a session"));
         }
-        for client in clients.values().chain([&admin]) {
+        let operator = database.client().await.expect("a session");
+        for client in clients.values().chain([&admin, &operator]) {
             client.batch_execute("set search_path = test, pg_catalog").await.expect("it is set");
         }
         let (model, sessions) = (Model::default(), BTreeMap::new());
-        Sides { model, now: 0, sessions, clients, admin, _database: database }
+        Sides { model, now: 0, sessions, clients, admin, operator, _database: database }
     }
 
     /// Both sides as they were at the beginning.
@@ -160,6 +162,11 @@ impl Sides {
     /// The same from a session that is no member's.
     pub(crate) async fn order(&self, call: &str) -> Result<Value, String> {
         self.call(&self.admin, call).await
+    }
+
+    /// The same from an operator's session, which holds no lock but those of the roles it settles.
+    pub(crate) async fn operate(&self, call: &str) -> Result<Value, String> {
+        self.call(&self.operator, call).await
     }
 
     async fn call(&self, client: &Client, call: &str) -> Result<Value, String> {

@@ -44,7 +44,7 @@ pub(crate) async fn walk(sides: &mut Sides, seed: u64) -> Result<BTreeSet<String
     for step in 0..STEPS {
         walk.past.push(walk.sides.model.tables.clone());
         let (member, lease_ms) = *MEMBERS.choose(&mut walk.random).expect("there are some");
-        let taken = match walk.random.random_range(0..100) {
+        let taken = match walk.random.random_range(0..103) {
             0..8 => walk.take_seat(member, lease_ms).await,
             8..16 => walk.register(member).await,
             16..46 => walk.claim(member).await,
@@ -59,7 +59,8 @@ pub(crate) async fn walk(sides: &mut Sides, seed: u64) -> Result<BTreeSet<String
             86..89 => walk.stranger(member).await,
             89..94 => walk.alter().await,
             94..98 => walk.wait(),
-            _ => walk.start_anew().await,
+            98..100 => walk.start_anew().await,
+            _ => walk.settle().await,
         };
         taken.map_err(|difference| format!("step {step}: {difference}"))?;
         let rows = walk.sides.compare().await;
@@ -165,6 +166,7 @@ impl Walk<'_> {
                 Some(RegisterRefusal::Tables) => "Tables",
                 Some(RegisterRefusal::Unreadable) => "Unreadable",
                 Some(RegisterRefusal::Blocked) => "Blocked",
+                Some(_) => "another refusal",
             };
             self.outcomes.insert(outcome.to_owned());
         }
@@ -372,6 +374,29 @@ impl Walk<'_> {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// An operator settles a role that no member takes part in, and lets it be as it was.
+    async fn settle(&mut self) -> Result<(), String> {
+        let (name, _) = self.some_roles().remove(0);
+        let tables = &mut self.sides.model.tables;
+        let Some(row) = tables.roles.get_mut(&name) else { return Ok(()) };
+        let was_paused = std::mem::replace(&mut row.paused, true);
+        tables.candidates.retain(|(of, _), _| *of != name);
+        self.sides.upload(false).await;
+        let model = self.sides.model.settle(&name);
+        let answer = self.sides.operate(&format!("tenure.settle('{name}')")).await?;
+        self.sides.operate(&format!("tenure.unsettle('{name}')")).await?;
+        same("settle", &json!(model), &answer["wait_ms"])?;
+        let outcome = match model {
+            None => "Held against an operator",
+            Some(0) => "Settled at once",
+            Some(_) => "Settled after a wait",
+        };
+        self.outcomes.insert(outcome.to_owned());
+        self.sides.model.tables.roles.get_mut(&name).expect("just found").paused = was_paused;
+        self.sides.upload(false).await;
         Ok(())
     }
 
