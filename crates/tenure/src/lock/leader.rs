@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use tenure_connect::Connector;
-use tenure_connect::line::Line;
+use tenure_connect::line::{Line, LineError};
 use tenure_connect::sql::json;
 use tenure_core::epoch::Epoch;
 use tenure_core::identity::Identity;
@@ -42,16 +42,16 @@ pub struct Leader {
 
 /// Answers which members lead which roles.
 pub(crate) trait LeaderSource: Send + Sync {
-    /// The leaders of these roles; a role without a leader is missing. `again` says that the question
-    /// will be repeated soon.
+    /// The leaders of these roles; a role without a leader is missing. `again` says whether a question
+    /// will be asked soon; it is called when the answer is there.
     fn leaders<'a>(
         &'a self,
         roles: &'a [RoleName],
-        again: bool,
+        again: &'a (dyn Fn() -> bool + Sync),
     ) -> BoxFuture<'a, Result<BTreeMap<RoleName, Leader>, TenureError>>;
 
-    /// The question will not be repeated.
-    fn close(&self);
+    /// No question will be asked soon.
+    fn close(&self) -> BoxFuture<'_, ()>;
 }
 
 /// A session of a member for such questions.
@@ -82,19 +82,31 @@ impl LeaderSource for SideSession {
     fn leaders<'a>(
         &'a self,
         roles: &'a [RoleName],
-        again: bool,
+        again: &'a (dyn Fn() -> bool + Sync),
     ) -> BoxFuture<'a, Result<BTreeMap<RoleName, Leader>, TenureError>> {
         Box::pin(async move {
             let mut slot = self.line.lock().await;
-            // Taken out: a question that is cancelled closes its session.
-            let line = match slot.take() {
-                Some(line) => line,
-                None => self.connect().await?,
-            };
             let deadline = self.lease.statement_deadline();
             let sql = include_str!("../../sql/leaders.sql").replace("{roles}", &json(&roles));
-            let answer = line.ask(&sql, deadline).await.map_err(TenureError::session)?;
-            if again {
+            // Taken out: a question that is cancelled closes its session.
+            let kept = match slot.take() {
+                Some(line) => match line.ask(&sql, deadline).await {
+                    // Mostly the session ended since the last question. It costs nothing to ask again, but time.
+                    Err(error) if !matches!(error, LineError::Deadline(_)) => None,
+                    answered => Some((line, answered)),
+                },
+                None => None,
+            };
+            let (line, answered) = match kept {
+                Some(answered) => answered,
+                None => {
+                    let line = self.connect().await?;
+                    let answered = line.ask(&sql, deadline).await;
+                    (line, answered)
+                }
+            };
+            let answer = answered.map_err(TenureError::session)?;
+            if again() {
                 *slot = Some(line);
             } else {
                 line.hang_up(deadline).await;
@@ -104,11 +116,11 @@ impl LeaderSource for SideSession {
         })
     }
 
-    fn close(&self) {
-        // A question that is under way closes the session itself.
-        if let Ok(mut slot) = self.line.try_lock() {
-            *slot = None;
-        }
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async {
+            // After a question that is under way: it may have kept the session.
+            let _ = self.line.lock().await.take();
+        })
     }
 }
 
@@ -132,8 +144,8 @@ impl Observed {
     }
 
     async fn leader(&self, role: &RoleName) -> Result<Option<Leader>, TenureError> {
-        let again = self.state().asks;
-        let mut leaders = self.source.leaders(std::slice::from_ref(role), again).await?;
+        let again = || self.state().asks;
+        let mut leaders = self.source.leaders(std::slice::from_ref(role), &again).await?;
         Ok(leaders.remove(role))
     }
 
@@ -183,7 +195,7 @@ impl Observed {
                 *self.state() = State::default();
                 break;
             }
-            match self.source.leaders(&roles, true).await {
+            match self.source.leaders(&roles, &|| true).await {
                 Ok(leaders) => {
                     answered = Instant::now();
                     self.publish(&leaders);
@@ -197,7 +209,7 @@ impl Observed {
             }
             sleep(self.lease.heartbeat()).await;
         }
-        self.source.close();
+        self.source.close().await;
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -225,5 +237,64 @@ impl LeaderLock {
     /// whatever the number of observed roles.
     pub fn observe(&self) -> watch::Receiver<Option<Leader>> {
         self.observed.observe(&self.publisher.name, self.commands.downgrade())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::Notify;
+
+    use super::*;
+
+    /// Answers its first question at once, and the next one when it is told to.
+    #[derive(Default)]
+    struct Slow {
+        asked: Notify,
+        answer: Notify,
+        closed: Notify,
+        kept: Mutex<Vec<bool>>,
+    }
+
+    impl LeaderSource for Slow {
+        fn leaders<'a>(
+            &'a self,
+            _roles: &'a [RoleName],
+            again: &'a (dyn Fn() -> bool + Sync),
+        ) -> BoxFuture<'a, Result<BTreeMap<RoleName, Leader>, TenureError>> {
+            Box::pin(async move {
+                let is_first = self.kept.lock().unwrap().is_empty();
+                self.asked.notify_one();
+                if !is_first {
+                    self.answer.notified().await;
+                }
+                self.kept.lock().unwrap().push(again());
+                Ok(BTreeMap::new())
+            })
+        }
+
+        fn close(&self) -> BoxFuture<'_, ()> {
+            self.closed.notify_one();
+            Box::pin(std::future::ready(()))
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_question_that_outlasts_the_observing_does_not_keep_the_session() {
+        let source = Arc::new(Slow::default());
+        let observed = Observed::new(source.clone(), Lease::default());
+        let (commands, _inbox) = mpsc::unbounded_channel();
+        let role = RoleName::new("r").unwrap();
+        let receiver = observed.observe(&role, commands.downgrade());
+        source.asked.notified().await;
+        let question = tokio::spawn({
+            let observed = observed.clone();
+            async move { observed.leader(&role).await }
+        });
+        source.asked.notified().await;
+        drop(receiver);
+        source.closed.notified().await;
+        source.answer.notify_one();
+        assert_eq!(question.await.unwrap().unwrap(), None);
+        assert_eq!(*source.kept.lock().unwrap(), [true, false]);
     }
 }

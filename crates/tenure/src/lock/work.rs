@@ -224,12 +224,14 @@ mod tests {
         fn leaders<'a>(
             &'a self,
             _roles: &'a [RoleName],
-            _again: bool,
+            _again: &'a (dyn Fn() -> bool + Sync),
         ) -> BoxFuture<'a, Result<BTreeMap<RoleName, Leader>, TenureError>> {
             Box::pin(std::future::ready(Ok(BTreeMap::new())))
         }
 
-        fn close(&self) {}
+        fn close(&self) -> BoxFuture<'_, ()> {
+            Box::pin(std::future::ready(()))
+        }
     }
 
     /// Tells when it was dropped.

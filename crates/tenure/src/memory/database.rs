@@ -58,7 +58,7 @@ impl LeaderSource for Shared {
     fn leaders<'a>(
         &'a self,
         roles: &'a [RoleName],
-        _again: bool,
+        _again: &'a (dyn Fn() -> bool + Sync),
     ) -> BoxFuture<'a, Result<BTreeMap<RoleName, Leader>, TenureError>> {
         let server = self.server();
         let leader = |role| {
@@ -69,7 +69,9 @@ impl LeaderSource for Shared {
         Box::pin(std::future::ready(Ok(roles.iter().filter_map(leader).collect())))
     }
 
-    fn close(&self) {}
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
 }
 
 impl Server {

@@ -66,6 +66,28 @@ async fn a_changed_priority_decides_the_next_race() {
     }
 }
 
+/// While a role is observed, questions about its leader share the observer's session.
+#[tokio::test]
+async fn a_question_is_answered_although_the_kept_session_has_ended() {
+    let database = database().await;
+    let client = database.client().await.expect("a session");
+    let (member, lock) = candidate(&database, RoleSpec::named("r")).await;
+    leads(&lock).await;
+    let mut leader = lock.observe();
+    leader.wait_for(Option::is_some).await.expect("it is observed");
+    for _ in 0..3 {
+        let side = "select count(pg_terminate_backend(pid)) from pg_stat_activity \
+                    where application_name like 'tenure side %'";
+        assert_eq!(one(&client, side).await, "1");
+        let left =
+            "select count(*) from pg_stat_activity where application_name like 'tenure side %'";
+        until(&client, left, "0").await;
+        let now = lock.leader().await.expect("an answer");
+        assert_eq!(now.map(|now| now.identity).as_ref(), Some(lock.identity()));
+    }
+    gone(member).await;
+}
+
 #[tokio::test]
 async fn a_bad_name_and_an_unknown_role_are_two_errors() {
     let database = database().await;
