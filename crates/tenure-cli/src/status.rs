@@ -255,7 +255,7 @@ pub(crate) async fn history(args: History) -> Result<Exit, Failure> {
                 vec![
                     order.role.to_string(),
                     time(Some(order.at)),
-                    order.kind.clone(),
+                    order.kind.to_string(),
                     order.epoch.map_or_else(|| "-".to_owned(), |epoch| epoch.to_string()),
                     order.detail.clone(),
                 ]

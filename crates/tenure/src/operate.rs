@@ -31,6 +31,7 @@
 //! ```
 
 mod audit;
+mod order;
 mod prune;
 mod settle;
 
@@ -51,8 +52,10 @@ use crate::error::TenureError;
 use crate::line::{Line, LineError, Unasked};
 use crate::schema::SCHEMA;
 use crate::sql::{identifier, literal, settings};
+use order::OrderRefusal;
 
 pub use audit::Audit;
+pub use order::{OrderKind, OrderRecord};
 pub use prune::{BATCH, Pruned};
 pub use settle::{Change, Forgotten};
 
@@ -190,24 +193,6 @@ impl std::fmt::Display for TermEnd {
             TermEnd::Forced => "forced",
         })
     }
-}
-
-/// An order, as it was written down.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct OrderRecord {
-    /// When it was given, by the database's clock.
-    pub at: Timestamp,
-    /// The role it is about.
-    pub role: RoleName,
-    /// The member that held the role.
-    pub member: Option<String>,
-    /// The role's epoch.
-    pub epoch: Option<Epoch>,
-    /// What was ordered: `step_down`, `pause`, `resume`, `force_release`, `lower_lease`, `alter`, `forget`.
-    pub kind: String,
-    /// The person or program that gave it, and what it changed.
-    pub detail: String,
 }
 
 /// A term that breaks a promise.
@@ -476,42 +461,10 @@ impl Operator {
         call: &str,
     ) -> Result<T, TenureError> {
         let value: serde_json::Value = self.query(&format!("select {call}")).await?;
-        if let Some(error) = value.get("error").and_then(serde_json::Value::as_str) {
-            return Err(match error {
-                "unknown_role" => TenureError::NoSuchRole(role.clone()),
-                "no_leader" => TenureError::NoLeader(role.clone()),
-                "unknown_member" => TenureError::NoSuchMember(role.clone()),
-                "not_settled" => TenureError::Order(format!(
-                    "no member has led role {role} since the database was started, so an earlier \
-                     leader's lease may still run; try again when it has a leader"
-                )),
-                "no_member" => TenureError::Order(format!(
-                    "no member takes part in role {role}, so that there is no lease to come down to; \
-                     `tenure alter --role {role} --lease 3s` sets one"
-                )),
-                "already_leader" => {
-                    TenureError::Order(format!("that member leads role {role} already"))
-                }
-                "not_paused" => TenureError::Order(format!(
-                    "role {role} is not paused; run `tenure pause --role {role}` first"
-                )),
-                "candidates" => TenureError::Order(format!(
-                    "members still take part in role {role}; stop them first, `tenure status` lists them"
-                )),
-                "held" => TenureError::Order(format!(
-                    "a session holds the lock of role {role}; `tenure status` names it"
-                )),
-                "key_held" => TenureError::Order(format!(
-                    "a session holds the new lock key of role {role}; end it, or choose another key"
-                )),
-                "changed" => TenureError::Order(format!(
-                    "role {role} changed while its last lease was waited out; nothing was done, try again"
-                )),
-                "collision" => TenureError::Order(format!(
-                    "another role has that lock key already; give role {role} another one"
-                )),
-                other => TenureError::Order(other.to_owned()),
-            });
+        if let Some(refusal) = value.get("error") {
+            let refusal = OrderRefusal::deserialize(refusal);
+            let refusal = refusal.map_err(|error| TenureError::Session(error.to_string()))?;
+            return Err(refusal.of(role));
         }
         serde_json::from_value(value).map_err(|error| TenureError::Session(error.to_string()))
     }

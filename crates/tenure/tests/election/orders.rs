@@ -114,6 +114,25 @@ async fn policy_key_and_lease_of_a_role_at_rest_are_changed_by_order() {
 }
 
 #[tokio::test]
+async fn a_refusal_that_is_not_known_is_an_answer_that_cannot_be_read() {
+    let database = database().await;
+    let client = database.client().await.unwrap();
+    let operator = operator(&database).await;
+    let (member, _) = leader(quick(&database), RoleSpec::named("r")).await;
+    client
+        .batch_execute(
+            "create or replace function tenure.set_paused(p_role text, p_paused boolean, p_by text)
+                returns jsonb language sql as $$ select '{\"error\": \"weather\"}'::jsonb $$",
+        )
+        .await
+        .unwrap();
+    let error = operator.pause(&r()).await.expect_err("it says nothing that is known");
+    assert!(matches!(error, tenure::TenureError::Session(_)), "{error:?}");
+    assert!(error.to_string().contains("weather"), "{error}");
+    gone(member).await;
+}
+
+#[tokio::test]
 async fn a_term_that_was_ended_by_force_is_over_also_for_a_leader_that_reconnects() {
     let database = database().await;
     let client = database.client().await.unwrap();
