@@ -81,6 +81,8 @@ pub mod definition;
 pub mod desk;
 pub mod engine;
 mod event;
+#[doc(hidden)]
+pub mod listener;
 pub mod page;
 pub mod placement;
 pub mod plan;

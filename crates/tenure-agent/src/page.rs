@@ -19,7 +19,6 @@
 //! - Prove leadership: only a gate does. A picture is up to a second old.
 
 mod guard;
-mod listener;
 mod orders;
 mod picture;
 mod poller;
@@ -30,16 +29,22 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tenure::config::Config;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
+use crate::listener::{self, Limits};
 use crate::store::StoreError;
 use guard::{Guard, Reach};
 use poller::Poller;
 use routes::Desk;
 use tokens::TokenFile;
+
+/// A browser that still looks after the lifetime of its connection opens another one.
+const LIMITS: Limits =
+    Limits { connections: 256, head: Duration::from_secs(10), lifetime: Duration::from_secs(900) };
 
 pub use tokens::TokenError;
 
@@ -178,7 +183,7 @@ impl Page {
         let desk = Arc::new(Desk::new(guard, poller.clone(), config.clone()));
         let mut tasks = JoinSet::new();
         tasks.spawn(async move { poller.run().await });
-        tasks.spawn(listener::serve(socket, tls, routes::router(desk)));
+        tasks.spawn(listener::serve(socket, tls, routes::router(desk), LIMITS));
         Ok(Page { url, address, _tasks: tasks })
     }
 

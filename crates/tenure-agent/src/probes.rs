@@ -42,7 +42,6 @@ pub type Render = Arc<dyn Fn() -> String + Send + Sync>;
 #[derive(Clone)]
 struct Probes {
     member: Weak<Member>,
-    render: Option<Render>,
 }
 
 impl fmt::Debug for Probes {
@@ -58,8 +57,13 @@ pub fn router(member: Weak<Member>, render: Option<Render>) -> Router {
         .route("/health", get(readyz))
         .route("/readyz", get(readyz))
         .route("/leader/{*role}", get(leader))
-        .route("/metrics", get(metrics))
-        .with_state(Probes { member, render })
+        .with_state(Probes { member })
+        .merge(metrics(render))
+}
+
+/// The route `/metrics` alone, for a program without a member.
+pub fn metrics(render: Option<Render>) -> Router {
+    Router::new().route("/metrics", get(rendered)).with_state(render)
 }
 
 /// A member's health as JSON; no secret is in it.
@@ -118,8 +122,8 @@ async fn leader(State(probes): State<Probes>, Path(role): Path<String>) -> Respo
     }
 }
 
-async fn metrics(State(probes): State<Probes>) -> Response {
-    match probes.render {
+async fn rendered(State(render): State<Option<Render>>) -> Response {
+    match render {
         Some(render) => {
             ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], render()).into_response()
         }

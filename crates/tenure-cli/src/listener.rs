@@ -1,7 +1,6 @@
 //! The one HTTP listener: `/metrics` for Prometheus and `/health` for whatever watches processes.
 //!
-//! It has no login, so a port alone means this machine alone. It is bounded: so many connections at
-//! once, so much time for each; a client that hangs loses its own answer and nothing else.
+//! It has no login, so a port alone means this machine alone. It is bounded in connections and time.
 
 #![cfg_attr(
     not(any(feature = "tx", feature = "gossip")),
@@ -19,25 +18,19 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
-use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use serde_json::Value;
 use tenure::Member;
-use tenure_agent::probes::Render;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
-use tokio::time::{interval, sleep, timeout};
+use tenure_agent::listener::{Limits, serve};
+use tenure_agent::probes::{self, Render};
+use tokio::net::TcpListener;
+use tokio::time::{interval, timeout};
 
 use crate::exit::Failure;
 
-/// More at once wait: neither Prometheus nor a supervisor needs more.
-const CONNECTIONS: usize = 32;
-/// How long a request's head may take to come.
-const HEAD: Duration = Duration::from_secs(5);
-/// How long a connection may live; a scraper that comes back opens another one.
-const LIFETIME: Duration = Duration::from_secs(60);
+/// Neither Prometheus nor a supervisor needs more.
+const LIMITS: Limits =
+    Limits { connections: 32, head: Duration::from_secs(5), lifetime: Duration::from_secs(60) };
 /// A histogram keeps every sample until it is told to fold them.
 const UPKEEP: Duration = Duration::from_secs(5);
 
@@ -100,17 +93,19 @@ impl Listener {
         F: Future<Output = Health> + Send + 'static,
     {
         let check: Check = Arc::new(move || Box::pin(check()));
-        let router = Router::new()
-            .route("/metrics", get(metrics).with_state(self.recorder.clone()))
-            .route("/health", get(health).with_state(check));
-        self.route(router);
+        let router = probes::metrics(Some(self.render()));
+        self.route(router.route("/health", get(health).with_state(check)));
     }
 
     /// Serves a member's probes and metrics until the program ends.
     pub(crate) fn probe(self, member: Weak<Member>) {
+        let render = self.render();
+        self.route(probes::router(member, Some(render)));
+    }
+
+    fn render(&self) -> Render {
         let recorder = self.recorder.clone();
-        let render: Render = Arc::new(move || recorder.render());
-        self.route(tenure_agent::probes::router(member, Some(render)));
+        Arc::new(move || recorder.render())
     }
 
     fn route(self, router: Router) {
@@ -122,44 +117,13 @@ impl Listener {
                 recorder.run_upkeep();
             }
         });
-        tokio::spawn(accept(self.socket, router));
+        tokio::spawn(serve(self.socket, None, router, LIMITS));
     }
-}
-
-async fn accept(socket: TcpListener, router: Router) {
-    let room = Arc::new(Semaphore::new(CONNECTIONS));
-    loop {
-        let Ok(place) = Arc::clone(&room).acquire_owned().await else { return };
-        match socket.accept().await {
-            Ok((stream, _)) => {
-                let router = router.clone();
-                tokio::spawn(async move {
-                    let _ = timeout(LIFETIME, converse(stream, router)).await;
-                    drop(place);
-                });
-            }
-            // Out of file descriptors, most likely: others must close first.
-            Err(_) => sleep(Duration::from_millis(100)).await,
-        }
-    }
-}
-
-async fn converse(stream: TcpStream, router: Router) -> hyper::Result<()> {
-    http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEAD)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
-        .await
-}
-
-async fn metrics(State(recorder): State<PrometheusHandle>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], recorder.render())
 }
 
 async fn health(State(check): State<Check>) -> impl IntoResponse {
-    let Health { healthy, details } = timeout(HEAD, check()).await.unwrap_or_else(|_| Health {
-        healthy: false,
-        details: serde_json::json!({"error": "the check took too long"}),
+    let Health { healthy, details } = timeout(LIMITS.head, check()).await.unwrap_or_else(|_| {
+        Health { healthy: false, details: serde_json::json!({"error": "the check took too long"}) }
     });
     let status = if healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (status, [(header::CONTENT_TYPE, "application/json")], format!("{details}\n"))

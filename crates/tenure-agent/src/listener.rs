@@ -1,5 +1,5 @@
-//! The page's own listener: plain or TLS, bounded in connections and time. A client that hangs loses its own
-//! answer and nothing else.
+//! The one HTTP listener, of the page and of the probes: plain or TLS, bounded in connections and time. A client
+//! that hangs loses its own answer and nothing else.
 
 use std::io;
 use std::path::Path;
@@ -19,17 +19,22 @@ use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
-/// More at once wait.
-const CONNECTIONS: usize = 256;
-/// How long a request's head may take to come, and a TLS handshake.
-const HEAD: Duration = Duration::from_secs(10);
-/// How long a connection may live; a browser that still looks opens another one.
-const LIFETIME: Duration = Duration::from_secs(900);
+/// How much a listener gives to its clients.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// More connections at once wait.
+    pub connections: usize,
+    /// How long a request's head may take to come, and a TLS handshake.
+    pub head: Duration,
+    /// How long a connection may live; a client that still needs one opens another.
+    pub lifetime: Duration,
+}
+
 /// The longest head of a request.
 const HEAD_BYTES: usize = 16 * 1024;
 
 /// Reads a certificate chain and its key.
-pub(super) fn acceptor(cert: &Path, key: &Path) -> Result<TlsAcceptor, String> {
+pub(crate) fn acceptor(cert: &Path, key: &Path) -> Result<TlsAcceptor, String> {
     let said = |file: &Path, error: &dyn std::fmt::Display| {
         format!("{}: {error}; give a PEM file that this user can read", file.display())
     };
@@ -49,9 +54,9 @@ pub(super) fn acceptor(cert: &Path, key: &Path) -> Result<TlsAcceptor, String> {
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-/// Serves until it is dropped.
-pub(super) async fn serve(socket: TcpListener, tls: Option<TlsAcceptor>, router: Router) {
-    let room = Arc::new(Semaphore::new(CONNECTIONS));
+/// Serves until it is dropped; connections that are open then go on, until their time is over.
+pub async fn serve(socket: TcpListener, tls: Option<TlsAcceptor>, router: Router, limits: Limits) {
+    let room = Arc::new(Semaphore::new(limits.connections));
     loop {
         let Ok(place) = Arc::clone(&room).acquire_owned().await else { return };
         match socket.accept().await {
@@ -60,14 +65,14 @@ pub(super) async fn serve(socket: TcpListener, tls: Option<TlsAcceptor>, router:
                 tokio::spawn(async move {
                     let talk = async {
                         match tls {
-                            None => converse(stream, router).await,
+                            None => converse(stream, router, limits.head).await,
                             Some(tls) => {
-                                let stream = timeout(HEAD, tls.accept(stream)).await??;
-                                converse(stream, router).await
+                                let stream = timeout(limits.head, tls.accept(stream)).await??;
+                                converse(stream, router, limits.head).await
                             }
                         }
                     };
-                    let _ = timeout(LIFETIME, talk).await;
+                    let _ = timeout(limits.lifetime, talk).await;
                     drop(place);
                 });
             }
@@ -77,10 +82,14 @@ pub(super) async fn serve(socket: TcpListener, tls: Option<TlsAcceptor>, router:
     }
 }
 
-async fn converse(stream: impl AsyncRead + AsyncWrite + Unpin, router: Router) -> io::Result<()> {
+async fn converse(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    router: Router,
+    head: Duration,
+) -> io::Result<()> {
     http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD)
+        .header_read_timeout(head)
         .max_buf_size(HEAD_BYTES)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
         .await
