@@ -15,8 +15,9 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use tenure::config::Config;
-use tenure::{ExponentialBackoff, LeaderLock, LockState, TenureError};
+use tenure::{ExponentialBackoff, LeaderLock, LockState};
 use tenure_guardian::Strays;
+use tokio::sync::broadcast::error::RecvError;
 use tokio::time::{Instant, sleep};
 
 use crate::acquire::silence;
@@ -36,8 +37,6 @@ const STEADY: Duration = Duration::from_secs(10);
 /// The pauses before a child is started again.
 const RESTART: ExponentialBackoff =
     ExponentialBackoff::new(Duration::from_millis(200), Duration::from_secs(10));
-/// Longer than any process runs.
-const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 
 pub(crate) async fn run(args: Run) -> Result<Exit, Failure> {
     let mut signals = Signals::listen()?;
@@ -143,29 +142,41 @@ async fn serve(
 /// Returns once this process leads. Fails when another member still leads after the configured
 /// patience; what is left of a crashed leader's lease is waited out beyond it. Cancel-safe.
 async fn won(lock: &LeaderLock, patience: Option<Duration>) -> Result<(), Failure> {
-    let Some(patience) = patience else {
-        return match lock.wait_for_leadership(Some(FOR_EVER)).await {
-            Ok(_) => Ok(()),
+    let mut led = Box::pin(async {
+        if lock.led().await.is_err() {
             // A member that was shut down never leads again: the role's end follows.
-            Err(_) => std::future::pending().await,
-        };
-    };
-    let until = Instant::now() + patience;
-    loop {
-        let look = Instant::now() + Duration::from_millis(50);
-        let within = until.max(look).saturating_duration_since(Instant::now());
-        match lock.wait_for_leadership(Some(within)).await {
-            Ok(_) => return Ok(()),
-            Err(TenureError::Timeout { .. }) => {}
-            Err(_) => std::future::pending().await,
+            std::future::pending().await
         }
-        if lock.state() == LockState::Follower {
-            return Err(Failure::failed(format!(
-                "role {} was not acquired within {} (acquire_timeout); raise it, or leave it out to \
-                 wait without end",
-                lock.role(),
-                span(patience)
-            )));
+    });
+    let Some(patience) = patience else {
+        led.await;
+        return Ok(());
+    };
+    // All branches are cancel-safe.
+    tokio::select! {
+        biased;
+        () = &mut led => return Ok(()),
+        () = sleep(patience) => {}
+    }
+    tokio::select! {
+        biased;
+        () = led => Ok(()),
+        () = follows(lock) => Err(Failure::failed(format!(
+            "role {} was not acquired within {} (acquire_timeout); raise it, or leave it out to \
+             wait without end",
+            lock.role(),
+            span(patience)
+        ))),
+    }
+}
+
+/// Returns once this process is a follower; a state is published before its event.
+async fn follows(lock: &LeaderLock) {
+    let mut events = lock.events();
+    while lock.state() != LockState::Follower {
+        if let Err(RecvError::Closed) = events.recv().await {
+            // The member has ended: the role's end follows.
+            std::future::pending().await
         }
     }
 }

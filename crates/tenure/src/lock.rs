@@ -179,6 +179,14 @@ impl LeaderLock {
         }
     }
 
+    /// Waits until this process leads, whatever the configured acquire timeout is. Cancel-safe.
+    ///
+    /// # Errors
+    /// [`TenureError::Stopped`] if the member was shut down.
+    pub async fn led(&self) -> Result<LeaderToken, TenureError> {
+        self.opened(None).await
+    }
+
     /// Leadership as it changes: it shows the latest state, so a short term may be missed. The gate may say
     /// no sooner: it shuts by itself at its deadline.
     pub fn changes(&self) -> watch::Receiver<LeaderStateChanged> {
