@@ -100,6 +100,7 @@ pub use error::KitError;
 pub use meter::Meter;
 pub use patience::{PATIENCE, event, event_of, until};
 pub use pgbouncer::{PgBouncer, PoolMode};
+pub use port::free_port;
 pub use process::Signal;
 pub use proxy::{Direction, Proxy};
 pub use replica::ReplicaOptions;

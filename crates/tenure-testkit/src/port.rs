@@ -10,6 +10,8 @@ use std::{
     net::{Ipv4Addr, TcpListener},
 };
 
+use std::sync::{Mutex, PoisonError};
+
 use crate::{KitError, home::Home};
 
 const SPAN: u16 = 12_000;
@@ -47,4 +49,16 @@ impl Port {
     pub(crate) fn number(&self) -> u16 {
         self.number
     }
+}
+
+/// A TCP port of the loopback address that no other test process takes until this one ends.
+///
+/// # Panics
+/// If none is left.
+pub fn free_port() -> u16 {
+    static RESERVED: Mutex<Vec<Port>> = Mutex::new(Vec::new());
+    let port = Port::reserve().expect("a port below the ephemeral range");
+    let number = port.number();
+    RESERVED.lock().unwrap_or_else(PoisonError::into_inner).push(port);
+    number
 }

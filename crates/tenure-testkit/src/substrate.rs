@@ -268,14 +268,11 @@ fn answer(request: &Value, ledger: &Ledger) -> Result<Value, Value> {
 }
 
 fn encode(bytes: &[u8]) -> String {
-    let digits: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
-    format!("0x{digits}")
+    format!("0x{}", hex::encode(bytes))
 }
 
 fn decode(text: &str) -> Vec<u8> {
-    let digits = text.trim_start_matches("0x");
-    let byte = |at| u8::from_str_radix(&digits[at..at + 2], 16).expect("hex");
-    (0..digits.len()).step_by(2).map(byte).collect()
+    hex::decode(text.trim_start_matches("0x")).expect("hex")
 }
 
 /// A signer for a runtime with one call, as a program: length, nonce, the call or nothing. Few

@@ -3,7 +3,6 @@
 
 use std::{
     io::{BufRead as _, BufReader},
-    net::TcpListener,
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     time::{Duration, Instant},
@@ -13,10 +12,7 @@ use serde_json::Value;
 
 pub const BIN: &str = env!("CARGO_BIN_EXE_tenure");
 
-/// A port that is free at the moment.
-pub fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound").port()
-}
+pub use tenure_testkit::free_port;
 
 /// A node as a process of its own; killed when dropped.
 pub struct Process {

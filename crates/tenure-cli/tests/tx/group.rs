@@ -304,10 +304,8 @@ impl Group {
     }
 }
 
-pub(crate) fn decode(hex: &str) -> Vec<u8> {
-    let digits = hex.trim_start_matches("0x");
-    let byte = |at| u8::from_str_radix(&digits[at..at + 2], 16).expect("hex");
-    (0..digits.len()).step_by(2).map(byte).collect()
+pub(crate) fn decode(text: &str) -> Vec<u8> {
+    hex::decode(text.trim_start_matches("0x")).expect("hex")
 }
 
 #[allow(clippy::print_stderr, reason = "the figures of a run")]
