@@ -46,7 +46,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::config::RoleSpec;
+use crate::config::{ConfigError, RoleSpec};
 use crate::driver::{Driver, Handle};
 use crate::error::TenureError;
 use crate::lock::{LeaderLock, Observed};
@@ -112,8 +112,7 @@ impl MemoryGroup {
     pub fn candidate(&self, role: RoleSpec) -> Result<LeaderLock, TenureError> {
         let lease = self.shared.lease;
         let role = role.validate(&lease, false)?;
-        let identity = Identity::generate("memory")
-            .map_err(|error| TenureError::Order(format!("no identity: {error}")))?;
+        let identity = Identity::generate("memory").map_err(ConfigError::from)?;
         let name = identity.as_str().to_owned();
         let profile = Profile {
             identity: identity.clone(),
@@ -203,14 +202,13 @@ impl MemoryGroup {
     /// An operator's switch: while a role is paused no member claims it, and its leader drains.
     ///
     /// # Errors
-    /// [`TenureError::Order`] if no member has started that role yet.
+    /// [`TenureError::NoSuchRole`] if no member has started that role yet, [`TenureError::RoleName`] if none can
+    /// be called so.
     pub fn set_paused(&self, role: &str, paused: bool) -> Result<(), TenureError> {
         let mut server = self.shared.server();
-        let known = RoleName::new(role).is_ok_and(|role| server.model.set_paused(&role, paused));
-        if !known {
-            return Err(TenureError::Order(format!(
-                "no member knows a role {role:?}; start it first"
-            )));
+        let role = RoleName::new(role)?;
+        if !server.model.set_paused(&role, paused) {
+            return Err(TenureError::NoSuchRole(role));
         }
         server.deliver();
         Ok(())

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tenure::memory::MemoryGroup;
-use tenure::{Epoch, LeaderLock, Lease, LockState};
+use tenure::{Epoch, LeaderLock, Lease, LockState, TenureError};
 use tokio::time::Instant;
 
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(60));
@@ -89,5 +89,6 @@ async fn a_restarted_database_and_a_paused_role_end_terms_and_nothing_else() {
         led = first.wait_for_leadership(PATIENCE) => assert!(led.is_ok()),
         led = second.wait_for_leadership(PATIENCE) => assert!(led.is_ok()),
     }
-    assert!(group.set_paused("unknown", true).is_err());
+    let unknown = group.set_paused("unknown", true);
+    assert!(matches!(unknown, Err(TenureError::NoSuchRole(_))), "{unknown:?}");
 }
