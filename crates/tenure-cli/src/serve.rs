@@ -30,7 +30,7 @@ pub(crate) struct Serve {
     pub(crate) page: PageArgs,
 }
 
-/// Where the page is, and who may see it.
+/// Where the page is, and how a browser must prove itself.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct PageArgs {
     /// Where to listen: an address, or a port of this machine alone

@@ -19,6 +19,8 @@ use tokio_postgres::{AsyncMessage, SimpleQueryMessage};
 use crate::{Connection, Remedy, Session};
 
 /// Why a line did not answer as it should.
+///
+/// A closed set: a caller must decide of each error whether its statement may have happened.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum LineError {
     /// No answer in time. The statement may have happened.

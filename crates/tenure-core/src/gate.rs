@@ -185,7 +185,7 @@ impl fmt::Display for Refusal {
 #[non_exhaustive]
 #[error("not the leader: {reason}")]
 pub struct NotLeader {
-    /// Why.
+    /// Which of the conditions failed.
     pub reason: Refusal,
 }
 

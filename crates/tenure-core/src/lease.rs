@@ -136,25 +136,25 @@ pub enum LeaseError {
     /// Below its lower bound.
     #[error("{field} is {value:?}, below {bound:?}: {reason}; raise it")]
     TooShort {
-        /// Which one.
+        /// The timing, as the configuration names it.
         field: &'static str,
         /// As given.
         value: Duration,
         /// The least it may be.
         bound: Duration,
-        /// Why.
+        /// What the bound is for.
         reason: &'static str,
     },
     /// Above its upper bound.
     #[error("{field} is {value:?}, above {bound:?}: {reason}; lower it")]
     TooLong {
-        /// Which one.
+        /// The timing, as the configuration names it.
         field: &'static str,
         /// As given.
         value: Duration,
         /// The most it may be.
         bound: Duration,
-        /// Why.
+        /// What the bound is for.
         reason: &'static str,
     },
     /// The parts do not fit into the lease.

@@ -100,6 +100,7 @@ pub struct Registered {
 /// Why the database did not take a candidacy.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, thiserror::Error)]
 #[serde(tag = "because", rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum RegisterRefusal {
     /// Another role has the same lock key.
     #[error("its lock key is already used by role {with}; give one of them another key")]

@@ -17,7 +17,7 @@ pub(crate) enum Measure {
     Kill,
 }
 
-/// What ended the child.
+/// What ended the child. A closed set: a program must decide for each what it does next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EndedBy {
     /// It ended by itself.

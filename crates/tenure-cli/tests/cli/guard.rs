@@ -108,7 +108,7 @@ async fn scene(database: &Database, leader: &[&str]) -> Scene {
 
 impl Scene {
     /// The promise: when the next gate opened, no process of it was alive any more.
-    async fn nobody_overlaps(&mut self) {
+    async fn no_process_overlaps(&mut self) {
         let acquired: Value = event(&mut self.waiter, "acquired").await;
         let opened = acquired["mono_ns"].as_u64().expect("an instant");
         assert_eq!(alive(self.folder.path()), 0, "a process of the child lives on");
@@ -132,7 +132,7 @@ async fn nothing_of_a_child_outlives_the_lease_when_tenure_is_killed() {
     let begun = std::time::Instant::now();
     until("their end", async || alive(scene.folder.path()) == 0).await;
     assert!(begun.elapsed() < LEASE / 2, "{:?}", begun.elapsed());
-    scene.nobody_overlaps().await;
+    scene.no_process_overlaps().await;
 }
 
 #[tokio::test]
@@ -141,7 +141,7 @@ async fn nothing_of_a_child_outlives_the_lease_when_tenure_is_frozen() {
     let mut scene = scene(&database, &["--dsn", &database.dsn()]).await;
     // The whole process group, as a terminal or a supervisor would.
     scene.leader.freeze();
-    scene.nobody_overlaps().await;
+    scene.no_process_overlaps().await;
     scene.leader.thaw();
     // It finds its child gone and goes on as a follower.
     waiting(&database, "r", 1).await;
@@ -153,7 +153,7 @@ async fn nothing_of_a_child_outlives_the_lease_when_the_database_is_blackholed()
     let proxy = Proxy::start(shared_cluster().await.addr()).await.expect("a proxy");
     let mut scene = scene(&database, &["--dsn", &proxy.dsn(database.name())]).await;
     proxy.blackhole(Direction::Both);
-    scene.nobody_overlaps().await;
+    scene.no_process_overlaps().await;
 }
 
 #[tokio::test]
@@ -161,7 +161,7 @@ async fn nothing_of_a_child_outlives_the_lease_when_its_backend_is_terminated() 
     let database = database().await;
     let mut scene = scene(&database, &["--dsn", &database.dsn(), "--no-auto-reacquire"]).await;
     end_leaders(&database).await;
-    scene.nobody_overlaps().await;
+    scene.no_process_overlaps().await;
     assert_eq!(scene.leader.wait(SOON).await.expect("it ends").code(), Some(4));
 }
 
@@ -171,7 +171,7 @@ async fn a_killed_guardian_takes_its_child_along_and_the_role_moves_on() {
     let mut scene = scene(&database, &["--dsn", &database.dsn()]).await;
     let guardian = guardian_of(&scene.leader);
     rustix::process::kill_process(guardian, Signal::KILL).expect("killed");
-    scene.nobody_overlaps().await;
+    scene.no_process_overlaps().await;
 }
 
 /// In a PID namespace that was entered from outside, our session and group are number 0.
@@ -202,7 +202,7 @@ async fn a_stubborn_crowd_is_gone_before_the_release() {
     scene.leader.signal(Signal::TERM);
     assert_eq!(scene.leader.wait(SOON).await.expect("it ends").code(), Some(0));
     assert_eq!(alive(scene.folder.path()), 0);
-    scene.nobody_overlaps().await;
+    scene.no_process_overlaps().await;
     // Released clean: the successor did not wait out the lease.
     assert!(begun.elapsed() < LEASE, "{:?}", begun.elapsed());
 }
@@ -286,7 +286,7 @@ async fn a_frozen_guardian_does_not_let_the_child_outlive_the_lease() {
     let guardian = guardian_of(&scene.leader);
     rustix::process::kill_process(guardian, Signal::STOP).expect("frozen");
     proxy.blackhole(Direction::Both);
-    scene.nobody_overlaps().await;
+    scene.no_process_overlaps().await;
 }
 
 #[tokio::test]
@@ -296,7 +296,7 @@ async fn a_frozen_guardian_wakes_up_when_tenure_is_killed() {
     let guardian = guardian_of(&scene.leader);
     rustix::process::kill_process(guardian, Signal::STOP).expect("frozen");
     scene.leader.signal(Signal::KILL);
-    scene.nobody_overlaps().await;
+    scene.no_process_overlaps().await;
 }
 
 #[tokio::test]
@@ -307,7 +307,7 @@ async fn a_frozen_guardian_does_not_hold_up_the_end() {
     rustix::process::kill_process(guardian, Signal::STOP).expect("frozen");
     scene.leader.signal(Signal::TERM);
     assert_eq!(scene.leader.wait(SOON).await.expect("it ends").code(), Some(0));
-    scene.nobody_overlaps().await;
+    scene.no_process_overlaps().await;
 }
 
 /// Each generation forks the next and exits: no list of processes is ever up to date. Bounded by

@@ -75,7 +75,7 @@ async fn where_standard_error_is_for_objects_the_log_is_objects() {
 }
 
 #[tokio::test]
-async fn a_log_that_nobody_reads_does_not_hold_up_the_election() {
+async fn a_log_that_is_not_read_does_not_hold_up_the_election() {
     let database = database().await;
     let dsn = database.dsn();
     let (reader, writer) = std::io::pipe().expect("a pipe");

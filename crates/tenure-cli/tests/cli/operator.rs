@@ -161,7 +161,7 @@ async fn step_down_without_a_successor_says_so() {
 }
 
 #[tokio::test]
-async fn a_paused_role_is_led_by_nobody_until_it_is_resumed() {
+async fn a_paused_role_has_no_leader_until_it_is_resumed() {
     let database = database().await;
     let dsn = database.dsn();
     let mut one = member(&["--role", "r", "--dsn", &dsn]);

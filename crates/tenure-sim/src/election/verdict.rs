@@ -19,7 +19,7 @@ pub struct Verdict {
     pub recovered_after: Duration,
     /// The highest epoch ever issued, whatever the database forgot of it.
     issued: BTreeMap<RoleName, Epoch>,
-    /// To whom each epoch of each role belongs.
+    /// The member that each epoch of each role belongs to.
     owners: BTreeMap<(String, Epoch), String>,
 }
 

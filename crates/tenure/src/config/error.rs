@@ -51,7 +51,7 @@ pub enum ConfigError {
         field: String,
         /// What is accepted.
         bound: String,
-        /// Why.
+        /// What the bound is for.
         reason: &'static str,
     },
     /// A DSN is malformed.

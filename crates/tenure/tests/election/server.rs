@@ -65,7 +65,7 @@ async fn the_whole_election_runs_whatever_the_databases_defaults_are() {
 }
 
 #[tokio::test]
-async fn a_schema_of_somebody_else_is_an_error_that_says_so() {
+async fn a_schema_of_another_program_is_an_error_that_says_so() {
     let database = database().await;
     let client = database.client().await.unwrap();
     client

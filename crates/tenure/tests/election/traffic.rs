@@ -67,6 +67,7 @@ async fn a_database_that_refuses_is_not_stormed() {
     )
     .await;
     let before: i64 = one(&client, logins).await.parse().unwrap();
+    // Time is the subject: so many logins in so long.
     tokio::time::sleep(Duration::from_secs(5)).await;
     let after: i64 = one(&client, logins).await.parse().unwrap();
     client.batch_execute("alter function tenure.register_away rename to register").await.unwrap();

@@ -211,6 +211,7 @@ async fn idle_transactions(roles: usize) -> i64 {
         row.get::<_, i64>(1)
     };
     let before = count().await;
+    // Time is the subject: so many transactions in so long.
     tokio::time::sleep(Duration::from_secs(4)).await;
     let after = count().await;
     drop(group);
