@@ -4,7 +4,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
-use tenure::{LeaderLock, LockState};
+use tenure::{LeaderLock, LockState, TenureError};
 
 use crate::error;
 use crate::fork::Own;
@@ -93,17 +93,27 @@ impl Handle {
 
     /// Says whether this process is ready to lead.
     fn _set_ready(&self, py: Python<'_>, ready: bool) -> PyResult<()> {
-        let lock = self.place.lock().ok_or_else(|| not_started(py))?;
-        lock.set_ready(ready).map_err(|error| error::raise(py, &error))
+        self.order(py, |lock| lock.set_ready(ready))
     }
 
     /// Changes the priority in the race.
     fn _set_priority(&self, py: Python<'_>, priority: i32) -> PyResult<()> {
-        let lock = self.place.lock().ok_or_else(|| not_started(py))?;
-        lock.set_priority(priority).map_err(|error| error::raise(py, &error))
+        self.order(py, |lock| lock.set_priority(priority))
     }
 }
 
-fn not_started(py: Python<'_>) -> PyErr {
-    error::raise(py, &tenure::TenureError::Stopped)
+impl Handle {
+    /// Tells the lock of this process something.
+    fn order(
+        &self,
+        py: Python<'_>,
+        order: impl FnOnce(&LeaderLock) -> Result<(), TenureError>,
+    ) -> PyResult<()> {
+        let told = match self.place.ask(order) {
+            Some(Some(told)) => told,
+            Some(None) => return Err(error::forked(py)),
+            None => Err(TenureError::Stopped),
+        };
+        told.map_err(|error| error::raise(py, &error))
+    }
 }

@@ -122,9 +122,12 @@ class RoleLock(OfOneProcess, _tenure.Handle):
     # --- what can be asked ---
 
     async def wait_for_leadership(self, timeout_s: Optional[float] = None) -> bool:
-        """Waits until this process leads. False after ``timeout_s``, or when the lock stops."""
+        """Waits until this process leads. False after ``timeout_s``, or when the lock stops or has stopped.
+        A lock that was never started is waited for."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while not (self._term is not None and self.is_leader):
+            if self._has_ended():
+                return False
             waiter: "asyncio.Future[bool]" = asyncio.get_running_loop().create_future()
             self._waiting.add(waiter)
             try:
@@ -175,6 +178,11 @@ class RoleLock(OfOneProcess, _tenure.Handle):
     def _running(self) -> Optional[Life]:
         """The life that goes on, if one does; raises in a fork of the process that began it."""
         return None if self._life is None else self._life.own()
+
+    def _has_ended(self) -> bool:
+        """Whether it was started and goes on no more, so that no event wakes the tasks that wait for it."""
+        life = self._running()
+        return self._stopped is not None and (life is None or life.over or self._stopped.is_set())
 
     def _begin(self, life: Life) -> None:
         """Joins a life that has begun: events are told from now on."""
@@ -282,6 +290,10 @@ class RoleLock(OfOneProcess, _tenure.Handle):
             log.warning("health_check_failed", error="the heartbeat is late", **context)
         elif kind in ("well", "recovered"):
             log.info("leadership_recovered", **context, epoch=event[1])
+            if self._term != event[1] and self.epoch == event[1]:
+                # Its beginning was among events that were missed.
+                await self._end_term("lost", event[1])
+                await self._begin_term(event[1])
             self._wake_waiters(True)
         elif kind == "missed":
             log.error("events_missed", count=event[1], **context)
@@ -304,8 +316,9 @@ class RoleLock(OfOneProcess, _tenure.Handle):
             self._wake_waiters(True)
 
     async def _end_term(self, kind: str, epoch: int) -> None:
-        """Tells of the end of a term, unless callbacks know of no such term or of its end already."""
-        if self._term != epoch:
+        """Tells of the end of a term, unless callbacks know of no such term or of its end already. Epochs
+        rise: the end of a term is the end of earlier ones too."""
+        if self._term is None or self._term > epoch:
             return
         self._term = None
         try:
@@ -317,8 +330,10 @@ class RoleLock(OfOneProcess, _tenure.Handle):
     async def _catch_up(self) -> None:
         """Events are missing. What callbacks know of the term is brought in line with the gate, so that
         every beginning that is told has its end, and no task waits for a beginning that was not told."""
-        known, epoch = self._term, self.epoch
-        if known is not None and epoch != known:
+        known, epoch, state = self._term, self.epoch, LockState(self._state())
+        # The gate has no epoch either while a heartbeat is late or acts drain: the next event tells the rest.
+        late = epoch is None and state in (LockState.LEADER, LockState.RECONNECTING, LockState.RELEASING)
+        if known is not None and epoch != known and not late:
             await self._end_term("lost", known)
         if epoch is not None and self._term is None:
             await self._begin_term(epoch)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from typing import Any, Awaitable, Callable, Optional, TypeVar
+from typing import TYPE_CHECKING, Any, Awaitable, Callable, Coroutine, Optional, TypeVar
 
 from ._role import RoleLock
 from ._tenure import Token
 from .errors import NotLeader
 from .models import LockState
+
+if TYPE_CHECKING:
+    from typing_extensions import Concatenate, ParamSpec
+
+    _P = ParamSpec("_P")
 
 __all__ = ["while_leading"]
 
@@ -21,18 +26,20 @@ _LOOK_S = 0.25
 
 def while_leading(
     lock: RoleLock,
-) -> Callable[[Callable[..., Awaitable[_T]]], Callable[..., Awaitable[Optional[_T]]]]:
+) -> "Callable[[Callable[Concatenate[Token, _P], Awaitable[_T]]], Callable[_P, Coroutine[Any, Any, Optional[_T]]]]":
     """Decorates ``async def work(token, …)`` so that it runs only while ``lock`` leads.
 
     A call waits for leadership, runs the work with the term's token, and cancels it the moment the
     gate shuts or begins to drain; with the next term it runs again. It returns what the work returns
     once the work ends by itself, or ``None`` when the lock stops. A step-down waits until work that was
-    cancelled has ended.
+    cancelled has ended; so does a caller that is cancelled.
     """
 
-    def decorate(work: Callable[..., Awaitable[_T]]) -> Callable[..., Awaitable[Optional[_T]]]:
+    def decorate(
+        work: "Callable[Concatenate[Token, _P], Awaitable[_T]]",
+    ) -> "Callable[_P, Coroutine[Any, Any, Optional[_T]]]":
         @functools.wraps(work)
-        async def run(*arguments: Any, **options: Any) -> Optional[_T]:
+        async def run(*arguments: "_P.args", **options: "_P.kwargs") -> Optional[_T]:
             while await lock.wait_for_leadership():
                 try:
                     token = lock.gate.require_leader()
@@ -56,7 +63,8 @@ def while_leading(
 
 
 async def _term(lock: RoleLock, token: Token, work: Awaitable[_T]) -> "tuple[bool, Optional[_T]]":
-    """Runs the work during one term; says whether it ended by itself, and with what."""
+    """Runs the work during one term; says whether it ended by itself, and with what. However this ends, the
+    work has ended before."""
     task = asyncio.ensure_future(work)
     changed = asyncio.Event()
     lock._watching.add(changed.set)
@@ -83,7 +91,20 @@ async def _term(lock: RoleLock, token: Token, work: Awaitable[_T]) -> "tuple[boo
     finally:
         lock._watching.discard(changed.set)
         if not task.done():
-            task.cancel()
+            await _cancelled(task)
+
+
+async def _cancelled(task: "asyncio.Future[Any]") -> None:
+    """Ends the work of a caller that was cancelled, which goes on being cancelled afterwards. An exception of
+    the work takes its place, as if the caller had awaited the work itself."""
+    while not task.done():
+        task.cancel()
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            pass  # Told to the work, in the next round.
+    if not task.cancelled():
+        task.result()
 
 
 async def _next_event(lock: RoleLock) -> None:
