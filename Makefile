@@ -113,9 +113,10 @@ record-substrate:   ## Records the scenarios on that node anew; make test plays 
 python: setup setup-python   ## The Python package on a real server, in a virtual environment of its own
 	$(CARGO) fmt --manifest-path crates/tenure-py/Cargo.toml --check
 	scripts/python.sh build
+	scripts/python.sh run mypy
 	scripts/python.sh run pytest -m "not slow"
 
-python-all: setup setup-python wheel   ## Also gunicorn, Celery, fresh installations, and what mypy and pyright say
+python-all: setup setup-python wheel   ## Also gunicorn, Celery, fresh installations, and what pyright says
 	scripts/python.sh all
 	PROFILE=release scripts/python.sh build
 	scripts/python.sh run mypy

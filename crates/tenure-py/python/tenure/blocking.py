@@ -7,9 +7,10 @@ Every lock, and every member, has a thread of its own, on which its callbacks ru
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import threading
-from typing import Any, Callable, Coroutine, List, Optional, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Callable, Coroutine, List, Optional, TypeVar, Union
 
 from . import _tenure
 from . import lock as _lock
@@ -20,6 +21,11 @@ from ._starter import Starter
 from .errors import LockError
 from .models import Leader, LockState, Role
 
+if TYPE_CHECKING:
+    from typing_extensions import Concatenate, ParamSpec
+
+    _P = ParamSpec("_P")
+
 __all__ = ["LeaderLock", "Member", "RoleLock"]
 
 _T = TypeVar("_T")
@@ -28,6 +34,17 @@ _Self = TypeVar("_Self", bound="_Owner")
 
 #: How long the end of a thread waits for what still runs on it.
 _LAST_S = 1.0
+
+
+def _takes(
+    model: "Callable[Concatenate[Any, _P], None]",
+) -> "Callable[[Callable[..., None]], Callable[Concatenate[Any, _P], None]]":
+    """Gives a constructor the arguments of another one, for people and for type checkers."""
+
+    def decorate(constructor: Callable[..., None]) -> "Callable[Concatenate[Any, _P], None]":
+        return functools.wraps(model)(constructor)
+
+    return decorate
 
 
 class _Thread:
@@ -253,6 +270,7 @@ class LeaderLock(_Owner, RoleLock):
     Takes the same arguments, except ``shutdown_event``.
     """
 
+    @_takes(_lock.LeaderLock.__init__)
     def __init__(self, *arguments: Any, **options: Any) -> None:
         if "shutdown_event" in options:
             raise TypeError("shutdown_event is of asyncio; call shutdown() from any thread")
@@ -264,6 +282,7 @@ class LeaderLock(_Owner, RoleLock):
 class Member(_Owner):
     """:class:`tenure.Member` with methods that block, for the same arguments."""
 
+    @_takes(_member.Member.__init__)
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self._member = _member.Member(*arguments, **options)
         super().__init__(self._member)

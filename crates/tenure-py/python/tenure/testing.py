@@ -20,6 +20,7 @@ and in a test::
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Iterator, Optional
 
 from . import _tenure
@@ -41,13 +42,33 @@ class MemoryGroup:
     def __init__(self, *, health_interval_s: float = 0.1, lease_s: Optional[float] = None) -> None:
         self._group = _tenure.MemoryGroup(health_interval_s, lease_s)
 
-    def lock(self, role: str, **options: Any) -> LeaderLock:
-        """A lock of a new member of this group. ``policy``, ``priority`` and so on are as for
-        :class:`tenure.LeaderLock`; timings are the group's."""
-        for name in ("dsn", "connect_fn", "health_interval_s", "lease_s", "lock_only"):
-            if name in options:
-                raise TypeError(f"a lock in memory takes no {name}; the group has it")
-        return _MemoryLock(self._group, role, **options)
+    def lock(
+        self,
+        role: str,
+        *,
+        policy: str = "exclusive",
+        priority: int = 0,
+        candidate: bool = True,
+        preempt: bool = False,
+        auto_reacquire: bool = True,
+        cool_down_s: Optional[float] = None,
+        drain_limit_s: Optional[float] = None,
+        shutdown_event: Optional[asyncio.Event] = None,
+    ) -> LeaderLock:
+        """A lock of a new member of this group. The arguments are those of :class:`tenure.LeaderLock`; timings
+        are the group's."""
+        return _MemoryLock(
+            self._group,
+            role,
+            policy=policy,
+            priority=priority,
+            candidate=candidate,
+            preempt=preempt,
+            auto_reacquire=auto_reacquire,
+            cool_down_s=cool_down_s,
+            drain_limit_s=drain_limit_s,
+            shutdown_event=shutdown_event,
+        )
 
     def crash(self, lock: LeaderLock) -> None:
         """The member's process dies without releasing anything. Its gate is shut when this returns."""
@@ -55,6 +76,7 @@ class MemoryGroup:
         if lock._stopped is not None:
             # A dead process tells no story; nothing waits for its end.
             lock._stopped.set()
+            lock._wake_waiters(False)
 
     def partition(self, lock: LeaderLock) -> None:
         """Cuts a member off. It does not notice; its session ends with lease and margin."""
