@@ -10,6 +10,7 @@ from ._role import RoleLock
 from ._starter import Starter, settings
 from .errors import LockError
 from .models import Role
+from .models import shard as _shard
 from .retry import RetryStrategy
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class Member(Starter):
 
     def lock(self, role: str, shard: Optional[int] = None) -> RoleLock:
         """The handle of a role, or of one of its shards."""
-        name = role if shard is None else f"{role}:{shard}"
+        name = role if shard is None else _shard(role, shard)
         try:
             return self._locks[name][0]
         except KeyError:
@@ -100,7 +101,7 @@ class Member(Starter):
 
     def leading_shards(self, name: str) -> List[int]:
         """The numbers of the shards of ``name`` that this process leads at this instant."""
-        found = (role.rpartition(":") for role in self.leading)
+        found = (role.rpartition("-") for role in self.leading)
         return sorted(int(number) for base, _, number in found if base == name and number.isdecimal())
 
     async def add_role(self, role: Union[str, Role]) -> RoleLock:

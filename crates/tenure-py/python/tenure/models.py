@@ -119,7 +119,13 @@ def check_key(name: str, value: "Optional[int]", bits: int) -> None:
 
 
 def shards(name: str, count: int, **options: Any) -> List[Role]:
-    """The roles ``name:0`` … ``name:<count - 1>``, all with the same options."""
+    """The roles ``name-0`` … ``name-<count - 1>``, all with the same options. A set of shards of the Rust
+    library, or of an agent, has the same names: their members and yours exclude each other."""
     if count < 1:
         raise ValueError("count must be 1 or more")
-    return [Role(f"{name}:{number}", **options) for number in range(count)]
+    return [Role(shard(name, number), **options) for number in range(count)]
+
+
+def shard(name: str, number: int) -> str:
+    """What the role of a shard is called."""
+    return f"{name}-{number}"
