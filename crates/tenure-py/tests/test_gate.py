@@ -1,4 +1,4 @@
-"""The gate, the fence, many roles, work while leading, and the election in memory."""
+"""The gate, the fence, many roles, and the election in memory."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_many_roles_on_one_member(dsn: str) -> None:
     async with member:
         for lock in member.locks:
             assert await lock.wait_for_leadership(20)
-        assert sorted(member.leading) == sorted(["a", "b", *(f"s:{n}" for n in range(8))])
+        assert sorted(member.leading) == sorted(["a", "b", *(f"s-{n}" for n in range(8))])
         assert told == ["a"]
         late = await member.add_role("late")
         assert await late.wait_for_leadership(20)
@@ -112,7 +112,7 @@ async def test_a_thousand_roles_that_start_while_the_loop_is_blocked_miss_no_eve
     member = tenure.Member(dsn, tenure.shards("many", 1500), health_interval_s=2)
     told: Set[str] = set()
     for number in range(1500):
-        member.lock("many", number).on_acquired(lambda number=number: told.add(f"many:{number}"))
+        member.lock("many", number).on_acquired(lambda number=number: told.add(f"many-{number}"))
     blocked: List[bool] = []
 
     @member.lock("many", 0).on_state_change
@@ -223,8 +223,9 @@ async def test_a_member_starts_and_ends_as_a_lock_does(dsn: str) -> None:
 
 async def test_fence_with_every_driver(dsn: str) -> None:
     import asyncpg
+    import psycopg2
     import sqlalchemy
-    from sqlalchemy.ext.asyncio import create_async_engine
+    from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
     url = dsn.replace("postgresql://", "postgresql+psycopg://")
     async with LeaderLock(dsn, role="r", policy="fenced") as lock:
@@ -236,6 +237,12 @@ async def test_fence_with_every_driver(dsn: str) -> None:
                 tenure.fence(cursor, "r", given)
             with expected, psycopg.connect(dsn) as connection:
                 tenure.fence(connection, "r", given)
+            old = psycopg2.connect(dsn)
+            with expected, old, old.cursor() as old_cursor:
+                tenure.fence(old_cursor, "r", given)
+            with expected, old:
+                tenure.fence(old, "r", given)
+            old.close()
             with expected:
                 async with await psycopg.AsyncConnection.connect(dsn) as asynchronous:
                     await tenure.fence(asynchronous.cursor(), "r", given)
@@ -256,14 +263,53 @@ async def test_fence_with_every_driver(dsn: str) -> None:
             with expected:
                 async with async_engine.begin() as async_begun:
                     await tenure.fence(async_begun, "r", given)
+            with expected:
+                async with AsyncSession(async_engine) as async_session:
+                    await tenure.fence(async_session, "r", given)
             await async_engine.dispose()
         with pytest.raises(tenure.UnknownRole), psycopg.connect(dsn) as connection:
             tenure.fence(connection, "unknown", 1)
         with pytest.raises(tenure.LockError, match="transaction"):
             with psycopg.connect(dsn, autocommit=True) as connection:
                 tenure.fence(connection, "r", epoch)
+        with psycopg.connect(dsn, autocommit=True) as connection, connection.transaction():
+            tenure.fence(connection, "r", epoch)
+        old = psycopg2.connect(dsn)
+        old.autocommit = True
+        with pytest.raises(tenure.LockError, match="transaction"):
+            tenure.fence(old, "r", epoch)
+        old.close()
     with pytest.raises(TypeError, match="psycopg, asyncpg or SQLAlchemy"):
         tenure.fence(object(), "r", 1)
+
+
+async def test_a_fence_is_refused_where_sqlalchemy_commits_every_statement(dsn: str) -> None:
+    import sqlalchemy.orm
+    from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+
+    options: Any = {"isolation_level": "AUTOCOMMIT"}
+    async with LeaderLock(dsn, role="r") as lock:
+        assert await lock.wait_for_leadership(20)
+        epoch = lock.gate.require_leader().epoch
+        for driver in ("psycopg", "psycopg2"):
+            url = dsn.replace("postgresql://", f"postgresql+{driver}://")
+            plain, whole = sqlalchemy.create_engine(url), sqlalchemy.create_engine(url, **options)
+            with whole.connect() as one, plain.connect().execution_options(**options) as two:
+                with sqlalchemy.orm.Session(whole) as three, plain.connect() as allowed:
+                    for subject in (one, two, three):
+                        with pytest.raises(tenure.LockError, match="transaction"):
+                            tenure.fence(subject, "r", epoch)
+                    tenure.fence(allowed, "r", epoch)
+            plain.dispose()
+            whole.dispose()
+        for driver in ("psycopg", "asyncpg"):
+            url = dsn.replace("postgresql://", f"postgresql+{driver}://")
+            engine = create_async_engine(url, **options)
+            async with engine.connect() as four, AsyncSession(engine) as five:
+                for asynchronous in (four, five):
+                    with pytest.raises(tenure.LockError, match="transaction"):
+                        await tenure.fence(asynchronous, "r", epoch)
+            await engine.dispose()
 
 
 class _no_error:
@@ -272,52 +318,6 @@ class _no_error:
 
     def __exit__(self, *_: Any) -> None:
         pass
-
-
-async def test_while_leading_runs_and_cancels_with_the_term(tenure_group: MemoryGroup) -> None:
-    begun: List[int] = []
-    ended: List[int] = []
-    running = asyncio.Event()
-    lock = tenure_group.lock("r", cool_down_s=0.05)
-
-    @tenure.while_leading(lock)
-    async def work(token: tenure.LeaderToken, more: str) -> str:
-        begun.append(token.epoch)
-        running.set()
-        if len(begun) == 3:
-            return more
-        try:
-            await asyncio.sleep(3600)
-        finally:
-            # A step-down waits until this has ended.
-            await asyncio.sleep(0.01)
-            assert lock.gate.in_flight == 1
-            ended.append(token.epoch)
-        return "never"
-
-    async with lock:
-        task = asyncio.ensure_future(work("done"))
-        await asyncio.wait_for(running.wait(), 10)
-        running.clear()
-        await lock.step_down()
-        assert ended == begun[:1]
-        await asyncio.wait_for(running.wait(), 10)
-        running.clear()
-        tenure_group.terminate(lock)
-        assert await asyncio.wait_for(task, 10) == "done"
-        assert len(begun) == 3 and begun == sorted(set(begun)) and ended == begun[:2]
-
-        @tenure.while_leading(lock)
-        async def fails(token: tenure.LeaderToken) -> None:
-            raise KeyError("mine")
-
-        with pytest.raises(KeyError):
-            await fails()
-        sleeping = asyncio.ensure_future(
-            tenure.while_leading(lock)(lambda token: asyncio.sleep(3600))()
-        )
-        await asyncio.sleep(0.05)
-    assert await asyncio.wait_for(sleeping, 5) is None, "ends when the lock stops"
 
 
 async def test_memory_group_is_an_election(tenure_group: MemoryGroup) -> None:
@@ -340,7 +340,7 @@ async def test_memory_group_is_an_election(tenure_group: MemoryGroup) -> None:
                 await asyncio.sleep(0.01)
             tenure_group.pause("r", False)
             tenure_group.restart()
-    with pytest.raises(TypeError, match="the group has it"):
+    with pytest.raises(TypeError, match="lease_s"):
         tenure_group.lock("r", lease_s=1)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, Awaitable, NoReturn, Optional
+from typing import Any, Awaitable, Coroutine, NoReturn, Optional, Protocol, overload
 
 from .errors import LockError, StaleEpoch, UnknownRole
 
@@ -12,7 +12,17 @@ __all__ = ["fence"]
 _STALE, _UNKNOWN = "TN001", "TN003"
 
 
-def fence(cursor: Any, role: str, epoch: int) -> Optional[Awaitable[None]]:
+class _Asynchronous(Protocol):
+    """A cursor, connection or session whose answers are awaited."""
+
+    def execute(self, *arguments: Any, **options: Any) -> Awaitable[Any]: ...
+
+
+@overload
+def fence(cursor: _Asynchronous, role: str, epoch: int) -> Coroutine[Any, Any, None]: ...
+@overload
+def fence(cursor: Any, role: str, epoch: int) -> None: ...
+def fence(cursor: Any, role: str, epoch: int) -> Optional[Coroutine[Any, Any, None]]:
     """Ties the open transaction to ``epoch``: it commits only if no newer epoch of the role was issued.
 
     ``cursor`` is a cursor or a connection of psycopg or psycopg2, a connection of asyncpg, or a
@@ -31,10 +41,10 @@ def fence(cursor: Any, role: str, epoch: int) -> Optional[Awaitable[None]]:
             _outside()
         answer = cursor.execute("select tenure.fence($1::text, $2::bigint)", role, epoch)
     elif "sqlalchemy" in kinds:
-        from sqlalchemy import text
-
-        statement = text("select tenure.fence(cast(:role as text), cast(:epoch as bigint))")
-        answer = _guarded(role, epoch, cursor.execute, statement, {"role": role, "epoch": epoch})
+        if hasattr(cursor, "run_sync"):
+            answer = cursor.run_sync(_through_sqlalchemy, role, epoch)
+        else:
+            answer = _guarded(role, epoch, _through_sqlalchemy, cursor, role, epoch)
     elif kinds & {"psycopg", "psycopg2", "psycopg_pool"}:
         connection = getattr(cursor, "connection", cursor)
         status = getattr(connection.info, "transaction_status", None)
@@ -51,6 +61,18 @@ def fence(cursor: Any, role: str, epoch: int) -> Optional[Awaitable[None]]:
     if inspect.isawaitable(answer):
         return _awaited(role, epoch, answer)
     return None
+
+
+def _through_sqlalchemy(subject: Any, role: str, epoch: int) -> None:
+    """Sets the fence in the transaction of a connection or session."""
+    from sqlalchemy import text
+
+    connection = subject.connection() if callable(subject.connection) else subject
+    # As the driver has it: the isolation level may come from the engine, or from an option of the connection.
+    if getattr(connection.connection.dbapi_connection, "autocommit", False):
+        _outside()
+    statement = text("select tenure.fence(cast(:role as text), cast(:epoch as bigint))")
+    subject.execute(statement, {"role": role, "epoch": epoch})
 
 
 def _outside() -> NoReturn:
