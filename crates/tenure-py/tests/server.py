@@ -10,6 +10,7 @@ import socket
 import subprocess
 import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import Any, List, Optional
 
@@ -35,6 +36,10 @@ def binaries() -> Path:
     raise RuntimeError("there is no PostgreSQL server here; run scripts/setup.sh core")
 
 
+#: The login that is let in by its password alone.
+WITH_PASSWORD = "rotating"
+
+
 class Server:
     """One server for a whole run; each test has a database of its own."""
 
@@ -56,8 +61,11 @@ class Server:
             conf.write(
                 f"listen_addresses = '127.0.0.1'\nport = {self.port}\nunix_socket_directories = '{self.home}'\n"
                 "fsync = off\nmax_connections = 200\ndynamic_shared_memory_type = mmap\n"
-                "log_disconnections = on\nlog_connections = on\n"
+                "log_disconnections = on\nlog_connections = on\npassword_encryption = 'scram-sha-256'\n"
             )
+        # One login must show its password; the first line that fits decides.
+        hba = data / "pg_hba.conf"
+        hba.write_text(f"host all {WITH_PASSWORD} 127.0.0.1/32 scram-sha-256\n" + hba.read_text())
         self._ctl = bin / "pg_ctl"
         self._data = data
         self.log = self.home / "log"
@@ -83,6 +91,46 @@ class Server:
             admin.execute(f"create database {name}")
         return self.dsn(name)
 
+    def unix_dsn(self, dsn: str) -> str:
+        """The same database, through the server's Unix socket."""
+        return f"host={self.home} port={self.port} user=postgres dbname={dsn.rsplit('/', 1)[1]}"
+
+    def tls(self, on: bool) -> Path:
+        """Lets sessions be encrypted, or not any more; returns the certificate that clients must trust."""
+        root = self.home / "root.crt"
+        if not root.exists():
+            self._certify(root)
+        with psycopg.connect(self.dsn("postgres"), autocommit=True) as admin:
+            admin.execute(f"alter system set ssl = {'on' if on else 'off'}")
+            admin.execute("select pg_reload_conf()")
+        until = time.monotonic() + 10
+        while True:
+            with psycopg.connect(self.dsn("postgres")) as session:
+                if session.pgconn.ssl_in_use == on:
+                    return root
+            assert time.monotonic() < until, "the server does not take its new setting"
+            time.sleep(0.01)
+
+    def _certify(self, root: Path) -> None:
+        """An authority, and the server's own certificate, which names its address."""
+        names = self.home / "names"
+        names.write_text("subjectAltName = IP:127.0.0.1\nbasicConstraints = CA:FALSE\n")
+        key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2".split()
+        server, request = self._data / "server.key", self.home / "server.csr"
+        for words in (
+            ["req", "-x509", *key, "-subj", "/CN=tests", "-keyout", self.home / "root.key", "-out", root],
+            ["req", *key[:-2], "-subj", "/CN=127.0.0.1", "-keyout", server, "-out", request],
+            ["x509", "-req", "-in", request, "-CA", root, "-CAkey", self.home / "root.key", "-CAcreateserial",
+             "-days", "2", "-extfile", names, "-out", self._data / "server.crt"],
+        ):
+            subprocess.run(
+                ["openssl", *map(str, words)], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
+        server.chmod(0o600)
+        if self._account:
+            for file in (server, self._data / "server.crt"):
+                shutil.chown(file, self._account)
+
     def stop(self) -> None:
         try:
             self._run([self._ctl, "-s", "-w", "-m", "immediate", "-D", self._data, "stop"])
@@ -98,7 +146,7 @@ class Proxy:
         self._silent = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
-        self._open: List[socket.socket] = []
+        self.connections: List[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -108,10 +156,10 @@ class Proxy:
             except OSError:
                 return
             if self._silent.is_set():
-                self._open.append(near)  # Accepted, and never answered.
+                self.connections.append(near)  # Accepted, and never answered.
                 continue
             far = socket.create_connection(("127.0.0.1", self._to))
-            self._open += [near, far]
+            self.connections += [near, far]
             for source, sink in ((near, far), (far, near)):
                 threading.Thread(target=self._pass, args=(source, sink), daemon=True).start()
 
@@ -133,5 +181,5 @@ class Proxy:
 
     def close(self) -> None:
         self._listener.close()
-        for connection in self._open:
+        for connection in self.connections:
             connection.close()

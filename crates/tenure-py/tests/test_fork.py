@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import ctypes
 import gc
@@ -16,7 +17,7 @@ import sys
 import textwrap
 import threading
 import time
-from typing import Any, List
+from typing import Any, Iterator, List
 
 import psycopg
 import pytest
@@ -53,22 +54,32 @@ def seats(dsn: str) -> int:
 
 
 def sockets_to(port: int) -> int:
-    """How many descriptors of this process are connections to that port."""
+    """How many descriptors of this process are connections to the server of that port, TCP or Unix."""
+    import socket
+
     found = 0
-    ports = set()
-    with open("/proc/self/net/tcp") as table:
-        for line in table.readlines()[1:]:
-            words = line.split()
-            if int(words[2].split(":")[1], 16) == port:
-                ports.add(words[9])
     for name in os.listdir("/proc/self/fd"):
         try:
-            target = os.readlink(f"/proc/self/fd/{name}")
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:["):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as copied:
+                peer = copied.getpeername()
         except OSError:
             continue
-        if target.startswith("socket:[") and target[8:-1] in ports:
+        if isinstance(peer, tuple) and peer[1] == port or str(peer).endswith(f"/.s.PGSQL.{port}"):
             found += 1
     return found
+
+
+@pytest.fixture
+def place(request: Any, dsn: str, server: Any) -> Iterator[str]:
+    """The database, reached by TCP, by TLS or by a Unix socket."""
+    if request.param == "tls":
+        root = server.tls(True)
+        yield f"{dsn}?sslmode=verify-full&sslrootcert={root}"
+        server.tls(False)
+    else:
+        yield dsn if request.param == "tcp" else server.unix_dsn(dsn)
 
 
 def test_importing_starts_no_thread() -> None:
@@ -77,8 +88,9 @@ def test_importing_starts_no_thread() -> None:
     assert told.stdout.strip() == "1"
 
 
-def test_a_child_inherits_a_shut_gate_and_no_session(dsn: str, server: Any) -> None:
-    with LeaderLock(dsn, role="r") as lock:
+@pytest.mark.parametrize("place", ["tcp", "tls", "unix"], indirect=True)
+def test_a_child_inherits_a_shut_gate_and_no_session(place: str, dsn: str, server: Any) -> None:
+    with LeaderLock(place, role="r") as lock:
         assert lock.wait_for_leadership(20)
         gate = lock.gate
         token = gate.require_leader()
@@ -96,12 +108,51 @@ def test_a_child_inherits_a_shut_gate_and_no_session(dsn: str, server: Any) -> N
             lock.start,
             lock.step_down,
             lambda: lock.wait_for_leadership(1),
+            lambda: lock.set_ready(False),
+            lambda: lock.set_priority(1),
         ):
             answer = in_child(use)
             assert "ForkError" in answer and "make a new" in answer, answer
         assert in_child(lock.shutdown) == "None", "nothing of the parent is released by a child"
         assert lock.is_leader and seats(dsn) == 1, "the parent goes on"
         act.finish()
+
+
+def test_an_asyncio_lock_of_the_parent_is_an_error_in_the_child(dsn: str) -> None:
+    member = tenure.Member(dsn, ["a"])
+    lock = tenure.LeaderLock(dsn, role="r")
+
+    @tenure.while_leading(lock)
+    async def work(token: tenure.LeaderToken) -> None:
+        raise AssertionError("it does not lead")
+
+    async def begin() -> None:
+        await member.start()
+        await lock.start()
+        assert await lock.wait_for_leadership(20)
+
+    async def end() -> None:
+        await lock.shutdown()
+        await member.shutdown()
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(begin())
+    for use in (
+        lock.start,
+        lock.step_down,
+        lock.leader,
+        lock.wait_for_leadership,
+        work,
+        member.start,
+        lambda: member.add_role("late"),
+        member.lock("a").wait_for_leadership,
+    ):
+        answer = in_child(lambda: asyncio.run(asyncio.wait_for(use(), 10)))
+        assert "ForkError" in answer and "make a new" in answer, answer
+    assert in_child(lambda: asyncio.run(asyncio.wait_for(end(), 10))) == "None"
+    assert lock.is_leader, "the parent goes on"
+    loop.run_until_complete(end())
+    loop.close()
 
 
 def c_fork(name: str) -> int:
@@ -200,10 +251,18 @@ def test_children_that_are_forked_while_locks_start_do_not_hang(programs: Any) -
     program.expect("all", 60 if "TENURE_FORKS" not in os.environ else 600)
 
 
-def test_the_server_hears_nothing_of_a_child(dsn: str) -> None:
-    with LeaderLock(dsn, role="r", health_interval_s=0.5) as lock:
+@pytest.mark.parametrize("place", ["tcp", "tls", pytest.param("unix", marks=pytest.mark.slow)], indirect=True)
+def test_the_server_hears_nothing_of_a_child(place: str, dsn: str, request: Any) -> None:
+    with LeaderLock(place, role="r", health_interval_s=0.5) as lock:
         assert lock.wait_for_leadership(20)
         epoch = lock.epoch
+        with psycopg.connect(dsn) as admin:
+            seat = admin.execute(
+                "select s.ssl, a.client_addr is null from pg_stat_activity a join pg_stat_ssl s using (pid)"
+                " where a.application_name like 'tenure seat %'"
+            ).fetchall()
+        kind = request.node.callspec.params["place"]
+        assert seat == [(kind == "tls", kind == "unix")], "it is reached in the way that is tested"
         for _ in range(5):
             # The child drops what it inherited, collects garbage and ends in good order.
             pid = os.fork()
