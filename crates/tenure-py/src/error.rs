@@ -3,6 +3,7 @@
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyModule;
+use tenure::preflight::Refused;
 use tenure::{NotLeader, Refusal, TenureError, Uncertain};
 
 /// A bad argument.
@@ -26,7 +27,32 @@ pub(crate) fn class(error: &TenureError) -> &'static str {
 
 /// The same as a Python exception.
 pub(crate) fn raise(py: Python<'_>, error: &TenureError) -> PyErr {
-    named(py, class(error), (error.to_string(),))
+    named(py, class(error), (text(error),))
+}
+
+/// What an error says, with a remedy that a program in Python has: there is no command line, and Tenure's own
+/// variables are not read.
+pub(crate) fn text(error: &TenureError) -> String {
+    match error {
+        TenureError::NoDatabase => {
+            "no database is named; give a dsn, or set PGHOST or PGSERVICE".to_owned()
+        }
+        TenureError::Refused(refused) => match &**refused {
+            Refused::SchemaMissing => "the schema is missing; run the SQL of tenure.schema_sql() as the \
+                                       database's owner, or grant create on the database to this login role"
+                .to_owned(),
+            Refused::SchemaOlder { have, need } => format!(
+                "the schema is at version {have}, this package needs {need}; run the SQL of \
+                 tenure.schema_sql() as the schema's owner"
+            ),
+            Refused::Privileges { user, missing } => format!(
+                "the login role {user} lacks privileges ({missing}); run the SQL of \
+                 tenure.privileges_sql({user:?}) as the schema's owner"
+            ),
+            other => other.to_string(),
+        },
+        other => other.to_string(),
+    }
 }
 
 pub(crate) fn not_leader(py: Python<'_>, error: NotLeader) -> PyErr {

@@ -39,13 +39,14 @@ mod settings;
 
 use pyo3::prelude::*;
 
-/// The extension module.
-#[pymodule]
+/// The extension module. Forks are safe because what is inherited is locked only under the interpreter's
+/// lock: an interpreter without one must take it for this module.
+#[pymodule(gil_used = true)]
 mod _tenure {
     use pyo3::prelude::*;
 
     #[pymodule_export]
-    use super::{generation, key, schema_sql, take_log};
+    use super::{generation, key, privileges_sql, schema_sql, take_log};
     #[pymodule_export]
     use crate::gate::{Act, Gate, Token};
     #[pymodule_export]
@@ -87,6 +88,12 @@ fn key(role: &str) -> PyResult<i64> {
 #[pyfunction]
 fn schema_sql() -> String {
     tenure::schema::script()
+}
+
+/// The SQL that lets a login role take part, for the schema's owner.
+#[pyfunction]
+fn privileges_sql(login: &str) -> String {
+    tenure::schema::privileges_sql(login)
 }
 
 /// What the library had to say since the last call: level and text.

@@ -40,7 +40,7 @@ pub(crate) enum Answer {
 
 impl Letter {
     pub(crate) fn done(op: u64, outcome: Result<Answer, TenureError>) -> Self {
-        let outcome = outcome.map_err(|error| (error::class(&error), error.to_string()));
+        let outcome = outcome.map_err(|error| (error::class(&error), error::text(&error)));
         Letter::Done { op, outcome }
     }
 }

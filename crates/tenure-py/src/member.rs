@@ -197,19 +197,6 @@ impl Member {
         self.begin(py, op, async move { lock.start().await.map(|()| Answer::Nothing) })
     }
 
-    /// Releases a role and takes no part in its race any more.
-    #[pyo3(signature = (role, op, timeout_s))]
-    fn stop_role(
-        &self,
-        py: Python<'_>,
-        role: usize,
-        op: u64,
-        timeout_s: Option<f64>,
-    ) -> PyResult<()> {
-        let (lock, within) = (self.lock(py, role)?, within(timeout_s)?);
-        self.spawn(py, op, async move { lock.shutdown(within).await.map(|()| Answer::Nothing) })
-    }
-
     /// Releases a role, to a member of that identity if one is named.
     #[pyo3(signature = (role, op, to, timeout_s))]
     fn step_down(

@@ -15,6 +15,8 @@ use tokio::task::block_in_place;
 const FALLBACK: ExponentialBackoff =
     ExponentialBackoff::new(Duration::from_millis(200), Duration::from_secs(5));
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
+/// What a strategy of 0 seconds means: a member that never pauses would do nothing else.
+pub(crate) const SHORTEST: Duration = Duration::from_millis(10);
 
 /// How long the member waits for its strategy, in each period of that length.
 ///
@@ -124,7 +126,8 @@ impl RetryStrategy for PythonStrategy {
         match answer {
             Ok(None) => None,
             Ok(Some(seconds)) => {
-                Some(Duration::try_from_secs_f64(seconds).unwrap_or(LONGEST).min(LONGEST))
+                let delay = Duration::try_from_secs_f64(seconds).unwrap_or(LONGEST);
+                Some(delay.clamp(SHORTEST, LONGEST))
             }
             Err(_) => fallback,
         }

@@ -12,7 +12,7 @@ use tenure::{DecorrelatedJitter, ExponentialBackoff, FixedInterval};
 use tenure::{LockKey, RetryStrategy, TakeoverPolicy};
 
 use crate::error;
-use crate::retry::{Patience, PythonStrategy};
+use crate::retry::{Patience, PythonStrategy, SHORTEST};
 use crate::runtime;
 
 /// The environment as libpq reads it. Tenure's own variables are for its command line: a Python
@@ -113,9 +113,8 @@ fn strategy(from: &Bound<'_, PyAny>, patience: Patience) -> PyResult<Arc<dyn Ret
     let period = |at: usize| {
         let value = numbers.get(at).copied().unwrap_or(f64::NAN);
         Duration::try_from_secs_f64(value)
-            .ok()
-            .filter(|period| !period.is_zero())
-            .ok_or_else(|| error::value("a retry strategy's times must be above 0 seconds"))
+            .map(|period| period.max(SHORTEST))
+            .map_err(|_| error::value("a retry strategy's times must be 0 seconds or more"))
     };
     Ok(match kind.as_str() {
         "exponential" => {
@@ -149,9 +148,6 @@ pub(crate) fn config(
     if let Some(lease) = seconds(from, "lease_s")? {
         builder = builder.lease(lease);
     }
-    if let Some(margin) = seconds(from, "margin_s")? {
-        builder = builder.margin(margin);
-    }
     if let Some(deadline) = seconds(from, "statement_deadline_s")? {
         builder = builder.statement_deadline(deadline);
     }
@@ -166,9 +162,6 @@ pub(crate) fn config(
     }
     if let Some(instance) = get::<String>(from, "instance")? {
         builder = builder.instance(instance);
-    }
-    if let Some(channel) = get::<String>(from, "channel")? {
-        builder = builder.channel(channel);
     }
     if let Some(retry) = from.get_item("retry")?.filter(|retry| !retry.is_none()) {
         let patience = match get(from, "many_roles")?.unwrap_or(false) {

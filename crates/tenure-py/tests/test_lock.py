@@ -416,21 +416,6 @@ async def test_an_unreachable_database_is_no_error_and_is_told(dsn: str, server:
     await asyncio.wait_for(lock.shutdown(), 10)
 
 
-async def test_rights_that_are_missing_are_an_error_with_the_remedy(dsn: str) -> None:
-    with psycopg.connect(dsn, autocommit=True) as admin:
-        admin.execute("do $$ begin create role nobody_special login; exception when duplicate_object then end $$")
-        admin.execute("revoke create on schema public from public")
-        name = admin.info.dbname
-        admin.execute(f"revoke create on database {name} from public")
-    poor = dsn.replace("postgres@", "nobody_special@")
-    with pytest.raises(tenure.TenureError) as refused:
-        await LeaderLock(poor, role="r").start()
-    assert "schema" in str(refused.value) or "grant" in str(refused.value).lower(), refused.value
-    lock = LeaderLock(poor, role="r", lock_only=True, health_interval_s=0.5)
-    async with lock:
-        assert await lock.wait_for_leadership(20)
-
-
 async def test_bad_arguments_are_named(dsn: str) -> None:
     with pytest.raises(ValueError, match="key1 must be a signed integer of 32 bits"):
         LeaderLock(dsn, 1 << 31, 0)

@@ -13,7 +13,7 @@ Importing it starts no thread. Locks are started after a fork, not before: see `
 from __future__ import annotations
 
 from ._role import RoleLock
-from ._tenure import Act, Gate, generation, key, schema_sql
+from ._tenure import Act, Gate, generation, key, privileges_sql, schema_sql
 from ._tenure import Token as LeaderToken
 from .errors import (
     ConfigError,
@@ -78,6 +78,7 @@ __all__ = [
     "fence",
     "generation",
     "key",
+    "privileges_sql",
     "schema_sql",
     "shards",
     "while_leading",

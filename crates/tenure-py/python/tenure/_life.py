@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 #: How long the end of the interpreter waits for roles to be released.
 EXIT_TIMEOUT_S = 10.0
 
+#: The connection string of a member whose ``connect_fn`` has given none yet. No session is opened with it.
+_NOWHERE = "host=/"
+
 _registered: Optional[int] = None
 
 
@@ -43,6 +46,13 @@ def forked() -> errors.ForkError:
         "this lock was started in another process, of which this one is a fork; make a new one in this "
         "process"
     )
+
+
+class Interrupted(errors.LockError):
+    """A start found that a shutdown had begun."""
+
+    def __init__(self) -> None:
+        super().__init__("it was shut down while it started")
 
 
 class OfOneProcess:
@@ -90,6 +100,8 @@ class Life:
         self._connect_fn = connect_fn
         self._asked: Dict[int, "asyncio.Future[Any]"] = {}
         self._numbers = itertools.count(1)
+        #: The number of the operation that starts the member.
+        self._opening = 0
         self._tasks: Set["asyncio.Task[None]"] = set()
         self.loop.add_reader(self.mailbox.fileno(), _Doorbell(self))
 
@@ -112,17 +124,30 @@ class Life:
     async def open(self, settings: Dict[str, Any]) -> _tenure.Member:
         """Starts the member."""
         if self._connect_fn is not None:
-            settings = dict(settings, dsn=await connection_string(self._connect_fn), renew=True)
+            settings = dict(settings, dsn=await self._first_dsn(self._connect_fn), renew=True)
             if self.closed:
-                raise errors.LockError("it was shut down while it started")
+                raise Interrupted()
         _end_with_the_process()
 
         def start(op: int) -> None:
+            self._opening = op
             self.native = _tenure.Member(self.mailbox, settings, op)
 
         await self.ask(start)
         assert self.native is not None
         return self.native
+
+    async def _first_dsn(self, connect_fn: Callable[[], Any]) -> str:
+        """What ``connect_fn`` gives before the first session, or why it never can. It asks again for every
+        session, so a database that is away now is told and no error."""
+        try:
+            return await connection_string(connect_fn)
+        except (TypeError, errors.TenureError):
+            raise
+        except Exception as error:
+            for lock in self.locks:
+                lock._fail(error)
+            return _NOWHERE
 
     def open_in_memory(self, group: _tenure.MemoryGroup, role: Dict[str, Any]) -> _tenure.Member:
         """Starts a member of a group in memory."""
@@ -191,6 +216,13 @@ class Life:
         self.closed = True
         if self.native is not None:
             self.native.leave()
+
+    def interrupt(self) -> None:
+        """Ends a start: it may wait for a server that is silent, and the member leaves once it has started."""
+        self.leave()
+        opening = self._asked.get(self._opening)
+        if opening is not None and not opening.done():
+            opening.set_exception(Interrupted())
 
     def close(self) -> None:
         """Reads no letters any more."""

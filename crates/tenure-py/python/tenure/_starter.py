@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Awaitable, Callable, Dict, List, Optional, TypeVar
 
 from ._life import Life, OfOneProcess
-from ._logging import get_logger
+from ._logging import StructuredLogger, get_logger
 from .errors import LockError, ShutdownError
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ EXCEPTION_TIMEOUT_S = 10.0
 class Starter(OfOneProcess):
     """Starts a member with its roles, and ends it. At most one life goes on at a time."""
 
+    _logger: StructuredLogger = get_logger("tenure")
     #: The group in memory that stands for the database, in tests.
     _group: "Optional[_tenure.MemoryGroup]" = None
     _life: Optional[Life] = None
@@ -99,14 +100,21 @@ class Starter(OfOneProcess):
 
     async def shutdown(self, timeout_s: Optional[float] = None) -> None:
         """Releases everything and stops. Idempotent. Past ``timeout_s`` everything is dropped, and
-        :class:`tenure.errors.ShutdownError` is raised."""
+        :class:`tenure.errors.ShutdownError` is raised. A caller that finds a shutdown under way waits for
+        it, within its own ``timeout_s``."""
         life = self._life
         if life is None or life.inherited or life.over:
             # A child of a fork has nothing to release: it is its parent's.
             return
+        joins = life.ending is not None
         ending = self._end_soon(life, timeout_s)
-        if not any(lock._in_callback() for lock in life.locks):
-            await asyncio.shield(ending)
+        if any(lock._in_callback() for lock in life.locks):
+            return
+        if joins and not (await asyncio.wait({ending}, timeout=timeout_s))[0]:
+            raise ShutdownError(
+                f"the shutdown that was under way did not end within {timeout_s} s; it goes on in the background"
+            )
+        await asyncio.shield(ending)
 
     def _end_soon(self, life: Life, timeout_s: Optional[float]) -> "asyncio.Task[None]":
         if life.ending is None:
@@ -119,7 +127,7 @@ class Starter(OfOneProcess):
         try:
             if self._starting is not None:
                 if not life.stopped:
-                    life.leave()
+                    life.interrupt()
                 await asyncio.wait({self._starting}, timeout=timeout_s)
             native = life.native
             if native is not None and not life.closed:
@@ -142,15 +150,15 @@ class Starter(OfOneProcess):
         await self.start()
         return self
 
-    async def __aexit__(self, kind: Any, value: Any, traceback: Any) -> None:
-        if kind is None:
+    async def __aexit__(self, *exc: object) -> None:
+        if not exc or exc[0] is None:
             await self.shutdown()
             return
         try:
             await self.shutdown(EXCEPTION_TIMEOUT_S)
         except ShutdownError as error:
             # The block's own exception goes on: it says what went wrong first.
-            get_logger("tenure").error("shutdown_failed", error=str(error))
+            self._logger.error("shutdown_failed", error=str(error))
 
 
 def settings(

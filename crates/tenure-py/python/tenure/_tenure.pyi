@@ -1,7 +1,7 @@
 """The extension module. The package around it is the interface; this is what it is built from."""
 
 from types import TracebackType
-from typing import Any, Optional, Type
+from typing import Any, Literal, Optional, Type
 
 class Token:
     """Proof that the gate was open, as of the moment it was given."""
@@ -26,7 +26,7 @@ class Act:
         kind: Optional[Type[BaseException]],
         _value: Optional[BaseException],
         _traceback: Optional[TracebackType],
-    ) -> bool: ...
+    ) -> Literal[False]: ...
 
 class Gate:
     """The choke point that every act passes just before it happens. No method waits."""
@@ -72,7 +72,6 @@ class Member:
     def in_memory(mailbox: Mailbox, memory: MemoryGroup, role: dict[str, Any]) -> Member: ...
     def add_role(self, role: dict[str, Any]) -> int: ...
     def start_role(self, role: int, op: int) -> None: ...
-    def stop_role(self, role: int, op: int, timeout_s: Optional[float]) -> None: ...
     def step_down(
         self, role: int, op: int, to: Optional[str], timeout_s: Optional[float]
     ) -> None: ...
@@ -100,6 +99,9 @@ def key(role: str) -> int:
 
 def schema_sql() -> str:
     """The SQL that makes the schema, for an administrator."""
+
+def privileges_sql(login: str) -> str:
+    """The SQL that lets a login role take part, for the schema's owner."""
 
 def take_log() -> list[tuple[str, str]]:
     """What the library had to say since the last call: level and text."""

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from . import retry as _retry
-from ._life import Life
+from ._life import Interrupted, Life
 from ._role import RoleLock
 from ._starter import Starter, settings
 from .models import Role, check_key
@@ -102,16 +102,28 @@ class LeaderLock(Starter, RoleLock):
         # While it starts, its story has not begun.
         return self._starting is None and super()._story_is_told()
 
+    async def _start(self) -> None:
+        try:
+            await super()._start()
+        except Interrupted:
+            # The caller's own event: a lock that obeys it is stopped, and nothing went wrong.
+            if self._shutdown_event is None or not self._shutdown_event.is_set():
+                raise
+
     async def _open(self, life: Life) -> None:
-        await super()._open(life)
         if self._shutdown_event is not None:
             life.spawn(self._obey(life, self._shutdown_event))
+        await super()._open(life)
 
     async def _obey(self, life: Life, event: asyncio.Event) -> None:
         """The caller's own signal to shut down."""
         await event.wait()
         if self._life is life and not life.closed:
-            await self.shutdown()
+            try:
+                await self.shutdown()
+            except Exception as error:
+                self._logger.error("shutdown_failed", error=str(error), **self._context)
+                await self._tell_error(error)
 
     def _ends_with_stop(self, life: Life) -> bool:
         # A stopped lock has no connection: also after its strategy gave up, or its only term ended.

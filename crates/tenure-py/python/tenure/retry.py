@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any, Callable, List, Optional, Protocol, Tuple, runtime_checkable
 
-from .errors import LockError
+from .errors import ConnectionError
 from .models import RetryContext
 
 __all__ = ["DecorrelatedJitter", "ExponentialBackoff", "FixedInterval", "RetryStrategy"]
@@ -13,16 +13,19 @@ __all__ = ["DecorrelatedJitter", "ExponentialBackoff", "FixedInterval", "RetrySt
 
 @runtime_checkable
 class RetryStrategy(Protocol):
-    """Paces attempts. A vacancy is noticed without it; it decides what happens while nothing is vacant."""
+    """Paces attempts. A vacancy is noticed without it; it decides what happens while nothing is vacant.
+
+    A lock waits 10 ms at least, whatever the strategy says.
+    """
 
     def next_delay_s(self, ctx: RetryContext) -> Optional[float]:
         """Seconds to wait before the next attempt; ``None`` gives up, which stops the lock."""
         ...
 
 
-def _positive(name: str, value: float) -> float:
-    if not value > 0:
-        raise ValueError(f"{name} must be above 0 seconds, not {value}")
+def _seconds(name: str, value: float) -> float:
+    if not value >= 0:
+        raise ValueError(f"{name} must be 0 seconds or more, not {value}")
     return value
 
 
@@ -30,8 +33,8 @@ class ExponentialBackoff:
     """``min(base_s * multiplier ** (attempt - 1), max_s)``; a lock spreads it by a fifth either way."""
 
     def __init__(self, base_s: float = 1.0, max_s: float = 30.0, multiplier: float = 2.0) -> None:
-        self.base_s = _positive("base_s", base_s)
-        self.max_s = _positive("max_s", max_s)
+        self.base_s = _seconds("base_s", base_s)
+        self.max_s = _seconds("max_s", max_s)
         if not 1 <= multiplier <= 100:
             raise ValueError(f"multiplier must be between 1 and 100, not {multiplier}")
         self.multiplier = multiplier
@@ -51,7 +54,7 @@ class FixedInterval:
     """The same delay every time."""
 
     def __init__(self, interval_s: float = 5.0) -> None:
-        self.interval_s = _positive("interval_s", interval_s)
+        self.interval_s = _seconds("interval_s", interval_s)
 
     def next_delay_s(self, ctx: RetryContext) -> Optional[float]:
         """Always ``interval_s``. Never gives up."""
@@ -65,8 +68,8 @@ class DecorrelatedJitter:
     """``min(max_s, random(base_s, 3 * previous delay))``: spreads out even members that failed together."""
 
     def __init__(self, base_s: float = 1.0, max_s: float = 30.0) -> None:
-        self.base_s = _positive("base_s", base_s)
-        self.max_s = _positive("max_s", max_s)
+        self.base_s = _seconds("base_s", base_s)
+        self.max_s = _seconds("max_s", max_s)
         self._previous = base_s
 
     def next_delay_s(self, ctx: RetryContext) -> Optional[float]:
@@ -100,7 +103,7 @@ def native(strategy: Optional[RetryStrategy], tell: Callable[[Exception], None])
     ask = strategy.next_delay_s
 
     def pace(attempt: int, elapsed_s: float, last_error: Optional[str]) -> Optional[float]:
-        error = None if last_error is None else LockError(last_error)
+        error = None if last_error is None else ConnectionError(last_error)
         try:
             delay = ask(RetryContext(attempt, elapsed_s, error))
             return None if delay is None else max(0.0, float(delay))
