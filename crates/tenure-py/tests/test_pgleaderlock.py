@@ -182,3 +182,49 @@ def test_the_command(dsn: str, number: int) -> None:
     assert attempt.wait(30) == 0
     bad = command("acquire", *keys, "--dsn", "nonsense=1", env=environment)
     assert bad.wait(30) == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "--key1", "99999999999", "--key2", "5"),
+        ("run", "--key1", "1", "--key2", "5", "--retry-base", "-1"),
+        ("run", "--key1", "1", "--key2", "5", "--health-interval", "0"),
+        ("acquire", "--key1", "99999999999", "--key2", "5"),
+        ("status", "--key1", "99999999999", "--key2", "5"),
+        ("status", "--key1", "1", "--key2", "5", "--dsn", "host=127.0.0.1 port=1 user=postgres"),
+    ],
+    ids=lambda words: " ".join(words[:1] + words[-2:]),
+)
+def test_the_command_says_what_is_wrong_without_a_traceback(dsn: str, words: Any) -> None:
+    told = command(*words, env=dict(os.environ, PG_DSN=dsn))
+    text = told.communicate(timeout=30)[0]
+    assert told.returncode == 2 and "ERROR" in text and "Traceback" not in text, text
+
+
+def test_the_command_ends_by_a_signal_while_the_server_is_silent(dsn: str, server: Any, proxy: Any) -> None:
+    proxy.partition()
+    silent = server.dsn(dsn.rsplit("/", 1)[1], port=proxy.port)
+    run = command("run", "--key1", "1", "--key2", "5", env=dict(os.environ, PG_DSN=silent))
+    until = time.monotonic() + 20
+    while not proxy.connections:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    run.send_signal(signal.SIGTERM)
+    said = run.communicate(timeout=10)[0]
+    assert run.returncode == 0 and "Traceback" not in said, said
+
+
+async def test_a_lock_that_stops_by_itself_is_a_failure_of_the_command(tenure_group: Any) -> None:
+    from tenure.pgleaderlock import cli
+
+    for ends_by_itself in (True, False):
+        lock = tenure_group.lock("r", auto_reacquire=False)
+        running = asyncio.ensure_future(cli._run(lock, ends_by_itself=ends_by_itself))
+        assert await lock.wait_for_leadership(10)
+        tenure_group.terminate(lock)
+        if ends_by_itself:
+            assert await asyncio.wait_for(running, 10) == 0
+        else:
+            with pytest.raises(ConnectionError, match="ended the session"):
+                await asyncio.wait_for(running, 10)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 import sys
-from typing import Any, Optional
+from typing import Any, List, NoReturn, Optional
 
 try:
     import click
@@ -14,7 +14,8 @@ try:
 except ImportError:  # pragma: no cover
     sys.exit("the command needs more packages: pip install 'tenure[cli]'")
 
-from ..errors import TenureError
+from ..errors import LockError, TenureError
+from ..models import check_key
 from .lock import LeaderLock
 from .models import LockState
 from .retry import ExponentialBackoff
@@ -75,24 +76,29 @@ def run(
     reconnect_grace: Optional[float],
     no_auto_reacquire: bool,
 ) -> None:
-    """Take part in the election until interrupted, and log all that happens."""
-    lock = LeaderLock(
-        dsn,
-        key1,
-        key2,
-        retry_strategy=ExponentialBackoff(retry_base, retry_max),
-        health_interval_s=health_interval,
-        reconnect_grace_s=reconnect_grace,
-        auto_reacquire=not no_auto_reacquire,
-    )
-    _exit(_run(lock))
+    """Take part in the election until interrupted, and log all that happens. Exits 2 if it cannot."""
+
+    async def take_part() -> int:
+        lock = LeaderLock(
+            dsn,
+            key1,
+            key2,
+            retry_strategy=ExponentialBackoff(retry_base, retry_max),
+            health_interval_s=health_interval,
+            reconnect_grace_s=reconnect_grace,
+            auto_reacquire=not no_auto_reacquire,
+        )
+        return await _run(lock, ends_by_itself=no_auto_reacquire)
+
+    _exit(take_part())
 
 
-async def _run(lock: LeaderLock) -> int:
-    stopped = asyncio.Event()
+async def _run(lock: LeaderLock, *, ends_by_itself: bool) -> int:
+    asked, stopped = asyncio.Event(), asyncio.Event()
+    errors: List[Exception] = []
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
+        loop.add_signal_handler(number, asked.set)
     for name in ("acquired", "released", "lost", "acquire_failed"):
         _tell(lock, name)
 
@@ -102,16 +108,23 @@ async def _run(lock: LeaderLock) -> int:
 
     @lock.on_error
     def failed(error: Exception) -> None:
+        errors.append(error)
         logger.error("{}", error)
 
-    @lock.on_stopped
-    def ended() -> None:
-        stopped.set()
-
-    await lock.start()
-    await stopped.wait()
+    lock.on_stopped(stopped.set)
+    interrupted = asyncio.ensure_future(asked.wait())
+    ended = asyncio.ensure_future(stopped.wait())
+    starting = asyncio.ensure_future(lock.start())
+    # A start may wait for a server that is silent; a signal ends that too.
+    await asyncio.wait({starting, interrupted}, return_when=asyncio.FIRST_COMPLETED)
+    if starting.done():
+        starting.result()
+        await asyncio.wait({interrupted, ended}, return_when=asyncio.FIRST_COMPLETED)
     await lock.shutdown()
-    return 0
+    await asyncio.gather(starting, return_exceptions=True)
+    if asked.is_set() or ends_by_itself:
+        return 0
+    raise errors[-1] if errors else LockError("the lock stopped by itself")
 
 
 def _tell(lock: LeaderLock, name: str) -> None:
@@ -137,29 +150,39 @@ def status(dsn: str, key1: int, key2: int) -> None:
     """Show the sessions that hold or wait for the lock. For people: it does not prove leadership."""
     import psycopg
 
-    with psycopg.connect(dsn) as connection:
-        rows = connection.execute(
-            "select l.pid, l.granted, a.usename, a.application_name"
-            " from pg_locks l left join pg_stat_activity a using (pid)"
-            " where l.locktype = 'advisory' and l.objsubid = 2"
-            " and l.database = (select oid from pg_database where datname = current_database())"
-            " and l.classid = (%s::bigint & 4294967295)::oid"
-            " and l.objid = (%s::bigint & 4294967295)::oid order by l.granted desc, l.pid",
-            (key1, key2),
-        ).fetchall()
+    try:
+        check_key("key1", key1, 32)
+        check_key("key2", key2, 32)
+        with psycopg.connect(dsn) as connection:
+            rows = connection.execute(
+                "select l.pid, l.granted, a.usename, a.application_name"
+                " from pg_locks l left join pg_stat_activity a using (pid)"
+                " where l.locktype = 'advisory' and l.objsubid = 2"
+                " and l.database = (select oid from pg_database where datname = current_database())"
+                " and l.classid = (%s::bigint & 4294967295)::oid"
+                " and l.objid = (%s::bigint & 4294967295)::oid order by l.granted desc, l.pid",
+                (key1, key2),
+            ).fetchall()
+    except (ValueError, psycopg.Error) as error:
+        _fail(error)
     if not rows:
         click.echo("the lock is free")
     for pid, granted, user, name in rows:
         click.echo(f"pid {pid} {'holds' if granted else 'waits for'} the lock: {user} {name}")
 
 
-def _exit(work: Any) -> None:
+def _exit(work: Any) -> NoReturn:
     try:
         code = asyncio.run(work)
-    except TenureError as error:
-        logger.error("{}", error)
-        code = 2
+    except (TenureError, ValueError) as error:
+        _fail(error)
     sys.exit(code)
+
+
+def _fail(error: Exception) -> NoReturn:
+    """A bad value, a set-up that is refused, a server that cannot be asked."""
+    logger.error("{}", error)
+    sys.exit(2)
 
 
 if __name__ == "__main__":
