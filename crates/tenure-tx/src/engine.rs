@@ -195,10 +195,14 @@ impl Engine {
     pub fn cancel(&mut self, nonce: u64) -> Result<Vec<Effect>, NonceError> {
         let leading = self.leading.as_mut().ok_or(NonceError::NotLeading)?;
         let mut effects = Vec::new();
-        if let Some(entry) = leading.entries.get(&nonce) {
-            if entry.status.state() != State::InBlock && entry.noop.is_none() {
+        if let Some(entry) = leading.entries.get_mut(&nonce) {
+            let in_block = entry.status.state() == State::InBlock;
+            if !in_block && entry.noop.is_none() {
                 self.give_up(nonce, Order::Drop, &mut effects);
                 self.close(&[nonce], &mut effects);
+            } else if !in_block && entry.owes_noop() {
+                // Ordered before, and not stored: it is not waited for its time.
+                entry.rebuild(nonce, entry.bumped(&self.config), &mut effects);
             }
         } else if leading.is_gap(nonce) {
             leading.fill(nonce, &self.config, &mut effects);
@@ -346,7 +350,7 @@ impl Engine {
             let mut entry = Entry::recovered(row, now);
             // What is overdue is not sent once more: it is given up when time is next looked at.
             if !entry.is_overdue(nonce, &head, now) {
-                entry.examine(nonce, &head, out);
+                entry.examine(nonce, &head, &self.config, out);
             }
             leading.insert(nonce, entry);
         }

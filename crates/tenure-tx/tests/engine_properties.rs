@@ -110,6 +110,8 @@ struct World {
     /// Nonces whose request was dropped by order.
     cancelled: BTreeSet<u64>,
     deadlines: BTreeMap<u32, Tick>,
+    /// Nonces for which the leader has ordered a no-op: from then on no form of the request leaves.
+    given_up: BTreeSet<u64>,
     serial: u32,
     /// Nodes lie: what their answers promise does not hold.
     lied: bool,
@@ -138,6 +140,7 @@ impl World {
             accepted: BTreeSet::new(),
             cancelled: BTreeSet::new(),
             deadlines: BTreeMap::new(),
+            given_up: BTreeSet::new(),
             serial: 0,
             lied: false,
         };
@@ -200,6 +203,7 @@ impl World {
                     self.effects.push(effect);
                 }
                 Effect::Free { nonce } => {
+                    self.given_up.remove(&nonce);
                     self.wanted.remove(&nonce);
                 }
                 Effect::Refuse { request, error } => {
@@ -211,10 +215,16 @@ impl World {
                 Effect::Correct { nonce, request, hash, status, note } => {
                     self.ended(nonce, &request).corrected(hash, status, note);
                 }
-                Effect::Build { .. }
-                | Effect::Submit { .. }
-                | Effect::Locate { .. }
-                | Effect::Reexamine { .. } => {
+                Effect::Build { nonce, noop: Some(_), .. } => {
+                    self.given_up.insert(nonce);
+                    self.effects.push(effect);
+                }
+                Effect::Submit { nonce, hash } => {
+                    let is_noop = self.signed[&hash].content == Content::NoOp;
+                    assert!(is_noop || !self.given_up.contains(&nonce), "{nonce} was given up");
+                    self.effects.push(effect);
+                }
+                Effect::Build { .. } | Effect::Locate { .. } | Effect::Reexamine { .. } => {
                     self.effects.push(effect);
                 }
             }
@@ -240,6 +250,7 @@ impl World {
         row.provisional = ended && row.status.state() != State::Finalized && row.request.is_some();
         row.end = note.end.map(|end| *end);
         if ended {
+            self.given_up.remove(&nonce);
             row.attempts.sort_by_key(|a| a.hash == hash);
             if row.status.state() == State::Finalized {
                 let others = self.past.values_mut().filter(|(at, _)| *at == nonce);
@@ -251,6 +262,7 @@ impl World {
     fn promote(&mut self) {
         self.effects.clear();
         self.wanted.clear();
+        self.given_up.clear();
         self.feed(Input::Demoted);
         let open = |(&nonce, row): (&u64, &Row)| OpenTransaction {
             request: row.request.map_or_else(|| format!("gap {nonce}"), |id| id.to_string()),

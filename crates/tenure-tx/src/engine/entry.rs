@@ -454,10 +454,23 @@ impl Entry {
         !self.may_live && matches!(self.phase, Phase::Waiting { .. }) && !self.attempts.is_empty()
     }
 
+    /// Whether a no-op was ordered and none is stored: then no form of the request leaves any more.
+    pub(super) fn owes_noop(&self) -> bool {
+        self.noop.is_some() && self.attempts.last().is_some_and(|last| !last.noop)
+    }
+
     /// Decides what a waiting entry needs: a location if its nonce is used, else a submission.
-    pub(super) fn examine(&mut self, nonce: u64, head: &Head, out: &mut Vec<Effect>) {
+    pub(super) fn examine(
+        &mut self,
+        nonce: u64,
+        head: &Head,
+        config: &EngineConfig,
+        out: &mut Vec<Effect>,
+    ) {
         if nonce < head.best_nonce || self.status.state() == State::InBlock {
             self.locate(nonce, out);
+        } else if self.owes_noop() {
+            self.rebuild(nonce, self.bumped(config), out);
         } else if self.stale && (self.resignable || self.noop.is_some()) {
             self.rebuild(nonce, self.tip, out);
         } else {
@@ -519,7 +532,9 @@ impl Entry {
         out: &mut Vec<Effect>,
     ) {
         match self.phase {
-            Phase::Waiting { until } if until <= now => self.examine(nonce, head, out),
+            Phase::Waiting { until } if until <= now => self.examine(nonce, head, config, out),
+            // An order that could not be stored is tried again at its time.
+            Phase::Waiting { .. } if self.owes_noop() => {}
             Phase::Watching | Phase::Waiting { .. } => {
                 if !first || now < self.since + config.stuck_after {
                     return;

@@ -1,6 +1,7 @@
 //! One promise each. The promises about all sequences are in `tests/engine_properties.rs`.
 
 mod money;
+mod order;
 mod provisional;
 
 use std::sync::atomic::{AtomicU32, Ordering};
