@@ -10,8 +10,8 @@
 --     handful of them. So each update finds its rows first, by key, and then names them by ctid;
 --     nothing else of the table is left to choose, and no writer moves a row under the account's
 --     lock. The planner's switches are set once for each writer's session (open_writer).
---   * A request is accepted only where its commit survives the loss of the server, as far as the
---     server can tell, or by the operator's word (refuse_loss).
+--   * A request, and each further form of it, is stored only where its commit survives the loss of the
+--     server, as far as the server can tell, or by the operator's word (refuse_loss).
 
 -- What a reader saw may be lost in a crash (statuses are not flushed) or in a failover; the numbers
 -- it saw must not be given again, or it would take what comes next for old. The clock is above
@@ -280,10 +280,17 @@ end $$;
 create function tenure_tx.replace(
     p_role text, p_epoch bigint, p_account bytea,
     p_nonces bigint[], p_hashes bytea[], p_raws bytea[], p_tips text[], p_noops boolean[],
-    p_attempts text[]
+    p_attempts text[], p_accept_loss boolean
 ) returns setof bigint language plpgsql volatile
 set search_path = pg_catalog, pg_temp as $$
 begin
+    -- As accept: a leader that knows only the older attempts would take a lost one that executed for a
+    -- stranger's, and call the request usurped.
+    if not p_accept_loss and current_setting('synchronous_standby_names') = ''
+       and (exists (select from pg_get_replication_slots())
+            or exists (select from pg_stat_get_wal_senders())) then
+        perform tenure_tx.refuse_loss();
+    end if;
     perform tenure_tx.begin_write(p_role, p_epoch, p_account, true);
     return query
     update tenure_tx.pending_transactions t set

@@ -233,7 +233,9 @@ impl Store {
         }
         let rows = rows.iter().map(|row| (row.nonce, row.attempts.as_slice(), &row.raw));
         let columns = AttemptColumns::of(rows)?;
-        self.write(|session| &session.replace, epoch, &columns.arguments()).await
+        let mut arguments = columns.arguments().to_vec();
+        arguments.push(&self.0.options.accept_loss);
+        self.write(|session| &session.replace, epoch, &arguments).await
     }
 
     /// Records statuses, at most one per nonce; returns the nonces whose row changed. A status for

@@ -2,9 +2,10 @@
 
 mod kit;
 
-use kit::{E1, account, connector, prepare, row, store};
+use kit::{E1, account, connector, hash, prepare, row, store};
 use tenure_testkit::{Cluster, Database, ReplicaOptions};
-use tenure_tx::store::{Store, StoreError, StoreOptions};
+use tenure_tx::engine::Attempt;
+use tenure_tx::store::{Replacement, Store, StoreError, StoreOptions};
 
 /// A server of its own, with a database that has both schemas.
 async fn server() -> (Cluster, Database) {
@@ -52,6 +53,18 @@ async fn a_commit_that_no_standby_has_is_no_acceptance_unless_the_operator_says_
     cluster.set(&[("synchronous_standby_names", "")]).await.expect("set");
     settle(&database, "").await;
     why(node.accept(E1, 0, &[row(3, 4, "emptied")]).await);
+    // A further form that a failover forgets would be a stranger to the next leader.
+    why(node.replace(E1, &[further_form()]).await);
+    let known = node.by_nonce(2).await.expect("readable").expect("stored");
+    assert_eq!(known.attempts.len(), 1, "{known:?}");
+    let stored = careless.replace(E1, &[further_form()]).await;
+    assert_eq!(stored.expect("the operator's word"), [2]);
+}
+
+/// Of the request at nonce 2.
+fn further_form() -> Replacement {
+    let of = |tag| Attempt { hash: hash(tag), ..Attempt::default() };
+    Replacement { nonce: 2, attempts: vec![of(3), of(9)], raw: "bytes".into() }
 }
 
 /// A session reads a changed file when it begins its next statement; a new one shows that the server has.

@@ -232,6 +232,10 @@ impl Driver {
             content.storing = None;
             // Only the first attempt of a nonce has callers that wait for it.
             let id = content.request_id.clone();
+            if !self.engine.attempts(nonce).is_empty() {
+                let event = "tx_not_replaced";
+                tracing::warn!(event, nonce, request_id = id, %error, "a further form is not stored");
+            }
             self.refuse(&id, error);
         }
         self.feed(Input::BuildFailed { nonce });

@@ -80,7 +80,7 @@ impl Store {
                 .await?;
             let accept = "select tenure_tx.accept($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13, \
                           $14,$15,$16,$17,$18,$19,$20,$21)";
-            let replace = "select tenure_tx.replace($1,$2,$3,$4,$5,$6,$7,$8,$9)";
+            let replace = "select tenure_tx.replace($1,$2,$3,$4,$5,$6,$7,$8,$9,$10)";
             let record = "select tenure_tx.record($1,$2,$3,$4,$5,$6,$7,$8,$9)";
             let settle = "select tenure_tx.settle($1,$2,$3,$4,$5,$6,$7,$8,$9)";
             futures_util::future::try_join4(
