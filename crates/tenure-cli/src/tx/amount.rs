@@ -32,9 +32,41 @@ pub(crate) fn amount(text: &str) -> Result<u128, String> {
     whole.checked_add(rest.ok_or_else(large)?).ok_or_else(large)
 }
 
+/// A bound on what is paid.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cap {
+    None,
+    Most(u128),
+}
+
+impl Cap {
+    /// The bound, if there is one.
+    pub(crate) fn most(self) -> Option<u128> {
+        match self {
+            Cap::None => None,
+            Cap::Most(most) => Some(most),
+        }
+    }
+}
+
+/// An amount, or the word `none`.
+pub(crate) fn cap(text: &str) -> Result<Cap, String> {
+    match text.trim() {
+        "none" => Ok(Cap::None),
+        text => amount(text).map(Cap::Most).map_err(|error| format!("{error}; or none")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cap_is_lifted_by_a_word() {
+        assert_eq!(cap("none"), Ok(Cap::None));
+        assert_eq!(cap("50gwei").map(Cap::most), Ok(Some(50_000_000_000)));
+        assert!(cap("50").is_err() && cap("").is_err() && cap("0x1").is_err());
+    }
 
     #[test]
     fn an_amount_has_a_unit() {

@@ -23,7 +23,7 @@ use tenure_tx::metrics;
 use tenure_tx::service::{Mode, ServiceError, ServiceOptions, TransactionService};
 use tokio::net::TcpSocket;
 
-use super::amount::amount;
+use super::amount::{Cap, amount, cap};
 use super::follower::SyncCommand;
 use super::{TableArgs, callers};
 use crate::args::{Taking, period, secret};
@@ -94,14 +94,14 @@ pub(crate) struct NodeArgs {
     /// The most it may ever tip
     #[arg(long, value_name = "AMOUNT", value_parser = amount)]
     pub(crate) max_tip: Option<u128>,
-    /// Ethereum: the most that is ever paid for a unit of gas, base fee and tip together, as 50gwei;
-    /// a base fee above it is waited out
-    #[arg(long, value_name = "AMOUNT", value_parser = amount)]
-    pub(crate) max_fee_per_gas: Option<u128>,
-    /// The most that is ever paid for one transaction: for its gas on Ethereum, as 0.01eth; on
-    /// Substrate fee and tip, in the chain's smallest unit
-    #[arg(long, value_name = "AMOUNT", value_parser = amount)]
-    pub(crate) max_fee: Option<u128>,
+    /// Ethereum: the most that is ever paid for a unit of gas, base fee and tip together, or none; a
+    /// base fee above it is waited out [default: 50gwei]
+    #[arg(long, value_name = "AMOUNT", value_parser = cap)]
+    pub(crate) max_fee_per_gas: Option<Cap>,
+    /// The most that is ever paid for one transaction, or none: for its gas on Ethereum; on Substrate
+    /// fee and tip, in the chain's smallest unit [default: 0.01eth on Ethereum, none on Substrate]
+    #[arg(long, value_name = "AMOUNT", value_parser = cap)]
+    pub(crate) max_fee: Option<Cap>,
     /// When the lowest unmined nonce is sent again with a higher tip
     #[arg(long, default_value = "60s", value_parser = period)]
     pub(crate) stuck_after: Duration,
@@ -162,12 +162,13 @@ async fn chain(args: &NodeArgs) -> Result<(Arc<dyn Chain>, Arc<dyn Signer>), Fai
                 ));
             }
             let finality = args.confirmations.map_or(Finality::Tag, Finality::Confirmations);
+            let usual = EthereumOptions::default();
             let options = EthereumOptions {
                 poll: args.poll,
                 finality,
-                max_fee_per_gas: args.max_fee_per_gas,
-                max_fee: args.max_fee,
-                ..Default::default()
+                max_fee_per_gas: args.max_fee_per_gas.map_or(usual.max_fee_per_gas, Cap::most),
+                max_fee: args.max_fee.map_or(usual.max_fee, Cap::most),
+                ..usual
             };
             let chain = EthereumChain::with_endpoints(args.rpc.reveal().split(','), options)
                 .map_err(wrong)?;
@@ -228,7 +229,7 @@ async fn substrate(args: &NodeArgs) -> Result<(Arc<dyn Chain>, Arc<dyn Signer>),
     };
     let signer = SubstrateSigner::new(&chain, key(scheme)?)
         .mortal(args.mortal.unwrap_or_default())
-        .max_fee(args.max_fee);
+        .max_fee(args.max_fee.and_then(Cap::most));
     Ok((Arc::new(chain), Arc::new(signer)))
 }
 

@@ -66,10 +66,11 @@ pub struct EthereumOptions {
     pub finality: Finality,
     /// Every how many polls transactions outside any block are looked up. Default 5.
     pub lookup_every: u32,
-    /// The most that is ever paid for a unit of gas, in wei, tip and base fee together. Default: no
-    /// cap. A base fee above it is waited out.
+    /// The most that is ever paid for a unit of gas, in wei, tip and base fee together; `None` for no
+    /// cap. Default 50 gwei. A base fee above it is waited out.
     pub max_fee_per_gas: Option<u128>,
-    /// The most that is ever paid for one transaction's gas, in wei. Default: no cap.
+    /// The most that is ever paid for one transaction's gas, in wei; `None` for no cap. Default 0.01
+    /// ether.
     pub max_fee: Option<u128>,
 }
 
@@ -80,8 +81,8 @@ impl Default for EthereumOptions {
             timeout: Duration::from_secs(5),
             finality: Finality::Tag,
             lookup_every: 5,
-            max_fee_per_gas: None,
-            max_fee: None,
+            max_fee_per_gas: Some(50_000_000_000),
+            max_fee: Some(10_000_000_000_000_000),
         }
     }
 }

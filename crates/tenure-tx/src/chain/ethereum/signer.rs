@@ -330,6 +330,27 @@ mod tests {
         assert_eq!(fee(&capped.raw), (2_000, 10));
     }
 
+    /// A gateway may call any price too low: the caps that hold without a word from the operator bound
+    /// what it can cost.
+    #[tokio::test]
+    async fn a_nodes_word_alone_never_empties_the_account() {
+        let options = super::super::EthereumOptions::default();
+        let fees = Fees::with_caps(options.max_fee_per_gas, options.max_fee);
+        fees.set_base(1_000_000_000);
+        let signer = EthereumSigner::from_hex(KEY, 1, fees).expect("a key");
+        let head = Head::default();
+        let asked = 1_000_000_000_000_000;
+        for gas in [21_000u64, 1_000_000] {
+            let to = "0x00000000000000000000000000000000000000aa";
+            let call = format!(r#"{{"gas":{gas},"to":"{to}"}}"#);
+            let call = Some(call.as_bytes());
+            let unsigned = Unsigned { nonce: 3, tip: asked, call, head: &head, replaces: None };
+            let (max, tip) = fee(&signer.sign(unsigned).await.expect("signs").raw);
+            assert!(tip <= max && max <= 50_000_000_000, "{tip} of {max}");
+            assert!(max * u128::from(gas) <= 10_000_000_000_000_000, "{max} for {gas}");
+        }
+    }
+
     #[tokio::test]
     async fn a_no_op_outbids_a_request_that_is_at_its_cap() {
         let fees = Fees::with_caps(Some(50_000), None);
