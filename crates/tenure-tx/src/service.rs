@@ -21,6 +21,7 @@ use crate::account::Signer;
 use crate::chain::Chain;
 use crate::driver::{Command, Driver, Which};
 use crate::election::{Election, NodeRole};
+use crate::engine::NonceError;
 use crate::events::{FollowerSync, keep_ready};
 use crate::metrics;
 use crate::store::{Store, StoreError, StoredTransaction};
@@ -284,8 +285,8 @@ impl TransactionService {
     /// cannot be done any more; if the original is mined first, it wins, and its end tells.
     ///
     /// # Errors
-    /// [`SendError::NotLeader`], [`SendError::Stopped`], or [`SendError::Nonce`] if nothing open is at
-    /// `nonce`: nothing was done. [`SendError::Uncertain`]: this node stopped leading before the
+    /// [`SendError::NotLeader`], [`SendError::Stopped`], or [`SendError::Nonce`] if nothing is, or ever
+    /// was, at `nonce`: nothing was done. [`SendError::Uncertain`]: this node stopped leading before the
     /// no-op was stored, or it took too long.
     pub async fn cancel(&self, nonce: u64) -> Result<Dropped, SendError> {
         self.cancel_nonce(nonce).await.map(|(_, dropped)| dropped)
@@ -296,19 +297,35 @@ impl TransactionService {
     /// # Errors
     /// As [`TransactionService::cancel`].
     pub async fn cancel_nonce(&self, nonce: u64) -> Result<(String, Dropped), SendError> {
-        let (handle, dropped) = self.cancel_which(Which::Nonce(nonce)).await?;
-        Ok((handle.request_id, dropped))
+        match self.cancel_which(Which::Nonce(nonce)).await {
+            Err(SendError::Nonce(NonceError::NotOpen(unknown))) => {
+                let ended = |row: StoredTransaction| Some((row.request_id, row.note.end?));
+                let row = self.at_nonce(nonce).await;
+                let row = row.map_err(|error| SendError::Store(Arc::new(error)))?;
+                let (id, end) = row.and_then(ended).ok_or(NonceError::NotOpen(unknown))?;
+                Ok((id, Dropped::Ended(*end)))
+            }
+            decided => decided.map(|(handle, dropped)| (handle.request_id, dropped)),
+        }
     }
 
     /// The same for the request with this id; returns its nonce as well.
     ///
     /// # Errors
-    /// As [`TransactionService::cancel`], and [`SendError::NotOpen`] if no request with this id is
-    /// open: nothing was done.
+    /// As [`TransactionService::cancel`], and [`SendError::NotOpen`] if there is no request with this
+    /// id: nothing was done.
     pub async fn cancel_request(&self, id: &str) -> Result<(u64, Dropped), SendError> {
         SendRequest::check_id(id)?;
-        let (handle, dropped) = self.cancel_which(Which::Request(id.to_owned())).await?;
-        Ok((handle.nonce, dropped))
+        match self.cancel_which(Which::Request(id.to_owned())).await {
+            // An order whose answer was lost is given again: how the request ended is its answer.
+            Err(SendError::NotOpen(unknown)) => {
+                let ended = |row: StoredTransaction| Some((row.nonce, row.note.end?));
+                let row = self.find(id).await.map_err(|error| SendError::Store(Arc::new(error)))?;
+                let (nonce, end) = row.and_then(ended).ok_or(SendError::NotOpen(unknown))?;
+                Ok((nonce, Dropped::Ended(*end)))
+            }
+            decided => decided.map(|(handle, dropped)| (handle.nonce, dropped)),
+        }
     }
 
     async fn cancel_which(&self, which: Which) -> Result<(TransactionHandle, Dropped), SendError> {
@@ -337,6 +354,13 @@ impl TransactionService {
     pub async fn find(&self, id: &str) -> Result<Option<StoredTransaction>, StoreError> {
         let Some(reader) = &self.reader else { return Ok(None) };
         Ok(reader.by_request(&[id.to_owned()]).await?.into_iter().next_back())
+    }
+
+    async fn at_nonce(&self, nonce: u64) -> Result<Option<StoredTransaction>, StoreError> {
+        match &self.reader {
+            Some(reader) => reader.by_nonce(nonce).await,
+            None => Ok(None),
+        }
     }
 
     /// Waits until the request with this id has ended, for `within` at most; returns it as it stands

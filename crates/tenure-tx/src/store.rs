@@ -373,6 +373,9 @@ impl Store {
     /// # Errors
     /// [`StoreError`].
     pub async fn by_nonce(&self, nonce: u64) -> Result<Option<StoredTransaction>, StoreError> {
+        if let Some(journal) = self.as_journal() {
+            return ask(journal, move |journal| Ok(journal.by_nonce(nonce))).await;
+        }
         let nonce = to_sql(nonce)?;
         let query = everywhere("account_id = $1 and nonce = $2");
         let query = format!("{query} order by {CHANGE_COLUMN} desc limit 1");

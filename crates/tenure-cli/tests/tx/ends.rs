@@ -105,9 +105,19 @@ async fn a_dropped_request_is_told_as_replaced_and_a_mined_one_as_executed() {
     let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
     assert!(listed.contains("replaced") && listed.contains("executed"), "{listed}");
     assert!(listed.lines().all(|line| line.chars().count() <= 80), "{listed}");
-    // What has ended is not dropped any more.
-    let late = run(&["drop", "--node", &all, "--request-id", "rent"]).await;
-    assert_eq!(late.status.code(), Some(7), "{late:?}");
+    // What has ended is not dropped any more, and how it ended is the answer, by id and by nonce.
+    for which in [&["--request-id", "rent"][..], &["0"]] {
+        let late = run(&[&["drop", "--node", &all], which].concat()).await;
+        let said = String::from_utf8_lossy(&late.stdout).into_owned();
+        assert_eq!(late.status.code(), Some(1), "{late:?}");
+        assert!(said.contains("not dropped") && said.contains("executed"), "{said}");
+    }
+    for which in [&["--request-id", "0"][..], &["1"]] {
+        let again = run(&[&["drop", "--node", &all], which].concat()).await;
+        assert_eq!(again.status.code(), Some(0), "the order was carried out: {again:?}");
+    }
+    let unknown = run(&["drop", "--node", &all, "--request-id", "nothing"]).await;
+    assert_eq!(unknown.status.code(), Some(7), "{unknown:?}");
     // The id of one request and the nonce of another: neither is guessed.
     let ambiguous = run(&[&["show", "0"], &read[..]].concat()).await;
     assert_eq!(ambiguous.status.code(), Some(2), "{ambiguous:?}");
@@ -248,6 +258,8 @@ async fn what_the_account_cannot_pay_is_shown_withdrawn_and_holds_up_nothing() {
     let wait = ["wait", "--node", &address, "--for", "25s", "--json", "behind"];
     let (code, behind) = told(&mining(&anvil, &wait).await);
     assert_eq!((code, &behind["nonce"]), (Some(0), &json!(1)), "{behind}");
+    let again = run(&["drop", "--node", &address, "--request-id", "big"]).await;
+    assert_eq!(again.status.code(), Some(0), "an answer that was lost is given again: {again:?}");
     let (code, big) = told(&run(&["wait", "--node", &address, "--json", "big"]).await);
     assert_eq!((code, &big["end"]["kind"]), (Some(9), &json!("withdrawn")), "{big}");
 }

@@ -63,8 +63,8 @@ pub enum SendError {
         "a request id has 1 to 200 characters, none of them a control character; choose another"
     )]
     BadRequestId,
-    /// No open transaction has this request id. Nothing was done.
-    #[error("no open transaction has the request id {0}; it has ended, or was not accepted")]
+    /// No transaction has this request id. Nothing was done.
+    #[error("no transaction has the request id {0}; it was not accepted, or its id is forgotten")]
     NotOpen(String),
     /// Not signed. Nothing was done.
     #[error(transparent)]
@@ -83,13 +83,12 @@ pub enum SendError {
     /// Another creator's live row has the nonce. Nothing was stored; the table is read again.
     #[error("nonce {0} belongs to another live transaction in the table; retry")]
     Clash(u64),
-    /// It may or may not be stored. Without an id of its own a caller cannot retry safely: give every
-    /// request one ([`SendRequest::with_id`](crate::SendRequest::with_id)).
+    /// It may or may not be stored. A retry with the same id is safe.
     #[error(
         "it is unknown whether request {request_id} was stored ({reason}); retry with the same id"
     )]
     Uncertain {
-        /// The id to retry with; the words `without an id` if the caller gave none.
+        /// The id to retry with: the caller's, or the one that the request was given.
         request_id: String,
         reason: String,
     },

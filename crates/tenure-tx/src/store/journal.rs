@@ -374,6 +374,12 @@ impl Journal {
         ids.iter().filter_map(|id| self.rows.get(id)).map(Row::stored).collect()
     }
 
+    /// The last of those that had the nonce.
+    pub(super) fn by_nonce(&self, nonce: u64) -> Option<StoredTransaction> {
+        let at = self.rows.values().filter(|row| row.nonce == nonce);
+        at.max_by_key(|row| (!row.ended, row.updated_at)).map(Row::stored)
+    }
+
     /// Forgets ids that were kept long enough, and writes the file anew if it has grown.
     pub(super) fn cleanup(&mut self, retention: Retention) -> Result<u64, StoreError> {
         let oldest = now().saturating_sub(millis(retention.ids));
