@@ -283,7 +283,9 @@ pub enum ChainError {
     #[error("the chain's node does not answer: {0}; check its address and that it runs")]
     Unreachable(String),
     /// The node has no block that it calls final.
-    #[error("the chain's node knows no finalised block; choose a number of confirmations instead")]
+    #[error(
+        "the chain's node knows no finalised block; on a chain without finality give --confirmations"
+    )]
     NoFinality,
     /// An answer that makes no sense.
     #[error("the chain's node gave an answer this version cannot read: {0}")]

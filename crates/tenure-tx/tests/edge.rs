@@ -118,8 +118,17 @@ async fn a_gateway_that_times_out_after_it_passed_the_bytes_on_ends_nothing() {
         }
     };
     timeout(Duration::from_secs(20), told).await.expect("the last answer is in the note");
-    let row = node.store.by_nonce(0).await.expect("read").expect("a row");
-    assert!(row.note.answer.is_some() && !row.ended, "{row:?}");
+    // The table has it a moment after the handle.
+    let stored = async {
+        loop {
+            let row = node.store.by_nonce(0).await.expect("read").expect("a row");
+            assert!(!row.ended, "{row:?}");
+            if row.note.answer.is_some() {
+                return;
+            }
+        }
+    };
+    timeout(Duration::from_secs(20), stored).await.expect("and in the row");
     assert_eq!(end(&anvil, &mut handle).await.kind, EndKind::Executed);
     paid(&anvil, 1..2).await;
 }
@@ -280,6 +289,55 @@ async fn a_reverted_call_is_told_as_reverted_with_its_fee() {
     let ended = end(&anvil, &mut handle).await;
     assert_eq!(ended.kind, EndKind::Reverted);
     assert!(ended.fee.is_some_and(|fee| fee > 0) && ended.reason.is_some(), "{ended:?}");
+}
+
+/// Most nodes' receipts give no reason.
+#[tokio::test]
+async fn why_a_call_reverted_is_told_in_the_contracts_words() {
+    let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
+    let gateway = RpcProxy::start(&anvil.url).await;
+    let node = leader(&db.dsn(), &gateway).await;
+    // A contract that reverts with Error("too late"), whatever it is called with.
+    let contract = "0x2000000000000000000000000000000000000002";
+    let words = "746f6f206c617465";
+    let error = format!("08c379a0{:064x}{:064x}{words:0<64}", 32, 8);
+    let code = format!("0x6064600c60003960646000fd{error}");
+    anvil.call("anvil_setCode", json!([contract, code])).await;
+    let call = json!({"to": contract, "gas": 100_000}).to_string();
+    let mut handle = node.service.send(SendRequest::call(call)).await.expect("accepted");
+    let ended = end(&anvil, &mut handle).await;
+    assert_eq!((ended.kind, ended.reason.as_deref()), (EndKind::Reverted, Some("too late")));
+}
+
+#[tokio::test]
+async fn a_receipt_that_is_late_is_waited_for_and_no_end_is_told_without_it() {
+    let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
+    let gateway = RpcProxy::start(&anvil.url).await;
+    let node = leader(&db.dsn(), &gateway).await;
+    let mut handle = send(&node, 1).await;
+    until(&mut handle, is(State::Ready)).await;
+    let polls = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&polls);
+    gateway.rule(move |method, params| match method {
+        "eth_getTransactionReceipt" | "eth_getBlockReceipts" => Fault::Null,
+        "eth_getBlockByNumber" if params[0] == json!("latest") => {
+            count.fetch_add(1, Ordering::Relaxed);
+            Fault::Pass
+        }
+        _ => Fault::Pass,
+    });
+    anvil.mine(6).await;
+    until(&mut handle, is(State::InBlock)).await;
+    let from = polls.load(Ordering::Relaxed);
+    let many = async {
+        while polls.load(Ordering::Relaxed) < from + 40 {
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(Duration::from_secs(60), many).await.expect("read again and again");
+    assert!(!handle.state().ended(), "{:?}", handle.state());
+    gateway.well();
+    assert_eq!(end(&anvil, &mut handle).await.kind, EndKind::Executed);
 }
 
 #[tokio::test]

@@ -13,12 +13,14 @@
 
 mod answer;
 mod follower;
+mod revert;
 mod rpc;
 mod run;
 mod signer;
 mod transport;
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -197,9 +199,14 @@ impl Chain for EthereumChain {
         let Ok(mut located) = self.find(sought, &head).await else {
             return vec![Located::Unknown; sought.len()];
         };
+        let mut past = Past::default();
         for (one, found) in sought.iter().zip(&mut located) {
             if *found == Located::Missing {
-                *found = self.usurper(account, one, &head).await.unwrap_or(Located::Missing);
+                let usurper = self.usurper(account, one, &head, &mut past).await;
+                *found = usurper.unwrap_or(Located::Missing);
+            }
+            if let Located::InBlock { hash, finalized: true, receipt: Some(receipt), .. } = found {
+                revert::explain(&self.rpc, *hash, receipt).await;
             }
         }
         located
@@ -321,19 +328,38 @@ impl EthereumChain {
 
     /// Searches the final block that used a nonce, and reads it: by which transaction. `None` if the
     /// node cannot look that far back.
-    async fn usurper(&self, account: &AccountId, one: &Sought, head: &Head) -> Option<Located> {
+    async fn usurper(
+        &self,
+        account: &AccountId,
+        one: &Sought,
+        head: &Head,
+        past: &mut Past,
+    ) -> Option<Located> {
         let (mut low, mut high) = (one.since.min(head.finalized.number), head.finalized.number);
         while low < high {
             let middle = low.midpoint(high);
-            let place = json!([account.to_string(), U64::from(middle)]);
-            let answer = self.rpc.many(&[("eth_getTransactionCount", place)]).await.ok()?.pop()?;
-            match read::<U64>(answer).ok()?.to::<u64>() > one.nonce {
+            let count = match past.counts.get(&middle) {
+                Some(count) => *count,
+                None => {
+                    let place = json!([account.to_string(), U64::from(middle)]);
+                    let call = ("eth_getTransactionCount", place);
+                    let answer = self.rpc.many(&[call]).await.ok()?.pop()?;
+                    let count = read::<U64>(answer).ok()?.to::<u64>();
+                    *past.counts.entry(middle).or_insert(count)
+                }
+            };
+            match count > one.nonce {
                 true => high = middle,
                 false => low = middle + 1,
             }
         }
-        let call = ("eth_getBlockByNumber", json!([U64::from(low), true]));
-        let block: FullBlock = read(self.rpc.many(&[call]).await.ok()?.pop()?).ok()?;
+        let block = match past.blocks.entry(low) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => {
+                let call = ("eth_getBlockByNumber", json!([U64::from(low), true]));
+                place.insert(read(self.rpc.many(&[call]).await.ok()?.pop()?).ok()?)
+            }
+        };
         let from = |tx: &&FullTransaction| tx.from.as_slice() == account.as_bytes();
         let used = |tx: &&FullTransaction| tx.nonce.to::<u64>() == one.nonce;
         let tx = block.transactions.iter().filter(from).find(used)?;
@@ -356,6 +382,14 @@ type Receipts = HashMap<Hash, Result<Option<RpcReceipt>, ()>>;
 /// For how many final blocks the receipt of a transaction that is in a final block is waited for. A
 /// node that has none after that has forgotten it, and the request ends without it.
 const LATE_RECEIPT: u64 = 256;
+
+/// What was read of the past for one question: its nonces are near each other, and so are their blocks.
+#[derive(Debug, Default)]
+struct Past {
+    /// The account's next nonce, by block.
+    counts: HashMap<u64, u64>,
+    blocks: HashMap<u64, FullBlock>,
+}
 
 /// A block with its transactions, as far as the search for a usurper needs it.
 #[derive(Debug, Deserialize)]
@@ -392,14 +426,17 @@ fn placed(
 
 fn receipt_of(receipt: &RpcReceipt) -> Receipt {
     let success = receipt.status.map(|status| status == U64::from(1));
-    let fee = receipt.gas_used.zip(receipt.effective_gas_price);
-    let unknown = || "the call failed; the node gives no reason".to_owned();
+    let gas = receipt.gas_used.zip(receipt.effective_gas_price);
+    let gas = gas.map(|(gas, price)| gas.to::<u128>().saturating_mul(price.to()));
+    // A chain on top of another charges for its place there as well.
+    let below = receipt.l1_fee.unwrap_or_default().to::<u128>();
+    let said = receipt.revert_reason.as_ref();
+    let said = said.map(|said| revert::reason_in(said).unwrap_or_else(|| said.clone()));
     Receipt {
         number: Some(receipt.block_number.to()),
         success,
-        reason: (success == Some(false))
-            .then(|| receipt.revert_reason.clone().unwrap_or_else(unknown)),
-        fee: fee.map(|(gas, price)| gas.to::<u128>().saturating_mul(price.to())),
+        reason: said.filter(|_| success == Some(false)),
+        fee: gas.map(|gas| gas.saturating_add(below)),
     }
 }
 
@@ -424,6 +461,22 @@ fn hex_of(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_fee_of_a_rollup_is_that_of_both_chains() {
+        let receipt = json!({
+            "transactionHash": B256::ZERO, "blockHash": B256::ZERO, "blockNumber": "0x7",
+            "status": "0x1", "gasUsed": "0x5208", "effectiveGasPrice": "0x2",
+        });
+        let fee = |receipt: &serde_json::Value| {
+            let receipt: RpcReceipt = serde_json::from_value(receipt.clone()).expect("a receipt");
+            receipt_of(&receipt).fee
+        };
+        assert_eq!(fee(&receipt), Some(42_000));
+        let mut rollup = receipt;
+        rollup["l1Fee"] = json!("0x3e8");
+        assert_eq!(fee(&rollup), Some(43_000));
+    }
 
     #[tokio::test]
     async fn an_address_with_a_key_in_it_is_never_shown() {

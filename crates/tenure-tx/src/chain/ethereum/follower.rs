@@ -12,15 +12,17 @@ use std::time::Duration;
 use alloy_primitives::{B256, U64};
 use futures_util::StreamExt as _;
 use futures_util::stream;
-use serde_json::json;
+use serde_json::{Value, json};
+use tenure_core::clock::Tick;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
-use super::rpc::{Call, Rpc, RpcBlock, RpcReceipt, RpcTransaction, read};
+use super::revert::explain;
+use super::rpc::{Call, Rpc, RpcBlock, RpcReceipt, RpcTransaction, read, tick};
 use super::run::{Left, Run};
-use super::{EthereumOptions, TransportError, plainly, receipt_of};
+use super::{EthereumOptions, LATE_RECEIPT, TransportError, plainly, receipt_of};
 use crate::account::AccountId;
-use crate::chain::{Report, StatusStream};
+use crate::chain::{Receipt, Report, StatusStream};
 use crate::status::{Hash, TransactionStatus};
 
 /// A transaction the node does not know was dropped only if it says so this often in a row: the
@@ -45,9 +47,12 @@ const STALLS: u32 = 3;
 const FINAL_BLOCKS: usize = 16;
 const FINAL_APART: usize = 90;
 
-/// How often a canonical block's transaction may lack its receipt before it is final without one: a
-/// node may have thrown its receipts away.
-const WITHOUT_RECEIPT: u32 = 10;
+/// After how many looks without a receipt a transaction is asked for apart from its block: a node may
+/// have the one and not the other.
+const APART: u32 = 3;
+
+/// For how many polls, at most, a missing receipt is not asked for again.
+const ASLEEP_MAX: u32 = 32;
 
 /// The longest pause between polls while the node does not answer.
 const POLL_MAX: Duration = Duration::from_secs(10);
@@ -67,8 +72,10 @@ struct Followed {
     fresh: bool,
     /// How often its receipt was missing.
     receiptless: u32,
+    /// For how many polls it is not asked for again.
+    asleep: u32,
     /// Since when it is watched.
-    since: Instant,
+    since: Tick,
     /// Unbounded: a transaction has a handful of statuses, and its reader is the engine.
     to: mpsc::UnboundedSender<Report>,
 }
@@ -84,9 +91,15 @@ impl Followed {
         self.fresh = false;
         if self.block != Some((number, block)) {
             self.block = Some((number, block));
-            self.receiptless = 0;
+            (self.receiptless, self.asleep) = (0, 0);
             self.say(TransactionStatus::InBlock(block));
         }
+    }
+
+    /// Its receipt is late: it is asked for ever more rarely.
+    fn without_receipt(&mut self) {
+        self.receiptless = self.receiptless.saturating_add(1);
+        self.asleep = (1 << self.receiptless.min(8)).min(ASLEEP_MAX);
     }
 
     fn retract(&mut self) {
@@ -122,9 +135,10 @@ impl Follower {
         }
         let (to, from) = mpsc::unbounded_channel();
         let account = account.clone();
-        let (block, misses, fresh, receiptless) = (None, 0, true, 0);
-        let since = Instant::now();
-        let followed = Followed { account, nonce, block, misses, fresh, receiptless, since, to };
+        let (block, misses, fresh, receiptless, asleep) = (None, 0, true, 0, 0);
+        let since = tick();
+        let followed =
+            Followed { account, nonce, block, misses, fresh, receiptless, asleep, since, to };
         followed.say(TransactionStatus::Ready);
         watches.insert(hash, followed);
         Some(
@@ -160,8 +174,12 @@ impl Follower {
         let mut watches = self.lock();
         watches.retain(|_, watch| !watch.to.is_closed());
         let mut due: BTreeMap<(u64, Hash), Vec<Hash>> = BTreeMap::new();
-        for (hash, watch) in watches.iter() {
+        for (hash, watch) in watches.iter_mut() {
             if let Some(block) = watch.block.filter(|(number, _)| *number <= upto) {
+                if watch.asleep > 0 {
+                    watch.asleep -= 1;
+                    continue;
+                }
                 due.entry(block).or_default().push(*hash);
             }
         }
@@ -210,12 +228,13 @@ impl Follower {
     /// sends them again. Nothing is said of them, for the node was not asked: one that it has will be
     /// known to it. Not those that were sent a moment ago. Says whether there were any.
     fn release(&self, account: &AccountId, from: u64) -> bool {
+        let now = tick();
         let mut watches = self.lock();
         let mut some: Vec<(u64, Hash)> = watches
             .iter()
             .filter(|(_, watch)| watch.block.is_none() && watch.nonce >= from)
             .filter(|(_, watch)| watch.account == *account)
-            .filter(|(_, watch)| watch.since.elapsed() >= 2 * self.poll)
+            .filter(|(_, watch)| now.saturating_since(watch.since) >= 2 * self.poll)
             .map(|(hash, watch)| (watch.nonce, *hash))
             .collect();
         some.sort_unstable();
@@ -406,37 +425,46 @@ async fn finalize(
     let due = follower.final_candidates(upto);
     let untold = |hashes: &Vec<Hash>| {
         let watches = follower.lock();
-        let often = |hash| watches.get(hash).is_some_and(|w| w.receiptless >= WITHOUT_RECEIPT / 2);
+        let often = |hash| watches.get(hash).is_some_and(|w| w.receiptless >= APART);
         hashes.iter().any(often)
     };
     let (whole, apart): (Vec<_>, Vec<_>) = due
         .into_iter()
         .partition(|(_, hashes)| hashes.len() > 1 && rpc.gives_block_receipts() && !untold(hashes));
     let places: Vec<_> = whole.iter().map(|((number, _), _)| json!(U64::from(*number))).collect();
-    for (((number, block), hashes), receipts) in
-        whole.into_iter().zip(rpc.receipts_of(&places).await?)
-    {
+    let answers = rpc.receipts_of(&places).await?;
+    let mut finals = Vec::new();
+    for (((number, block), hashes), receipts) in whole.into_iter().zip(answers) {
         let mut watches = follower.lock();
         for hash in hashes {
             let Some(watch) = watches.get_mut(&hash) else { continue };
             let Some(receipts) = &receipts else {
-                watch.receiptless += 1;
+                watch.without_receipt();
                 continue;
             };
             // What another block, or none, has at its height is not in its block any more.
             let ours = receipts.iter().find(|one| one.transaction_hash.0 == hash.0);
             match ours.filter(|one| one.block_hash.0 == block.0) {
                 Some(_) if !run.allows(number, block) => {}
-                Some(receipt) => {
-                    let receipt = Some(receipt_of(receipt));
-                    watch.say(Report { status: TransactionStatus::Finalized(block), receipt });
-                    watches.remove(&hash);
-                }
+                Some(receipt) => finals.push((hash, block, Some(receipt_of(receipt)))),
                 None => watch.retract(),
             }
         }
     }
-    finalize_apart(follower, rpc, run, apart).await
+    conclude(follower, rpc, finals).await;
+    finalize_apart(follower, rpc, run, apart, upto).await
+}
+
+/// Tells that these are final, and why those failed that did.
+async fn conclude(follower: &Follower, rpc: &Rpc, finals: Vec<(Hash, Hash, Option<Receipt>)>) {
+    for (hash, block, mut receipt) in finals {
+        if let Some(receipt) = &mut receipt {
+            explain(rpc, hash, receipt).await;
+        }
+        if let Some(watch) = follower.lock().remove(&hash) {
+            watch.say(Report { status: TransactionStatus::Finalized(block), receipt });
+        }
+    }
 }
 
 async fn finalize_apart(
@@ -444,6 +472,7 @@ async fn finalize_apart(
     rpc: &Rpc,
     run: &Run,
     due: Vec<((u64, Hash), Vec<Hash>)>,
+    upto: u64,
 ) -> Result<(), TransportError> {
     let each = |(block, hashes): ((u64, Hash), Vec<Hash>)| {
         hashes.into_iter().map(move |hash| (hash, block))
@@ -457,15 +486,28 @@ async fn finalize_apart(
     let by_number = |height: &u64| ("eth_getBlockByNumber", json!([U64::from(*height), false]));
     let mut calls: Vec<Call> = heights.iter().map(by_number).collect();
     calls.extend(due.iter().map(|(hash, _)| by_hash("eth_getTransactionReceipt", *hash)));
-    let mut answers = rpc.many(&calls).await?.into_iter();
+    // A receipt that was missing before is asked of the next endpoint as well.
+    let late = {
+        let watches = follower.lock();
+        due.iter().any(|(hash, _)| watches.get(hash).is_some_and(|watch| watch.receiptless > 0))
+    };
+    let there = |answer: &Result<Value, TransportError>| {
+        answer.as_ref().is_ok_and(|receipt| !receipt.is_null())
+    };
+    let answers = match late {
+        true => rpc.needed(&calls, |all| all.iter().skip(heights.len()).all(there)).await?,
+        false => rpc.many(&calls).await?,
+    };
+    let mut answers = answers.into_iter();
     let mut canonical: HashMap<u64, RpcBlock> = HashMap::new();
     for (height, answer) in heights.iter().zip(answers.by_ref()) {
         if let Ok(Some(block)) = read::<Option<RpcBlock>>(answer) {
             canonical.insert(*height, block);
         }
     }
-    let mut watches = follower.lock();
+    let mut finals = Vec::new();
     for ((hash, (number, block)), answer) in due.into_iter().zip(answers) {
+        let mut watches = follower.lock();
         let Some(watch) = watches.get_mut(&hash) else { continue };
         let Some(chain) = canonical.get(&number) else { continue };
         if chain.hash.0 != block.0 {
@@ -480,16 +522,16 @@ async fn finalize_apart(
             // Of another view of the chain.
             Ok(Some(_)) => continue,
             Ok(None) | Err(_) => {
-                watch.receiptless += 1;
+                watch.without_receipt();
                 let holds = chain.transactions.iter().any(|tx| tx.0 == hash.0);
-                if !holds || watch.receiptless < WITHOUT_RECEIPT {
+                if !holds || upto.saturating_sub(number) < LATE_RECEIPT {
                     continue;
                 }
                 None
             }
         };
-        watch.say(Report { status: TransactionStatus::Finalized(block), receipt });
-        watches.remove(&hash);
+        finals.push((hash, block, receipt));
     }
+    conclude(follower, rpc, finals).await;
     Ok(())
 }

@@ -20,8 +20,9 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
+use tenure_core::clock::{BootClock, Clock as _, Tick};
 use tokio::sync::OnceCell;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 use url::Url;
 
 use super::answer::outcome_of;
@@ -59,6 +60,9 @@ pub(super) struct RpcReceipt {
     pub(super) gas_used: Option<U128>,
     #[serde(default)]
     pub(super) effective_gas_price: Option<U128>,
+    /// What a rollup charges for its place in the chain below it.
+    #[serde(default)]
+    pub(super) l1_fee: Option<U128>,
     #[serde(default)]
     pub(super) revert_reason: Option<String>,
 }
@@ -118,7 +122,7 @@ struct Endpoint {
 #[derive(Debug, Default)]
 struct Health {
     failures: u32,
-    rests_until: Option<Instant>,
+    rests_until: Option<Tick>,
     /// It was asked which chain it is of, since it last failed.
     verified: bool,
     /// How often in a row it answered without saying what was needed.
@@ -139,7 +143,7 @@ impl Endpoint {
     fn set_aside(&self) -> bool {
         let mut health = self.health();
         health.useless = health.useless.saturating_add(1);
-        health.rests_until = Some(Instant::now() + rest(health.useless));
+        health.rests_until = Some(tick() + rest(health.useless));
         health.useless == 1
     }
 
@@ -148,10 +152,15 @@ impl Endpoint {
         let mut health = self.health();
         let first = health.failures == 0;
         health.failures = health.failures.saturating_add(1);
-        health.rests_until = Some(Instant::now() + rest(health.failures));
+        health.rests_until = Some(tick() + rest(health.failures));
         health.verified = false;
         first
     }
+}
+
+/// Time that a suspended machine counts as well.
+pub(super) fn tick() -> Tick {
+    BootClock.now()
 }
 
 /// How long an endpoint is left alone after so many failures in a row.
@@ -172,7 +181,7 @@ pub(super) struct Rpc {
     /// An endpoint does not know the method that gives all receipts of a block.
     no_block_receipts: Arc<AtomicBool>,
     /// The latest block, and since when it is.
-    moved: Arc<Mutex<Option<(B256, Instant)>>>,
+    moved: Arc<Mutex<Option<(B256, Tick)>>>,
     /// The gas of the latest block; 0 if it is not known.
     block_gas: Arc<AtomicU64>,
     timeout: Duration,
@@ -187,7 +196,7 @@ pub(super) struct Ends {
     /// `None`: the node calls no block final.
     pub(super) finalized: Option<RpcBlock>,
     /// When the latest block was asked for.
-    at: Instant,
+    at: Tick,
 }
 
 /// The chain as an account last saw it, and when its parts were asked for.
@@ -195,8 +204,8 @@ pub(super) struct Ends {
 struct Seen {
     account: AccountId,
     head: Head,
-    pool_at: Instant,
-    money_at: Instant,
+    pool_at: Tick,
+    money_at: Tick,
 }
 
 /// Every how many polls the pool is asked, and every how many what the account owns and blocks pay.
@@ -233,7 +242,7 @@ impl Rpc {
     fn order(&self) -> Vec<usize> {
         let count = self.endpoints.len();
         let first = self.preferred.load(Ordering::Relaxed);
-        let now = Instant::now();
+        let now = tick();
         let rests = |index: &usize| self.endpoints[*index].health().rests_until;
         let all = (0..count).map(|step| (first + step) % count);
         let awake: Vec<usize> =
@@ -284,9 +293,10 @@ impl Rpc {
         Ok(answers)
     }
 
-    /// Makes sure that an endpoint is of the same chain as the others.
+    /// Makes sure that an endpoint is of the same chain as the others, and as it was before it failed: an
+    /// address may lead elsewhere by now.
     async fn verify(&self, index: usize) -> Result<(), TransportError> {
-        if self.endpoints.len() < 2 || self.endpoints[index].health().verified {
+        if self.endpoints[index].health().verified {
             return Ok(());
         }
         let identity = identity_of(self.ask(index, &identity_calls()).await?)?;
@@ -314,7 +324,7 @@ impl Rpc {
 
     /// The same, where answers without some are of no use: then the next endpoint is asked, and this
     /// one is left alone for a while. If all give such answers, the first one's.
-    async fn needed(
+    pub(super) async fn needed(
         &self,
         calls: &[Call],
         useful: impl Fn(&[Answer]) -> bool,
@@ -365,7 +375,7 @@ impl Rpc {
 
     /// What the preferred endpoint said cannot be so.
     pub(super) fn distrust(&self) {
-        self.useless(self.preferred.load(Ordering::Relaxed), "is behind what was final");
+        self.useless(self.preferred.load(Ordering::Relaxed), "says what cannot be so");
         *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = None;
         // Held only while another answer is on its way.
         if let Ok(mut ends) = self.ends.try_lock() {
@@ -444,10 +454,12 @@ impl Rpc {
     pub(super) async fn ends(&self) -> Result<Ends, TransportError> {
         // Held while it asks: a second asker waits for the same answer, as long as a call may take.
         let mut ends = self.ends.lock().await;
-        if let Some(known) = ends.as_ref().filter(|known| known.at.elapsed() < self.poll / 2) {
+        if let Some(known) =
+            ends.as_ref().filter(|known| tick().saturating_since(known.at) < self.poll / 2)
+        {
             return Ok(known.clone());
         }
-        let at = Instant::now();
+        let at = tick();
         let by_number = |place| ("eth_getBlockByNumber", json!([place, false]));
         let latest: RpcBlock = self.one(by_number(json!("latest")), |_| true).await?;
         self.block_gas.store(latest.gas_limit.unwrap_or_default().to(), Ordering::Relaxed);
@@ -468,7 +480,7 @@ impl Rpc {
     /// Compares an endpoint whose latest block has not moved for a while with the others, and leaves
     /// it alone if one of them is ahead: it answers, but stands still.
     async fn compare(&self, latest: &RpcBlock) {
-        let now = Instant::now();
+        let now = tick();
         {
             let mut moved = self.moved.lock().unwrap_or_else(PoisonError::into_inner);
             let due = moved.is_some_and(|(hash, at)| {
@@ -555,12 +567,12 @@ impl Rpc {
         let place = self.finalized_place(&latest);
         let (best, last) =
             (block(latest.number.to(), latest.hash), block(finalized.number.to(), finalized.hash));
-        let now = Instant::now();
+        let now = tick();
         let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let seen = seen.filter(|seen| seen.account == *account);
         let same =
             seen.as_ref().filter(|seen| (seen.head.best, seen.head.finalized) == (best, last));
-        let young = |at: Instant, polls: u32| now.duration_since(at) < polls * self.poll;
+        let young = |at: Tick, polls: u32| now.saturating_since(at) < polls * self.poll;
         let money = seen.as_ref().filter(|seen| young(seen.money_at, MONEY_EVERY));
         let pool = same.filter(|seen| young(seen.pool_at, POOL_EVERY));
         let of = account.to_string();

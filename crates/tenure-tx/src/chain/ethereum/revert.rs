@@ -1,0 +1,122 @@
+//! Why a call failed. Most receipts do not say: the call is repeated on the block before its own, as
+//! nearly as a node can, and what the node says then is the reason.
+
+use alloy_json_rpc::ErrorPayload;
+use alloy_primitives::{B256, U64, hex};
+use serde_json::{Value, json};
+
+use super::rpc::Rpc;
+use crate::chain::Receipt;
+use crate::status::Hash;
+
+/// The longest reason that is kept.
+const LONGEST: usize = 200;
+
+/// Solidity's `Error(string)` and `Panic(uint256)`.
+const ERROR: [u8; 4] = [0x08, 0xc3, 0x79, 0xa0];
+const PANIC: [u8; 4] = [0x4e, 0x48, 0x7b, 0x71];
+
+/// Finds out why a call failed, if it did and its receipt does not say.
+pub(super) async fn explain(rpc: &Rpc, hash: Hash, receipt: &mut Receipt) {
+    if receipt.success != Some(false) || receipt.reason.is_some() {
+        return;
+    }
+    let said = match receipt.number.and_then(|number| number.checked_sub(1)) {
+        Some(before) => repeat(rpc, hash, before).await,
+        None => None,
+    };
+    let unknown = || "the call failed; the node gives no reason".to_owned();
+    receipt.reason = Some(said.unwrap_or_else(unknown));
+}
+
+async fn repeat(rpc: &Rpc, hash: Hash, block: u64) -> Option<String> {
+    let by_hash = ("eth_getTransactionByHash", json!([B256::from(hash.0)]));
+    let tx = rpc.many(&[by_hash]).await.ok()?.pop()?.ok()?;
+    let call = json!({
+        "from": tx["from"], "to": tx["to"], "value": tx["value"], "data": tx["input"],
+        "gas": tx["gas"],
+    });
+    match rpc.many(&[("eth_call", json!([call, U64::from(block)]))]).await {
+        Err(refused) => reason_of(refused.as_error_resp()?),
+        // What came before it in its block made the difference.
+        Ok(_) => None,
+    }
+}
+
+/// What a node says of a call that fails. Another answer, as that it has not the state, is no reason.
+fn reason_of(said: &ErrorPayload) -> Option<String> {
+    let data = said.data.as_ref().and_then(|data| serde_json::from_str::<Value>(data.get()).ok());
+    let data = data.as_ref().and_then(Value::as_str);
+    let told = data.map(|text| text.trim_start_matches("Reverted ")).and_then(reason_in);
+    let failed = ["revert", "out of gas", "opcode", "jump", "stack"];
+    let word = said.message.to_ascii_lowercase();
+    let message = || failed.iter().any(|one| word.contains(one)).then(|| short(&said.message));
+    told.or_else(message)
+}
+
+/// The reason in what a call returned, in hex.
+pub(super) fn reason_in(text: &str) -> Option<String> {
+    let bytes = hex::decode(text).ok().filter(|bytes| bytes.len() >= 4)?;
+    let (selector, rest) = bytes.split_at(4);
+    // A number of 32 bytes, of which only small ones make sense here.
+    let number = |at: usize| {
+        let word = rest.get(at..at + 32)?;
+        let (high, low) = word.split_at(24);
+        let low = u64::from_be_bytes(low.try_into().ok()?);
+        high.iter().all(|byte| *byte == 0).then_some(low)
+    };
+    let text = || {
+        let length = usize::try_from(number(32)?).ok()?;
+        let text = rest.get(64..64usize.checked_add(length)?)?;
+        Some(String::from_utf8_lossy(text).into_owned())
+    };
+    let known = match selector {
+        _ if selector == ERROR => text(),
+        _ if selector == PANIC => number(0).map(|code| format!("panic {code:#x}")),
+        _ => None,
+    };
+    Some(short(&known.unwrap_or_else(|| format!("the error {}", hex::encode_prefixed(&bytes)))))
+}
+
+/// Without what a terminal would take for an order, and not endless.
+fn short(text: &str) -> String {
+    let shown = |c: char| if c.is_control() { ' ' } else { c };
+    text.chars().take(LONGEST).map(shown).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reason_is_what_the_contract_said() {
+        let word = |number: u64| format!("{number:064x}");
+        let said = format!("0x08c379a0{}{}{:0<64}", word(32), word(8), hex::encode("too late"));
+        assert_eq!(reason_in(&said).as_deref(), Some("too late"));
+        let panic = format!("0x4e487b71{}", word(0x11));
+        assert_eq!(reason_in(&panic).as_deref(), Some("panic 0x11"));
+        assert_eq!(reason_in("0xdeadbeef").as_deref(), Some("the error 0xdeadbeef"));
+        // Cut short, or of an absurd length.
+        for odd in
+            [format!("0x08c379a0{}", word(32)), format!("0x08c379a0{}{}", word(32), word(u64::MAX))]
+        {
+            assert!(reason_in(&odd).is_some_and(|reason| reason.starts_with("the error 0x08c3")));
+        }
+        assert_eq!(reason_in("no hex"), None);
+        assert_eq!(reason_in("0x"), None);
+    }
+
+    #[test]
+    fn an_answer_that_is_about_something_else_is_no_reason() {
+        let said = |text: &str| serde_json::from_str::<ErrorPayload>(text).expect("an error");
+        let lost = said(r#"{"code":-32000,"message":"missing trie node 1a2b"}"#);
+        assert_eq!(reason_of(&lost), None);
+        let plain = said(r#"{"code":-32000,"message":"execution reverted: closed"}"#);
+        assert_eq!(reason_of(&plain).as_deref(), Some("execution reverted: closed"));
+        let gas = said(r#"{"code":-32000,"message":"out of gas"}"#);
+        assert_eq!(reason_of(&gas).as_deref(), Some("out of gas"));
+        let data =
+            said(r#"{"code":3,"message":"execution reverted","data":"Reverted 0xdeadbeef"}"#);
+        assert_eq!(reason_of(&data).as_deref(), Some("the error 0xdeadbeef"));
+    }
+}
