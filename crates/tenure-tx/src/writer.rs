@@ -232,12 +232,21 @@ async fn settle(store: &Store, epoch: Epoch, settlements: &[Settlement]) -> Opti
     store.settle(epoch, settlements).await.err().map(written_of)
 }
 
-/// Records statuses; says why they were not.
+/// Records statuses; says why they were not. An end that found no row of its form is not stored: the row
+/// has another form by now, and the table has to be read again.
 async fn record(store: &Store, epoch: Epoch, statuses: &[StatusChange]) -> Option<Written> {
     if statuses.is_empty() {
         return None;
     }
-    store.record(epoch, statuses).await.err().map(written_of)
+    match store.record(epoch, statuses).await {
+        Err(error) => Some(written_of(error)),
+        Ok(stored) => {
+            let ended = |one: &&StatusChange| one.note.end.is_some();
+            let untold = statuses.iter().filter(ended).find(|one| !stored.contains(&one.nonce))?;
+            let why = format!("the end of nonce {} found no row of its form", untold.nonce);
+            Some(Written::Unknown(Arc::new(StoreError::Lost(why))))
+        }
+    }
 }
 
 fn outcomes(

@@ -6,7 +6,7 @@ use clap::Args;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 use tenure_tx::feed::{FeedItem, FeedOptions, feed};
-use tenure_tx::status::State;
+use tenure_tx::status::{End, State};
 use tenure_tx::store::{Store, StoredTransaction};
 
 use super::{ReadArgs, ask};
@@ -78,8 +78,8 @@ fn object(row: &StoredTransaction) -> Value {
         "request_id": row.request_id,
         "creator_id": row.creator_id,
         "epoch": row.epoch.get(),
-        "created_at": row.created_at,
-        "updated_at": row.updated_at,
+        "created_at": row.created_at.to_string(),
+        "updated_at": row.updated_at.to_string(),
         "deadline_in_s": row.deadline.map(|left| left.as_secs()),
         "change": row.change,
     })
@@ -135,7 +135,7 @@ pub(super) async fn list(args: ListArgs) -> Result<Exit, Failure> {
                 out!("{}", object(row));
                 continue;
             }
-            let updated: Option<Timestamp> = row.updated_at.parse().ok();
+            let updated = row.updated_at;
             let (nonce, attempts) = (row.nonce.to_string(), row.attempts.len().to_string());
             rows.push(if args.wide {
                 vec![
@@ -146,23 +146,29 @@ pub(super) async fn list(args: ListArgs) -> Result<Exit, Failure> {
                     row.creator_id.clone(),
                     row.epoch.to_string(),
                     attempts,
-                    moment(updated),
+                    moment(Some(updated)),
+                    block_of(row),
+                    end_of(row, |end| end.fee.map(|fee| fee.to_string())),
+                    end_of(row, |end| end.reason.clone()),
                 ]
             } else {
-                let age = updated.map(|at| now.duration_since(at).unsigned_abs());
+                let age = now.duration_since(updated).unsigned_abs();
                 vec![
                     nonce,
                     standing(row),
                     short(&row.hash.to_string(), 13),
                     short(&row.request_id, 20),
                     attempts,
-                    age.map_or_else(|| "-".to_owned(), ago),
+                    ago(age),
                 ]
             });
         }
     }
     if !args.read.json {
-        let wide = ["nonce", "state", "hash", "request", "creator", "epoch", "attempts", "updated"];
+        let wide = [
+            "nonce", "state", "hash", "request", "creator", "epoch", "attempts", "updated",
+            "block", "fee", "reason",
+        ];
         let narrow = ["nonce", "state", "hash", "request", "tries", "changed"];
         if rows.is_empty() && !args.open && args.from == 0 {
             err!("account {} has no transactions in this table", args.read.account);
@@ -173,6 +179,18 @@ pub(super) async fn list(args: ListArgs) -> Result<Exit, Failure> {
         }
     }
     Ok(Exit::Clean)
+}
+
+/// What the row's end says of one thing.
+fn end_of(row: &StoredTransaction, what: impl Fn(&End) -> Option<String>) -> String {
+    row.note.end.as_deref().and_then(what).unwrap_or_else(|| "-".to_owned())
+}
+
+/// The number of the block that it ended in, else the hash of the one it was last seen in.
+fn block_of(row: &StoredTransaction) -> String {
+    let number = row.note.end.as_ref().and_then(|end| end.block_number);
+    let hash = || row.status.block().map(|block| block.to_string());
+    number.map(|number| number.to_string()).or_else(hash).unwrap_or_else(|| "-".to_owned())
 }
 
 /// The row that is meant.

@@ -18,7 +18,7 @@ use crate::store::{Correction, NewTransaction, Replacement, Settlement, StatusCh
 use crate::writer::{BatchResult, Job, Write, Written};
 
 /// After this many clashes the caller gets an error instead of another attempt.
-const MAX_CLASHES: u8 = 3;
+pub(super) const MAX_CLASHES: u8 = 3;
 
 impl Driver {
     pub(super) fn carry_out(&mut self, effects: Vec<Effect>) {

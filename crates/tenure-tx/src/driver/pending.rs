@@ -7,6 +7,7 @@ use tenure_core::clock::Tick;
 use tokio::sync::oneshot;
 
 use super::content::handle_of;
+use super::effect::MAX_CLASHES;
 use super::{Answer, Driver, Phase};
 use crate::account::Signed;
 use crate::chain::ChainError;
@@ -181,8 +182,14 @@ impl Driver {
                 let ended = || row.ended.then(|| handle_of(&row));
                 let ending = || self.ending.values().find_map(|one| one.handle(&id, row.nonce));
                 let Some(handle) = open.or_else(ended).or_else(ending) else {
-                    // It ended after the table was read, and the table has its end by now.
-                    return self.admit(&id);
+                    // It ended after the table was read, and the table has its end by now. If not, the
+                    // table has an open row that the engine does not know: it is read again.
+                    let Some(pending) = self.pending.get_mut(&id) else { return };
+                    pending.clashes = pending.clashes.saturating_add(1);
+                    return match pending.clashes < MAX_CLASHES {
+                        true => self.admit(&id),
+                        false => self.recover(),
+                    };
                 };
                 let same = match self.pending.get(&id).map(|pending| &pending.request.payload) {
                     Some(Payload::Call(asked)) => row.is_call(asked),

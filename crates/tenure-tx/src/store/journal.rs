@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use tenure_core::epoch::Epoch;
@@ -207,8 +208,10 @@ impl Journal {
 
     /// Appends lines; with `flush` they are on the disk when it returns.
     fn append(&mut self, lines: &[Line], flush: bool) -> Result<(), StoreError> {
+        // What the last write left in the file is not known, and a request in it may be sent after a
+        // start: so nothing is said not to be stored.
         if let Some(why) = &self.broken {
-            return Err(StoreError::Journal(why.clone()));
+            return Err(StoreError::Lost(why.clone()));
         }
         let mut text = String::new();
         for line in lines {
@@ -223,7 +226,9 @@ impl Journal {
         if let Err(error) = written {
             // Half a line must not stand in the middle of the file.
             if let Err(error) = self.file.set_len(self.length) {
-                self.broken = Some(format!("{path} cannot be repaired: {error}; start anew"));
+                let why = format!("{path} cannot be repaired: {error}; start anew");
+                self.broken = Some(why.clone());
+                return Err(StoreError::Lost(why));
             }
             return Err(StoreError::Journal(format!("{path} cannot be written: {error}")));
         }
@@ -532,9 +537,9 @@ impl Row {
     }
 }
 
-fn moment(millis: u64) -> String {
+fn moment(millis: u64) -> Timestamp {
     let millis = i64::try_from(millis).unwrap_or(i64::MAX);
-    jiff::Timestamp::from_millisecond(millis).map_or_else(|_| String::new(), |at| at.to_string())
+    Timestamp::from_millisecond(millis).unwrap_or(Timestamp::UNIX_EPOCH)
 }
 
 #[cfg(test)]
@@ -591,6 +596,15 @@ mod tests {
         assert!(paid.ended && paid.is_call(b"call") && !paid.is_call(b"other"));
         assert_eq!(paid.note.end.map(|end| end.kind), Some(EndKind::Executed));
         assert!(journal.accept(7, &[row(1, 3, "c")], &[]).expect("answered").is_empty(), "taken");
+    }
+
+    #[test]
+    fn after_a_flush_that_failed_nothing_is_said_not_to_be_stored() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut journal = open(&folder.path().join("journal"));
+        journal.broken = Some("the journal cannot be flushed".to_owned());
+        let again = journal.accept(7, &[row(0, 1, "a")], &[]);
+        assert!(matches!(again, Err(StoreError::Lost(_))), "{again:?}");
     }
 
     #[test]

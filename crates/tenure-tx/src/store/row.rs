@@ -1,8 +1,9 @@
 //! Rows as they are read and as they are to be.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
+use jiff::Timestamp;
 use sha2::{Digest as _, Sha256};
 use tenure_core::clock::Tick;
 use tenure_core::epoch::Epoch;
@@ -41,9 +42,9 @@ pub struct StoredTransaction {
     /// The best block when it was accepted.
     pub built_at_block: u64,
     /// When it was accepted, for people.
-    pub created_at: String,
+    pub created_at: Timestamp,
     /// When it last changed, for people.
-    pub updated_at: String,
+    pub updated_at: Timestamp,
     /// Whether the duty is over.
     pub ended: bool,
     /// How it ended, and what the node last said.
@@ -164,14 +165,14 @@ pub struct Snapshot {
 
 /// What [`read_row`] reads, in its order.
 pub(super) const COLUMNS: &str = "nonce, hash, call_scale, raw, state, block_hash, status_metadata::text, \
-    attempts::text, noop, request_id, creator_id, epoch, built_at_block, created_at::text, \
-    updated_at::text, ended_at is not null, change, null::bytea as call_digest, \
+    attempts::text, noop, request_id, creator_id, epoch, built_at_block, created_at, \
+    updated_at, ended_at is not null, change, null::bytea as call_digest, \
     extract(epoch from deadline_at - clock_timestamp())::float8";
 
 /// The same of a row that left the table.
 pub(super) const PAST_COLUMNS: &str = "nonce, hash, call_scale, raw, state, block_hash, status_metadata::text, \
-    attempts::text, noop, request_id, creator_id, epoch, built_at_block, created_at::text, \
-    updated_at::text, ended_at is not null, change, call_digest, null::float8";
+    attempts::text, noop, request_id, creator_id, epoch, built_at_block, created_at, \
+    updated_at, ended_at is not null, change, call_digest, null::float8";
 
 /// The position of `change` among them, from 1.
 pub(super) const CHANGE_COLUMN: usize = 17;
@@ -277,6 +278,11 @@ impl<'a> StatusColumns<'a> {
     }
 }
 
+/// A moment that no calendar has is the beginning of the count.
+fn moment(at: SystemTime) -> Timestamp {
+    Timestamp::try_from(at).unwrap_or(Timestamp::UNIX_EPOCH)
+}
+
 /// PostgreSQL's bigint holds all nonces a chain will see; one that does not fit is refused.
 pub(super) fn to_sql(number: u64) -> Result<i64, StoreError> {
     i64::try_from(number).map_err(|_| StoreError::TooLarge(number))
@@ -315,8 +321,8 @@ pub(super) fn read_row(row: &Row) -> Result<StoredTransaction, StoreError> {
         creator_id: row.get(10),
         epoch: Epoch(row.get(11)),
         built_at_block: from_sql(row.get(12)),
-        created_at: row.get(13),
-        updated_at: row.get(14),
+        created_at: moment(row.get(13)),
+        updated_at: moment(row.get(14)),
         ended: row.get(15),
         // What has passed while no leader was there leaves nothing.
         deadline: row
