@@ -36,6 +36,7 @@ use crate::status::Hash;
 use crate::store::{Snapshot, Store, StoredTransaction};
 use crate::writer::{self, Job};
 use content::{Content, Ending};
+pub(crate) use health::Known;
 use pending::{Pending, Reply};
 
 /// What the service asks.
@@ -114,11 +115,13 @@ pub(crate) struct Driver {
     draining: Option<oneshot::Sender<DrainOutcome>>,
     refuse_new: bool,
     /// How far nonces are used for good by the table's word.
-    known: health::Known,
+    known: Arc<health::Known>,
     /// How many heads in a row were below what the table knows to be final.
     behind: u8,
     /// What kept the account waiting when it was last told.
     holds: Holds,
+    /// The nonce that was last told to be stuck.
+    stuck: Option<u64>,
     waiting_recovered: Vec<oneshot::Sender<Option<Duration>>>,
     answers: mpsc::UnboundedSender<(u64, Answer)>,
     inbox: Option<mpsc::UnboundedReceiver<(u64, Answer)>>,
@@ -163,15 +166,21 @@ impl Driver {
             arrivals: 0,
             draining: None,
             refuse_new: false,
-            known: health::Known::default(),
+            known: Arc::default(),
             behind: 0,
             holds: Holds::default(),
+            stuck: None,
             waiting_recovered: Vec::new(),
             answers,
             inbox: Some(inbox),
             jobs: None,
             tasks: JoinSet::new(),
         }
+    }
+
+    /// What this node knows of its chain, as it changes.
+    pub(crate) fn known(&self) -> Arc<Known> {
+        Arc::clone(&self.known)
     }
 
     pub(crate) async fn run(mut self, mut commands: mpsc::UnboundedReceiver<Command>) {
@@ -376,6 +385,18 @@ impl Driver {
                     self.feed(Input::Reexamined { nonce, request, located });
                 }
                 return;
+            }
+            // The engine counts it; this node acts on nothing of it.
+            Answer::Head(head) if self.engine.disbelieves(&head) => {
+                let (claimed, known) = (head.best_nonce, self.head.best_nonce);
+                tracing::warn!(
+                    event = "tx_head_disbelieved",
+                    claimed,
+                    known,
+                    "the chain's node claims far more nonces than are known: asked again"
+                );
+                self.chain.distrust();
+                Input::Head(head)
             }
             Answer::Head(head) => {
                 self.head = head;

@@ -47,8 +47,10 @@
 
 mod config;
 mod entry;
+mod holds;
 mod message;
 mod nonces;
+mod pace;
 mod provisional;
 
 use std::collections::{BTreeMap, HashMap};
@@ -59,8 +61,11 @@ use crate::chain::{Head, Located, Outcome, Receipt, Report, Shortfall};
 use crate::status::{Hash, Note, State, TransactionStatus};
 pub use config::EngineConfig;
 use entry::{Entry, Hold, Phase};
+pub use holds::Holds;
+use holds::LEAPS;
 pub use message::{Attempt, Effect, Input, OpenTransaction, Order, Provisional, Request};
 pub use nonces::NonceError;
+use pace::Pace;
 use provisional::Doubts;
 pub(crate) use provisional::MOST as MOST_PROVISIONAL;
 
@@ -76,21 +81,6 @@ pub struct Engine {
 /// tipped more. A nonce that is stuck all the same is replaced, and that has a bound of its own.
 const MAX_GOING: u128 = 10;
 
-/// What keeps an account waiting.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Holds {
-    /// Nonces whose last answer says nothing for certain.
-    pub uncertain: usize,
-    /// Nonces that the account cannot pay for.
-    pub unfunded: usize,
-    /// The lowest of them.
-    pub lowest_unfunded: Option<u64>,
-    /// The next block asks for more than the account pays.
-    pub above_cap: bool,
-    /// The lowest nonce that offers less than the next block asks for, because of a cap.
-    pub lowest_capped: Option<u64>,
-}
-
 /// What a leader knows.
 #[derive(Debug)]
 struct Leading {
@@ -104,6 +94,15 @@ struct Leading {
     gaps: BTreeMap<u64, Tick>,
     /// Ends that no block has proved yet.
     doubts: Doubts,
+    /// How often the same bytes are sent again, and the same place looked at.
+    sends: Pace,
+    looks: Pace,
+    /// The lowest nonce in no block, and since when it is.
+    lowest: Option<(u64, Tick)>,
+    /// How many heads in a row were too far ahead to be believed.
+    leaps: u8,
+    /// There is a gap that is too wide to be filled without an order.
+    wide: bool,
 }
 
 impl Engine {
@@ -159,23 +158,6 @@ impl Engine {
     #[must_use]
     pub fn consumed(&self) -> u64 {
         self.leading.as_ref().map_or(0, |leading| leading.consumed)
-    }
-
-    /// What keeps nonces from the pool.
-    #[must_use]
-    pub fn holds(&self) -> Holds {
-        let Some(leading) = &self.leading else { return Holds::default() };
-        let (entries, head) = (&leading.entries, &leading.head);
-        let count = |hold| entries.values().filter(|e| e.hold == Some(hold)).count();
-        let unfunded = entries.iter().find(|(_, entry)| entry.hold == Some(Hold::Unfunded));
-        let capped = entries.iter().find(|(_, entry)| entry.is_capped(head)).map(|(n, _)| *n);
-        Holds {
-            uncertain: count(Hold::Uncertain),
-            unfunded: count(Hold::Unfunded),
-            lowest_unfunded: unfunded.map(|(nonce, _)| *nonce),
-            above_cap: capped.is_some() || (!entries.is_empty() && head.is_above_cap()),
-            lowest_capped: capped,
-        }
     }
 
     /// The nonces nothing uses although higher ones are in use, at most `limit` of them.
@@ -344,13 +326,26 @@ impl Engine {
     ) {
         let consumed = consumed.max(head.finalized_nonce);
         let (entries, requests, gaps, doubts) = Default::default();
-        let mut leading = Leading { head, consumed, entries, requests, gaps, doubts };
+        let mut leading = Leading {
+            head,
+            consumed,
+            entries,
+            requests,
+            gaps,
+            doubts,
+            sends: Pace::new(now),
+            looks: Pace::new(now),
+            lowest: None,
+            leaps: 0,
+            wide: false,
+        };
         for row in rows {
             let nonce = row.nonce;
             let mut entry = Entry::recovered(row, now);
+            entry.step_to(nonce, &head);
             // What is overdue is not sent once more: it is given up when time is next looked at.
             if !entry.is_overdue(nonce, &head, now) {
-                entry.examine(nonce, &head, &self.config, out);
+                entry.examine(nonce, &head, now, &self.config, out);
             }
             leading.insert(nonce, entry);
         }
@@ -432,6 +427,7 @@ impl Engine {
             return;
         }
         let held = entry.hold.take();
+        let taken = matches!(outcome, Outcome::Pooled | Outcome::AlreadyKnown);
         if let Some(answer) = outcome.answer() {
             entry.answered(nonce, Some(answer), now, out);
         }
@@ -498,6 +494,9 @@ impl Engine {
                 entry.wait(now, &config);
             }
             Outcome::Refused(reason) => self.refused(now, nonce, reason, out),
+        }
+        if let Some(leading) = self.leading.as_mut().filter(|_| taken) {
+            leading.sends.answered();
         }
     }
 
@@ -635,6 +634,11 @@ impl Engine {
             return;
         }
         let outdated = std::mem::take(&mut entry.outdated);
+        let found = !matches!(located, Located::Missing | Located::Unknown);
+        if let Some(leading) = self.leading.as_mut().filter(|_| found) {
+            leading.looks.answered();
+        }
+        let Some(entry) = self.entry(nonce) else { return };
         match located {
             Located::InBlock { hash, block, finalized, receipt } if entry.knows(hash) => {
                 entry.missing = None;
@@ -714,11 +718,19 @@ impl Engine {
         let Some(leading) = self.leading.as_mut() else {
             return;
         };
+        if leading.is_leap(&head) {
+            leading.leaps += 1;
+            if leading.leaps < LEAPS {
+                return;
+            }
+        }
+        leading.leaps = 0;
         leading.consumed = leading.consumed.max(head.finalized_nonce);
         leading.head = head;
         for (&nonce, entry) in &mut leading.entries {
             entry.on_head(nonce, &leading.head, now, &config, out);
         }
+        leading.age_lowest(now);
         leading.age_gaps(now);
         leading.ask_doubts(now, out);
     }
@@ -732,7 +744,8 @@ impl Engine {
         let first = leading.head.best_nonce.max(leading.consumed);
         let unfunded = leading.entries.iter().find(|(_, e)| e.hold == Some(Hold::Unfunded));
         let unfunded = unfunded.map(|(nonce, _)| *nonce);
-        let mut overdue = Vec::new();
+        let lowest = leading.entries.first_key_value().map(|(nonce, _)| *nonce);
+        let (mut overdue, mut repeated) = (Vec::new(), Vec::new());
         for (&nonce, entry) in &mut leading.entries {
             if entry.is_overdue(nonce, &leading.head, now) && entry.phase != Phase::Building {
                 overdue.push(nonce);
@@ -746,10 +759,21 @@ impl Engine {
                 *until = now + config.retry_max;
                 continue;
             }
+            // The lowest is never held back: all others wait for it.
+            if let Some((until, look)) = entry.repeats(nonce, &leading.head, now)
+                && Some(nonce) != lowest
+            {
+                repeated.push((look, until, nonce));
+                continue;
+            }
             entry.on_time(nonce, nonce == first, &leading.head, now, &config, out);
         }
+        leading.repeat(repeated, now, &config, out);
+        leading.age_lowest(now);
         leading.age_gaps(now);
-        for nonce in leading.gaps_older_than(now, config.gap_after) {
+        let old = leading.gaps_older_than(now, config.gap_after);
+        leading.wide = !old.is_empty() && leading.is_wide();
+        for nonce in if leading.wide { Vec::new() } else { old } {
             leading.fill(nonce, &config, out);
         }
         for &nonce in &overdue {

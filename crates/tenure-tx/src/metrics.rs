@@ -28,6 +28,8 @@ pub const UNCERTAIN_NONCES: &str = "tenure_tx_uncertain_nonces";
 pub const UNFUNDED_NONCES: &str = "tenure_tx_unfunded_nonces";
 /// Gauge: 1 while the chain's base fee is above the cap on fees.
 pub const FEE_ABOVE_CAP: &str = "tenure_tx_fee_above_cap";
+/// Gauge: for how many seconds the lowest nonce in no block has been the lowest; 0 if there is none.
+pub const LOWEST_OPEN: &str = "tenure_tx_lowest_open_seconds";
 /// Gauge: what the account owns, in the chain's smallest unit.
 pub const BALANCE: &str = "tenure_tx_balance";
 /// Gauge: 1 while this node reaches no node of its chain.
@@ -47,6 +49,7 @@ pub fn begin_at_zero() {
     set(UNCERTAIN_NONCES, 0);
     set(UNFUNDED_NONCES, 0);
     set(FEE_ABOVE_CAP, 0);
+    set(LOWEST_OPEN, 0);
     set(CHAIN_LOST, 0);
 }
 
@@ -66,6 +69,10 @@ pub(crate) fn set(name: &'static str, value: usize) {
 #[allow(clippy::cast_precision_loss, reason = "a gauge is a float")]
 pub(crate) fn set_amount(name: &'static str, amount: u128) {
     gauge!(name).set(amount as f64);
+}
+
+pub(crate) fn set_seconds(name: &'static str, time: std::time::Duration) {
+    gauge!(name).set(time.as_secs_f64());
 }
 
 #[allow(clippy::cast_precision_loss, reason = "a histogram is of floats")]

@@ -7,6 +7,7 @@ mod view;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tenure::{LeaderLock, LeaderStateChanged};
@@ -19,7 +20,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::account::Signer;
 use crate::chain::Chain;
-use crate::driver::{Command, Driver, Which};
+use crate::driver::{Command, Driver, Known, Which};
 use crate::election::{Election, NodeRole};
 use crate::engine::NonceError;
 use crate::events::{FollowerSync, keep_ready};
@@ -162,8 +163,18 @@ impl ServiceBuilder {
         let accept_within = options.accept_within;
         let reader = store.as_ref().map(Store::on_another_session);
         let driver = Driver::new(election.clone(), store, chain, signer, options, clock);
+        let known = driver.known();
         tasks.spawn(driver.run(inbox));
-        Ok(TransactionService { election, commands, statuses, stale, accept_within, reader, tasks })
+        Ok(TransactionService {
+            election,
+            commands,
+            statuses,
+            stale,
+            accept_within,
+            reader,
+            known,
+            tasks,
+        })
     }
 }
 
@@ -193,6 +204,7 @@ pub struct TransactionService {
     accept_within: Duration,
     /// For questions about single requests, on a session of its own.
     reader: Option<Store>,
+    known: Arc<Known>,
     tasks: JoinSet<()>,
 }
 
@@ -232,6 +244,12 @@ impl TransactionService {
     #[must_use]
     pub fn is_stale(&self) -> bool {
         *self.stale.borrow()
+    }
+
+    /// Whether the chain's head has not been readable, or of use, for too long: this node cannot act.
+    #[must_use]
+    pub fn is_chain_lost(&self) -> bool {
+        self.known.lost.load(Ordering::Relaxed)
     }
 
     /// Every change of every row of the account, on every node, from now on (the first receiver may

@@ -458,3 +458,56 @@ async fn the_metrics_are_those_the_guide_names_and_a_life_emits_them_all() {
     let late = timeout(Duration::from_secs(10), emitted).await.is_err();
     assert!(!late && meter.names() == named, "{:#?}\n{named:#?}", meter.names());
 }
+
+/// What holds the account up is said in the log, with the nonce and the request, and in gauges.
+#[tokio::test]
+async fn whatever_holds_the_account_up_is_loud() {
+    let meter = Meter::default();
+    let _recording = metrics::set_default_local_recorder(&meter);
+    let (log, _listening) = kit::log::listen();
+    let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
+    let gateway = RpcProxy::start(&anvil.url).await;
+    let mut options = impatient();
+    options.engine.stuck_after = Duration::from_millis(500);
+    let chain = kit::anvil::capped(&gateway.url, 20_000_000_000);
+    let node = Node::on("a", &db.dsn(), chain, options).await;
+    node.election.lead(E1);
+    node.service.recovered().await.expect("leads");
+    let told = async |event: &str, gauge: &str| {
+        let said = || log.lines_with(&format!("event=\"{event}\"")).pop();
+        let shown = || meter.gauge(gauge, "").is_some_and(|value| value > 0.0);
+        let both = async {
+            while said().is_none() || !shown() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        if timeout(Duration::from_secs(30), both).await.is_err() {
+            panic!("{event}: {:?}, {gauge}: {:?}", said(), meter.gauge(gauge, ""));
+        }
+        said().expect("just seen")
+    };
+    let says = |code: i64, words: &'static str| {
+        gateway.rule(move |method, _| match method {
+            SEND => Fault::Say(code, words.to_owned()),
+            _ => Fault::Pass,
+        });
+    };
+    let names_it = |line: &str| line.contains("nonce=0") && line.contains("rent");
+    says(-32_000, "the moon is wrong");
+    node.service.send(SendRequest::call(pay(1, 1)).with_id("rent")).await.expect("accepted");
+    let line = told("tx_uncertain", "tenure_tx_uncertain_nonces").await;
+    assert!(names_it(&line), "{line}");
+    // An answer that is certain, and blocks all the same.
+    says(-32_000, "txpool is full");
+    let line = told("tx_stuck", "tenure_tx_lowest_open_seconds").await;
+    assert!(names_it(&line), "{line}");
+    told("tx_certain", "tenure_tx_open").await;
+    assert_eq!(meter.gauge("tenure_tx_uncertain_nonces", ""), Some(0.0));
+    says(-32_010, "InsufficientFunds, balance is 0");
+    let line = told("tx_unfunded", "tenure_tx_unfunded_nonces").await;
+    assert!(names_it(&line), "{line}");
+    assert!(meter.gauge("tenure_tx_balance", "").is_some_and(|balance| balance > 0.0));
+    anvil.call("anvil_setNextBlockBaseFeePerGas", serde_json::json!(["0xba43b7400"])).await;
+    anvil.mine(1).await;
+    told("tx_fee_above_cap", "tenure_tx_fee_above_cap").await;
+}

@@ -468,14 +468,15 @@ pub(super) async fn run(args: NodeArgs) -> Result<Exit, Failure> {
     Ok(Exit::Clean)
 }
 
-/// A node that cannot read the table is not well, whichever role it has.
+/// A node that cannot read the table, or its chain, is not well, whichever role it has.
 async fn health(service: Arc<TransactionService>) -> Health {
     let stale = service.is_stale();
+    let chain_lost = service.is_chain_lost();
     let epoch = service.epoch().map(|epoch| epoch.get());
     Health {
-        healthy: !stale,
+        healthy: !stale && !chain_lost,
         details: json!({"role": service.role(), "standalone": service.role() == NodeRole::Standalone,
-                        "epoch": epoch, "stale": stale}),
+                        "epoch": epoch, "stale": stale, "chain_lost": chain_lost}),
     }
 }
 

@@ -7,7 +7,7 @@
 //! block only when there is something to put into it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tenure_core::clock::{Clock, Tick};
@@ -19,13 +19,19 @@ use crate::election::{Election, Unready};
 use crate::metrics;
 use crate::store::Store;
 
-/// How far the account's nonces are used for good, as far as this node knows from the table.
-pub(super) type Known = Arc<AtomicU64>;
+/// What this node knows of its chain, beside what the chain says.
+#[derive(Debug, Default)]
+pub(crate) struct Known {
+    /// How far the account's nonces are used for good, by the table's word.
+    pub(super) consumed: AtomicU64,
+    /// The chain's head cannot be used.
+    pub(crate) lost: AtomicBool,
+}
 
 pub(super) async fn watch(
     chain: Arc<dyn Chain>,
     account: AccountId,
-    known: Known,
+    known: Arc<Known>,
     election: Election,
     store: Option<Store>,
     lost_after: Duration,
@@ -37,11 +43,12 @@ pub(super) async fn watch(
     let mut others = Others { store: store.as_ref(), chain: None, failed: false };
     loop {
         metrics::set(metrics::CHAIN_LOST, usize::from(lost));
+        known.lost.store(lost, Ordering::Relaxed);
         let head = chain.head(&account).await;
         let silent = || clock.now() >= answered + lost_after;
         // Why this node has no head, and whether it has had none for long enough.
         let trouble = match head {
-            Ok(head) if head.best_nonce < known.load(Ordering::Relaxed) => {
+            Ok(head) if head.best_nonce < known.consumed.load(Ordering::Relaxed) => {
                 Some(("it has not used nonces that were final".to_owned(), silent()))
             }
             Ok(head) => {

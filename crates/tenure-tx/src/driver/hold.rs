@@ -1,6 +1,8 @@
 //! What keeps the account waiting is said aloud: once in the log when it begins and when it ends, and
 //! in gauges as long as it lasts.
 
+use std::time::Duration;
+
 use super::Driver;
 use super::effect::outcome_name;
 use crate::chain::Outcome;
@@ -46,20 +48,24 @@ impl Driver {
         if let Some(balance) = self.head.balance {
             metrics::set_amount(metrics::BALANCE, balance);
         }
+        self.tell_stuck();
+        let request_at = |nonce: Option<u64>| {
+            nonce.and_then(|nonce| self.contents.get(&nonce)).map(|content| &content.request_id)
+        };
         let (nonces, balance) = (is.uncertain, self.head.balance);
+        let (nonce, request_id) = (is.lowest_uncertain, request_at(is.lowest_uncertain));
         match (was.uncertain > 0, nonces > 0) {
             (false, true) => tracing::error!(
                 event = "tx_uncertain",
                 nonces,
+                nonce,
+                request_id,
                 "THE NODE'S ANSWERS SAY NOTHING FOR CERTAIN: the account waits behind them; `tx show` \
                  has the last answer, `tx drop` gives a request up"
             ),
             (true, false) => tracing::warn!(event = "tx_certain", "the answers are certain again"),
             (false, false) | (true, true) => {}
         }
-        let request_at = |nonce: Option<u64>| {
-            nonce.and_then(|nonce| self.contents.get(&nonce)).map(|content| &content.request_id)
-        };
         let (nonces, account) = (is.unfunded, self.signer.account());
         // Perhaps only the first asks for more than the account has, and all others wait behind it.
         let (nonce, request_id) = (is.lowest_unfunded, request_at(is.lowest_unfunded));
@@ -93,6 +99,42 @@ impl Driver {
             }
             (false, false) | (true, true) => {}
         }
+        if let (None, Some(nonce)) = (was.wide_gap, is.wide_gap) {
+            tracing::error!(
+                event = "tx_wide_gap",
+                nonce,
+                "NOTHING USES THE NONCES FROM HERE ON, and more than are filled unasked: requests take \
+                 them first, and `tx drop` fills one; `tx gaps` lists them"
+            );
+        }
         self.holds = is;
+    }
+
+    /// Whatever holds up the lowest nonce, and all others with it, is told after twice the time in which
+    /// a higher tip should have moved it.
+    fn tell_stuck(&mut self) {
+        let lowest = self.engine.lowest_open(self.now());
+        let age = lowest.map_or(Duration::ZERO, |(_, age)| age);
+        metrics::set_seconds(metrics::LOWEST_OPEN, age);
+        let patience = 2 * self.options.engine.stuck_after;
+        let is = lowest.filter(|(_, age)| *age >= patience).map(|(nonce, _)| nonce);
+        if let Some((nonce, content)) =
+            is.and_then(|nonce| Some((nonce, self.contents.get(&nonce)?)))
+            && self.stuck != is
+        {
+            let (request_id, answer) = (&content.request_id, &content.said);
+            let (seconds, next) = (age.as_secs(), self.head.best_nonce);
+            tracing::warn!(
+                event = "tx_stuck",
+                nonce,
+                request_id,
+                answer,
+                seconds,
+                next,
+                "the lowest open nonce does not get into a block, and all others wait for it; `tx drop` \
+                 gives its request up"
+            );
+        }
+        self.stuck = is;
     }
 }

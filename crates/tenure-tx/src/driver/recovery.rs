@@ -123,7 +123,7 @@ impl Driver {
                         return;
                     }
                     Ok((Ok(snapshot), Ok(head))) => {
-                        known.store(snapshot.consumed, Ordering::Relaxed);
+                        known.consumed.store(snapshot.consumed, Ordering::Relaxed);
                         chain.distrust();
                         Trouble::Behind { chain: head.best_nonce, table: snapshot.consumed }
                     }

@@ -110,6 +110,16 @@ pub(super) struct Entry {
     tip: u128,
     /// Last progress.
     since: Tick,
+    /// What the last head said of its nonce.
+    step: Step,
+}
+
+/// What a head says of a nonce that waits: whether it is passed, final, or taken back.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Step {
+    passed: bool,
+    settled: bool,
+    retracted: bool,
 }
 
 impl Entry {
@@ -142,6 +152,7 @@ impl Entry {
             note: Note::default(),
             tip,
             since: Tick::ZERO,
+            step: Step::default(),
         }
     }
 
@@ -280,11 +291,13 @@ impl Entry {
 
     /// No node has it, because it tips too little: the next build tips enough. A node that names no
     /// minimum is followed only as often as any other replacement is paid for: it may say the same of
-    /// every tip.
+    /// every tip. A no-op holds up all behind it, and is raised up to the caps.
     pub(super) fn raise(&mut self, needed: Option<u128>, config: &EngineConfig) {
         self.tip = match needed {
             Some(needed) => self.bumped(config).max(needed).min(config.max_tip),
-            None if self.replacements < config.max_replacements => self.bumped(config),
+            None if self.replacements < config.max_replacements || self.noop.is_some() => {
+                self.bumped(config)
+            }
             None => self.tip,
         };
         self.replacements = self.replacements.saturating_add(1);
@@ -296,9 +309,11 @@ impl Entry {
         self.attempts.last().and_then(|a| a.bid).is_some_and(|bid| bid < head.base_fee)
     }
 
-    /// Whether a cap on fees keeps it from the next block.
-    pub(super) fn is_capped(&self, head: &Head) -> bool {
-        self.capped && self.is_outgrown(head) && self.status.state() != State::InBlock
+    /// Whether a cap on fees, or on tips, keeps it from the next block: no pool takes a replacement that
+    /// does not tip more.
+    pub(super) fn is_capped(&self, head: &Head, config: &EngineConfig) -> bool {
+        let capped = self.capped || self.bumped(config) <= self.tip;
+        capped && self.is_outgrown(head) && self.status.state() != State::InBlock
     }
 
     /// Replaces the current attempt by one with a higher tip, if the bounds allow it.
@@ -459,15 +474,34 @@ impl Entry {
         self.noop.is_some() && self.attempts.last().is_some_and(|last| !last.noop)
     }
 
+    /// Whether it is in a block, and heads tell when it is final or no longer there. A node that knows
+    /// no old state says nothing of finality, and is asked.
+    fn is_settling(&self, nonce: u64, head: &Head) -> bool {
+        self.status.state() == State::InBlock
+            && head.finalized_nonce > 0
+            && (head.finalized_nonce..head.best_nonce).contains(&nonce)
+    }
+
+    /// Whether the node was asked the same before, and it is time to ask again: then when, and whether
+    /// the question is where it is.
+    pub(super) fn repeats(&self, nonce: u64, head: &Head, now: Tick) -> Option<(Tick, bool)> {
+        let Phase::Waiting { until } = self.phase else { return None };
+        let look = nonce < head.best_nonce || self.status.state() == State::InBlock;
+        (until <= now && (look || self.tries > 0)).then_some((until, look))
+    }
+
     /// Decides what a waiting entry needs: a location if its nonce is used, else a submission.
     pub(super) fn examine(
         &mut self,
         nonce: u64,
         head: &Head,
+        now: Tick,
         config: &EngineConfig,
         out: &mut Vec<Effect>,
     ) {
-        if nonce < head.best_nonce || self.status.state() == State::InBlock {
+        if self.is_settling(nonce, head) {
+            self.rest(now, config.stuck_after);
+        } else if nonce < head.best_nonce || self.status.state() == State::InBlock {
             self.locate(nonce, out);
         } else if self.owes_noop() {
             self.rebuild(nonce, self.bumped(config), out);
@@ -476,6 +510,18 @@ impl Entry {
         } else {
             self.submit(nonce, out);
         }
+    }
+
+    /// Notes what the head says of the nonce; whether that is new, and calls for a look.
+    pub(super) fn step_to(&mut self, nonce: u64, head: &Head) -> bool {
+        let in_block = self.status.state() == State::InBlock;
+        let step = Step {
+            passed: nonce < head.best_nonce && !in_block,
+            settled: nonce < head.finalized_nonce,
+            retracted: nonce >= head.best_nonce && in_block,
+        };
+        let before = std::mem::replace(&mut self.step, step);
+        step != before && step != Step::default()
     }
 
     pub(super) fn on_head(
@@ -490,11 +536,9 @@ impl Entry {
             // A passed nonce need not wait for its time: but once per step, and not against an
             // answer that was just given (the back-off of a location).
             Phase::Waiting { .. } => {
-                let in_block = self.status.state() == State::InBlock;
-                let passed = nonce < head.best_nonce && !in_block;
-                let settled = nonce < head.finalized_nonce;
-                let retracted = nonce >= head.best_nonce && in_block;
-                if (passed || settled || retracted) && self.missing.is_none() {
+                let told = self.step_to(nonce, head);
+                if told && self.missing.is_none() {
+                    self.tries = 0;
                     self.locate(nonce, out);
                 }
             }
@@ -532,7 +576,7 @@ impl Entry {
         out: &mut Vec<Effect>,
     ) {
         match self.phase {
-            Phase::Waiting { until } if until <= now => self.examine(nonce, head, config, out),
+            Phase::Waiting { until } if until <= now => self.examine(nonce, head, now, config, out),
             // An order that could not be stored is tried again at its time.
             Phase::Waiting { .. } if self.owes_noop() => {}
             Phase::Watching | Phase::Waiting { .. } => {

@@ -6,12 +6,18 @@ use tenure_core::clock::Tick;
 
 use super::entry::Entry;
 use super::{Effect, EngineConfig, Leading, Order};
+use crate::chain::Head;
+use crate::status::State;
 
 /// How many gaps are looked at in one go: a row with an absurd nonce must not make us count to it.
 const GAPS_AT_ONCE: usize = 64;
 
 /// How far above the next nonce a caller's own nonce may be. Each nonce in between costs a no-op.
 const MAX_AHEAD: u64 = 1_024;
+
+/// The widest gap that is filled without an order: no wider than a caller's own nonce may open. What is
+/// wider comes of a node that was wrong, and each nonce of it would cost a no-op.
+const WIDEST: usize = 1_024;
 
 /// A nonce was not given.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -122,6 +128,52 @@ impl Leading {
 
     pub(super) fn is_gap(&self, nonce: u64) -> bool {
         nonce >= self.floor() && nonce < self.above_all() && !self.entries.contains_key(&nonce)
+    }
+
+    pub(super) fn is_wide(&self) -> bool {
+        self.gaps(WIDEST + 1).len() > WIDEST
+    }
+
+    /// Whether a head is further ahead of all that is known than any pool is believed to be.
+    pub(super) fn is_leap(&self, head: &Head) -> bool {
+        head.best_nonce.max(head.finalized_nonce) > self.above_all().saturating_add(MAX_AHEAD)
+    }
+
+    /// Remembers since when the lowest nonce in no block is the lowest.
+    pub(super) fn age_lowest(&mut self, now: Tick) {
+        let mut open = self.entries.range(self.head.best_nonce.max(self.consumed)..);
+        let lowest = open.find(|(_, entry)| entry.status.state() != State::InBlock);
+        let lowest = lowest.map(|(nonce, _)| *nonce);
+        if self.lowest.map(|(nonce, _)| nonce) != lowest {
+            self.lowest = lowest.map(|nonce| (nonce, now));
+        }
+    }
+
+    /// Asks again about some of those whose time has come: looks by their time, and submissions by
+    /// their nonce, for the lower ones make room for the others.
+    pub(super) fn repeat(
+        &mut self,
+        mut repeated: Vec<(bool, Tick, u64)>,
+        now: Tick,
+        config: &EngineConfig,
+        out: &mut Vec<Effect>,
+    ) {
+        repeated.sort_unstable_by_key(|(look, until, nonce)| (look.then_some(*until), *nonce));
+        let (mut sends, mut looks) = (true, true);
+        for (look, _, nonce) in repeated {
+            // Each costs a handful of calls: a look may have to search the past.
+            let (pace, every, open) = match look {
+                true => (&mut self.looks, config.retry * 4, &mut looks),
+                false => (&mut self.sends, config.retry * 2, &mut sends),
+            };
+            *open = *open && pace.take(now, every);
+            if !*open {
+                continue;
+            }
+            if let Some(entry) = self.entries.get_mut(&nonce) {
+                entry.examine(nonce, &self.head, now, config, out);
+            }
+        }
     }
 
     /// Remembers when each gap was first seen and forgets those that closed.

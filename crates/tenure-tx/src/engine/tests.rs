@@ -1,5 +1,6 @@
 //! One promise each. The promises about all sequences are in `tests/engine_properties.rs`.
 
+mod calls;
 mod money;
 mod order;
 mod provisional;
