@@ -130,7 +130,7 @@ async fn converse(stream: TcpStream, service: &TransactionService, room: &Room) 
         };
         let asked = match &line {
             Ok(Next::Line(line)) => Some(serde_json::from_slice(&line.bytes)),
-            Ok(Next::End | Next::TooLong | Next::Busy) | Err(_) => None,
+            Ok(Next::End | Next::TooLong(_) | Next::Busy(_)) | Err(_) => None,
         };
         // A wait changes nothing, so it may lose its place while it is answered, like a silent caller.
         let waits = matches!(asked, Some(Ok(Question::Wait { .. })));
@@ -143,7 +143,7 @@ async fn converse(stream: TcpStream, service: &TransactionService, room: &Room) 
                 Err(error) => {
                     let id = match &line {
                         Ok(Next::Line(line)) => id_in(&line.bytes),
-                        Ok(Next::End | Next::TooLong | Next::Busy) | Err(_) => None,
+                        Ok(Next::End | Next::TooLong(_) | Next::Busy(_)) | Err(_) => None,
                     };
                     let message = format!(
                         "not a question ({error}); send one JSON object per line, with an \"op\""
@@ -161,22 +161,29 @@ async fn converse(stream: TcpStream, service: &TransactionService, room: &Room) 
         let (reply, go_on) = match (line?, reply) {
             (Next::Line(_), Some(reply)) => (reply, true),
             (Next::Line(_) | Next::End, _) => return Ok(()),
-            (Next::TooLong, _) => {
+            (Next::TooLong(id), _) => {
                 let message = format!(
                     "a line has at most {} bytes on this node; send less at once",
                     room.longest
                 );
-                (Reply::error("too_large", message), false)
+                (Reply::about(id, "too_large", message), false)
             }
-            (Next::Busy, _) => {
+            (Next::Busy(id), _) => {
                 let message = "too many long requests are on their way; ask again in a moment";
-                (Reply::error("busy", message), false)
+                (Reply::about(id, "busy", message), false)
             }
         };
         let mut text = serde_json::to_string(&reply)?;
         text.push('\n');
         timeout(ANSWER, write.write_all(text.as_bytes())).await??;
         if !go_on {
+            // The rest of the line is read, not kept: what is left unread would reset the connection, and
+            // the caller might lose its answer.
+            let rest = async {
+                while discard(&mut reader).await? > 0 {}
+                io::Result::Ok(())
+            };
+            let _ = timeout(ANSWER, rest).await;
             return Ok(());
         }
     }
@@ -187,9 +194,10 @@ enum Next {
     Line(Line),
     /// It ended, or was silent for too long.
     End,
-    TooLong,
+    /// With the id of its request, if what was read of it has one.
+    TooLong(Option<String>),
     /// Other callers' long lines leave no room for this one.
-    Busy,
+    Busy(Option<String>),
 }
 
 /// A line with its share of the bytes that all callers have together.
@@ -216,7 +224,7 @@ async fn next_line<R: AsyncBufRead + Unpin>(reader: &mut R, room: &Room) -> io::
         let taken = end.map_or(chunk.len(), |at| at + 1);
         let length = bytes.len() + taken;
         if length > room.longest {
-            return Ok(Next::TooLong);
+            return Ok(Next::TooLong(id_in_part(&bytes, chunk)));
         }
         if length > reserved {
             // Twice as much each time, as the vector grows.
@@ -224,7 +232,7 @@ async fn next_line<R: AsyncBufRead + Unpin>(reader: &mut R, room: &Room) -> io::
             let permits = u32::try_from(more).unwrap_or(u32::MAX);
             match Arc::clone(&room.bytes).try_acquire_many_owned(permits) {
                 Ok(permit) => share.push(permit),
-                Err(_) => return Ok(Next::Busy),
+                Err(_) => return Ok(Next::Busy(id_in_part(&bytes, chunk))),
             }
             reserved += more;
         }
@@ -234,6 +242,13 @@ async fn next_line<R: AsyncBufRead + Unpin>(reader: &mut R, room: &Room) -> io::
             return Ok(Next::Line(Line { bytes, _share: share }));
         }
     }
+}
+
+/// Throws away what has arrived; how much it was.
+async fn discard<R: AsyncBufRead + Unpin>(reader: &mut R) -> io::Result<usize> {
+    let length = reader.fill_buf().await?.len();
+    reader.consume(length);
+    Ok(length)
 }
 
 async fn answer(question: Question, service: &TransactionService) -> Reply {
@@ -337,6 +352,16 @@ fn id_in(line: &[u8]) -> Option<String> {
     SendRequest::check_id(id).ok().map(|()| id.to_owned())
 }
 
+/// The id in a line of which only the beginning is there.
+fn id_in_part(read: &[u8], chunk: &[u8]) -> Option<String> {
+    const NAME: &[u8] = br#""request_id":"#;
+    let part = if read.is_empty() { chunk } else { read };
+    let at = part.windows(NAME.len()).position(|here| here == NAME)?;
+    let rest = &part[at + NAME.len()..];
+    let id = serde_json::Deserializer::from_slice(rest).into_iter::<String>().next()?.ok()?;
+    SendRequest::check_id(&id).ok().map(|()| id)
+}
+
 fn malformed(id: Option<String>, message: &str) -> Reply {
     Reply::about(id, "malformed", message)
 }
@@ -377,7 +402,7 @@ mod tests {
     async fn a_line_without_an_end_is_no_line_and_an_endless_one_is_refused() {
         let room = room();
         assert!(matches!(read(b"{\"op\":", &room).await, Next::End));
-        assert!(matches!(read(&vec![b'x'; 1 << 20], &room).await, Next::TooLong));
+        assert!(matches!(read(&vec![b'x'; 1 << 20], &room).await, Next::TooLong(_)));
         assert_eq!(room.bytes.available_permits(), BYTES);
     }
 
@@ -385,7 +410,7 @@ mod tests {
     async fn long_lines_share_a_bounded_number_of_bytes_and_short_ones_need_none() {
         let room = room();
         let all = Arc::clone(&room.bytes).try_acquire_many_owned(BYTES as u32).expect("free");
-        assert!(matches!(read(&[b'x'; 20 << 10], &room).await, Next::Busy));
+        assert!(matches!(read(&[b'x'; 20 << 10], &room).await, Next::Busy(_)));
         assert!(matches!(read(b"{\"op\":\"status\"}\n", &room).await, Next::Line(_)));
         drop(all);
     }

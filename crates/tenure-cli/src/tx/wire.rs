@@ -1,7 +1,7 @@
 //! What callers and nodes say to each other: one JSON object per line, over TCP.
 //!
 //! ```text
-//! → {"op":"send","call":{"to":"0x…","value":"0x1","gas":21000},"request_id":"invoice-7","deadline_ms":600000}
+//! → {"op":"send","request_id":"invoice-7","call":{"to":"0x…","value":"0x1","gas":21000},"deadline_ms":600000}
 //! ← {"ok":{"nonce":12,"hash":"0x…","request_id":"invoice-7","state":"future","noop":false,"ended":false}}
 //! → {"op":"wait","request_id":"invoice-7","within_ms":30000}
 //! ← {"ok":{"nonce":12,…,"ended":true,"end":{"kind":"executed","hash":"0x…","block":"0x…","fee":"21000"}}}
@@ -21,14 +21,15 @@ use tenure_tx::store::StoredTransaction;
 pub(super) enum Question {
     /// Only the leader takes it.
     Send {
+        /// Written first: a line that is too long is answered with the id all the same.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        request_id: Option<String>,
         /// The call in the signer's encoding.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         call: Option<Value>,
         /// Or signed bytes, in hex.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         signed: Option<String>,
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        request_id: Option<String>,
         /// Give it up after so long, if it is in no block by then.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         deadline_ms: Option<u64>,
