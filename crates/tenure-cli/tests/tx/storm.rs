@@ -183,9 +183,23 @@ type Heard = Arc<Mutex<BTreeMap<usize, Value>>>;
 struct Storm {
     cluster: Cluster,
     database: Database,
-    anvil: Anvil,
+    anvil: Arc<Anvil>,
+    /// Held while a block is made, and while blocks are taken back: an anvil that does both at once loses
+    /// some for good.
+    chain: Arc<tokio::sync::Mutex<()>>,
+    _miner: JoinSet<()>,
     members: Vec<Member>,
     addresses: Addresses,
+}
+
+/// A block every third of a second: what the callers wait for is finality, eight blocks later.
+async fn mine(anvil: Arc<Anvil>, chain: Arc<tokio::sync::Mutex<()>>) {
+    loop {
+        let still = chain.lock().await;
+        anvil.mine(1).await;
+        drop(still);
+        sleep(Duration::from_millis(300)).await;
+    }
 }
 
 impl Storm {
@@ -193,7 +207,10 @@ impl Storm {
         let cluster = Cluster::start().await.expect("a cluster");
         let database = cluster.database().await.expect("a database");
         // Final is eight below the latest: reorganisations are less deep.
-        let anvil = Anvil::start(&["--block-time", "0.5", "--slots-in-an-epoch", "4"]).await;
+        let anvil = Arc::new(Anvil::start(&["--no-mining", "--slots-in-an-epoch", "4"]).await);
+        let chain = Arc::default();
+        let mut miner = JoinSet::new();
+        miner.spawn(mine(Arc::clone(&anvil), Arc::clone(&chain)));
         anvil.call("anvil_setCode", json!([FAILING, "0x5f5ffd"])).await;
         let mut members = Vec::new();
         for (number, name) in (0..).zip(["a", "b", "c"]) {
@@ -201,7 +218,7 @@ impl Storm {
         }
         let addresses = members.iter().map(|member| member.address).collect();
         let addresses = Arc::new(Mutex::new(addresses));
-        Storm { cluster, database, anvil, members, addresses }
+        Storm { cluster, database, anvil, chain, _miner: miner, members, addresses }
     }
 
     /// The member that leads, or any if none does just now.
@@ -222,13 +239,8 @@ impl Storm {
                 let latest = number(&self.anvil.call("eth_blockNumber", json!([])).await);
                 let depth = random.random_range(1..=6).min(latest.saturating_sub(1));
                 if depth > 0 {
-                    // An anvil that makes a block while it takes others back loses some for good.
-                    self.anvil.call("evm_setIntervalMining", json!([0])).await;
-                    // A block that was due before has begun by then, and the next one waits for it.
-                    sleep(Duration::from_millis(100)).await;
-                    self.anvil.call("evm_mine", json!([])).await;
+                    let _still = self.chain.lock().await;
                     self.anvil.call("anvil_reorg", json!([depth, []])).await;
-                    self.anvil.call("evm_setIntervalMining", json!([1])).await;
                     // The chain is back at an older state, perhaps at one in which the account was dry.
                     self.anvil.call("anvil_setBalance", json!([ADDRESS, WEALTH])).await;
                 }
