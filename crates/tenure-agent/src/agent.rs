@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tenure::config::Config;
 use tenure::connect::dsn::ProcessEnv;
+use tenure::shards::{Answer, Asked};
 use tenure::{LeaderLock, Member, Notice, TenureError};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{Semaphore, broadcast, watch};
@@ -39,6 +40,25 @@ pub struct Agent {
     tasks: JoinSet<()>,
 }
 
+/// Sets of shards are looked at over the agent's one session.
+struct Standings {
+    store: Arc<Store>,
+    events: Events,
+}
+
+impl Asked for Standings {
+    fn ask<'a>(&'a self, sql: &'a str) -> Answer<'a> {
+        Box::pin(async move {
+            let answer = self.store.send(sql).await.map_err(|error| error.to_string())?;
+            Ok(answer.unwrap_or_default())
+        })
+    }
+
+    fn trouble(&self, why: &str) {
+        self.events.tell(Event::said("error", why));
+    }
+}
+
 impl Agent {
     /// Makes the member, and everything that runs what its leaders should run; [`Agent::campaign`] enters
     /// the races. The configuration must name the roles of [`Plan::specs`]. Where the plan runs programs, `main`
@@ -60,7 +80,8 @@ impl Agent {
             tasks.spawn(relay(lock.events(), lock.clone(), store.clone(), events.clone()));
         }
         for shards in &plan.shards {
-            tasks.spawn(shards.spread(&member, store.clone(), events.clone())?);
+            let asked = Standings { store: store.clone(), events: events.clone() };
+            tasks.spawn(shards.spread(&member, Arc::new(asked))?);
         }
         let (retention, retained) = watch::channel(plan.retention);
         if plan.retention.is_some() {

@@ -25,6 +25,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use tenure::RoleName;
 use tenure::config::{Config, ConfigError, RoleSpec, parse_period};
+use tenure::shards::{MOST, Shards};
 
 use crate::alerts::setup::{WrittenAlert, WrittenAlerting};
 use crate::alerts::{ALERTS, Alerting};
@@ -32,7 +33,6 @@ use crate::commander::Commands;
 use crate::definition::{Missed, Overlap, Schedule, ScheduleError};
 use crate::page::{LISTEN, PageOptions};
 use crate::retention::{MAINTENANCE, Retention};
-use crate::shards::{MOST, Shards};
 use crate::work::Job;
 
 /// What the file says to the agent, as validated.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tenure::config::Config;
-use tenure::{LeaderLock, Member, RoleName, TakeoverPolicy, TenureError};
+use tenure::{LeaderLock, Member, TakeoverPolicy, TenureError};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -104,11 +104,6 @@ pub enum ScheduleStartError {
     /// A role that the member does not have.
     #[error(transparent)]
     Member(#[from] TenureError),
-    /// A role is to be spread, and takes leadership from others besides.
-    #[error(
-        "role {0} is a shard, which is handed over by placement and never preempts; take preempt out of its [[role]]"
-    )]
-    Preempts(RoleName),
     /// The database cannot be used.
     #[error(transparent)]
     Store(#[from] StoreError),

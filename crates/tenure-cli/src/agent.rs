@@ -221,7 +221,7 @@ fn meant(args: &AgentArgs) -> Result<Meant, Failure> {
     let config = build(builder(args, &text, path, specs())?, &text, path)?;
     let preempts = |role: &&RoleConfig| role.preempts() && plan.is_shard(role.name().as_str());
     if let Some(role) = config.roles().iter().find(preempts) {
-        let error = ScheduleStartError::Preempts(role.name().clone());
+        let error = TenureError::ShardPreempts(role.name().clone());
         return Err(Failure::usage(format!("{}: {error}", path.display())));
     }
     if config.dsn().is_some() {

@@ -18,7 +18,9 @@ pub(crate) fn class(error: &TenureError) -> &'static str {
         | TenureError::Session(_)
         | TenureError::Tls(_)
         | TenureError::NoDatabase => "ConnectionError",
-        TenureError::Config(_) | TenureError::RoleName(_) => "ConfigError",
+        TenureError::Config(_) | TenureError::RoleName(_) | TenureError::ShardPreempts(_) => {
+            "ConfigError"
+        }
         TenureError::Refused(_) => "RefusedError",
         TenureError::Timeout { .. } => "ShutdownError",
         _ => "LockError",

@@ -10,6 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use tenure::config::Config;
 use tenure::connect::Renewal;
+use tenure::shards::{Shards, Spreading};
 use tenure::{LeaderLock, TenureError};
 use tokio::runtime::Handle;
 use tokio::sync::broadcast::error::RecvError;
@@ -33,6 +34,8 @@ pub(crate) struct Group {
 struct State {
     member: Option<tenure::Member>,
     locks: Vec<LeaderLock>,
+    /// What spreads its sets of shards.
+    spreading: Vec<Spreading>,
     /// It was told to leave, perhaps before it had started.
     ended: bool,
 }
@@ -66,6 +69,7 @@ impl Group {
         let (member, locks) = {
             let mut state = self.state();
             state.ended = true;
+            state.spreading.clear();
             (state.member.take(), state.locks.clone())
         };
         match member {
@@ -148,12 +152,13 @@ impl Member {
         let source: Option<Arc<dyn Renewal>> =
             if asks("renew")? { Some(renewal.clone()) } else { None };
         let config = settings::config(settings, source)?;
+        let sets = settings::sets(settings)?;
         let migrate = asks("migrate")?;
         let runtime = runtime::handle()?;
         let group = Arc::new(Group { post, renewal, state: Mutex::default() });
         runtime::remember(&group)?;
         let member = Member(Own::new(group.clone()));
-        member.spawn(py, op, start(runtime, group, config, migrate))?;
+        member.spawn(py, op, start(runtime, group, config, sets, migrate))?;
         Ok(member)
     }
 
@@ -259,18 +264,31 @@ async fn start(
     runtime: Handle,
     group: Arc<Group>,
     config: Config,
+    sets: Vec<Shards>,
     migrate: bool,
 ) -> Result<Answer, TenureError> {
     let member = match migrate {
         true => tenure::Member::start(config).await?,
         false => tenure::Member::start_without_migrating(config).await?,
     };
+    let spreading = match sets.iter().map(|set| set.start(&member)).collect::<Result<Vec<_>, _>>() {
+        Ok(spreading) => spreading,
+        Err(error) => {
+            member.shutdown(None).await?;
+            return Err(error);
+        }
+    };
     for lock in member.locks() {
         group.add(&runtime, lock);
     }
     let late = {
         let mut state = group.state();
-        if state.ended { Some(member) } else { state.member.replace(member) }
+        if state.ended {
+            Some(member)
+        } else {
+            state.spreading = spreading;
+            state.member.replace(member)
+        }
     };
     match late {
         // It was told to leave while it started.

@@ -8,6 +8,7 @@ use pyo3::types::{PyAny, PyDict};
 use tenure::config::{Config, RoleSpec};
 use tenure::connect::Renewal;
 use tenure::connect::dsn::{Env, ProcessEnv};
+use tenure::shards::Shards;
 use tenure::{DecorrelatedJitter, ExponentialBackoff, FixedInterval};
 use tenure::{LockKey, RetryStrategy, TakeoverPolicy};
 
@@ -127,6 +128,12 @@ fn strategy(from: &Bound<'_, PyAny>, patience: Patience) -> PyResult<Arc<dyn Ret
         "fixed" => Arc::new(FixedInterval { interval: period(0)? }),
         _ => Arc::new(DecorrelatedJitter { base: period(0)?, max: period(1)? }),
     })
+}
+
+/// The sets of shards that a member spreads: `[(name, count)]`.
+pub(crate) fn sets(from: &Bound<'_, PyDict>) -> PyResult<Vec<Shards>> {
+    let sets = get::<Vec<(String, u32)>>(from, "spread")?.unwrap_or_default();
+    Ok(sets.iter().map(|(name, count)| Shards::new(name, *count)).collect())
 }
 
 /// The whole of a member.

@@ -159,6 +159,40 @@ async def test_shards_are_addressed_by_number_and_shared(dsn: str) -> None:
             assert first.leading_shards("queue") == [0, 2, 4] and second.leading_shards("queue") == [1, 3, 5]
 
 
+async def test_shards_are_spread_evenly_and_followed_up(dsn: str) -> None:
+    timing: Any = {"health_interval_s": 0.5, "lease_s": 2.0, "statement_deadline_s": 0.7}
+
+    def member(instance: str) -> Member:
+        return Member(dsn, tenure.shards("queue", 9), spread=["queue"], instance=instance, **timing)
+
+    def shares(*members: Member) -> List[int]:
+        return [len(one.leading_shards("queue")) for one in members]
+
+    async with member("a") as first:
+        await _until(lambda: shares(first) == [9])
+        second, third = member("b"), member("c")
+        await asyncio.gather(second.start(), third.start())
+        # Two leases until they count; then a few round trips.
+        await _until(lambda: shares(first, second, third) == [3, 3, 3], 30)
+        led = sorted(number for one in (first, second, third) for number in one.leading_shards("queue"))
+        assert led == list(range(9))
+        await second.shutdown()
+        await _until(lambda: sum(shares(first, third)) == 9, 30)
+        await third.shutdown()
+        await _until(lambda: shares(first) == [9], 30)
+
+
+async def test_what_cannot_be_spread_is_refused(dsn: str) -> None:
+    with pytest.raises(ValueError, match="has no shards of 'other'"):
+        Member(dsn, tenure.shards("queue", 2), spread=["other"])
+    with pytest.raises(TypeError, match="names of sets"):
+        Member(dsn, tenure.shards("queue", 2), spread="queue")
+    with pytest.raises(ValueError, match="lock_only"):
+        Member(dsn, tenure.shards("queue", 2), spread=["queue"], lock_only=True)
+    with pytest.raises(tenure.ConfigError, match="never preempts"):
+        await Member(dsn, tenure.shards("queue", 2, preempt=True), spread=["queue"]).start()
+
+
 async def test_a_member_has_roles_by_key_too(dsn: str) -> None:
     async with Member(dsn, [Role(key1=-1, key2=100), Role(key=7), Role("named", key=8)]) as member:
         for lock in member.locks:

@@ -75,6 +75,11 @@ pub enum TenureError {
     /// The role was added already.
     #[error("role {0} was added to this member already; keep its handle")]
     DuplicateRole(RoleName),
+    /// A role is to be spread, and takes leadership from others besides. A retry does not help.
+    #[error(
+        "role {0} is a shard, which is handed over by placement and never preempts; take preempt out of it"
+    )]
+    ShardPreempts(RoleName),
     /// An order about a role that the database does not know.
     #[error("there is no role {0}; `tenure status` lists them")]
     NoSuchRole(RoleName),
@@ -114,6 +119,7 @@ impl TenureError {
             | TenureError::UnknownRole(_)
             | TenureError::RoleName(_)
             | TenureError::DuplicateRole(_)
+            | TenureError::ShardPreempts(_)
             | TenureError::NoSuchRole(_)
             | TenureError::NoSuchMember(_) => Remedy::Input,
         }

@@ -21,6 +21,7 @@
 //! | run work for as long as this process leads | [`LeaderLock::while_leading`] |
 //! | have the database refuse the writes of a former leader | [`fence()`], or the trigger of `docs/fence.md` |
 //! | have many roles, or settings from a file and the environment | [`config`], [`Member::start`], [`Member::start_all`] |
+//! | spread many roles evenly over the members | [`shards::Shards`] |
 //! | be told of terms | [`LeaderLock::changes`], [`LeaderLock::events`], [`LeaderLock::on_acquired`] and its fellows |
 //! | know which member leads | [`LeaderLock::leader`], [`LeaderLock::observe`] |
 //! | ask and order from outside | [`operate`], or the program `tenure` |
@@ -100,6 +101,7 @@ mod publisher;
 pub mod schema;
 mod seat;
 mod sentinel;
+pub mod shards;
 
 /// From a DSN to a session: connection strings, TLS, errors.
 pub use tenure_connect as connect;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import TYPE_CHECKING, Dict, Iterable, List, Optional, Tuple, Union
 
 from . import retry as _retry
@@ -25,6 +26,9 @@ class Member(Starter):
     ``roles`` are names or :class:`tenure.Role`; see :func:`tenure.shards` for numbered ones. Register
     callbacks on ``member.lock(name)``, then ``async with member:``.
 
+    ``spread`` names sets of shards that the members of the group share evenly, over one more session:
+    each hands over what belongs to another.
+
     A ``retry_strategy`` of your own is asked for each role that waits, while others may lead. It should
     answer at once: past a fifth of the heartbeat the default pace serves.
     """
@@ -34,6 +38,7 @@ class Member(Starter):
         dsn: str = "",
         roles: Iterable[Union[str, Role]] = (),
         *,
+        spread: Iterable[str] = (),
         retry_strategy: Optional[RetryStrategy] = None,
         health_interval_s: float = 1.0,
         lease_s: Optional[float] = None,
@@ -62,6 +67,24 @@ class Member(Starter):
         self._locks: Dict[str, Tuple[RoleLock, Role]] = {}
         for role in roles:
             self._add(role)
+        if isinstance(spread, str):
+            raise TypeError(f"spread takes the names of sets, as in spread=[{spread!r}]")
+        self._settings["spread"] = [(name, self._spread(name)) for name in spread]
+        if lock_only and self._settings["spread"]:
+            raise ValueError("spread needs the tables, which lock_only does without")
+
+    def _spread(self, name: str) -> int:
+        """How many shards a set has."""
+        count = 0
+        while _shard(name, count) in self._locks:
+            lock, role = self._locks[_shard(name, count)]
+            if role.cool_down_s is None:
+                # A hand-over is no failure: the shard may be won back at once if the other member is gone.
+                self._locks[_shard(name, count)] = lock, dataclasses.replace(role, cool_down_s=0)
+            count += 1
+        if count == 0:
+            raise ValueError(f"this member has no shards of {name!r}; give it tenure.shards({name!r}, …)")
+        return count
 
     def _all(self) -> "List[tuple[RoleLock, Role]]":
         return list(self._locks.values())

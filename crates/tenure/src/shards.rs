@@ -2,38 +2,45 @@
 //!
 //! The election decides which member leads a shard, as with any role. What is added here are manners: a
 //! member asks for a head start for the shards that belong to it (its priority is one higher), and hands
-//! over what belongs to another ([`placement`](crate::placement) decides). At rest that is one statement per
+//! over what belongs to another ([`placement`] decides). At rest that is one statement per
 //! heartbeat for the whole set, at most two a second.
 
+pub mod placement;
+
 use std::collections::{BTreeMap, BTreeSet};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Deserialize;
-use tenure::config::{RoleConfig, RoleSpec};
-use tenure::{BootClock, Clock, Identity, LeaderLock, Member, TenureError};
-use tenure_connect::sql::literal;
+use tenure_connect::Connector;
+use tenure_connect::line::Line;
+use tenure_connect::sql::{literal, settings};
+use tenure_core::clock::{BootClock, Clock};
+use tenure_core::identity::Identity;
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use crate::event::{Event, Events};
-use crate::placement::{Holding, Mover, Place, Standing};
-use crate::schedules::ScheduleStartError;
-use crate::store::{Store, StoreError};
+use crate::config::{Config, RoleConfig, RoleSpec};
+use crate::error::TenureError;
+use crate::lock::LeaderLock;
+use crate::member::Member;
+
+use placement::{Holding, Mover, Place, Standing};
 
 /// Between two looks while roles move.
 const BREATH: Duration = Duration::from_millis(20);
 /// Between two looks at rest, at least.
 const LOOK: Duration = Duration::from_millis(500);
 /// The largest set: a member may have as many roles.
-pub(crate) const MOST: u32 = 10_000;
+pub const MOST: u32 = 10_000;
 
 /// A set of roles `name-0`, `name-1`, …
 ///
 /// ```no_run
 /// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
-/// use tenure::{Member, config::Config};
-/// use tenure_agent::Shards;
+/// use tenure::{Member, config::Config, shards::Shards};
 ///
 /// let shards = Shards::new("ingest", 64);
 /// let config = Config::builder().dsn("postgresql://localhost/app");
@@ -73,17 +80,21 @@ impl Shards {
         self.roles().map(|role| Self::spec(&role))
     }
 
-    pub(crate) fn spec(role: &str) -> RoleSpec {
+    /// One of the roles as a configuration takes it.
+    pub fn spec(role: &str) -> RoleSpec {
         // A hand-over is no failure: the member may win the shard back at once if the other is gone.
         RoleSpec::named(role).cool_down(Duration::ZERO)
     }
 
-    pub(crate) fn count(&self) -> u32 {
+    /// How many roles there are.
+    #[must_use]
+    pub fn count(&self) -> u32 {
         self.count
     }
 
     /// The number of a role of this set.
-    pub(crate) fn number(&self, role: &str) -> Option<u32> {
+    #[must_use]
+    pub fn number(&self, role: &str) -> Option<u32> {
         let number = role.strip_prefix(&self.name)?.strip_prefix('-')?;
         number
             .parse()
@@ -91,29 +102,32 @@ impl Shards {
             .filter(|number| *number < self.count && role == format!("{}-{number}", self.name))
     }
 
-    /// Begins to spread them; they must be roles of the member.
+    /// Begins to spread them, over a session of its own; they must be roles of the member.
     ///
     /// # Errors
-    /// [`TenureError::UnknownRole`], a role of the set that preempts, or what keeps the store from being made.
-    pub fn start(&self, member: &Member) -> Result<Spreading, ScheduleStartError> {
+    /// [`TenureError::UnknownRole`], [`TenureError::ShardPreempts`], or [`TenureError::NoDatabase`] and
+    /// [`TenureError::Tls`] as for the member.
+    pub fn start(&self, member: &Member) -> Result<Spreading, TenureError> {
         let name = format!("tenure shards {}", member.identity());
-        let store = Arc::new(Store::new(member.config(), &name)?);
+        let session = Session::new(member.config(), name)?;
         let mut tasks = JoinSet::new();
-        tasks.spawn(self.spread(member, store, Events::channel().0)?);
+        tasks.spawn(self.spread(member, Arc::new(session))?);
         Ok(Spreading(tasks))
     }
 
-    /// What spreads the set until the member is shut down.
-    pub(crate) fn spread(
+    /// What spreads the set until the member is shut down, over a session of the caller's.
+    ///
+    /// # Errors
+    /// [`TenureError::UnknownRole`], or [`TenureError::ShardPreempts`].
+    pub fn spread(
         &self,
         member: &Member,
-        store: Arc<Store>,
-        events: Events,
-    ) -> Result<impl Future<Output = ()> + Send + 'static, ScheduleStartError> {
+        asked: Arc<dyn Asked>,
+    ) -> Result<impl Future<Output = ()> + Send + 'static, TenureError> {
         let ours = |role: &&RoleConfig| self.number(role.name().as_str()).is_some();
         let configured = || member.config().roles().iter().filter(ours);
         if let Some(role) = configured().find(|role| role.preempts()) {
-            return Err(ScheduleStartError::Preempts(role.name().clone()));
+            return Err(TenureError::ShardPreempts(role.name().clone()));
         }
         let roles: Vec<String> = self.roles().collect();
         let locks = roles
@@ -127,8 +141,68 @@ impl Shards {
         let question = include_str!("../sql/standing.sql")
             .replace("{name}", &literal(&self.name))
             .replace("{count}", &self.count.to_string());
-        Ok(Spreader { locks, priorities, mover, store, events, question, wanted: BTreeSet::new() }
+        Ok(Spreader { locks, priorities, mover, asked, question, wanted: BTreeSet::new() }
             .serve(lease.heartbeat()))
+    }
+}
+
+/// The database, as it is asked where a set stands.
+pub trait Asked: Send + Sync + 'static {
+    /// Sends one statement that answers with text. An error says why there is no answer.
+    fn ask<'a>(&'a self, sql: &'a str) -> Answer<'a>;
+
+    /// Learns once that questions get no answer, until one does.
+    fn trouble(&self, _why: &str) {}
+}
+
+/// What becomes of a question.
+pub type Answer<'a> = Pin<Box<dyn Future<Output = Result<String, String>> + Send + 'a>>;
+
+/// How long a session may be silent before the server ends it; a set is looked at far more often.
+const IDLE: Duration = Duration::from_secs(3600);
+/// How often the server looks whether the session is still there while it works for it.
+const CHECK: Duration = Duration::from_secs(1);
+
+/// A session of its own, opened anew after any failure.
+struct Session {
+    connector: Connector,
+    name: String,
+    deadline: Duration,
+    line: tokio::sync::Mutex<Option<Line>>,
+}
+
+impl Session {
+    fn new(config: &Config, name: String) -> Result<Self, TenureError> {
+        let dsn = config.dsn().ok_or(TenureError::NoDatabase)?;
+        let connector = Connector::new(dsn, config.tls().clone())?.with_renewal(config.renewal());
+        let deadline =
+            config.lease().lease().clamp(Duration::from_secs(2), Duration::from_secs(10));
+        Ok(Session { connector, name, deadline, line: tokio::sync::Mutex::default() })
+    }
+
+    async fn connect(&self) -> Result<Line, String> {
+        let session = self.connector.connect(&self.name, self.deadline).await;
+        let line =
+            Line::new(session.map_err(|error| error.to_string())?, mpsc::unbounded_channel().0);
+        let pins = settings(IDLE, self.deadline, CHECK);
+        line.ask(&pins, self.deadline).await.map_err(|error| error.to_string())?;
+        Ok(line)
+    }
+}
+
+impl Asked for Session {
+    fn ask<'a>(&'a self, sql: &'a str) -> Answer<'a> {
+        Box::pin(async move {
+            let mut slot = self.line.lock().await;
+            // Taken out: a question that fails, or is cancelled, closes the session.
+            let line = match slot.take() {
+                Some(line) => line,
+                None => self.connect().await?,
+            };
+            let answer = line.ask(sql, self.deadline).await.map_err(|error| error.to_string())?;
+            *slot = Some(line);
+            Ok(answer.unwrap_or_default())
+        })
     }
 }
 
@@ -137,8 +211,7 @@ struct Spreader {
     /// As configured.
     priorities: BTreeMap<String, i32>,
     mover: Mover,
-    store: Arc<Store>,
-    events: Events,
+    asked: Arc<dyn Asked>,
     question: String,
     /// The roles for which this member has asked for the head start.
     wanted: BTreeSet<String>,
@@ -165,7 +238,7 @@ impl Spreader {
                     if !std::mem::replace(&mut trouble, true) {
                         let why = format!("shards stay where they are: {error}");
                         tracing::warn!("{why}");
-                        self.events.tell(Event::said("error", &why));
+                        self.asked.trouble(&why);
                     }
                 }
             }
@@ -192,10 +265,9 @@ impl Spreader {
         }
     }
 
-    async fn look(&self) -> Result<(Standing, BTreeMap<String, Identity>), StoreError> {
-        let text = self.store.send(&self.question).await?.unwrap_or_default();
-        let found: Found =
-            serde_json::from_str(&text).map_err(|error| StoreError::Unknown(error.to_string()))?;
+    async fn look(&self) -> Result<(Standing, BTreeMap<String, Identity>), String> {
+        let text = self.asked.ask(&self.question).await?;
+        let found: Found = serde_json::from_str(&text).map_err(|error| error.to_string())?;
         let place = |member: &Identity| Place {
             member: member.as_str().to_owned(),
             instance: member.place().to_owned(),

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use sha2::{Digest, Sha256};
-use tenure::Tick;
+use tenure_core::clock::Tick;
 
 /// How many hand-overs of one holder are under way at once, if it has few to make.
 pub const IN_FLIGHT: usize = 8;
