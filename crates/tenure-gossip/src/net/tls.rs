@@ -13,7 +13,7 @@ use rustls::pki_types::pem::{self, PemObject as _};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::{NoServerSessionStorage, VerifierBuilderError, WebPkiClientVerifier};
 use rustls::version::TLS13;
-use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use rustls::{ClientConfig, ConnectionCommon, RootCertStore, ServerConfig};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::session::{SessionError, Stream};
@@ -73,7 +73,7 @@ struct Loaded {
 /// Both sides of TLS.
 pub(crate) struct Tls {
     loaded: RwLock<Loaded>,
-    files: Option<(TlsFiles, RwLock<Option<SystemTime>>)>,
+    files: Option<(TlsFiles, RwLock<Written>)>,
 }
 
 impl Tls {
@@ -83,7 +83,7 @@ impl Tls {
             Some(files) => certified(files)?,
             None => rawkey::raw(keys)?,
         };
-        let files = files.map(|files| (files.clone(), RwLock::new(newest(files))));
+        let files = files.map(|files| (files.clone(), RwLock::new(written(files))));
         Ok(Self { loaded: RwLock::new(loaded), files })
     }
 
@@ -96,7 +96,7 @@ impl Tls {
     /// whether it did.
     pub(crate) fn reload_if_changed(&self) -> Result<bool, TlsError> {
         let Some((files, read)) = &self.files else { return Ok(false) };
-        let found = newest(files);
+        let found = written(files);
         if found == *read.read().expect("nothing panics while it is held") {
             return Ok(false);
         }
@@ -112,12 +112,7 @@ impl Tls {
 
     pub(crate) async fn accept<S: Stream>(&self, stream: S) -> Result<Secured, SessionError> {
         let stream = self.loaded().acceptor.accept(stream).await.map_err(broken)?;
-        let (peer, exported) = {
-            let session = stream.get_ref().1;
-            let exported = session.export_keying_material([0; 32], EXPORTED, None);
-            (self.peer(session.peer_certificates())?, exported)
-        };
-        let exported = exported.map_err(|error| SessionError::Tls(error.to_string()))?;
+        let (peer, exported) = self.proven(stream.get_ref().1)?;
         Ok(Secured { stream: Box::new(stream), peer, exported })
     }
 
@@ -135,13 +130,18 @@ impl Tls {
         let name = ServerName::try_from(host.trim_matches(['[', ']']).to_owned())
             .map_err(|error| SessionError::Tls(error.to_string()))?;
         let stream = self.loaded().connector.connect(name, stream).await.map_err(broken)?;
-        let (peer, exported) = {
-            let session = stream.get_ref().1;
-            let exported = session.export_keying_material([0; 32], EXPORTED, None);
-            (self.peer(session.peer_certificates())?, exported)
-        };
-        let exported = exported.map_err(|error| SessionError::Tls(error.to_string()))?;
+        let (peer, exported) = self.proven(stream.get_ref().1)?;
         Ok(Secured { stream: Box::new(stream), peer, exported })
+    }
+
+    /// The key that the other side has shown, and the secret of the session.
+    fn proven<Side>(
+        &self,
+        session: &ConnectionCommon<Side>,
+    ) -> Result<(Option<PeerId>, [u8; 32]), SessionError> {
+        let peer = self.peer(session.peer_certificates())?;
+        let exported = session.export_keying_material([0; 32], EXPORTED, None);
+        Ok((peer, exported.map_err(|error| SessionError::Tls(error.to_string()))?))
     }
 
     fn peer(&self, shown: Option<&[CertificateDer<'_>]>) -> Result<Option<PeerId>, SessionError> {
@@ -163,10 +163,12 @@ fn broken(error: std::io::Error) -> SessionError {
     }
 }
 
-fn newest(files: &TlsFiles) -> Option<SystemTime> {
-    let times = [&files.cert, &files.key, &files.ca]
-        .map(|path| std::fs::metadata(path).and_then(|found| found.modified()).ok());
-    times.into_iter().max().flatten()
+/// When each file was written: a renewed one may be older than the one in use, as `cp -p` leaves it.
+type Written = [Option<SystemTime>; 3];
+
+fn written(files: &TlsFiles) -> Written {
+    [&files.cert, &files.key, &files.ca]
+        .map(|path| std::fs::metadata(path).and_then(|found| found.modified()).ok())
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
