@@ -7,7 +7,8 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
-use super::session::{Caller, Greeted, Receiver, Sender, SessionError, call};
+use super::link::SILENCE;
+use super::session::{Caller, Greeted, Receiver, Sender, SessionError, Stream, call};
 use super::tls::{Tls, TlsError, TlsFiles};
 use super::wire::{Answer, Ask, Envelope, Role};
 use crate::backup::{Backup, Space};
@@ -16,6 +17,9 @@ use crate::credentials::{Invitation, joiner_proof, node_proof};
 use crate::driver::status::{NamespaceStatus, Status};
 use crate::history::{Hash, Record};
 use crate::identity::{Ed25519Keys, Keys as _, PeerId};
+
+/// How long TCP, and then TLS, may take.
+const CONNECT: Duration = Duration::from_secs(5);
 
 /// Which nodes a client believes.
 #[derive(Debug, Clone, Default)]
@@ -114,14 +118,23 @@ impl Client {
         keys: Ed25519Keys,
         files: Option<&TlsFiles>,
     ) -> Result<Self, ClientError> {
-        let limit = Duration::from_secs(5);
-        let tls = Tls::new(&keys, files)?;
-        let stream = timeout(limit, TcpStream::connect(address))
+        let stream = timeout(CONNECT, TcpStream::connect(address))
             .await
             .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
             .map_err(|why| ClientError::Unreachable { address: address.to_owned(), why })?;
         let _ = stream.set_nodelay(true);
-        let secured = timeout(limit, tls.connect(address, stream))
+        Self::over(address, stream, keys, files).await
+    }
+
+    /// The same, over a stream that is connected.
+    pub(crate) async fn over<S: Stream>(
+        address: &str,
+        stream: S,
+        keys: Ed25519Keys,
+        files: Option<&TlsFiles>,
+    ) -> Result<Self, ClientError> {
+        let tls = Tls::new(&keys, files)?;
+        let secured = timeout(CONNECT, tls.connect(address, stream))
             .await
             .map_err(|_| SessionError::Timeout)??;
         let keys = Arc::new(keys);
@@ -259,14 +272,17 @@ impl Client {
         Ok(Space { name, term, lease, last, snapshot: whole, records })
     }
 
-    /// The next answer to the latest question: to an [`Ask::Watch`] there are many. Cancel-safe.
+    /// The next answer to the latest question: to an [`Ask::Watch`] there are many. Cancel-safe. A node that is
+    /// alive gives a sign of it every 10 s; after 30 s without any, however long `patience` is, it is taken for
+    /// dead.
     ///
     /// # Errors
     /// See [`ClientError`].
     pub async fn next(&mut self, patience: Duration) -> Result<Answer, ClientError> {
         let until = Instant::now() + patience;
         loop {
-            match self.receiver.next(until.saturating_duration_since(Instant::now())).await? {
+            let left = until.saturating_duration_since(Instant::now());
+            match self.receiver.next(left.min(SILENCE)).await? {
                 // To a question that was given up.
                 Envelope::Answer(number, _) if number < self.asked => {}
                 Envelope::Answer(_, Answer::Refused(why)) => return Err(ClientError::Refused(why)),

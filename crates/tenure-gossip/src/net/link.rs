@@ -20,7 +20,11 @@ use crate::message::Message;
 /// How long a connection attempt may take.
 const CONNECT: Duration = Duration::from_secs(2);
 /// A connection without a frame for so long is closed; pings keep a quiet one open.
-const SILENCE: Duration = Duration::from_secs(30);
+pub(crate) const SILENCE: Duration = Duration::from_secs(30);
+/// A client that asks nothing for so long, and waits for nothing, loses its connection.
+const IDLE: Duration = Duration::from_secs(600);
+/// A key without a right has so long to be let in by an invitation.
+const STRANGER: Duration = Duration::from_secs(60);
 /// KiB of frames that wait for the driver, of all connections together; a connection that brings more waits.
 const INCOMING: u32 = 64 << 10;
 /// Contacts in one frame: 64 that a node remembers, and its own.
@@ -190,6 +194,7 @@ fn denied(shared: &Shared, place: &Place, peer: &PeerId, hello: &Hello) -> Optio
         Role::Node if right != Some(Right::Node) => return Some(Denied::NoRight),
         Role::Node => place.keep_as_node(),
         // A key without a right may still redeem an invitation.
+        Role::Client if right.is_none() => place.keep_as_stranger(),
         Role::Client => place.keep_as_client(!open && right >= Some(Right::Operator)),
     };
     (!placed).then_some(Denied::Full)
@@ -304,11 +309,16 @@ async fn serve(greeted: Greeted, shared: &Arc<Shared>) -> Result<(), SessionErro
     let (out, outgoing) = outbox();
     let mut writer = tokio::spawn(write(sender, outgoing));
     let mut bucket = Bucket::new(shared.flood);
+    let end = right.is_none().then(|| Instant::now() + STRANGER);
     let result = loop {
+        let patience = end.map_or(IDLE, |end| end.saturating_duration_since(Instant::now()));
         // Cancel-safe, as above.
         let (envelope, size) = tokio::select! {
-            frame = receiver.next_sized(Duration::from_secs(600)) => match frame {
+            frame = receiver.next_sized(patience) => match frame {
                 Ok(sized) => sized,
+                // Quiet, and not idle: it waits for an answer, or watches. That it still reads is seen by
+                // the writer, which sends a sign of life every ten seconds.
+                Err(SessionError::Timeout) if end.is_none() && out.is_waited_for() => continue,
                 Err(error) => break Err(error),
             },
             _ = &mut writer => break Err(SessionError::Closed),
@@ -382,5 +392,91 @@ impl Bucket {
         self.left = (self.left + earned).min(self.limit.burst.into()) - 1.0;
         self.at = now;
         self.left > 0.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::duplex;
+
+    use super::*;
+    use crate::net::client::{Client, ClientError};
+    use crate::net::wire::Answer;
+
+    const HOUR: Duration = Duration::from_secs(3_600);
+
+    /// A client, its question as the driver got it, and the session that serves it.
+    async fn served(open: bool) -> (Client, Outbox, JoinHandle<Result<(), SessionError>>) {
+        let keys = Arc::new(Ed25519Keys::generate());
+        let rights = Rights { open_at_first: open, ..Rights::default() };
+        let (driver, mut to_driver) = mpsc::channel(16);
+        let shared = Arc::new(Shared {
+            tls: Tls::new(&keys, None).expect("raw keys need no file"),
+            keys,
+            rights: watch::channel(rights).1,
+            cluster: std::sync::Mutex::default(),
+            driver,
+            links: std::sync::atomic::AtomicU64::new(0),
+            flood: Flood::default(),
+            room: Shared::room(),
+        });
+        let (near, far) = duplex(1 << 20);
+        let session = tokio::spawn(async move {
+            let secured = shared.tls.accept(far).await?;
+            let welcome = Welcome { cluster: None, open, denied: None, signed: None };
+            let greeted = host(secured, &shared.keys, |_, _| (welcome, Ok(()))).await?;
+            serve(greeted, &shared).await
+        });
+        let mut client =
+            Client::over("there:1", near, Ed25519Keys::generate(), None).await.expect("greeted");
+        let ask = Ask::Watch { namespace: "main".into(), from: None };
+        // Given up at once: the question is on its way.
+        let asked = client.ask(ask, Duration::ZERO).await;
+        assert!(matches!(asked, Err(ClientError::Session(SessionError::Timeout))));
+        let Some(FromLink::Sized(event, _)) = to_driver.recv().await else { panic!("a question") };
+        let FromLink::Ask { out, .. } = *event else { panic!("a question") };
+        (client, out, session)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_watches_stays_however_quiet_and_an_idle_one_goes() {
+        let (mut client, out, session) = served(true).await;
+        let begun = Instant::now();
+        assert!(client.next(HOUR).await.is_err(), "nothing happens for an hour");
+        assert!(begun.elapsed() >= HOUR, "{:?}", begun.elapsed());
+        assert!(!session.is_finished());
+        assert!(out.answer(Answer::Done));
+        assert!(matches!(client.next(HOUR).await, Ok(Answer::Done)));
+        drop(out);
+        tokio::time::sleep(IDLE * 2).await;
+        assert!(session.is_finished());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_key_without_a_right_goes_whatever_it_waits_for() {
+        let (_client, _out, session) = served(false).await;
+        tokio::time::sleep(STRANGER * 2).await;
+        assert!(session.is_finished());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_notices_a_node_that_went_silent() {
+        let (near, far) = duplex(1 << 20);
+        let frozen = tokio::spawn(async move {
+            let keys = Arc::new(Ed25519Keys::generate());
+            let secured = Tls::new(&keys, None).expect("raw keys").accept(far).await.expect("TLS");
+            let welcome = Welcome { cluster: None, open: true, denied: None, signed: None };
+            let _greeted = host(secured, &keys, |_, _| (welcome, Ok(()))).await.expect("greeted");
+            // As if the process were stopped: the connection stays, and nothing comes through it.
+            std::future::pending::<()>().await;
+        });
+        let keys = Ed25519Keys::generate();
+        let mut client = Client::over("there:1", near, keys, None).await.expect("greeted");
+        let begun = Instant::now();
+        let ask = Ask::Watch { namespace: "main".into(), from: None };
+        let silent = client.ask(ask, HOUR).await;
+        assert!(matches!(silent, Err(ClientError::Session(SessionError::Timeout))));
+        assert!(begun.elapsed() <= SILENCE + Duration::from_secs(1), "{:?}", begun.elapsed());
+        frozen.abort();
     }
 }

@@ -70,6 +70,11 @@ impl Outbox {
         self.waiting.load(Ordering::Relaxed) <= BYTES / 2 && self.frames.capacity() >= FRAMES / 2
     }
 
+    /// Whether another end is left: a question is not answered yet, or something is watched.
+    pub(crate) fn is_waited_for(&self) -> bool {
+        self.frames.strong_count() > 1
+    }
+
     /// Whether the connection has ended.
     pub(crate) fn is_closed(&self) -> bool {
         self.frames.is_closed()

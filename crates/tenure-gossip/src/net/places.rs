@@ -1,4 +1,5 @@
-//! Places for connections: some for those that have proven nothing yet, some for clients, some for nodes.
+//! Places for connections: some for those that have proven nothing yet, some for keys without a right, some for
+//! clients, some for nodes.
 //! A crowd from one address takes the places of that address, and of no other.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -10,6 +11,10 @@ use tokio::sync::oneshot;
 /// Connections that have not proven anything yet, of all addresses and of one.
 const GREETING: usize = 64;
 const GREETING_OF_ONE: usize = 16;
+/// Connections of keys that have proven themselves and have no right: they may redeem an invitation, and little
+/// else. Of all addresses and of one.
+const STRANGERS: usize = 64;
+const STRANGERS_OF_ONE: usize = 16;
 /// Connections of clients, of all addresses and of one.
 const CLIENTS: usize = 1_024;
 const CLIENTS_OF_ONE: usize = 768;
@@ -28,8 +33,36 @@ pub(crate) struct Places {
 #[derive(Default)]
 struct Kept {
     nodes: usize,
-    clients: usize,
+    clients: Count,
+    strangers: Count,
+}
+
+/// How many there are, and of which address.
+#[derive(Default)]
+struct Count {
+    all: usize,
     of: BTreeMap<IpAddr, usize>,
+}
+
+impl Count {
+    fn of(&self, address: &IpAddr) -> usize {
+        self.of.get(address).copied().unwrap_or(0)
+    }
+
+    fn enter(&mut self, address: IpAddr) {
+        self.all += 1;
+        *self.of.entry(address).or_default() += 1;
+    }
+
+    fn leave(&mut self, address: &IpAddr) {
+        self.all -= 1;
+        if let Some(of_one) = self.of.get_mut(address) {
+            *of_one -= 1;
+            if *of_one == 0 {
+                self.of.remove(address);
+            }
+        }
+    }
 }
 
 /// The place of one connection, until it is dropped.
@@ -43,6 +76,7 @@ pub(crate) struct Place {
 enum Held {
     Node,
     Client,
+    Stranger,
 }
 
 impl Places {
@@ -86,18 +120,27 @@ impl Place {
     /// Whether there is a place for one more client, or operator.
     pub(crate) fn keep_as_client(&self, operator: bool) -> bool {
         let mut kept = self.kept.lock().expect("nothing panics while it is held");
-        let of_one = kept.of.get(&self.from).copied().unwrap_or(0);
         let room = if operator {
-            kept.clients < CLIENTS + OPERATORS
+            kept.clients.all < CLIENTS + OPERATORS
         } else {
-            kept.clients < CLIENTS && of_one < CLIENTS_OF_ONE
+            kept.clients.all < CLIENTS && kept.clients.of(&self.from) < CLIENTS_OF_ONE
         };
         if !room {
             return false;
         }
-        kept.clients += 1;
-        *kept.of.entry(self.from).or_default() += 1;
+        kept.clients.enter(self.from);
         self.hold(Held::Client);
+        true
+    }
+
+    /// Whether there is a place for one more key without a right.
+    pub(crate) fn keep_as_stranger(&self) -> bool {
+        let mut kept = self.kept.lock().expect("nothing panics while it is held");
+        if kept.strangers.all >= STRANGERS || kept.strangers.of(&self.from) >= STRANGERS_OF_ONE {
+            return false;
+        }
+        kept.strangers.enter(self.from);
+        self.hold(Held::Stranger);
         true
     }
 
@@ -112,15 +155,8 @@ impl Drop for Place {
         let mut kept = self.kept.lock().expect("nothing panics while it is held");
         match held {
             Some(Held::Node) => kept.nodes -= 1,
-            Some(Held::Client) => {
-                kept.clients -= 1;
-                if let Some(of_one) = kept.of.get_mut(&self.from) {
-                    *of_one -= 1;
-                    if *of_one == 0 {
-                        kept.of.remove(&self.from);
-                    }
-                }
-            }
+            Some(Held::Client) => kept.clients.leave(&self.from),
+            Some(Held::Stranger) => kept.strangers.leave(&self.from),
             None => {}
         }
     }
@@ -188,7 +224,14 @@ mod tests {
         assert!(operator.keep_as_client(true));
         let node = take(7);
         assert!(node.keep_as_node());
+        let strangers: Vec<_> = (0..200).map(|n| take((n % 9) as u8)).collect();
+        let seated = strangers.iter().filter(|place| place.keep_as_stranger()).count();
+        assert_eq!(seated, STRANGERS, "keys without a right have places of their own");
         drop(clients);
+        let crowd: Vec<_> = (0..200).map(|_| take(8)).collect();
+        drop(strangers);
+        let seated = crowd.iter().filter(|place| place.keep_as_stranger()).count();
+        assert_eq!(seated, STRANGERS_OF_ONE);
         let free = take(7);
         assert!(free.keep_as_client(false), "places come back");
     }

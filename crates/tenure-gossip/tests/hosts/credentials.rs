@@ -90,6 +90,26 @@ async fn a_node_joins_by_invitation_alone_and_an_uninvited_one_leaves_nothing_be
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn keys_without_a_right_take_no_place_of_a_client() {
+    let dir = tempfile::tempdir().unwrap();
+    let a = founder(&dir.path().join("a")).await;
+    let keys = Ed25519Keys::generate();
+    redeem(&a, &keys, &invite(&a, Right::Client).await).await.unwrap();
+    let mut strangers = Vec::new();
+    for _ in 0..40 {
+        match connect(&a, Ed25519Keys::generate(), &[a.id()]).await {
+            Ok(stranger) => strangers.push(stranger),
+            Err(error) => {
+                assert!(matches!(error, ClientError::Session(SessionError::Full)), "{error}");
+            }
+        }
+    }
+    assert_eq!(strangers.len(), 16, "so many of one address");
+    let mut client = connect(&a, keys, &[a.id()]).await.unwrap();
+    assert!(matches!(client.ask(Ask::Status, SOON).await, Ok(Answer::Status(_))));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_key_may_do_what_its_right_says_and_nothing_once_it_is_revoked() {
     let dir = tempfile::tempdir().unwrap();
     let a = founder(&dir.path().join("a")).await;
