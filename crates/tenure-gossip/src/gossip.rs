@@ -119,6 +119,11 @@ impl Gossip {
         peers
     }
 
+    /// Puts peers into a random order.
+    pub(crate) fn shuffle(&mut self, peers: &mut [PeerId]) {
+        peers.shuffle(&mut self.rng);
+    }
+
     /// A view message from `from`.
     pub fn handle_spray(&mut self, from: PeerId, message: SprayMessage) {
         let sends = self.spray.handle_message(from, message, &mut self.rng);

@@ -3,12 +3,12 @@
 //!
 //! | message | counts if |
 //! |---|---|
-//! | answer of consensus | its sender is a member; for a vote, a voter |
+//! | answer of consensus | its sender is a member; for a vote, a voter that was asked for one |
 //! | request of consensus | its term can follow from the term known here; and its sender is a voter, or no leader is heard here |
 //! | append | also: no other node was heard to lead the same term |
 //! | `transaction_processed` | this node does not get the log: a member learns what is committed from consensus alone |
-//! | `ontology_history` | this node asked its sender (for history, or to decide a goal) |
-//! | offer of a snapshot | its sender leads, is a member, or was asked for history |
+//! | `ontology_history` | this node asked its sender (for history, or to decide a goal); and if this node is a member, so is its sender |
+//! | offer of a snapshot | its sender leads or is a member; or it was asked for history by a node that is no member |
 //!
 //! A request of consensus may come from a node that is unknown here: a voter that was away for a change of
 //! the members does not know the new leader, and must follow it. A node that hears its leader was not away:
@@ -64,13 +64,18 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
         match message {
             Message::Consensus(message) => consensus_counts(&status(), &from, message),
             Message::Processed(_) => !self.attached(&status()),
-            Message::History { .. } => self.asked.take(&from),
+            // A member has others to ask; a node that is none has to believe the nodes that it asks.
+            Message::History { .. } => {
+                let members = status().members;
+                self.asked.take(&from) && (!members.contains(&self.me) || members.contains(&from))
+            }
             Message::SnapshotOffer { .. } => {
                 let status = status();
-                status.members.voters.is_empty()
-                    || status.members.contains(&from)
+                let members = &status.members;
+                members.voters.is_empty()
+                    || members.contains(&from)
                     || status.leader == Some(from)
-                    || self.asked.has(&from)
+                    || (!members.contains(&self.me) && self.asked.has(&from))
             }
             // Their handlers ask for the rest: a vote is signed, a piece belongs to a fetch.
             Message::Spray(_)
@@ -133,17 +138,30 @@ mod tests {
         PeerId([n; 32])
     }
 
+    fn append(term: u64, lease: u32) -> Message {
+        let after = crate::commit::Position { term: 0, index: 1 };
+        let (commit, entries, beat, number) = (0, Vec::new(), 1, 1);
+        let append = ConsensusMessage::Append { term, commit, after, entries, beat, number, lease };
+        Message::Consensus(append)
+    }
+
     fn record() -> crate::history::Record {
         let goal = KvGoal::Put { key: "forged".into(), value: 1.into() }.to_bytes();
         Chain::<Kv>::default().execute(1, peer(9), TxId([1; 16]), goal)
     }
 
     #[test]
-    fn no_answer_uses_up_the_terms_and_none_of_a_stranger_counts() {
-        let voter = peer(1);
-        let mut engine = founder(&[voter, peer(2)]);
+    fn no_answer_uses_up_the_terms_and_none_of_a_stranger_or_that_was_not_asked_for_counts() {
+        let (voter, leader) = (peer(1), peer(2));
+        let mut engine = founder(&[voter, leader]);
+        // Another leads the next term: this node has asked for nothing in it.
+        let term = engine.commit().status(START).term + 1;
+        engine.handle_message(START, leader, append(term, 1_000));
         let before = engine.commit().status(START).term;
-        for (from, term) in [(voter, 1 << 60), (voter, before + 1 + (1 << 32)), (peer(7), 50)] {
+        assert_eq!(before, term);
+        for (from, term) in
+            [(voter, 1 << 60), (voter, before + 1 + (1 << 32)), (peer(7), 50), (voter, before + 9)]
+        {
             for message in [
                 ConsensusMessage::PreVoted { term, granted: false },
                 ConsensusMessage::Voted { term, granted: false },
@@ -152,9 +170,12 @@ mod tests {
             }
             assert_eq!(engine.commit().status(START).term, before, "{from} {term}");
         }
+        // It hears no leader any more, and asks: now an answer counts.
+        let later = START + Duration::from_secs(10);
+        engine.handle_timeout(later);
         let honest = ConsensusMessage::PreVoted { term: before + 9, granted: false };
-        engine.handle_message(START, voter, Message::Consensus(honest));
-        assert_eq!(engine.commit().status(START).term, before + 9, "a voter is believed");
+        engine.handle_message(later, voter, Message::Consensus(honest));
+        assert_eq!(engine.commit().status(later).term, before + 9, "a voter is believed");
     }
 
     #[test]
@@ -162,20 +183,6 @@ mod tests {
         let (leader, voter) = (peer(1), peer(2));
         let mut engine = founder(&[leader, voter]);
         let term = engine.commit().status(START).term + 5;
-        let append = |term, lease| {
-            let after = crate::commit::Position { term: 0, index: 1 };
-            let (commit, entries) = (0, Vec::new());
-            let (beat, number) = (1, 1);
-            Message::Consensus(ConsensusMessage::Append {
-                term,
-                commit,
-                after,
-                entries,
-                beat,
-                number,
-                lease,
-            })
-        };
         engine.handle_message(START, leader, append(term, 1_000));
         assert_eq!(engine.commit().status(START).leader, Some(leader));
         // Neither a node that is no voter, in a later term, nor a voter that did not win this one.
@@ -197,20 +204,65 @@ mod tests {
     }
 
     #[test]
-    fn a_member_takes_no_record_but_from_consensus_and_no_history_that_it_did_not_ask_for() {
-        let mut engine = founder(&[]);
+    fn a_member_takes_records_from_members_alone_and_no_history_that_it_did_not_ask_for() {
+        let (member, other) = (peer(1), peer(7));
+        let mut engine = founder(&[member, peer(2)]);
         let now = START + Duration::from_secs(3);
-        engine.handle_timeout(now);
-        assert!(engine.acting(now).is_some(), "alone, it leads");
-        engine.handle_message(now, peer(7), Message::Processed(record()));
+        engine.handle_message(now, peer(2), append(5, 1_000));
+        engine.handle_message(now, other, Message::Processed(record()));
         assert_eq!(engine.chain().index(), 0);
         let history = || Message::History { records: vec![record()], last: 1 };
-        engine.handle_message(now, peer(7), history());
-        assert_eq!(engine.chain().index(), 0);
-        let ask = Message::HistoryRequest { from: 1, upto: 1 };
-        engine.asked.note(&Output::Send(peer(7), ask));
-        engine.handle_message(now, peer(7), history());
-        assert_eq!(engine.chain().index(), 1, "an answer that was asked for counts");
-        assert!(!engine.asked.has(&peer(7)), "once");
+        engine.handle_message(now, member, history());
+        assert_eq!(engine.chain().index(), 0, "it was not asked");
+        for peer in [other, member] {
+            let ask = Message::HistoryRequest { from: 1, upto: 1 };
+            engine.asked.note(&Output::Send(peer, ask));
+        }
+        let hash = crate::history::Hash::default();
+        let offer = Message::SnapshotOffer { index: 9, log: 9, length: 9, hash };
+        assert!(!engine.counts(now, other, &offer) && engine.counts(now, member, &offer));
+        engine.handle_message(now, other, history());
+        assert_eq!(engine.chain().index(), 0, "an observer may lie");
+        engine.handle_message(now, member, history());
+        assert_eq!(engine.chain().index(), 1, "a member that was asked counts");
+        assert!(!engine.asked.has(&member), "once");
+    }
+
+    #[test]
+    fn a_member_asks_members_for_history_and_others_only_to_have_three() {
+        let others = [peer(1), peer(2), peer(3)];
+        let mut engine = founder(&others);
+        (10..40).for_each(|n| engine.learn(peer(n)));
+        while engine.poll_output().is_some() {}
+        engine.request_history(START, 3);
+        let asked = std::iter::from_fn(|| engine.poll_output()).filter_map(|output| match output {
+            Output::Send(to, Message::HistoryRequest { .. }) => Some(to),
+            _ => None,
+        });
+        assert_eq!(asked.collect::<BTreeSet<_>>(), BTreeSet::from(others));
+    }
+
+    #[test]
+    fn the_longest_lease_is_forgotten_when_its_last_promise_has_ended() {
+        let leader = peer(1);
+        let mut engine = founder(&[leader, peer(2)]);
+        let mut lease = None;
+        let mut hear = |at: u64, term: u64, ms: u32| {
+            let now = START + Duration::from_secs(at);
+            engine.handle_message(now, leader, append(term, ms));
+            for output in std::iter::from_fn(|| engine.poll_output()) {
+                if let Output::Persist(crate::engine::Write::Commit(
+                    crate::commit::CommitWrite::Hard(hard),
+                )) = output
+                {
+                    lease = Some(hard.lease);
+                }
+            }
+            lease
+        };
+        assert_eq!(hear(1, 5, 20_000), Some(Duration::from_secs(20)));
+        // A shorter one of the next leader: the promise of the longer one may still be relied on.
+        assert_eq!(hear(10, 6, 1_000), Some(Duration::from_secs(20)));
+        assert_eq!(hear(30, 6, 1_000), Some(Duration::from_secs(1)), "21.2 s are over");
     }
 }

@@ -31,11 +31,12 @@ pub(super) struct Fetch {
 }
 
 impl<M: StateMachine, C: Commit> Engine<M, C> {
-    /// Asks `peers` of the view for what comes after the last record applied.
+    /// Asks `peers` of the view for what comes after the last record applied. A member asks other members first:
+    /// it believes no one else.
     pub(super) fn request_history(&mut self, now: Tick, peers: usize) {
         let from = self.chain.index() + 1;
         let upto = self.chain.index() + MAX_HISTORY_RECORDS as u64;
-        let asked = self.gossip.sample(peers);
+        let asked = self.peers_to_ask(now, peers);
         if asked.is_empty() {
             return;
         }
@@ -44,6 +45,24 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
         for peer in asked {
             self.out.push_back(Output::Send(peer, Message::HistoryRequest { from, upto }));
         }
+    }
+
+    fn peers_to_ask(&mut self, now: Tick, count: usize) -> Vec<PeerId> {
+        let members = self.commit.status(now).members;
+        let mut peers: Vec<_> = match members.contains(&self.me) {
+            true => members.all().into_iter().filter(|peer| *peer != self.me).collect(),
+            false => Vec::new(),
+        };
+        self.gossip.shuffle(&mut peers);
+        if peers.len() < count {
+            for peer in self.gossip.sample(count) {
+                if !peers.contains(&peer) {
+                    peers.push(peer);
+                }
+            }
+        }
+        peers.truncate(count);
+        peers
     }
 
     /// A record that a peer says is committed.

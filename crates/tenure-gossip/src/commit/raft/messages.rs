@@ -102,7 +102,8 @@ impl Raft {
                 yes.insert(from);
             }
             self.stand_if_wanted(now);
-        } else if term > self.node.current_term().get() && !self.leads() {
+        } else if self.prevotes.is_some() && term > self.node.current_term().get() && !self.leads()
+        {
             self.learn_term(now, number, term);
         }
     }
@@ -119,11 +120,14 @@ impl Raft {
     }
 
     pub(super) fn vote_arrived(&mut self, now: Tick, from: PeerId, term: u64, granted: bool) {
+        // One that does not stand has not asked: no answer moves it to another term.
+        if !self.node.role().is_candidate() {
+            return;
+        }
         let from = self.names.number(from);
-        let led = self.leads();
         let term = Term::new(term);
         self.feed(now, &Message::RequestVoteReply { from, term, vote_granted: granted }, None);
-        if !led && self.leads() {
+        if self.leads() {
             self.echoes.clear();
         }
     }
