@@ -32,7 +32,6 @@ use crate::history::{Record, TxId};
 use crate::host::{Gates, Opener};
 use crate::identity::{Keys as _, PeerId};
 use crate::machine::StateMachine;
-use crate::message::{MAX_HISTORY_BYTES, Message};
 use crate::metrics as names;
 use crate::net::link::{FromLink, Shared};
 use crate::net::wire::{Contact, Envelope};
@@ -67,6 +66,8 @@ pub(crate) struct Namespace<M: StateMachine> {
     /// Changes of the members that wait to be committed, with their term.
     changing: Vec<(MemberChange, u64, Caller<()>)>,
     joined: bool,
+    /// Since when no leader is known.
+    leaderless: Option<Tick>,
     pub(crate) changes: u64,
     pub(crate) timeouts: u64,
     pub(crate) requests: u64,
@@ -219,6 +220,7 @@ impl<M: StateMachine> Driver<M> {
             leaving: None,
             changing: Vec::new(),
             joined: false,
+            leaderless: None,
             changes: 0,
             timeouts: 0,
             requests: 0,
@@ -375,18 +377,17 @@ impl<M: StateMachine> Driver<M> {
             Output::Skipped(first, last) => {
                 if let Some(ns) = self.namespaces.get_mut(name) {
                     // No subscription goes on with a hole: each ends with the reason, or as closed.
-                    let why = Refusal::Skipped(first, last);
-                    for watcher in ns.watchers.drain(..) {
-                        watcher.out.refuse(&why);
-                    }
+                    ns.end_watches(|_| Refusal::Skipped(first, last));
                     ns.events = broadcast::channel(SUBSCRIBED).0;
                 }
             }
             Output::Known(tx, index) => {
                 let record = self.store.history(name, index, index, usize::MAX)?.pop();
-                let waiting = self.namespaces.get_mut(name).and_then(|ns| ns.waiting.remove(&tx));
-                for caller in waiting.into_iter().flatten() {
-                    caller.answer(record.clone().ok_or(Refusal::OnlyInSnapshot(index)));
+                let Some(ns) = self.namespaces.get_mut(name) else { return Ok(()) };
+                let done = ns.engine.chain().was_done(&tx).unwrap_or(false);
+                for caller in ns.waiting.remove(&tx).into_iter().flatten() {
+                    let gone = Refusal::OnlyInSnapshot { index, done };
+                    caller.answer(record.clone().ok_or(gone));
                 }
             }
             Output::Conflict(tx, _) => {
@@ -395,14 +396,7 @@ impl<M: StateMachine> Driver<M> {
                     caller.answer(Err(SubmitError::OtherGoal.into()));
                 }
             }
-            Output::ReadHistory { to, from, upto } => {
-                let records = self.store.history(name, from, upto, MAX_HISTORY_BYTES)?;
-                let last = self.namespaces.get(name).map_or(0, |ns| ns.engine.chain().index());
-                self.send(
-                    to,
-                    Envelope::Namespace(name.to_owned(), Message::History { records, last }),
-                );
-            }
+            Output::ReadHistory { to, from, upto } => self.read_for_peer(name, to, from, upto),
             Output::Event(event) => self.event(name, &event),
         }
         Ok(())
@@ -456,6 +450,8 @@ impl<M: StateMachine> Driver<M> {
             }
             Event::Halted(why) => {
                 ns.keeper.shut();
+                ns.end_watches(Refusal::Halted);
+                ns.events = broadcast::channel(SUBSCRIBED).0;
                 tracing::error!(namespace = name, why, "halted");
             }
         }

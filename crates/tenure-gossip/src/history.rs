@@ -170,8 +170,9 @@ pub struct Chain<M> {
     recent: VecDeque<Hash>,
 }
 
-/// Where a transaction stands, and a short hash of its goal.
-type Decided = (u64, [u8; 8]);
+/// Where a transaction stands, a short hash of its goal, and whether it was done: what a retry is told when the
+/// record is gone.
+type Decided = (u64, [u8; 8], bool);
 
 #[derive(Serialize, Deserialize)]
 struct Frozen {
@@ -220,13 +221,19 @@ impl<M: StateMachine> Chain<M> {
     /// Where `tx` stands in the history, if it does.
     #[must_use]
     pub fn find(&self, tx: &TxId) -> Option<u64> {
-        self.transactions.get(tx).map(|(index, _)| *index)
+        self.transactions.get(tx).map(|(index, ..)| *index)
+    }
+
+    /// Whether `tx` was done, and not rejected, if it stands in the history.
+    #[must_use]
+    pub fn was_done(&self, tx: &TxId) -> Option<bool> {
+        self.transactions.get(tx).map(|(_, _, done)| *done)
     }
 
     /// Whether `tx` stands in the history for this goal; `None` if it does not stand there at all.
     #[must_use]
     pub fn is_goal_of(&self, tx: &TxId, goal: &[u8]) -> Option<bool> {
-        self.transactions.get(tx).map(|(_, hash)| *hash == goal_hash(goal))
+        self.transactions.get(tx).map(|(_, hash, _)| *hash == goal_hash(goal))
     }
 
     /// The record that `goal` would make as the next one.
@@ -270,7 +277,8 @@ impl<M: StateMachine> Chain<M> {
         }
         self.index = record.index;
         self.head = record.hash();
-        self.transactions.insert_mut(record.tx, (record.index, goal_hash(&record.goal)));
+        let done = matches!(record.outcome, Outcome::Done(_));
+        self.transactions.insert_mut(record.tx, (record.index, goal_hash(&record.goal), done));
         self.recent.push_back(self.head);
         if self.recent.len() > RECENT {
             self.recent.pop_front();

@@ -4,7 +4,7 @@ use super::caller::Caller;
 use super::refusal::Refusal;
 use super::{Driver, FromHost, Namespace, now};
 use crate::commit::{Commit as _, CommitError, MemberChange};
-use crate::engine::SubmitError;
+use crate::engine::{Sealed, SubmitError};
 use crate::history::{Hash, Record, TxId};
 use crate::machine::StateMachine;
 use crate::message::{MAX_HISTORY_BYTES, MAX_HISTORY_RECORDS, SNAPSHOT_PIECE};
@@ -40,9 +40,16 @@ impl<M: StateMachine> Driver<M> {
                 self.change_members(&name, change, Caller::Local(done));
             }
             FromHost::StepDown(name, done) => self.step_down(&name, Caller::Local(done)),
-            FromHost::History(name, from, upto, done) => {
-                drop(done.send(self.history(&name, from, upto)?));
-            }
+            FromHost::History(name, from, upto, done) => match self.oldest(&name, from) {
+                Ok(()) => {
+                    let store = self.store.clone();
+                    self.runtime.spawn_blocking(move || {
+                        let records = store.history(&name, from, upto, MAX_HISTORY_BYTES);
+                        let _ = done.send(records.map_err(Refusal::unreadable));
+                    });
+                }
+                Err(why) => drop(done.send(Err(why))),
+            },
             FromHost::Stop(done) => self.stopping = Some(done),
         }
         Ok(())
@@ -83,8 +90,7 @@ impl<M: StateMachine> Driver<M> {
                     let store = self.store.clone();
                     self.read_beside(asker.id, out, move || {
                         let records = store.history(&namespace, from, upto, MAX_HISTORY_BYTES);
-                        let unreadable = |error: StoreError| Refusal::Unreadable(error.to_string());
-                        records.map(Answer::Records).map_err(unreadable)
+                        records.map(Answer::Records).map_err(Refusal::unreadable)
                     });
                     return Ok(());
                 }
@@ -102,7 +108,14 @@ impl<M: StateMachine> Driver<M> {
                 }
                 Err(why) => Err(why),
             },
-            Ask::Snapshot { namespace, offset } => self.snapshot_piece(&namespace, offset),
+            Ask::Snapshot { namespace, offset } => match self.carried(&namespace) {
+                Ok(ns) => {
+                    let held = ns.engine.held().cloned();
+                    self.read_beside(asker.id, out, move || Ok(piece(held, offset)));
+                    return Ok(());
+                }
+                Err(why) => Err(why),
+            },
             Ask::Members { namespace, change } => {
                 self.change_members(&namespace, change, Caller::Client(out));
                 return Ok(());
@@ -125,33 +138,10 @@ impl<M: StateMachine> Driver<M> {
         })
     }
 
-    fn snapshot_piece(&mut self, name: &str, offset: u64) -> Result<Answer, Refusal> {
-        let Some(held) = self.carried(name)?.engine.held() else {
-            let (index, hash, length, bytes) = (0, Hash::default(), 0, Vec::new());
-            return Ok(Answer::Piece { index, hash, length, bytes });
-        };
-        let from = usize::try_from(offset).unwrap_or(usize::MAX).min(held.bytes.len());
-        let bytes = held.bytes[from..(from + SNAPSHOT_PIECE).min(held.bytes.len())].to_vec();
-        let length = held.bytes.len() as u64;
-        Ok(Answer::Piece { index: held.index, hash: held.hash, length, bytes })
-    }
-
     /// Refuses a history that begins before what this node has.
     fn oldest(&mut self, name: &str, from: u64) -> Result<(), Refusal> {
         let oldest = self.carried(name)?.engine.oldest();
         if from.max(1) < oldest { Err(Refusal::Forgotten(oldest)) } else { Ok(()) }
-    }
-
-    fn history(
-        &mut self,
-        name: &str,
-        from: u64,
-        upto: u64,
-    ) -> Result<Result<Vec<Record>, Refusal>, StoreError> {
-        if let Err(why) = self.oldest(name, from) {
-            return Ok(Err(why));
-        }
-        self.store.history(name, from, upto, MAX_HISTORY_BYTES).map(Ok)
     }
 
     pub(super) fn submit(&mut self, name: &str, tx: TxId, goal: Vec<u8>, caller: Caller<Record>) {
@@ -213,4 +203,16 @@ impl<M: StateMachine> Driver<M> {
         }
         ns.begin_leaving(at).push(caller);
     }
+}
+
+/// What a snapshot has from `offset` on.
+fn piece(held: Option<Sealed>, offset: u64) -> Answer {
+    let Some(held) = held else {
+        let (index, hash, length, bytes) = (0, Hash::default(), 0, Vec::new());
+        return Answer::Piece { index, hash, length, bytes };
+    };
+    let from = usize::try_from(offset).unwrap_or(usize::MAX).min(held.bytes.len());
+    let bytes = held.bytes[from..(from + SNAPSHOT_PIECE).min(held.bytes.len())].to_vec();
+    let length = held.bytes.len() as u64;
+    Answer::Piece { index: held.index, hash: held.hash, length, bytes }
 }

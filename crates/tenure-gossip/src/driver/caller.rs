@@ -43,6 +43,9 @@ impl<T: Into<Answer>> Caller<T> {
                     let _ = out.answer(welcome);
                 }
             },
+            (Self::Client(out), Err(Refusal::OnlyInSnapshot { index, done })) => {
+                let _ = out.answer(Answer::Decided { index, done });
+            }
             (Self::Client(out) | Self::Joiner { out, .. }, Err(why)) => drop(out.refuse(&why)),
         }
     }

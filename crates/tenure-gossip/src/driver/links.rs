@@ -247,6 +247,7 @@ impl<M: StateMachine> Driver<M> {
             linked.put(&Envelope::Contacts(some.into_iter().cloned().collect()));
         }
         self.remove_revoked(at);
+        self.namespaces.values_mut().for_each(|ns| ns.look_for_leader(at));
         self.calls.not_before.retain(|_, (t, _)| at.saturating_since(*t) < FORGET_CALLS);
         for (name, ns) in &self.namespaces {
             let label = || name.clone();

@@ -4,6 +4,7 @@ use crate::commit::CommitError;
 use crate::credentials::Right;
 use crate::engine::SubmitError;
 use crate::identity::PeerId;
+use crate::storage::StoreError;
 
 /// A node said no. Nothing was changed; each sentence says what to do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -20,9 +21,15 @@ pub enum Refusal {
     Commit(#[from] CommitError),
     /// The goal was decided so long ago that its record is gone.
     #[error(
-        "decided before, as record {0}, which this node has only as part of a snapshot; read the state, or ask another node"
+        "decided before, as record {index} ({}), which this node has only as part of a snapshot",
+        if *done { "done" } else { "rejected" }
     )]
-    OnlyInSnapshot(u64),
+    OnlyInSnapshot {
+        /// The record.
+        index: u64,
+        /// Whether the goal was done, and not rejected.
+        done: bool,
+    },
     /// The state machine does not answer the question.
     #[error("{0}")]
     Question(String),
@@ -52,6 +59,21 @@ pub enum Refusal {
         "records {0} to {1} came to this node as a snapshot and cannot be watched; watch another node: tenure gossip watch --from {0}"
     )]
     Skipped(u64, u64),
+    /// The node has halted.
+    #[error(
+        "this node has halted, and applies no record any more (`tenure gossip status` says why); watch another node: tenure gossip watch --from {0}"
+    )]
+    Halted(u64),
+    /// The node has heard no leader for long.
+    #[error(
+        "this node has heard no leader for {seconds} s, so that it may miss records; watch another node: tenure gossip watch --from {from}"
+    )]
+    CutOff {
+        /// For how long.
+        seconds: u64,
+        /// The first record that was not seen.
+        from: u64,
+    },
     /// Too much is being read.
     #[error("this node has more to read than it can answer; try again, or ask another")]
     TooManyReads,
@@ -66,4 +88,10 @@ pub enum Refusal {
     /// The answer is larger than a frame.
     #[error("the answer does not fit; ask for less")]
     AnswerTooLarge,
+}
+
+impl Refusal {
+    pub(super) fn unreadable(error: StoreError) -> Self {
+        Self::Unreadable(error.to_string())
+    }
 }

@@ -5,18 +5,21 @@ use std::time::Duration;
 
 use super::refusal::Refusal;
 use super::work::Done;
-use super::{Driver, Namespace};
+use super::{Driver, Namespace, now};
 use crate::history::Record;
 use crate::machine::StateMachine;
 use crate::message::{MAX_HISTORY_BYTES, MAX_HISTORY_RECORDS};
 use crate::net::outbox::Outbox;
 use crate::net::wire::Answer;
 use crate::storage::StoreError;
+use tenure_core::Tick;
 
 /// Watchers of a namespace, at most.
 const MAX_WATCHERS: usize = 4_096;
 /// How long a watcher that reads the past may leave its connection full.
 const SLOW: Duration = Duration::from_secs(30);
+/// A node that has heard no leader for so long may be cut off from the records.
+const CUT_OFF: Duration = Duration::from_secs(30);
 /// How often it is looked whether there is room again.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -39,6 +42,38 @@ impl Watcher {
         }
         self.out.refuse(&Refusal::TooSlow(self.next));
         false
+    }
+}
+
+impl<M: StateMachine> Namespace<M> {
+    /// Ends every subscription of a client, each with the reason.
+    pub(super) fn end_watches(&mut self, why: impl Fn(u64) -> Refusal) {
+        for watcher in self.watchers.drain(..) {
+            watcher.out.refuse(&why(watcher.next));
+        }
+    }
+
+    /// Why no record can be expected here, if so; `next` is the one that is waited for.
+    fn deaf(&self, next: u64, at: Tick) -> Option<Refusal> {
+        if self.engine.halted().is_some() {
+            return Some(Refusal::Halted(next));
+        }
+        let alone = self.leaderless.map(|since| at.saturating_since(since));
+        alone
+            .filter(|alone| *alone >= CUT_OFF)
+            .map(|alone| Refusal::CutOff { seconds: alone.as_secs(), from: next })
+    }
+
+    /// Notes since when there is no leader, and ends the subscriptions that would wait in vain.
+    pub(super) fn look_for_leader(&mut self, at: Tick) {
+        if self.engine.leader().is_some() {
+            self.leaderless = None;
+        } else {
+            self.leaderless.get_or_insert(at);
+        }
+        if let Some(Refusal::CutOff { seconds, .. }) = self.deaf(0, at) {
+            self.end_watches(|from| Refusal::CutOff { seconds, from });
+        }
     }
 }
 
@@ -69,6 +104,9 @@ impl<M: StateMachine> Driver<M> {
     /// Live from here on, or first what is in the store.
     fn go_on(&mut self, name: &str, watcher: Watcher) -> Result<(), Refusal> {
         let ns: &mut Namespace<M> = self.carried(name)?;
+        if let Some(why) = ns.deaf(watcher.next, now()) {
+            return Err(why);
+        }
         if watcher.next > ns.engine.chain().index() {
             ns.watchers.push(watcher);
             return Ok(());

@@ -10,10 +10,12 @@ use super::refusal::Refusal;
 use super::watchers::Watcher;
 use super::{Driver, now};
 use crate::engine::Sealed;
+use crate::history::Record;
 use crate::identity::PeerId;
 use crate::machine::StateMachine;
+use crate::message::{MAX_HISTORY_BYTES, Message};
 use crate::net::outbox::Outbox;
-use crate::net::wire::Answer;
+use crate::net::wire::{Answer, Envelope};
 use crate::storage::StoreError;
 
 /// Reads that wait or are under way, at most.
@@ -63,9 +65,18 @@ pub(crate) struct Made {
     sealed: Result<Sealed, StoreError>,
 }
 
+/// Reads for other nodes that are under way, at most. What is asked beyond is lost, as in a network: it is asked again.
+const MAX_PEERS_READS: usize = 16;
+
 /// What was done beside the driver.
 pub(crate) enum Done {
     Snapshot(Made),
+    /// What another node asked for is read.
+    History {
+        namespace: String,
+        to: PeerId,
+        records: Result<Vec<Record>, StoreError>,
+    },
     /// A watcher has read what was in the store.
     Caught {
         namespace: String,
@@ -79,6 +90,8 @@ pub(crate) struct Work {
     pub(super) done: mpsc::Receiver<Done>,
     /// A watcher that reads the past holds a place until it has caught up.
     pub(super) catching: Arc<Semaphore>,
+    /// The same for what other nodes ask for.
+    peers: Arc<Semaphore>,
     /// A read holds a place from its arrival to its answer.
     places: Arc<Semaphore>,
     readers: Readers,
@@ -93,8 +106,9 @@ impl Work {
         let (made, done) = mpsc::channel(64);
         let (places, turn) = (Semaphore::new(MAX_READS), Semaphore::new(1));
         let catching = Arc::new(Semaphore::new(MAX_READS));
-        let readers = Readers::default();
-        Self { made, done, catching, places: Arc::new(places), readers, turn: Arc::new(turn) }
+        let (peers, readers) = (Semaphore::new(MAX_PEERS_READS), Readers::default());
+        let (peers, places, turn) = (Arc::new(peers), Arc::new(places), Arc::new(turn));
+        Self { made, done, catching, peers, places, readers, turn }
     }
 }
 
@@ -118,11 +132,31 @@ impl<M: StateMachine> Driver<M> {
     pub(super) fn work_done(&mut self, done: Done) -> Result<(), StoreError> {
         match done {
             Done::Snapshot(made) => self.snapshot_made(made),
+            Done::History { namespace, to, records } => {
+                let records = records?;
+                let last =
+                    self.namespaces.get(&namespace).map_or(0, |ns| ns.engine.chain().index());
+                let history = Message::History { records, last };
+                self.send(to, Envelope::Namespace(namespace, history));
+                Ok(())
+            }
             Done::Caught { namespace, watcher } => {
                 self.caught_up(&namespace, watcher);
                 Ok(())
             }
         }
+    }
+
+    /// Reads what another node asked for, and sends it.
+    pub(super) fn read_for_peer(&mut self, name: &str, to: PeerId, from: u64, upto: u64) {
+        let Ok(place) = self.work.peers.clone().try_acquire_owned() else { return };
+        let (store, made) = (self.store.clone(), self.work.made.clone());
+        let namespace = name.to_owned();
+        self.runtime.spawn_blocking(move || {
+            let records = store.history(&namespace, from, upto, MAX_HISTORY_BYTES);
+            let _ = made.blocking_send(Done::History { namespace, to, records });
+            drop(place);
+        });
     }
 
     fn snapshot_made(&mut self, made: Made) -> Result<(), StoreError> {

@@ -227,6 +227,13 @@ pub enum Answer {
     },
     /// It cannot be done, and why. A [`Client`](crate::Client) returns it as an error.
     Refused(String),
+    /// The goal was decided before, and this node has its record only as part of a snapshot.
+    Decided {
+        /// The record.
+        index: u64,
+        /// Whether the goal was done, and not rejected.
+        done: bool,
+    },
 }
 
 #[cfg(test)]

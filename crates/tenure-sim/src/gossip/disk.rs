@@ -11,7 +11,7 @@ use tenure_gossip::history::{Hash, Record, TxId};
 use tenure_gossip::{Kv, KvGoal, StateMachine as _};
 
 /// A frozen chain: index, head, machine, digest, transactions.
-type Frozen = (u64, Hash, Vec<u8>, [u8; 32], Vec<(TxId, (u64, [u8; 8]))>);
+type Frozen = (u64, Hash, Vec<u8>, [u8; 32], Vec<(TxId, (u64, [u8; 8], bool))>);
 
 #[derive(Debug, Clone, Default)]
 struct Platter {

@@ -183,6 +183,7 @@ fn answers() -> Vec<(&'static str, Answer)> {
         ("answer nodes", Answer::Nodes(vec![peer(1)])),
         ("answer welcome", Answer::Welcome { proof: [7; 32], nodes: vec![peer(1)] }),
         ("answer refused", Answer::Refused("why".to_owned())),
+        ("answer decided", Answer::Decided { index: 7, done: true }),
     ]
 }
 
