@@ -67,6 +67,12 @@ pub enum BackupError {
     /// There is no state in the folder.
     #[error("{}: no node has kept a state here; name the folder of a survivor", .0.display())]
     NoState(PathBuf),
+    /// The folder was recovered before.
+    #[error(
+        "{}: its state was recovered into a new cluster before, and a second one would issue the same epochs; start that one",
+        .0.display()
+    )]
+    Retired(PathBuf),
     /// The store of the folder cannot be used.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -147,6 +153,9 @@ impl Backup {
         }
         let store = Store::open(&path)?;
         let cluster = store.get("cluster")?.ok_or(BackupError::NoState(folder.to_owned()))?;
+        if store.get("retired")? == Some(true) {
+            return Err(BackupError::Retired(folder.to_owned()));
+        }
         let mut spaces = Vec::new();
         for name in store.namespaces()? {
             let found = store.found(&name)?;

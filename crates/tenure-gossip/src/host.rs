@@ -70,7 +70,7 @@ pub enum HostError {
     OpenCluster(String),
     /// It joined a cluster and wants to found a namespace in it.
     #[error(
-        "this node joined a cluster that another one founded: start it without --bootstrap; namespace {0:?} is founded on the node that founded the cluster"
+        "this node joined a cluster that another one founded: start it without --bootstrap, and found namespace {0:?} while the nodes run: tenure gossip found {0}"
     )]
     NotFounder(String),
     /// Its state was recovered into another generation.
@@ -306,8 +306,8 @@ impl<M: StateMachine> Host<M> {
         Ok(self.ask(|done| FromHost::History(name, from, upto, done)).await??)
     }
 
-    /// Adds or removes a voter or a learner, if this node leads. Returns when the change is proposed;
-    /// [`Host::status`] shows it once it is committed.
+    /// Adds or removes a voter or a learner, if this node leads. Returns when the change is committed, or is known
+    /// not to be.
     ///
     /// # Errors
     /// [`HostError::Refused`] with a [`CommitError`](crate::CommitError), [`HostError::Stopped`].
@@ -507,9 +507,13 @@ fn refuse_open<M: StateMachine>(
         return Err(HostError::OpenCluster(config.listen.to_string()));
     }
     if open || standing.is_open_at_first(config) {
+        let who = match config.tls {
+            Some(_) => "every program that reaches the port and has a certificate of the authority",
+            None => "every program that reaches the port",
+        };
         tracing::warn!(
             listen = %config.listen,
-            "this cluster is OPEN: every program that reaches the port may do everything; see `tenure gossip close`"
+            "this cluster is OPEN: {who} may do everything; see `tenure gossip close`"
         );
     }
     Ok(())

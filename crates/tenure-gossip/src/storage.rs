@@ -362,7 +362,7 @@ mod tests {
     use super::*;
     use crate::commit::{EntryKind, Members, Position, SnapshotPoint};
     use crate::engine::Snapshot;
-    use crate::history::{Chain, TxId};
+    use crate::history::{Chain, Outcome, TxId};
     use crate::identity::PeerId;
     use crate::kv::{Kv, KvGoal};
 
@@ -463,6 +463,29 @@ mod tests {
         store.commit(&[("a".into(), Write::Snapshot(snapshot(9), Reset::Keep))]).unwrap();
         assert_eq!(store.found("a").unwrap().snapshot.map(|s| s.index), Some(9));
         assert_eq!(snapshot_files(&dir).len(), 2, "one for each namespace");
+    }
+
+    #[test]
+    fn a_file_that_is_mostly_empty_is_compacted_at_the_next_start() {
+        let (dir, store) = open();
+        let path = dir.path().join("node.redb");
+        for n in 1..=120 {
+            let (prev, tx) = (Hash::default(), TxId([n; 16]));
+            let outcome = Outcome::Rejected(String::new());
+            let (leader, goal) = (PeerId([1; 32]), vec![n; 800_000]);
+            let record = Record { index: n.into(), prev, term: 1, leader, tx, goal, outcome };
+            store.commit(&[("a".into(), Write::History(record))]).unwrap();
+        }
+        store.flush().unwrap();
+        let full = path.metadata().unwrap().len();
+        assert!(full > WORTH_COMPACTING, "{full}");
+        store.commit(&[("a".into(), Write::Forget(119))]).unwrap();
+        store.flush().unwrap();
+        drop(store);
+        let store = Store::open(&path).unwrap();
+        let left = path.metadata().unwrap().len();
+        assert!(left < full / 4, "{left} of {full}");
+        assert_eq!(store.history("a", 1, 200, usize::MAX).unwrap().len(), 1);
     }
 
     #[test]

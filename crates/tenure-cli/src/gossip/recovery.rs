@@ -45,9 +45,10 @@ pub(crate) struct RecoverArgs {
 impl From<BackupError> for Failure {
     fn from(error: BackupError) -> Self {
         match &error {
-            BackupError::NotEmpty(_) | BackupError::NoState(_) | BackupError::Damaged { .. } => {
-                Failure::usage(error.to_string())
-            }
+            BackupError::NotEmpty(_)
+            | BackupError::NoState(_)
+            | BackupError::Retired(_)
+            | BackupError::Damaged { .. } => Failure::usage(error.to_string()),
             // `BackupError` may grow; whatever it says, nothing was made.
             _ => Failure::failed(error.to_string()),
         }

@@ -126,8 +126,8 @@ impl Raft {
         }
     }
 
-    /// Consensus as it was found on disk. It keeps still for the longest lease it ever promised:
-    /// it does not remember to which leader, or since when.
+    /// Consensus as it was found on disk. It keeps still for the longest lease of which a promise may not have
+    /// ended: it does not remember to which leader, or since when.
     pub fn restore(
         me: PeerId,
         config: CommitConfig,
