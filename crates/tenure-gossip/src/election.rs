@@ -11,6 +11,8 @@
 //!  decide
 //! ```
 //!
+//! Until a leader is established all valid votes of the last round count, not three of them.
+//!
 //! A vote carries a *beacon*: the leader's own signed stamp, relayed unchanged, with the time it has
 //! been on its way. A beacon is valid for `Δc + M·Δr` (M = 2 · diameter) after it was made, so a
 //! leader that stops making new ones is forgotten by every node within that time, however often its
@@ -323,10 +325,15 @@ impl Election {
             if all.len() < SAMPLE || self.config.tie == TieBreak::Random {
                 all = valid().collect();
             }
-            index::sample(rng, all.len(), SAMPLE.min(all.len()))
-                .iter()
-                .map(|i| all[i].beacon.leader)
-                .collect()
+            // While no leader is established nothing is to be kept calm: every vote at hand is counted, so that
+            // the best candidate spreads as fast as votes travel. (With random ties, three as documented.)
+            let settled = current_lives && self.established(&self.current, now);
+            if !settled && self.config.tie == TieBreak::Ranked {
+                all.iter().map(|n| n.beacon.leader).collect()
+            } else {
+                let drawn = index::sample(rng, all.len(), SAMPLE.min(all.len()));
+                drawn.iter().map(|i| all[i].beacon.leader).collect()
+            }
         };
         let next = self.decide(now, &votes, rng);
 

@@ -17,12 +17,30 @@ fn after_death(crowd: &mut Crowd, limit: u32) -> Option<u32> {
 }
 
 #[test]
-fn a_cold_start_agrees_within_twelve_rounds_up_to_a_thousand_nodes() {
+fn a_cold_start_agrees_within_nine_rounds_up_to_a_thousand_nodes() {
     for nodes in [1, 2, 3, 5, 7, 10, 30, 100, 300, 1_000] {
-        for seed in 0..3 {
+        for seed in 0..5 {
             let rounds = crowd(seed, nodes, |_| ()).rounds_to_agreement(60);
-            assert!(rounds.is_some_and(|r| r <= 12), "{nodes} nodes, seed {seed}: {rounds:?}");
+            assert!(rounds.is_some_and(|r| r <= 9), "{nodes} nodes, seed {seed}: {rounds:?}");
         }
+    }
+}
+
+#[test]
+fn a_cold_start_of_ten_thousand_nodes_agrees_within_twelve_rounds() {
+    let rounds = crowd(0, 10_000, |_| ()).rounds_to_agreement(60);
+    assert!(rounds.is_some_and(|r| r <= 12), "{rounds:?}");
+}
+
+/// The distribution on the page: `cargo test … --lib -- distribution --ignored --nocapture`.
+#[test]
+#[ignore = "a measurement: minutes"]
+#[allow(clippy::print_stdout, reason = "it is what this is for")]
+fn distribution_of_cold_starts() {
+    for (nodes, seeds) in [(100, 20), (300, 20), (1_000, 20), (10_000, 5)] {
+        let of = |seed| crowd(seed, nodes, |_| ()).rounds_to_agreement(60);
+        let rounds: Vec<_> = (0..seeds).map(of).collect();
+        println!("{nodes} nodes: {rounds:?}");
     }
 }
 
