@@ -34,11 +34,17 @@ pub enum Mistake {
     ForgetTransactions,
     /// The gate follows the gossip hint instead of the committed leader: consensus makes it.
     GateOnHint,
+    /// A leader believes a voter that has forgotten what it acknowledged: consensus does not tell it.
+    BelieveTheForgetful,
+    /// States are never compared: consensus drops the checkpoints.
+    NoCheckpoints,
+    /// A dead voter counts as one that answers, and the group grows past it: consensus makes it.
+    GrowPastTheDead,
 }
 
 impl Mistake {
     /// Every mistake there is.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 11] = [
         Self::SkipOnTimeout,
         Self::RandomTie,
         Self::RelayedStamps,
@@ -47,6 +53,9 @@ impl Mistake {
         Self::SendBeforePersist,
         Self::ForgetTransactions,
         Self::GateOnHint,
+        Self::BelieveTheForgetful,
+        Self::NoCheckpoints,
+        Self::GrowPastTheDead,
     ];
 
     /// The name in the file of seeds.
@@ -61,6 +70,9 @@ impl Mistake {
             Self::SendBeforePersist => "send-before-persist",
             Self::ForgetTransactions => "forget-transactions",
             Self::GateOnHint => "gate-on-hint",
+            Self::BelieveTheForgetful => "believe-the-forgetful",
+            Self::NoCheckpoints => "no-checkpoints",
+            Self::GrowPastTheDead => "grow-past-the-dead",
         }
     }
 
@@ -75,7 +87,10 @@ impl Mistake {
             | Self::VoteWithinLease
             | Self::SendBeforePersist
             | Self::ForgetTransactions
-            | Self::GateOnHint => {}
+            | Self::GateOnHint
+            | Self::BelieveTheForgetful
+            | Self::NoCheckpoints
+            | Self::GrowPastTheDead => {}
         }
     }
 
@@ -191,7 +206,11 @@ impl Commit for Consensus {
     }
 
     fn contact(&self, peer: &PeerId) -> Option<Tick> {
-        self.raft.contact(peer)
+        let contact = self.raft.contact(peer);
+        if self.mistake == Some(Mistake::GrowPastTheDead) {
+            return contact.map(|_| Tick::MAX);
+        }
+        contact
     }
 
     fn hint(&mut self, leader: Option<PeerId>) {
@@ -237,7 +256,19 @@ impl Commit for Consensus {
             let command = Command::Record(record).to_bytes();
             return Some(CommitOutput::Committed { position, command });
         }
-        self.raft.poll_output()
+        loop {
+            let output = self.raft.poll_output()?;
+            let dropped = match (&output, self.mistake) {
+                (CommitOutput::Forgot(_), Some(Mistake::BelieveTheForgetful)) => true,
+                (CommitOutput::Committed { command, .. }, Some(Mistake::NoCheckpoints)) => {
+                    matches!(postcard::from_bytes(command), Ok(Command::Checkpoint { .. }))
+                }
+                _ => false,
+            };
+            if !dropped {
+                return Some(output);
+            }
+        }
     }
 
     fn poll_timeout(&self) -> Tick {

@@ -221,31 +221,92 @@ fn three_peers_are_asked_for_history_when_a_goal_goes_unanswered() {
 
 // And what an operator relies on.
 
+fn world_with(seed: u64, nodes: usize, mistake: Option<Mistake>) -> (World, usize) {
+    let mut config = WorldConfig::calm(seed, nodes);
+    config.mistake = mistake;
+    let mut world = World::new(config);
+    assert!(world.run_until(10_000, |w| w.acting().is_some()).expect("sound"));
+    let leader = world.acting().expect("a leader");
+    (world, leader)
+}
+
+/// Puts a voter back to an earlier copy. Whether it is removed; and the group goes on in any case.
+fn removes_an_earlier_copy(seed: u64, mistake: Option<Mistake>) -> bool {
+    let (mut world, leader) = world_with(seed, 3, mistake);
+    let old = (leader + 1) % 3;
+    let copy = world.copy_disk(old);
+    for n in 1..20 {
+        assert!(world.submit(leader, tx(n), &increment()));
+        world.run(100).expect("sound");
+    }
+    world.crash(old);
+    world.put_back(old, &copy);
+    world.start(old);
+    let id = world.node(old).expect("it runs").id();
+    let removed = world.run_until(10_000, |w| {
+        w.node(leader).is_some_and(|n| {
+            let members = n.commit().status(Tick::ZERO).members;
+            !members.contains(&id) && members.next.is_empty() && n.barred().contains_key(&id)
+        })
+    });
+    if mistake.is_some() {
+        // A broken invariant shows it as well.
+        return removed.unwrap_or(false);
+    }
+    let removed = removed.expect("sound");
+    assert!(world.submit(leader, tx(99), &increment()));
+    assert!(world.run_until(2_000, |w| w.committed(&tx(99)).is_some()).expect("sound"));
+    removed
+}
+
 #[test]
 fn a_voter_put_back_to_an_earlier_copy_is_removed_and_the_others_go_on() {
     for seed in 0..10 {
-        let mut world = World::new(WorldConfig::calm(seed, 3));
-        assert!(world.run_until(10_000, |w| w.acting().is_some()).expect("sound"));
-        let leader = world.acting().expect("a leader");
-        let old = (leader + 1) % 3;
-        let copy = world.copy_disk(old);
-        for n in 1..20 {
-            assert!(world.submit(leader, tx(n), &increment()));
-            world.run(100).expect("sound");
-        }
-        world.crash(old);
-        world.put_back(old, &copy);
-        world.start(old);
-        let id = world.node(old).expect("it runs").id();
-        let removed = world.run_until(10_000, |w| {
-            w.node(leader).is_some_and(|n| {
-                let members = n.commit().status(Tick::ZERO).members;
-                !members.contains(&id) && members.next.is_empty() && n.barred().contains_key(&id)
-            })
-        });
-        assert!(removed.expect("sound"), "seed {seed}: it still votes");
-        assert!(world.submit(leader, tx(99), &increment()));
-        assert!(world.run_until(2_000, |w| w.committed(&tx(99)).is_some()).expect("sound"));
+        assert!(removes_an_earlier_copy(seed, None), "seed {seed}: it still votes");
+    }
+}
+
+#[test]
+fn believing_a_voter_that_forgot_is_caught() {
+    for seed in seeds_of(Mistake::BelieveTheForgetful) {
+        let mistake = Some(Mistake::BelieveTheForgetful);
+        assert!(
+            !removes_an_earlier_copy(seed, mistake),
+            "seed {seed}: it was removed all the same"
+        );
+    }
+}
+
+/// A voter dies and a fourth node joins. Whether it stays a learner: two of four would be no majority.
+fn grows_no_further(seed: u64, mistake: Option<Mistake>) -> bool {
+    let mut config = WorldConfig::calm(seed, 4);
+    (config.voters, config.node.max_voters, config.mistake) = (3, 4, mistake);
+    let mut world = World::new(config);
+    assert!(world.run_until(10_000, |w| w.acting().is_some()).expect("sound"));
+    let leader = world.acting().expect("a leader");
+    world.crash((leader + 1) % 3);
+    world.run(5_000).expect("sound");
+    let leader = world.acting().unwrap_or(leader);
+    world.start(3);
+    let id = world.node(3).expect("it runs").id();
+    let members = |w: &World| w.node(leader).map(|n| n.commit().status(Tick::ZERO).members);
+    let learns = world.run_until(10_000, |w| members(w).is_some_and(|m| m.contains(&id)));
+    assert!(learns.expect("sound"), "seed {seed}: it does not even learn");
+    world.run(10_000).expect("sound");
+    !members(&world).expect("it runs").is_voter(&id)
+}
+
+#[test]
+fn a_group_with_a_dead_voter_grows_no_further() {
+    for seed in 0..10 {
+        assert!(grows_no_further(seed, None), "seed {seed}");
+    }
+}
+
+#[test]
+fn growing_past_a_dead_voter_is_caught() {
+    for seed in seeds_of(Mistake::GrowPastTheDead) {
+        assert!(!grows_no_further(seed, Some(Mistake::GrowPastTheDead)), "seed {seed}");
     }
 }
 
@@ -309,10 +370,9 @@ fn a_leader_that_halts_gives_way_to_a_healthy_node() {
     }
 }
 
-#[test]
-fn a_node_whose_state_is_another_halts_at_the_next_checkpoint() {
-    let mut world = settled(3);
-    let leader = world.acting().expect("a leader");
+/// The stored state of a node is damaged. Whether it halts; and the others go on.
+fn halts_with_another_state(seed: u64, mistake: Option<Mistake>) -> bool {
+    let (mut world, leader) = world_with(seed, 3, mistake);
     let other = (leader + 1) % 3;
     for n in 1..60 {
         let goal = KvGoal::Put { key: format!("k{n}"), value: (f64::from(n) / 3.0).into() };
@@ -324,9 +384,24 @@ fn a_node_whose_state_is_another_halts_at_the_next_checkpoint() {
     world.start(other);
     assert!(world.submit(leader, tx(100), &increment()));
     let halted = world.run_until(5_000, |w| w.node(other).is_some_and(|n| n.halted().is_some()));
-    assert!(halted.expect("sound"), "its state differs, and it serves it");
+    let halted = halted.expect("sound");
     assert!(world.submit(leader, tx(101), &increment()));
     assert!(world.run_until(2_000, |w| w.committed(&tx(101)).is_some()).expect("sound"));
+    halted
+}
+
+#[test]
+fn a_node_whose_state_is_another_halts_at_the_next_checkpoint() {
+    for seed in [11, 12, 13] {
+        assert!(halts_with_another_state(seed, None), "its state differs, and it serves it");
+    }
+}
+
+#[test]
+fn states_that_are_never_compared_are_caught() {
+    for seed in seeds_of(Mistake::NoCheckpoints) {
+        assert!(!halts_with_another_state(seed, Some(Mistake::NoCheckpoints)), "seed {seed}");
+    }
 }
 
 #[test]
