@@ -87,7 +87,7 @@ impl From<Exit> for ExitCode {
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) exit: Exit,
-    message: String,
+    pub(crate) message: String,
 }
 
 impl Failure {

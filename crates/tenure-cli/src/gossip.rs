@@ -379,27 +379,28 @@ fn resolve(text: &str, known: impl IntoIterator<Item = PeerId>) -> Result<PeerId
     }
 }
 
-impl NamespaceArgs {
-    /// The node that was meant by the first digits of its id
-    async fn node_id(&self, text: &str) -> Result<PeerId, Failure> {
-        if PeerId::from_hex(text).is_some() || text.len() < 4 {
-            return resolve(text, []);
-        }
-        let space = self.space().await?;
-        let status = self.at.status().await?;
-        let lists = ["voters", "learners", "removed"].map(|list| space[list].clone());
-        let ids = lists.into_iter().chain([status["connected"].clone(), json!([status["id"]])]);
-        let ids =
-            ids.flat_map(|list| serde_json::from_value::<Vec<PeerId>>(list).unwrap_or_default());
-        resolve(text, ids)
-    }
+/// How each namespace stands, by the status of a node. The credentials come last.
+fn spaces(status: &Value) -> Vec<Value> {
+    let application = status["namespaces"].as_array().into_iter().flatten();
+    application.chain([&status["credentials"]]).cloned().collect()
+}
 
+/// Every node that a status names.
+fn known(status: &Value) -> Vec<PeerId> {
+    let lists = spaces(status)
+        .into_iter()
+        .flat_map(|space| ["voters", "learners", "removed"].map(|list| space[list].clone()));
+    let lists = lists.chain([status["connected"].clone(), json!([status["id"]])]);
+    lists.flat_map(|list| serde_json::from_value::<Vec<PeerId>>(list).unwrap_or_default()).collect()
+}
+
+impl NamespaceArgs {
     /// The status of the namespace on the node that was asked
     async fn space(&self) -> Result<Value, Failure> {
         let status = self.at.status().await?;
-        let mut spaces = status["namespaces"].as_array().into_iter().flatten();
+        let mut spaces = spaces(&status).into_iter();
         let found = spaces.find(|space| space["namespace"] == json!(self.namespace));
-        found.cloned().ok_or_else(|| {
+        found.ok_or_else(|| {
             let (node, name) = (&self.at.node, &self.namespace);
             let message = format!("node {node} carries no namespace {name:?}; see `gossip status`");
             Failure::new(Exit::NotFound, message)
@@ -452,12 +453,20 @@ async fn submit(args: SubmitArgs) -> Result<Exit, Failure> {
             ));
         }
     };
-    let Answer::Record(record) = answer else { return Err(args.to.unexpected(&answer)) };
-    out!("{}", object(&record));
-    Ok(match record.outcome {
-        Outcome::Done(_) => Exit::Clean,
-        Outcome::Rejected(_) => Exit::Rejected,
-    })
+    let done = match answer {
+        Answer::Record(record) => {
+            out!("{}", object(&record));
+            matches!(record.outcome, Outcome::Done(_))
+        }
+        // Decided before; the node has the record only as part of a snapshot, and knows how it ended.
+        Answer::Decided { index, done } => {
+            let outcome = if done { "done" } else { "rejected" };
+            out!("{}", json!({ "index": index, "tx": tx.to_string(), "outcome": outcome }));
+            done
+        }
+        other => return Err(args.to.unexpected(&other)),
+    };
+    Ok(if done { Exit::Clean } else { Exit::Rejected })
 }
 
 async fn get(args: GetArgs) -> Result<Exit, Failure> {
@@ -500,18 +509,33 @@ async fn read<T: serde::de::DeserializeOwned>(
 
 async fn watch(args: WatchArgs) -> Result<Exit, Failure> {
     let mut client = args.at.at.connect_patiently().await?;
-    let ask = Ask::Watch { namespace: args.at.namespace.clone(), from: args.from };
+    // The first record is named, so that whatever ends this can be gone on from.
+    let mut next = match args.from {
+        Some(from) => from.max(1),
+        None => args.at.space().await?["index"].as_u64().unwrap_or_default() + 1,
+    };
     let forever = Duration::from_secs(86_400 * 365);
-    let mut answer = args.at.ask(&mut client, ask, forever).await?;
+    let ask = Ask::Watch { namespace: args.at.namespace.clone(), from: Some(next) };
+    let mut answer = client.ask(ask, forever).await;
     let mut seen = 0;
     loop {
-        let Answer::Record(record) = answer else { return Err(args.at.unexpected(&answer)) };
+        let record = match answer {
+            Ok(Answer::Record(record)) => record,
+            Ok(other) => return Err(args.at.unexpected(&other)),
+            Err(error @ ClientError::Session(_)) => {
+                let (node, why) = (&args.at.at.node, chain(&error));
+                let remedy = format!("go on here or at another: tenure gossip watch --from {next}");
+                return Err(Failure::new(Exit::NoLeader, format!("node {node}: {why}; {remedy}")));
+            }
+            Err(error) => return Err(args.at.failure(error).await),
+        };
         out!("{}", object(&record));
+        next = record.index + 1;
         seen += 1;
         if args.count.is_some_and(|count| seen >= count) || output::is_closed() {
             return Ok(Exit::Clean);
         }
-        answer = client.next(forever).await.map_err(|error| args.at.at.failure(&error))?;
+        answer = client.next(forever).await;
     }
 }
 

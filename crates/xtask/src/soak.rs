@@ -20,7 +20,7 @@ use clap::Args;
 use rand::Rng as _;
 use rustix::process::Signal;
 use serde_json::json;
-use tenure_gossip::{Answer, Ask, MemberChange, Record, TxId};
+use tenure_gossip::{Answer, Ask, CREDENTIALS, MemberChange, PeerId, Record, TxId};
 use tokio::sync::watch;
 
 use self::callers::{Ledger, Seen};
@@ -30,8 +30,8 @@ use crate::say;
 
 /// How long the group may take to become well after the last fault.
 const RECOVERY: Duration = Duration::from_secs(120);
-/// KiB that a node's files may have when its disk is to be full: less than they have.
-const FULL: u64 = 512;
+/// KiB that a node's largest file may grow by until its disk is full: a moment's writing.
+const LEFT: u64 = 256;
 
 /// What to do, and for how long.
 #[derive(Debug, Args)]
@@ -134,7 +134,9 @@ impl Soak {
             self.nodes.push(node);
         }
         let until = Instant::now() + RECOVERY;
-        while self.voters().await != Some(nodes) {
+        while self.voters("main").await != Some(nodes)
+            || self.voters(CREDENTIALS).await != Some(nodes)
+        {
             if Instant::now() > until {
                 bail!("not all nodes vote within {RECOVERY:?}");
             }
@@ -149,10 +151,10 @@ impl Soak {
         self.folder.join(self.made.to_string())
     }
 
-    async fn voters(&self) -> Option<usize> {
-        let main = self.nodes[0].main().await.ok()?;
-        let learners = main["learners"].as_array()?.len();
-        (learners == 0).then(|| main["voters"].as_array().map(Vec::len))?
+    async fn voters(&self, space: &str) -> Option<usize> {
+        let space = self.nodes[0].space(space).await.ok()?;
+        let learners = space["learners"].as_array()?.len();
+        (learners == 0).then(|| space["voters"].as_array().map(Vec::len))?
     }
 
     fn publish(&self) {
@@ -160,10 +162,10 @@ impl Soak {
         self.ledger.addresses.send_replace(addresses);
     }
 
-    /// The place of the node that acts, if one says so.
-    async fn leader(&self) -> Option<Place> {
+    /// The place of the node that acts in `space`, if one says so.
+    async fn leader(&self, space: &str) -> Option<Place> {
         for (place, node) in self.nodes.iter().enumerate() {
-            if node.is_up() && node.main().await.is_ok_and(|main| main["acting"] == json!(true)) {
+            if node.is_up() && node.space(space).await.is_ok_and(|s| s["acting"] == json!(true)) {
                 return Some(place);
             }
         }
@@ -174,7 +176,7 @@ impl Soak {
     async fn fault(&mut self) -> anyhow::Result<()> {
         let any = rand::rng().random_range(0..self.nodes.len());
         let place = match rand::rng().random_bool(0.5) {
-            true => self.leader().await.unwrap_or(any),
+            true => self.leader("main").await.unwrap_or(any),
             false => any,
         };
         let pause = Duration::from_millis(rand::rng().random_range(200..5_000));
@@ -218,10 +220,11 @@ impl Soak {
         self.nodes[place].start(&self.network, &self.program, &[], None).await
     }
 
-    /// The node finds its disk full: it stops by itself, and goes on when there is room again.
+    /// The node's disk fills up under load: it stops by itself, and goes on when there is room again.
     async fn fill_disk(&mut self, place: Place) -> anyhow::Result<&'static str> {
         self.nodes[place].kill().await;
-        self.nodes[place].start(&self.network, &self.program, &[], Some(FULL)).await?;
+        let room = self.nodes[place].largest()? + LEFT;
+        self.nodes[place].start(&self.network, &self.program, &[], Some(room)).await?;
         let ended = self.nodes[place].ends(Duration::from_secs(20)).await;
         self.restart(place).await?;
         Ok(if ended { "full disk" } else { "disk with room enough" })
@@ -241,16 +244,23 @@ impl Soak {
         let new = node.id.context("it runs")?;
         self.nodes[place] = node;
         self.publish();
+        for space in ["main", CREDENTIALS] {
+            self.order_replacement(space, old, new).await?;
+        }
+        Ok("replacement")
+    }
+
+    async fn order_replacement(&self, space: &str, old: PeerId, new: PeerId) -> anyhow::Result<()> {
         let until = Instant::now() + RECOVERY;
         let change = MemberChange::Replace { old, new };
         let mut said = "no leader".to_owned();
         while Instant::now() < until {
-            if let Some(leader) = self.leader().await
+            if let Some(leader) = self.leader(space).await
                 && let Ok(mut client) = connect(&self.nodes[leader].direct).await
             {
-                let ask = Ask::Members { namespace: "main".into(), change };
+                let ask = Ask::Members { namespace: space.into(), change };
                 match client.ask(ask, Duration::from_secs(90)).await {
-                    Ok(Answer::Done) => return Ok("replacement"),
+                    Ok(Answer::Done) => return Ok(()),
                     Ok(other) => bail!("{other:?}"),
                     // Busy, or leadership changed: the order may be repeated until it is made.
                     Err(error) => said = error.to_string(),
@@ -258,16 +268,16 @@ impl Soak {
             }
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
-        let standing = self.standing().await;
-        bail!("{old} was not replaced by {new} within {RECOVERY:?}: {said}\n{standing}")
+        let standing = self.standing(space).await;
+        bail!("{space}: {old} was not replaced by {new} within {RECOVERY:?}: {said}\n{standing}")
     }
 
     /// How each node stands, a line each.
-    async fn standing(&self) -> String {
+    async fn standing(&self, space: &str) -> String {
         let mut lines = Vec::new();
         for node in &self.nodes {
             let status =
-                node.main().await.map_or_else(|error| error.to_string(), |s| s.to_string());
+                node.space(space).await.map_or_else(|error| error.to_string(), |s| s.to_string());
             lines.push(format!("{}: {status}", node.folder.display()));
         }
         lines.join("\n")
@@ -295,7 +305,7 @@ impl Soak {
             }
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
-        let standing = self.standing().await;
+        let standing = self.standing("main").await;
         bail!("the nodes do not agree within {RECOVERY:?}: {said:?}\n{standing}")
     }
 }

@@ -1,4 +1,7 @@
 //! `tenure gossip voter | replace | step-down | found`: orders to the leader, and what became of them.
+//!
+//! Every namespace has voters of its own, and so have the credentials: without `--namespace` an order about a
+//! node is given in each of them where it changes anything, so that it can be repeated until all have made it.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -9,7 +12,7 @@ use tenure_gossip::{
     Answer, Ask, CREDENTIALS, CredentialGoal, MemberChange, Outcome, PeerId, Record, TxId,
 };
 
-use super::{NamespaceArgs, NodeAddress};
+use super::{NamespaceArgs, NodeAddress, known, resolve, spaces};
 use crate::args::period;
 use crate::exit::{Exit, Failure};
 use crate::output::out;
@@ -17,11 +20,21 @@ use crate::output::out;
 /// How long the leader may take over an order.
 const ORDER: Duration = Duration::from_secs(30);
 
+/// A node to ask, and the namespaces that an order is about.
+#[derive(Debug, Args)]
+pub(crate) struct SpacesArgs {
+    #[command(flatten)]
+    at: NodeAddress,
+    /// The namespace (default: every one that the node to talk to carries, and the credentials)
+    #[arg(long)]
+    namespace: Option<String>,
+}
+
 /// Which change.
 #[derive(Debug, Args)]
 pub(crate) struct VoterArgs {
     #[command(flatten)]
-    at: NamespaceArgs,
+    at: SpacesArgs,
     /// What to do.
     change: VoterChange,
     /// The node's id, or the first digits of it.
@@ -40,7 +53,7 @@ enum VoterChange {
 #[derive(Debug, Args)]
 pub(crate) struct ReplaceArgs {
     #[command(flatten)]
-    at: NamespaceArgs,
+    at: SpacesArgs,
     /// The voter that goes: its id, or the first digits of it.
     old: String,
     /// The node that comes: its id, or the first digits of it. It runs and has joined, and does not vote.
@@ -61,15 +74,25 @@ pub(crate) struct FoundArgs {
 
 pub(super) async fn voter(args: VoterArgs) -> Result<Exit, Failure> {
     let id = args.at.node_id(&args.id).await?;
-    let change = match args.change {
-        VoterChange::Add => MemberChange::Learn(id),
-        VoterChange::Remove => MemberChange::Remove(id),
+    let order = match args.change {
+        VoterChange::Add => Order {
+            change: MemberChange::Learn(id),
+            is_made: &|space| space.voters.contains(&id),
+            done: "receives the log, and votes once it has caught up",
+            patience: ORDER,
+        },
+        VoterChange::Remove => Order {
+            change: MemberChange::Remove(id),
+            is_made: &|space| !space.voters.contains(&id) && !space.learners.contains(&id),
+            done: "is removed",
+            patience: ORDER,
+        },
     };
-    let ask = Ask::Members { namespace: args.at.namespace.clone(), change };
-    let leader = order(&args.at, ask, ORDER).await?;
-    match args.change {
-        VoterChange::Add => out!("{id} receives the log, and votes once it has caught up"),
-        VoterChange::Remove => out!("{id} is removed; {}", voters_left(&args.at, &leader).await),
+    if !args.at.give(&id, &order).await? {
+        out!(
+            "{id} {} already",
+            if matches!(args.change, VoterChange::Add) { "votes" } else { "is no member" }
+        );
     }
     Ok(Exit::Clean)
 }
@@ -79,11 +102,111 @@ pub(super) async fn replace(args: ReplaceArgs) -> Result<Exit, Failure> {
     if old == new {
         return Err(Failure::usage("new: another node than the one that goes"));
     }
-    let change = MemberChange::Replace { old, new };
-    let ask = Ask::Members { namespace: args.at.namespace.clone(), change };
-    let leader = order(&args.at, ask, args.timeout).await?;
-    out!("{new} votes instead of {old}; {}", voters_left(&args.at, &leader).await);
+    let order = Order {
+        change: MemberChange::Replace { old, new },
+        // Where neither votes there is nothing to take over, but one namespace that is named must have the voter.
+        is_made: &|space| {
+            !space.voters.contains(&old)
+                && (args.at.namespace.is_none() || space.voters.contains(&new))
+        },
+        done: &format!("votes instead of {old}"),
+        patience: args.timeout,
+    };
+    if !args.at.give(&new, &order).await? {
+        let spaces = args.at.spaces().await?;
+        let mut votes = false;
+        for at in &spaces {
+            votes |= leaders_space(at).await?.voters.contains(&new);
+        }
+        if !votes {
+            let why = format!("node {old} votes nowhere; `tenure gossip status` lists the voters");
+            return Err(Failure::new(Exit::Rejected, why));
+        }
+        out!("{new} votes already, and {old} does not");
+    }
     Ok(Exit::Clean)
+}
+
+/// A change of the members, the same in every namespace.
+struct Order<'a> {
+    change: MemberChange,
+    /// Whether there is nothing to do.
+    is_made: &'a (dyn Fn(&Space) -> bool + Sync),
+    /// What is said of the node then.
+    done: &'a str,
+    patience: Duration,
+}
+
+/// The members of a namespace, as its leader has them.
+#[derive(serde::Deserialize)]
+struct Space {
+    voters: Vec<PeerId>,
+    learners: Vec<PeerId>,
+}
+
+impl SpacesArgs {
+    /// Each namespace that is meant. The credentials come last: whether others can be let in depends on them.
+    async fn spaces(&self) -> Result<Vec<NamespaceArgs>, Failure> {
+        let names = match &self.namespace {
+            Some(namespace) => vec![namespace.clone()],
+            None => {
+                let spaces = spaces(&self.at.status().await?);
+                let name = |space: &Value| space["namespace"].as_str().map(ToOwned::to_owned);
+                spaces.iter().filter_map(name).collect()
+            }
+        };
+        let of = |namespace| NamespaceArgs { at: self.at.clone(), namespace };
+        Ok(names.into_iter().map(of).collect())
+    }
+
+    /// The node that was meant by the first digits of its id
+    async fn node_id(&self, text: &str) -> Result<PeerId, Failure> {
+        if PeerId::from_hex(text).is_some() || text.len() < 4 {
+            return resolve(text, []);
+        }
+        resolve(text, known(&self.at.status().await?))
+    }
+
+    /// Gives the order in every namespace where it changes something; whether there was one. A namespace that
+    /// cannot make it does not keep the others from it.
+    async fn give(&self, node: &PeerId, order: &Order<'_>) -> Result<bool, Failure> {
+        let mut made = false;
+        let mut failed: Option<Failure> = None;
+        for at in self.spaces().await? {
+            match give_in(&at, node, order).await {
+                Ok(changed) => made |= changed,
+                Err(failure) => {
+                    let why = format!("namespace {}: {}", at.namespace, failure.message);
+                    failed = Some(match failed.take() {
+                        None => Failure::new(failure.exit, why),
+                        Some(first) => {
+                            Failure::new(first.exit, format!("{}\n{why}", first.message))
+                        }
+                    });
+                }
+            }
+        }
+        failed.map_or(Ok(made), Err)
+    }
+}
+
+async fn give_in(at: &NamespaceArgs, node: &PeerId, order: &Order<'_>) -> Result<bool, Failure> {
+    if (order.is_made)(&leaders_space(at).await?) {
+        return Ok(false);
+    }
+    let ask = Ask::Members { namespace: at.namespace.clone(), change: order.change };
+    let leader = self::order(at, ask, order.patience).await?;
+    let (name, done) = (&at.namespace, order.done);
+    out!("namespace {name}: {node} {done}; {}", voters_left(at, &leader).await);
+    Ok(true)
+}
+
+/// The members as the leader knows them: another node may be outside of consensus, or lag behind.
+async fn leaders_space(at: &NamespaceArgs) -> Result<Space, Failure> {
+    let leader = NodeAddress { node: leader_of(at).await?, ..at.at.clone() };
+    let at = NamespaceArgs { at: leader, namespace: at.namespace.clone() };
+    serde_json::from_value(at.space().await?)
+        .map_err(|error| at.at.unexpected(&format!("a status, but {error}")))
 }
 
 pub(super) async fn step_down(at: NamespaceArgs) -> Result<Exit, Failure> {
@@ -98,15 +221,19 @@ struct Leader {
     at: NodeAddress,
 }
 
-/// Gives an order to the leader of the namespace, wherever it is.
-async fn order(at: &NamespaceArgs, ask: Ask, patience: Duration) -> Result<Leader, Failure> {
+/// Where the leader of the namespace is reached.
+async fn leader_of(at: &NamespaceArgs) -> Result<String, Failure> {
     let space = at.space().await?;
-    let address = space["leader_address"].as_str().ok_or_else(|| {
+    space["leader_address"].as_str().map(ToOwned::to_owned).ok_or_else(|| {
         let node = &at.at.node;
         let why = format!("node {node} knows no leader at the moment; try again, or ask another");
         Failure::new(Exit::NoLeader, why)
-    })?;
-    let at = NodeAddress { node: address.to_owned(), ..at.at.clone() };
+    })
+}
+
+/// Gives an order to the leader of the namespace, wherever it is.
+async fn order(at: &NamespaceArgs, ask: Ask, patience: Duration) -> Result<Leader, Failure> {
+    let at = NodeAddress { node: leader_of(at).await?, ..at.at.clone() };
     let mut client = at.connect().await?;
     let id = client.node();
     let answer = client.ask(ask, patience).await;

@@ -3,7 +3,7 @@
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::{NamespaceArgs, NodeAddress};
+use super::{NamespaceArgs, NodeAddress, spaces};
 use crate::exit::{Exit, Failure};
 use crate::output::out;
 
@@ -26,8 +26,8 @@ pub(super) async fn run(args: StatusArgs) -> Result<Exit, Failure> {
     out!("node       {}", status["id"].as_str().unwrap_or_default());
     out!("address    {}", status["address"].as_str().unwrap_or_default());
     out!("connected  {}", many(&status["connected"]));
-    for ns in status["namespaces"].as_array().into_iter().flatten() {
-        space(&args.at, ns).await;
+    for ns in spaces(&status) {
+        space(&args.at, &ns).await;
     }
     Ok(Exit::Clean)
 }
@@ -71,8 +71,7 @@ async fn followers(at: &NodeAddress, ns: &Value) -> Vec<Value> {
     let at = NodeAddress { node: leader.to_owned(), ..at.clone() };
     // A leader that does not answer is no failure of the node that was asked.
     let status = at.status().await.unwrap_or(Value::Null);
-    let spaces = status["namespaces"].as_array().cloned().unwrap_or_default();
-    let same = spaces.into_iter().find(|space| space["namespace"] == ns["namespace"]);
+    let same = spaces(&status).into_iter().find(|space| space["namespace"] == ns["namespace"]);
     same.and_then(|space| space["followers"].as_array().cloned()).unwrap_or_default()
 }
 

@@ -147,7 +147,9 @@ fn two_that_bootstrapped_apart_never_become_one() {
 fn a_joiner_catches_up_by_snapshot_and_history() {
     let dir = tempfile::tempdir().unwrap();
     let nodes = cluster_with(dir.path(), 1, &["--snapshot-every", "16"]);
-    for i in 0..50 {
+    let tx = "00000000000000000000000000000042";
+    let first = nodes[0].submit(&["--tx", tx, "put", "k0", "1"]);
+    for i in 1..50 {
         nodes[0].submit(&["put", &format!("k{i}"), "1"]);
     }
     let late = Process::start(
@@ -164,6 +166,11 @@ fn a_joiner_catches_up_by_snapshot_and_history() {
     let said = String::from_utf8_lossy(&out.stderr).into_owned();
     assert_eq!(out.status.code(), Some(8), "{said}");
     assert!(said.contains(&format!("ask it by --node {}", nodes[0].address)), "{said}");
+    // A retry is answered where the record is gone; another goal under the name is refused on every node.
+    let again = late.submit(&["--tx", tx, "put", "k0", "1"]);
+    assert_eq!((&again["index"], &again["outcome"]), (&first["index"], &json!("done")));
+    let other = late.ask(&["submit", "--tx", tx, "put", "k0", "2"]);
+    assert_eq!(other.status.code(), Some(8));
     // An observer follows by history, without ever voting.
     let observer = Process::start(
         &dir.path().join("o"),

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::kit::{Process, cluster_with, eventually, free_port, leader};
+use crate::kit::{self, BIN, Process, cluster_with, eventually, free_port, leader};
 
 fn stderr(out: &std::process::Output) -> String {
     String::from_utf8_lossy(&out.stderr).into_owned()
@@ -117,6 +117,54 @@ fn a_key_without_the_store_it_voted_with_is_refused() {
     b.kill();
     std::fs::remove_file(b.folder().join("node.redb")).unwrap();
     assert!(b.restart_with(&["--join", &a.address]).is_none(), "it could vote twice in a term");
+}
+
+#[test]
+fn names_of_hosts_will_do_and_an_open_port_is_said_loudly() {
+    let dir = tempfile::tempdir().unwrap();
+    let start = |name: &str, args: &[&str]| {
+        let (port, folder) = (free_port(), dir.path().join(name));
+        let advertised = format!("localhost:{port}");
+        let mut program = std::process::Command::new(BIN);
+        program.args(["gossip", "node", "--listen", &format!("127.0.0.1:{port}"), "--data"]);
+        program.arg(&folder).args(["--advertise", &advertised]).args(args);
+        program.stderr(std::fs::File::create(dir.path().join(format!("{name}.log"))).unwrap());
+        program.env("TENURE_LOG", "warn");
+        let node = Process::try_start_by(program, &folder, port, args).expect("it gets ready");
+        (node, advertised)
+    };
+    let (a, seed) = start("a", &["--bootstrap"]);
+    let (b, there) = start("b", &["--join", &seed]);
+    eventually("both vote", 20, || a.voters() == 2 && b.voters() == 2);
+    assert!(kit::ask(&there, &["submit", "put", "x", "1"]).status.success());
+    // The orders go to the leader by the address that it advertised.
+    assert!(kit::ask(&there, &["step-down"]).status.success());
+    assert_eq!(
+        a.main()["leader_address"].as_str().map(|at| at.starts_with("localhost:")),
+        Some(true)
+    );
+    let said = std::fs::read_to_string(dir.path().join("a.log")).unwrap();
+    assert!(said.contains("this cluster is OPEN: every program that reaches the port"), "{said}");
+
+    let (_c, _) = start("c", &["--bootstrap", "--closed"]);
+    let said = std::fs::read_to_string(dir.path().join("c.log")).unwrap();
+    assert!(!said.contains("OPEN"), "{said}");
+}
+
+#[test]
+fn one_name_for_two_goals_is_refused_on_another_node_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let nodes = cluster_with(dir.path(), 3, &[]);
+    let at = leader(&nodes);
+    let (other, third) = (&nodes[(at + 1) % 3], &nodes[(at + 2) % 3]);
+    let tx = "00000000000000000000000000000042";
+    let first = other.submit(&["--tx", tx, "put", "x", "1"]);
+    // Another node, before or after it has heard of the record.
+    let out = third.ask(&["submit", "--tx", tx, "put", "x", "2"]);
+    assert_eq!(out.status.code(), Some(8), "{}", stderr(&out));
+    let again = third.submit(&["--tx", tx, "put", "x", "1"]);
+    assert_eq!(again["index"], first["index"]);
+    assert_eq!(nodes[at].get("x"), "1");
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! Dead voters, old copies, lost majorities and backups, with real processes.
 
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::kit::{BIN, Process, cluster, cluster_with, eventually, free_port, leader};
 
@@ -64,6 +64,79 @@ fn a_dead_voter_is_shown_stops_growth_and_is_replaced_without_losing_the_majorit
 }
 
 #[test]
+fn every_node_is_replaced_in_turn_and_the_group_still_lets_others_in() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().expect("text").to_owned();
+    let a = Process::start(&dir.path().join("0"), free_port(), &["--bootstrap", "--closed"]);
+    // The folder of the founder is the first operator; it is used from here on, whichever node is lost.
+    let operator = path("operator");
+    let invite = |node: &Process, right: &str, identity: &str| {
+        let out = node.ask(&["invite", right, "--identity", identity]);
+        assert!(out.status.success(), "{}", stderr(&out));
+        let file = path(&format!("invitation-{right}"));
+        std::fs::write(&file, out.stdout).unwrap();
+        file
+    };
+    eventually("the cluster is founded", 20, || {
+        a.ask(&["status", "--identity", &path("0")]).status.success()
+    });
+    let file = invite(&a, "operator", &path("0"));
+    assert!(a.ask(&["accept", "--invitation", &file, "--identity", &operator]).status.success());
+    let status = |node: &Process| {
+        let out = node.ask(&["status", "--json", "--identity", &operator]);
+        serde_json::from_slice::<Value>(&out.stdout).unwrap_or_default()
+    };
+    // How many vote on the application's records, and on the credentials.
+    let voters = |node: &Process| {
+        let status = status(node);
+        let count = |space: &Value| space["voters"].as_array().map_or(0, Vec::len);
+        (count(&status["namespaces"][0]), count(&status["credentials"]))
+    };
+    let mut nodes = vec![a];
+    for n in 1..=5 {
+        let file = invite(&nodes[0], "node", &operator);
+        let join = ["--join", &nodes[0].address, "--closed", "--invitation", &file];
+        if n <= 2 {
+            let node = Process::start(&dir.path().join(n.to_string()), free_port(), &join);
+            nodes.push(node);
+            let all = nodes.len();
+            eventually("it votes", 20, || nodes.iter().all(|node| voters(node) == (all, all)));
+            continue;
+        }
+        let dead = nodes.remove(0);
+        let old = dead.id.clone();
+        drop(dead);
+        let join = ["--join", &nodes[0].address, "--closed", "--invitation", &file];
+        let new = Process::start(&dir.path().join(n.to_string()), free_port(), &join);
+        let mut said = String::new();
+        eventually("it is replaced wherever it voted", 40, || {
+            let order = ["replace", &old[..8], &new.id, "--identity", &operator];
+            let out = nodes[0].ask(&order);
+            said = format!("{}{}", stdout(&out), stderr(&out));
+            // While another is elected there is no leader to give the order to.
+            assert!(matches!(out.status.code(), Some(0 | 6 | 8)), "{said}");
+            out.status.success()
+        });
+        nodes.push(new);
+        eventually("every node has heard of it", 20, || {
+            let removed = |space: &Value| space["removed"].to_string().contains(&old);
+            nodes.iter().all(|node| {
+                let status = status(node);
+                removed(&status["namespaces"][0]) && removed(&status["credentials"])
+            }) && voters(&nodes[0]) == (3, 3)
+        });
+    }
+    // Not one of the first three is left, and each of these needs a majority of the credentials.
+    invite(&nodes[0], "client", &operator);
+    let out = nodes[1].ask(&["found", "more", "--identity", &operator]);
+    assert!(out.status.success(), "{}", stderr(&out));
+    let out = nodes[2].ask(&["submit", "--identity", &operator, "put", "x", "1"]);
+    assert!(out.status.success(), "{}", stderr(&out));
+    let said = stdout(&nodes[2].ask(&["status", "--identity", &operator]));
+    assert!(said.contains("namespace  tenure.credentials"), "{said}");
+}
+
+#[test]
 fn an_old_copy_and_a_copy_beside_it_are_stopped_and_rejoin_under_a_new_identity() {
     let dir = tempfile::tempdir().unwrap();
     let mut nodes = cluster(dir.path(), 3);
@@ -87,6 +160,12 @@ fn an_old_copy_and_a_copy_beside_it_are_stopped_and_rejoin_under_a_new_identity(
         }
         let copied = Process::start(&saved, free_port(), &join);
         assert_eq!(copied.id, id, "the same identity");
+        let mut watching = Command::new(BIN)
+            .args(["gossip", "watch", "--node", &copied.address, "--from", "1"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
         let mut n = 0;
         eventually("the copy halts, says why, and votes no more", 30, || {
             n += 1;
@@ -94,6 +173,12 @@ fn an_old_copy_and_a_copy_beside_it_are_stopped_and_rejoin_under_a_new_identity(
             let halted = copied.main()["halted"].as_str().is_some_and(|why| why.contains("copy"));
             halted && nodes[at].main()["removed"].as_array().unwrap().contains(&json!(id))
         });
+        eventually("a watcher is told", 10, || watching.try_wait().unwrap().is_some());
+        let told = watching.wait_with_output().unwrap();
+        assert_eq!(told.status.code(), Some(8));
+        assert!(stderr(&told).contains("has halted"), "{}", stderr(&told));
+        let told = copied.ask(&["watch"]);
+        assert!(stderr(&told).contains("has halted"), "{}", stderr(&told));
         let out = nodes[at].ask(&["voter", "add", &id]);
         assert_eq!(out.status.code(), Some(8));
         assert!(stderr(&out).contains("can never vote again"), "{}", stderr(&out));
@@ -113,6 +198,8 @@ fn a_lost_majority_is_recovered_into_a_generation_that_no_survivor_joins() {
     let mut nodes = cluster_with(dir.path(), 3, &["--snapshot-every", "16"]);
     let tx = "00000000000000000000000000000042";
     let before = nodes[0].submit(&["--tx", tx, "put", "kept", "1"]);
+    let rejected = "00000000000000000000000000000043";
+    nodes[0].submit(&["--tx", rejected, "cas", "kept", "2", "--expect", "7"]);
     for i in 0..30 {
         nodes[0].submit(&["put", "n", &i.to_string()]);
     }
@@ -131,13 +218,22 @@ fn a_lost_majority_is_recovered_into_a_generation_that_no_survivor_joins() {
     assert!(stderr(&asked).contains("will be lost"), "{}", stderr(&asked));
     let done = offline(&[&recover[..], &["--accept-data-loss"]].concat());
     assert!(done.status.success(), "{}", stderr(&done));
+    let twice = dir.path().join("twice");
+    let twice = ["force-recover", "--data", data, "--into", twice.to_str().unwrap()];
+    let twice = offline(&[&twice[..], &["--accept-data-loss"]].concat());
+    assert_eq!(twice.status.code(), Some(2), "two generations with the same terms");
+    assert!(stderr(&twice).contains("recovered into a new cluster before"), "{}", stderr(&twice));
 
     let new = Process::start(Path::new(into), free_port(), &[]);
     eventually("the new generation acts", 20, || new.acts());
     assert_eq!((new.get("kept"), new.get("n")), ("1".to_owned(), "29".to_owned()));
     assert!(new.main()["term"].as_u64().unwrap() > term + 1_000_000, "no epoch is issued again");
-    let again = new.ask(&["submit", "--tx", tx, "put", "kept", "1"]);
-    assert!(stderr(&again).contains(&format!("decided before, as record {}", before["index"])));
+    // The records are gone; how each ended is not.
+    let again = new.submit(&["--tx", tx, "put", "kept", "1"]);
+    assert_eq!((&again["index"], &again["outcome"]), (&before["index"], &json!("done")));
+    let again = new.ask(&["submit", "--tx", rejected, "cas", "kept", "2", "--expect", "7"]);
+    assert_eq!(again.status.code(), Some(8), "{}", stderr(&again));
+    assert!(stdout(&again).contains("rejected"), "{}", stdout(&again));
     assert!(new.submit(&["put", "n", "30"])["index"].as_u64().unwrap() > last + 1_000_000);
     let past = new.ask(&["watch", "--from", &(last + 5).to_string()]);
     assert!(stderr(&past).contains("keeps no record before"), "{}", stderr(&past));

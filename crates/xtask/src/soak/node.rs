@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
@@ -37,7 +38,7 @@ impl Node {
         place: Place,
         folder: PathBuf,
     ) -> anyhow::Result<Self> {
-        let port = TcpListener::bind("127.0.0.1:0").await?.local_addr()?.port();
+        let port = free_port().await?;
         let relayed = network.relay(place, port).await?;
         let direct = format!("127.0.0.1:{port}");
         Ok(Self { child: None, direct, relayed, id: None, folder, place })
@@ -122,12 +123,48 @@ impl Node {
 
     /// The status of the namespace `main`.
     pub(super) async fn main(&self) -> anyhow::Result<Value> {
+        self.space("main").await
+    }
+
+    /// The status of a namespace, or of the credentials.
+    pub(super) async fn space(&self, name: &str) -> anyhow::Result<Value> {
         let mut client = connect(&self.direct).await?;
         let Answer::Status(text) = client.ask(Ask::Status, ANSWER).await? else {
             bail!("not a status")
         };
-        Ok(serde_json::from_str::<Value>(&text)?["namespaces"][0].clone())
+        let status: Value = serde_json::from_str(&text)?;
+        let spaces = status["namespaces"].as_array().into_iter().flatten();
+        let mut spaces = spaces.chain([&status["credentials"]]);
+        let found = spaces.find(|space| space["namespace"] == *name).cloned();
+        found.with_context(|| format!("it carries no namespace {name}"))
     }
+
+    /// KiB of its largest file.
+    pub(super) fn largest(&self) -> anyhow::Result<u64> {
+        let mut largest = 0;
+        for file in std::fs::read_dir(&self.folder)? {
+            largest = largest.max(file?.metadata()?.len());
+        }
+        Ok(largest.div_ceil(1_024))
+    }
+}
+
+/// A port below those that the system gives out by itself: a node that is killed must find its own again, and
+/// seven nodes with their relays and callers open thousands of connections.
+async fn free_port() -> anyhow::Result<u16> {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    for _ in 0..10_000 {
+        let port = 20_000 + (NEXT.fetch_add(1, Ordering::Relaxed) + offset()) % 10_000;
+        if TcpListener::bind(("127.0.0.1", port)).await.is_ok() {
+            return Ok(port);
+        }
+    }
+    bail!("no port is free between 20,000 and 30,000")
+}
+
+/// Two soaks on one machine begin at different ports.
+fn offset() -> u16 {
+    u16::try_from(std::process::id() % 10_000).expect("below 10,000")
 }
 
 pub(super) async fn connect(address: &str) -> anyhow::Result<Client> {
