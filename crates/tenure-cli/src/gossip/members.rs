@@ -56,7 +56,7 @@ pub(crate) struct ReplaceArgs {
     at: SpacesArgs,
     /// The voter that goes: its id, or the first digits of it.
     old: String,
-    /// The node that comes: its id, or the first digits of it. It runs and has joined, and does not vote.
+    /// The node that comes: its id, or the first digits of it. It runs and has joined.
     new: String,
     /// How long the new node may take to catch up
     #[arg(long, default_value = "90s", value_parser = period)]

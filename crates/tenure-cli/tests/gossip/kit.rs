@@ -52,11 +52,11 @@ impl Process {
         port: u16,
         args: &[&str],
     ) -> Option<Self> {
-        let mut child = program
-            .env("TENURE_LOG", std::env::var("TENURE_LOG").unwrap_or_else(|_| "error".into()))
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("the program runs");
+        if program.get_envs().all(|(name, _)| name != "TENURE_LOG") {
+            let level = std::env::var("TENURE_LOG").unwrap_or_else(|_| "error".into());
+            program.env("TENURE_LOG", level);
+        }
+        let mut child = program.stdout(Stdio::piped()).spawn().expect("the program runs");
         let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
         let ready = lines.map_while(Result::ok).find(|l| l.starts_with("ready "));
         let Some(id) = ready.and_then(|l| l.split(' ').nth(2).map(ToOwned::to_owned)) else {

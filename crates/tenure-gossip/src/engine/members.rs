@@ -117,7 +117,10 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
             return Err(CommitError::NoVoter(old));
         }
         if members.is_voter(&new) {
-            return Err(CommitError::Pointless);
+            // It was given a vote before the other's death was noticed: what is left is to let that one go.
+            let change = MemberChange::Remove(old);
+            self.check_quorum(now, status, &change)?;
+            return self.propose_change(now, change, Some(Command::Bar(old)));
         }
         if !members.learners.contains(&new) {
             self.propose_change(now, MemberChange::Learn(new), Some(Command::Admit(new)))?;
