@@ -23,6 +23,12 @@ use crate::connect::dsn::Host;
 use crate::line::{Line, LineError, Unasked};
 use crate::sql::{identifier, json, literal, settings};
 
+/// An empty text. Where standbys must acknowledge commits, a message is written into the log on the way, so
+/// that the commit of the statement waits for them: a deposed primary that still runs cannot keep a leader.
+/// Without tables, every statement that renews the lease has it in it; the engine knows which ones renew.
+const ACKNOWLEDGED: &str = "case when current_setting('synchronous_standby_names') = '' then '' \
+     else left(pg_logical_emit_message(true, 'tenure', 'beat')::text, 0) end";
+
 /// The member as its sessions know it.
 #[derive(Debug, Clone)]
 pub(crate) struct Profile {
@@ -243,6 +249,8 @@ impl Seat {
             }
             Op::Inspect(rows) => {
                 let sql = all(rows.iter().map(|row| (row.role.clone(), holds(row.key))).collect());
+                // It renews the lease as a beat does, so its commit waits as a beat's does.
+                let sql = format!("select case when {ACKNOWLEDGED} = '' then ({sql}) end");
                 let held: Vec<(RoleName, bool)> = answer(&self.line, &sql, self.deadline).await?;
                 Done::Inspected(
                     held.into_iter().filter(|(_, ours)| !ours).map(|(role, _)| role).collect(),
@@ -294,13 +302,12 @@ impl Seat {
         Ok(KeysWithTables::Known(answer(&self.line, &sql, self.deadline).await?))
     }
 
-    /// The beat without tables. Where standbys must acknowledge commits it writes a message into the log, so
-    /// that its commit waits for them: a deposed primary that still runs cannot keep a leader.
+    /// The beat without tables.
     async fn ping(&self) -> Result<(), LineError> {
-        let sql = "select to_jsonb(coalesce(current_setting('tenure.seat', true), '') || \
-            case when current_setting('synchronous_standby_names') = '' then '' \
-                 else left(pg_logical_emit_message(true, 'tenure', 'beat')::text, 0) end)";
-        let token: String = answer(&self.line, sql, self.deadline).await?;
+        let sql = format!(
+            "select to_jsonb(coalesce(current_setting('tenure.seat', true), '') || {ACKNOWLEDGED})"
+        );
+        let token: String = answer(&self.line, &sql, self.deadline).await?;
         if token.is_empty() {
             return Err(LineError::Unreadable("this session is not the seat".to_owned()));
         }

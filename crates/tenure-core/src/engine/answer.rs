@@ -21,7 +21,10 @@ impl Engine {
     /// What became of the round trip that `next_op` handed out.
     pub fn done(&mut self, done: Done, now: Tick) {
         let Some(InFlight { op, sent }) = self.in_flight.take() else { return };
-        self.last_beat = Some(sent);
+        let renews = self.is_acknowledged(&op);
+        if renews {
+            self.last_beat = Some(sent);
+        }
         self.batch.answered(&op, now.saturating_since(sent));
         // The gate closes first: what is gone is not renewed, and a gate whose deadline has passed does not
         // open again, not even for an instant.
@@ -30,7 +33,7 @@ impl Engine {
                 self.input(name, Input::EpochMoved, now);
             }
         }
-        if !self.is_doubtful(&done) {
+        if renews && !self.is_doubtful(&done) {
             self.renew(sent);
         }
         if matches!(op, Op::Beat | Op::Inspect(_)) {
@@ -90,6 +93,18 @@ impl Engine {
             (Done::LeftSeat, _) => self.left = true,
             (Done::Claimed(_) | Done::MarkedActing(_) | Done::Released, _) => {
                 unreachable!("an answer belongs to its question")
+            }
+        }
+    }
+
+    /// Whether the answer shows that this server is still the primary. With tables every round trip writes the
+    /// member's row, and its commit waits for the standbys that must acknowledge it. Without tables, only
+    /// these write something: the others would also be answered by a primary that was deposed long ago.
+    fn is_acknowledged(&self, op: &Op) -> bool {
+        match op {
+            Op::Beat | Op::Inspect(_) | Op::MarkActing(_) => true,
+            Op::Register(_) | Op::Claim { .. } | Op::Release(_) | Op::LeaveSeat => {
+                !self.context.lock_only
             }
         }
     }

@@ -13,7 +13,9 @@ use crate::lifecycle::{Input, Lifecycle, LifecycleOptions, LockState};
 use crate::retry::FixedInterval;
 
 use super::{Candidacy, Engine, Output};
-use crate::protocol::{Beaten, Better, Claim, Claimed, Done, Op, Other, Registered, Seated, Won};
+use crate::protocol::{
+    Beaten, Better, Claim, Claimed, Debt, Done, MarkedActing, Op, Other, Registered, Seated, Won,
+};
 
 /// One member with one role, `r`, on its seat.
 struct Stage {
@@ -30,11 +32,29 @@ impl Stage {
     }
 
     fn with_grace(reconnect_grace: Option<Duration>) -> Self {
+        Self::with(reconnect_grace, false)
+    }
+
+    fn with(reconnect_grace: Option<Duration>, lock_only: bool) -> Self {
         let lease = LeaseSpec::default().resolve().expect("good timings");
         let role = RoleName::new("r").expect("a good name");
+        let mut engine = Engine::new(lease, lease.lease(), None, lock_only, Box::new(|| 0.5));
+        let now = Tick::ZERO + Duration::from_secs(60);
+        let gate = Self::join(&mut engine, &role, reconnect_grace, now);
+        engine.seat_taken(Seated { backend_pid: 1, revoked: 0 }, now);
+        let mut stage = Stage { engine, gate, role, now };
+        while !matches!(stage.step(), Op::Claim { .. }) {}
+        stage
+    }
+
+    fn join(
+        engine: &mut Engine,
+        role: &RoleName,
+        reconnect_grace: Option<Duration>,
+        now: Tick,
+    ) -> LeaderGate {
         let identity = Identity::generate("test").expect("an identity");
         let (keeper, gate) = LeaderGate::pair(Arc::new(ManualClock::new(Tick::ZERO)), identity);
-        let mut engine = Engine::new(lease, lease.lease(), None, false, Box::new(|| 0.5));
         let life = Lifecycle::new(LifecycleOptions {
             reconnect_grace,
             retry: Arc::new(FixedInterval { interval: Duration::from_millis(200) }),
@@ -50,12 +70,8 @@ impl Stage {
             preempt: false,
         };
         engine.add(spec, life, keeper);
-        let now = Tick::ZERO + Duration::from_secs(60);
-        engine.input(&role, Input::Start, now);
-        engine.seat_taken(Seated { backend_pid: 1, revoked: 0 }, now);
-        let mut stage = Stage { engine, gate, role, now };
-        while !matches!(stage.step(), Op::Claim { .. }) {}
-        stage
+        engine.input(role, Input::Start, now);
+        gate
     }
 
     /// The next round trip; those that are not about the role's fate are answered well.
@@ -64,11 +80,15 @@ impl Stage {
         if self.engine.next_timeout().is_some_and(|at| at <= self.now) {
             self.engine.timeout(self.now);
         }
-        let op = self.engine.next_op(self.now).or_else(|| {
-            self.wait();
-            self.engine.next_op(self.now)
-        });
-        let op = op.expect("something to do");
+        // A leader's repair poll asks for nothing.
+        let next = |_| {
+            let op = self.engine.next_op(self.now);
+            if op.is_none() {
+                self.wait();
+            }
+            op
+        };
+        let op = (0..100).find_map(next).expect("something to do");
         match &op {
             Op::Register(rows) => {
                 let taken = |role: &RoleName| Registered { role: role.clone(), refused: None };
@@ -340,4 +360,46 @@ fn a_beat_that_counts_fewer_rows_than_before_renews_nothing_until_everything_was
     assert!(matches!(stage.engine.next_op(stage.now), Some(Op::Inspect(_))), "it looks at once");
     stage.engine.done(Done::Inspected(vec![stage.role.clone()]), stage.now);
     assert_eq!(stage.gate.epoch(), None);
+}
+
+/// Without tables a claim, a registration and a release write nothing that a standby could acknowledge: a
+/// primary that was deposed long ago answers them too.
+#[test]
+fn without_tables_only_what_standbys_acknowledge_renews_the_gate() {
+    let mut stage = Stage::with(None, true);
+    stage.claimed(&Claim::Won(Won { epoch: Epoch(1), holder: None, debt: Some(Debt::default()) }));
+    let mark = std::iter::repeat_with(|| stage.step()).find_map(|op| match op {
+        Op::MarkActing(rows) => Some(rows),
+        _ => None,
+    });
+    let marked = mark.into_iter().flatten().map(|row| row.role).collect();
+    stage.engine.done(Done::MarkedActing(MarkedActing { marked, blocked: Vec::new() }), stage.now);
+    let deadline = |stage: &Stage| stage.gate.peek().expect("it leads").deadline();
+    let opened = deadline(&stage);
+
+    // Another registration, as when its priority changes.
+    stage.now = stage.now + Duration::from_millis(100);
+    stage.engine.set_candidacy(&stage.role.clone(), None, Some(1), stage.now);
+    let mut before = opened;
+    while !matches!(stage.step(), Op::Register(_)) {
+        before = deadline(&stage);
+    }
+    assert_eq!(deadline(&stage), before, "a registration renewed it");
+
+    // A claim of another role of this member.
+    let other = RoleName::new("other").expect("a good name");
+    Stage::join(&mut stage.engine, &other, None, stage.now);
+    while !matches!(stage.step(), Op::Claim { .. }) {}
+    let before = deadline(&stage);
+    stage.now = stage.now + Duration::from_millis(100);
+    let claim = Claim::Held { epoch: None, holder: None, held_by_us: None };
+    stage.engine.done(Done::Claimed(vec![Claimed { role: other, claim }]), stage.now);
+    assert_eq!(deadline(&stage), before, "a claim renewed it");
+
+    if let Some(up) = &mut stage.engine.context.up {
+        up.inspect_at(stage.now);
+    }
+    assert!(matches!(stage.engine.next_op(stage.now), Some(Op::Inspect(_))));
+    stage.engine.done(Done::Inspected(Vec::new()), stage.now);
+    assert!(deadline(&stage) > before, "an inspection renews it");
 }

@@ -225,6 +225,32 @@ async fn a_deposed_primary_cannot_keep_a_leader_without_tables_either() {
     assert!(group.nodes[0].last_yes() < Some(led), "the deposed leader leads beside the new one");
 }
 
+/// A leader that stood still beyond its lease looks at its locks before its gate opens again. On a primary whose
+/// standbys follow no more that look finds the locks as they were, and must not be enough.
+#[tokio::test]
+async fn without_tables_a_late_leader_is_not_let_in_again_by_a_deposed_primary() {
+    let (primary, replica) = with_replica(true).await;
+    // The server keeps the session for longer than the leader stands still.
+    let margin = Some(Duration::from_secs(4));
+    let setup = Setup { lock_only: true, margin, ..Setup::new("a", &dsn_of(&[&primary])) };
+    let lease = setup.lease;
+    let mut group = Group::default();
+    group.add(setup).await;
+    let client = primary.client("app").await.expect("a session");
+    group.nodes[0].freeze();
+    let frozen = Instant::now();
+    let idle = "select count(*) from pg_stat_activity a join pg_locks l using (pid) \
+                where l.locktype = 'advisory' and l.granted and a.state = 'idle'";
+    until("its last beat to end", || async { number(&client, idle).await >= 1 }).await;
+    replica.pause_receiving().await.expect("paused");
+    tokio::time::sleep_until((frozen + lease + Duration::from_millis(300)).into()).await;
+    assert!(number(&client, idle).await >= 1, "the server ended the session first");
+    let thawed = now_ns();
+    group.nodes[0].thaw();
+    group.nodes[0].wait_notice("Lost").await;
+    assert!(group.nodes[0].last_yes() < Some(thawed), "its gate opened again");
+}
+
 /// Every member lists the old primary first. It still lets them in as a read-write server, and none of
 /// their commits there can finish.
 #[tokio::test]
