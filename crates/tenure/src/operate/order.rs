@@ -47,10 +47,8 @@ pub enum OrderKind {
     Alter,
     /// The role was deleted.
     Forget,
-    /// The program of a member said that it may lead. No operator's order, but written down beside them.
-    Ready,
-    /// The program of a member said that another candidate should lead.
-    NotReady,
+    /// A schedule of the role was to run now.
+    RunSchedule,
     /// A kind that only a newer version knows.
     #[serde(other)]
     Unknown,
@@ -68,8 +66,7 @@ impl OrderKind {
             OrderKind::LowerLease => "lower_lease",
             OrderKind::Alter => "alter",
             OrderKind::Forget => "forget",
-            OrderKind::Ready => "ready",
-            OrderKind::NotReady => "not_ready",
+            OrderKind::RunSchedule => "run_schedule",
             OrderKind::Unknown => "unknown",
         }
     }
@@ -146,7 +143,7 @@ mod tests {
     fn each_kind_is_written_as_it_is_told() {
         let kinds =
             ["step_down", "pause", "resume", "force_release", "lower_lease", "alter", "forget"];
-        for name in kinds.into_iter().chain(["ready", "not_ready"]) {
+        for name in kinds.into_iter().chain(["run_schedule"]) {
             let kind: OrderKind = serde_json::from_value(name.into()).unwrap();
             assert_eq!(kind.as_str(), name);
             assert_eq!(serde_json::to_value(kind).unwrap(), name);

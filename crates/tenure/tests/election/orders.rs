@@ -113,6 +113,27 @@ async fn policy_key_and_lease_of_a_role_at_rest_are_changed_by_order() {
     gone(member).await;
 }
 
+/// Members and alerts write events too, and a restless group writes many.
+#[tokio::test]
+async fn what_members_tell_of_themselves_is_no_order() {
+    let database = database().await;
+    let client = database.client().await.unwrap();
+    let operator = operator(&database).await;
+    let (member, lock) = leader(quick(&database), RoleSpec::named("r")).await;
+    operator.pause(&r()).await.expect("paused");
+    for (ready, told) in [(false, "1"), (true, "2")] {
+        lock.set_ready(ready).expect("it runs");
+        let all = "select count(*) from tenure.event where kind in ('ready', 'not_ready')";
+        until(&client, all, told).await;
+    }
+    operator.resume(&r()).await.expect("resumed");
+    let orders = operator.orders(Some(&r()), 20).await.expect("readable");
+    let kinds: Vec<_> = orders.iter().map(|order| order.kind.as_str()).collect();
+    assert_eq!(kinds, ["resume", "pause"]);
+    assert_eq!(operator.orders(None, 1).await.expect("readable")[0].kind.as_str(), "resume");
+    gone(member).await;
+}
+
 #[tokio::test]
 async fn a_refusal_that_is_not_known_is_an_answer_that_cannot_be_read() {
     let database = database().await;
