@@ -278,7 +278,11 @@ pub(crate) async fn history(args: History) -> Result<Exit, Failure> {
             names.short(&term.member).to_owned(),
             time(term.acting_at),
             time(term.ended_at),
-            term.how.map_or_else(|| "-".to_owned(), |how| how.to_string()),
+            match term.how {
+                Some(how) => how.to_string(),
+                None if term.gone => "leader gone".to_owned(),
+                None => "-".to_owned(),
+            },
         ];
         if args.wide {
             row.push(moment(Some(term.claimed_at)));

@@ -167,6 +167,9 @@ pub struct Term {
     pub ended_at: Option<Timestamp>,
     /// How it ended.
     pub how: Option<TermEnd>,
+    /// Its end is not on record, and its member's session does not hold the lock any more: the member died,
+    /// and the next one that wins the role ends the term.
+    pub gone: bool,
 }
 
 /// How a term ended.
@@ -178,7 +181,8 @@ pub enum TermEnd {
     Released,
     /// The member released the role before its gate had opened.
     Abandoned,
-    /// Another member won the role, which had not been released.
+    /// Another member won the role, which had not been released. The end on record is when that member won it:
+    /// the term itself ended before, at the latest when its lease did.
     Replaced,
     /// An operator ended it by force.
     Forced,

@@ -105,6 +105,11 @@ async fn a_dead_leader_is_not_shown_as_leading_and_is_not_asked_to_step_down() {
     assert_eq!((&gone[0]["acting"], &gone[0]["since"]), (&false.into(), &Value::Null), "{gone}");
     let table = stdout(&ends(&["status", "--dsn", &dsn]).await);
     assert!(table.contains("leader gone") && !table.contains(" led "), "{table}");
+    let terms = json(&["history", "--json", "--role", "r", "--dsn", &dsn]).await;
+    let ended = (&terms[0]["gone"], &terms[0]["ended_at"], &terms[0]["how"]);
+    assert_eq!(ended, (&true.into(), &Value::Null, &Value::Null), "{terms}");
+    let table = stdout(&ends(&["history", "--role", "r", "--dsn", &dsn]).await);
+    assert!(table.contains("leader gone"), "{table}");
     let begun = std::time::Instant::now();
     let output = ends(&["step-down", "--role", "r", "--dsn", &dsn]).await;
     refuses(&output, 6, "is gone; no order is needed");
@@ -113,6 +118,10 @@ async fn a_dead_leader_is_not_shown_as_leading_and_is_not_asked_to_step_down() {
     assert_eq!(code(&ends(&["acquire", "--role", "r", "--dsn", &dsn]).await), 0);
     let vacant = json(&status).await;
     assert_eq!((&vacant[0]["state"], &vacant[0]["since"]), (&"vacant".into(), &Value::Null));
+    let terms = json(&["history", "--json", "--role", "r", "--dsn", &dsn]).await;
+    let how: Vec<_> = [0, 1].map(|at| (&terms[at]["how"], &terms[at]["gone"])).into();
+    let [released, replaced] = ["released".into(), "replaced".into()];
+    assert_eq!(how, [(&released, &false.into()), (&replaced, &false.into())], "{terms}");
 }
 
 #[tokio::test]
@@ -193,6 +202,33 @@ async fn release_needs_force_and_is_recorded() {
     assert_eq!(code(&ends(&["acquire", "--role", "free", "--dsn", &dsn]).await), 0);
     let output = ends(&["release", "--role", "free", "--force", "--dsn", &dsn]).await;
     refuses(&output, 1, "no session holds the lock of free");
+}
+
+/// A session whose server process hangs does not end: the term goes on, and the order says so.
+#[tokio::test]
+async fn a_forced_release_of_a_session_that_does_not_end_ends_no_term() {
+    let database = database().await;
+    let dsn = database.dsn();
+    let mut one = member(&["--role", "r", "--dsn", &dsn]);
+    event(&mut one, "acquired").await;
+    let client = database.client().await.expect("a session");
+    let seat = "select backend_pid::text from tenure.member where left_at is null";
+    let seat: String = client.query_one(seat, &[]).await.expect("a seat").get(0);
+    let signal = |signal: &str| {
+        let sent = std::process::Command::new("kill").args([signal, &seat]).status();
+        assert!(sent.expect("it runs").success());
+    };
+    signal("-STOP");
+    let output = ends(&["release", "--role", "r", "--force", "--dsn", &dsn]).await;
+    let row = "select (select ended_at is null from tenure.term), \
+               (select detail from tenure.event where kind = 'force_release')";
+    let row = client.query_one(row, &[]).await;
+    signal("-CONT");
+    refuses(&output, 1, "did not end within two seconds (1 left)");
+    let row = row.expect("one term and one order");
+    assert!(row.get::<_, bool>(0), "the term is said to be over");
+    let detail: String = row.get(1);
+    assert!(detail.ends_with(", sessions ended: 0, not ended: 1"), "{detail}");
 }
 
 #[tokio::test]
