@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tenure::config::Config;
 use tenure::operate::Operator;
-use tenure::{LockState, Notice, RoleName, TenureError};
+use tenure::{LockState, NotAcquired, Notice, RoleName, TenureError};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
@@ -108,6 +108,7 @@ async fn win(candidacy: &mut Candidacy, begun: Instant, wait: Duration) -> Resul
     let unanswered = until.max(Instant::now()) + lease.lease() + lease.margin();
     let mut changes = candidacy.lock.changes();
     let mut refused: Option<String> = None;
+    let mut trouble: Option<String> = None;
     let mut claiming = Claiming::default();
     loop {
         if candidacy.lock.is_leader() {
@@ -130,6 +131,14 @@ async fn win(candidacy: &mut Candidacy, begun: Instant, wait: Duration) -> Resul
         tokio::select! {
             _ = changes.changed() => {}
             event = candidacy.notices.recv() => match event.map(|event| event.notice) {
+                // What the database said comes before the news that the claim failed.
+                Ok(Notice::Error(error)) => trouble = Some(error),
+                Ok(Notice::AcquireFailed { why: why @ NotAcquired::Failed }) => {
+                    refused = Some(match trouble.take() {
+                        Some(error) => format!("{why}: {error}"),
+                        None => why.to_string(),
+                    });
+                }
                 Ok(Notice::AcquireFailed { why }) => refused = Some(why.to_string()),
                 Ok(Notice::Lost { reason, .. }) => refused = Some(reason.to_string()),
                 Ok(Notice::Stopped) => {
@@ -149,8 +158,7 @@ async fn win(candidacy: &mut Candidacy, begun: Instant, wait: Duration) -> Resul
                     return Err(not_won(candidacy, &why, wait));
                 }
                 Ok(
-                    Notice::Error(_)
-                    | Notice::StateChange { .. }
+                    Notice::StateChange { .. }
                     | Notice::Acquired { .. }
                     | Notice::Released { .. }
                     | Notice::Late { .. }

@@ -40,6 +40,23 @@ async fn a_role_that_is_held_is_one_at_once_and_after_the_wait() {
 }
 
 #[tokio::test]
+async fn a_claim_that_the_database_cannot_carry_out_says_its_own_reason() {
+    let database = database().await;
+    let dsn = database.dsn();
+    let acquire = ["acquire", "--role", "r", "--dsn", &dsn];
+    assert_eq!(code(&ends(&acquire).await), 0);
+    let client = database.client().await.expect("a session");
+    let last = format!("update tenure.role set epoch = {}", i64::MAX);
+    client.batch_execute(&last).await.expect("no epoch is left");
+    refuses(&ends(&acquire).await, 1, "bigint out of range");
+    let held = "select count(*) from pg_locks l join tenure.role r on l.locktype = 'advisory' \
+                and l.classid = ((r.key >> 32) & 4294967295)::oid \
+                and l.objid = (r.key & 4294967295)::oid";
+    let held: i64 = client.query_one(held, &[]).await.expect("readable").get(0);
+    assert_eq!(held, 0, "its lock was left");
+}
+
+#[tokio::test]
 async fn a_server_that_takes_the_session_and_never_answers_is_waited_for_no_longer_than_asked() {
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let port = silent.local_addr().expect("bound").port();
