@@ -27,6 +27,9 @@ use tenure_core::retry::ExponentialBackoff;
 const CALL_EVERY: usize = 20;
 /// Without tables the members cannot be counted.
 const LOCK_ONLY_MEMBERS: usize = 10;
+/// How long a death that was told is not yet recorded: the heir's claim has the server to itself meanwhile. The
+/// record, and the second telling that wakes every member, are for members that the first one did not help.
+const HEIR_FIRST: Duration = Duration::from_millis(20);
 /// A session that lasted this many waits was a good one.
 const STEADY: usize = 3;
 
@@ -93,10 +96,9 @@ impl Sentinel {
         let pins = settings(lease.idle_session_timeout(), wait + deadline, lease.heartbeat());
         line.ask(&pins, deadline).await?;
         let mut turn = 0_usize;
-        let mut call_in = CALL_EVERY;
+        let mut call_in: Option<usize> = None;
         loop {
             *waits = waits.saturating_add(1);
-            call_in = call_in.saturating_sub(1);
             // A watch hears nothing, but its reader must not pile up what a server might say.
             while hears.try_recv().is_ok() {}
             if self.watch.events.is_closed() {
@@ -113,8 +115,13 @@ impl Sentinel {
             } else {
                 self.await_death(&line, wait, deadline).await?
             };
-            if call_in == 0 {
-                call_in = CALL_EVERY.saturating_mul(members);
+            let between = CALL_EVERY.saturating_mul(members.max(1));
+            // The first one at random: members that started together, or lost their sessions together, would all
+            // call together for ever. Whether notifications arrive at all was tried before the start.
+            let left = call_in.unwrap_or_else(|| rand::random_range(1..=between));
+            call_in = Some(left.saturating_sub(1));
+            if left <= 1 {
+                call_in = Some(between);
                 self.call(&line, deadline).await?;
             }
         }
@@ -149,6 +156,7 @@ impl Sentinel {
             return Ok(members);
         }
         let _ = self.watch.events.send(SentinelEvent::Died(identity.clone()));
+        sleep(HEIR_FIRST).await;
         let record = format!("select tenure.record_death({}, {key})", literal(&identity));
         if line.ask(&record, deadline).await?.as_deref() == Some("t") {
             // Once more, and to all: until it was recorded, a member may have yielded to the dead one, and a member

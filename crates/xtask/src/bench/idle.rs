@@ -19,7 +19,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, default_value_t = 100)]
     members: usize,
     /// How long to count
-    #[arg(long, default_value = "30s", value_parser = humantime::parse_duration)]
+    #[arg(long, default_value = "30s", value_parser = crate::period)]
     time: Duration,
 }
 
@@ -34,8 +34,8 @@ pub(crate) async fn run(args: BenchArgs) -> anyhow::Result<ExitCode> {
     }
     let (client, connection) = tokio_postgres::connect(&args.dsn, NoTls).await?;
     tokio::spawn(connection);
-    // Until every ring, poll and back-off has found its pace, and every sentinel has called its own channel for the
-    // first time: each call wakes every listener once, and the next is half an hour away.
+    // Until every ring, poll and back-off has found its pace, and the members that started when the group was small
+    // have called their own channel for the first time: each call wakes every listener once.
     tokio::time::sleep(Duration::from_secs(35)).await;
     let count = async || -> anyhow::Result<i64> {
         let sql = "select pg_stat_clear_snapshot()::text, xact_commit + xact_rollback \
