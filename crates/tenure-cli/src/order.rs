@@ -1,9 +1,9 @@
 //! What an operator orders: step-down, pause, resume, and release by force.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tenure::operate::{Lowered, Operator, RoleState};
-use tenure::{Identity, RoleName};
+use tenure::{Identity, Lease, RoleName};
 
 use crate::args::{Order, Release, StepDown};
 use crate::exit::{Exit, Failure};
@@ -24,7 +24,8 @@ pub(crate) async fn step_down(args: StepDown) -> Result<Exit, Failure> {
         Some(part) => Some(member_called(&operator, &role, part).await?),
         None => None,
     };
-    reachable(&operator, &role).await?;
+    let lease = *Setting::of(&args.order.database)?.config.lease();
+    reachable(&operator, &role, &lease).await?;
     let begun = Instant::now();
     let ordered = operator.step_down(&role, to.as_ref()).await?;
     let before = name(ordered.holder.as_ref());
@@ -56,11 +57,11 @@ pub(crate) async fn step_down(args: StepDown) -> Result<Exit, Failure> {
 }
 
 /// A leader that is gone or silent hears no order, and needs none.
-async fn reachable(operator: &Operator, role: &RoleName) -> Result<(), Failure> {
+async fn reachable(operator: &Operator, role: &RoleName, lease: &Lease) -> Result<(), Failure> {
     let roles = operator.status(Some(role)).await?;
     let Some(status) = roles.first() else { return Ok(()) };
     let holder = name(status.holder.as_ref());
-    let longest = span(status.lease + status.lease / 10 + Duration::from_millis(250));
+    let longest = span(status.lease + lease.margin_for(status.lease));
     let why = match status.state {
         RoleState::Gone => format!(
             "{holder}, the last leader of {role}, is gone; no order is needed: a member that waits \

@@ -9,6 +9,7 @@ use crate::args::{Database, some_time};
 use crate::exit::{Exit, Failure};
 use crate::output::out;
 use crate::setting::Setting;
+use crate::table::count;
 
 #[derive(Debug, Args)]
 pub(crate) struct Prune {
@@ -30,10 +31,10 @@ pub(crate) async fn prune(args: Prune) -> Result<Exit, Failure> {
         other => Failure::new(Exit::Unreachable, format!("{other}; try again")),
     })?;
     out!(
-        "deleted {} terms, {} events and {} slots; every role keeps its last two terms",
-        deleted.terms,
-        deleted.events,
-        deleted.slots
+        "deleted {}, {} and {}; every role keeps its last two terms",
+        count(deleted.terms, "term"),
+        count(deleted.events, "event"),
+        count(deleted.slots, "slot")
     );
     Ok(Exit::Clean)
 }

@@ -6,6 +6,7 @@ use crate::args::{Alter, Order};
 use crate::exit::{Exit, Failure};
 use crate::output::out;
 use crate::setting::Setting;
+use crate::table::count;
 
 pub(crate) async fn forget(order: Order) -> Result<Exit, Failure> {
     let role = order.role.required()?;
@@ -13,8 +14,8 @@ pub(crate) async fn forget(order: Order) -> Result<Exit, Failure> {
     let forgotten = operator.forget(&role).await?;
     operator.close().await;
     out!(
-        "{role} is forgotten, with {} terms; the name, used again, continues above epoch {}",
-        forgotten.terms,
+        "{role} is forgotten, with {}; the name, used again, continues above epoch {}",
+        count(forgotten.terms, "term"),
         forgotten.epoch
     );
     Ok(Exit::Clean)

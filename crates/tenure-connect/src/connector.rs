@@ -21,8 +21,8 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Once};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -36,6 +36,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 
 use crate::ConnectError;
 use crate::dsn::{ChannelBinding, Dsn, Host, SslMode, TargetSessionAttrs};
+use crate::error::whole_millis;
 use crate::socket::Socket;
 use crate::tls::{Tls, TlsError, TlsOptions, Verify};
 
@@ -95,10 +96,14 @@ impl Connector {
         let tls_options = tls;
         let tls = Tls::new(dsn, &tls_options);
         if tls.is_insecure() {
-            tracing::warn!(
-                database = %dsn,
-                "SH_DB_TLS_INSECURE is set: the database's certificate is not verified"
-            );
+            // Once: with passwords that are renewed, every session has a connector of its own.
+            static SAID: Once = Once::new();
+            SAID.call_once(|| {
+                tracing::warn!(
+                    database = %dsn,
+                    "SH_DB_TLS_INSECURE is set: the database's certificate is not verified"
+                );
+            });
         }
         let connector = Self {
             dsn: dsn.clone(),
@@ -205,7 +210,10 @@ impl Connector {
         let dsn = match timeout_at(until, renewal.renew()).await {
             Ok(dsn) => dsn.map_err(ConnectError::Renewal)?,
             Err(_) => {
-                return Err(ConnectError::Renewal(format!("no answer within {deadline:?}")));
+                return Err(ConnectError::Renewal(format!(
+                    "no answer within {:?}",
+                    whole_millis(deadline)
+                )));
             }
         };
         let renewed = Self::new(&dsn, self.tls_options.clone())?;
@@ -304,7 +312,7 @@ impl Connector {
             Err(_) => {
                 return Err(ConnectError::Deadline {
                     host: host.to_string(),
-                    waited: started.elapsed(),
+                    waited: whole_millis(started.elapsed()),
                 });
             }
         };
@@ -339,7 +347,7 @@ impl Connector {
                 Err(_) => {
                     failure = Some(ConnectError::Deadline {
                         host: host.to_string(),
-                        waited: started.elapsed(),
+                        waited: whole_millis(started.elapsed()),
                     });
                 }
             }

@@ -10,6 +10,11 @@ use crate::dsn::{Host, TargetSessionAttrs};
 use crate::remedy::Remedy;
 use crate::tls::TlsError;
 
+/// As people are told it: a millionth of a second says nothing to them.
+pub(crate) fn whole_millis(time: Duration) -> Duration {
+    time - Duration::from_nanos(u64::from(time.subsec_nanos() % 1_000_000))
+}
+
 /// Why there is no session. Nothing is left behind: every socket of the attempt is closed.
 ///
 /// Ask the classifiers rather than match: [`remedy`](Self::remedy) says whether a retry helps,

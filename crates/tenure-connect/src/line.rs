@@ -16,6 +16,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_postgres::{AsyncMessage, SimpleQueryMessage};
 
+use crate::error::whole_millis;
 use crate::{Connection, Remedy, Session};
 
 /// Why a line did not answer as it should.
@@ -116,7 +117,7 @@ impl Line {
         let before = self.warnings.count.load(Ordering::Acquire);
         let client = self.client.as_ref().ok_or_else(|| LineError::Closed("closed".to_owned()))?;
         let answer = match timeout(within, client.simple_query(sql)).await {
-            Err(_) => return Err(LineError::Deadline(within)),
+            Err(_) => return Err(LineError::Deadline(whole_millis(within))),
             Ok(Err(error)) => return Err(explain(&error)),
             Ok(Ok(answer)) => answer,
         };

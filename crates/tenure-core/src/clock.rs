@@ -11,6 +11,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+/// A length of time as messages tell it, to the millisecond: `3s`, `1.5s`, `250ms`, `0s`.
+pub fn spoken(time: &Duration) -> String {
+    match *time - Duration::from_nanos(u64::from(time.subsec_nanos() % 1_000_000)) {
+        Duration::ZERO => "0s".to_owned(),
+        time => format!("{time:?}"),
+    }
+}
+
 /// An instant on a clock that counts suspend: nanoseconds since an origin that means nothing.
 ///
 /// Ticks of processes on one machine that use the same kind of clock may be compared; ticks of

@@ -15,7 +15,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::clock::Tick;
+use crate::clock::{Tick, spoken};
 use crate::lifecycle::LockState;
 
 /// How much a heartbeat interval is spread either way.
@@ -134,7 +134,7 @@ pub struct LeaseSpec {
 #[non_exhaustive]
 pub enum LeaseError {
     /// Below its lower bound.
-    #[error("{field} is {value:?}, below {bound:?}: {reason}; raise it")]
+    #[error("{field} is {}, below {}: {reason}; raise it", spoken(.value), spoken(.bound))]
     TooShort {
         /// The timing, as the configuration names it.
         field: &'static str,
@@ -146,7 +146,7 @@ pub enum LeaseError {
         reason: &'static str,
     },
     /// Above its upper bound.
-    #[error("{field} is {value:?}, above {bound:?}: {reason}; lower it")]
+    #[error("{field} is {}, above {}: {reason}; lower it", spoken(.value), spoken(.bound))]
     TooLong {
         /// The timing, as the configuration names it.
         field: &'static str,
@@ -159,9 +159,11 @@ pub enum LeaseError {
     },
     /// The parts do not fit into the lease.
     #[error(
-        "lease is {lease:?}, but 1.2 × heartbeat + statement_deadline + kill_grace is {needed:?}: \
+        "lease is {}, but 1.2 × heartbeat + statement_deadline + kill_grace is {}: \
          a beat that is sent late and answered late would come after the gate has shut; raise \
-         lease or lower the others"
+         lease or lower the others",
+        spoken(.lease),
+        spoken(.needed)
     )]
     DoesNotFit {
         /// The lease that was asked for.
@@ -469,6 +471,15 @@ mod tests {
         assert_eq!(lease.reconnect_grace(), None);
         assert_eq!(lease.idle_session_timeout(), ms(3550));
         assert_eq!(lease.warnings(), []);
+    }
+
+    #[test]
+    fn messages_tell_times_as_people_write_them() {
+        let given = |heartbeat| LeaseSpec { heartbeat: Some(heartbeat), ..Default::default() };
+        let said = |heartbeat| given(heartbeat).resolve().unwrap_err().to_string();
+        assert!(said(Duration::ZERO).contains("heartbeat is 0s, below 20ms"), "{}", said(ms(0)));
+        let odd = Duration::from_nanos(1_234_567);
+        assert!(said(odd).contains("heartbeat is 1ms, below 20ms"), "{}", said(odd));
     }
 
     #[test]

@@ -37,6 +37,7 @@ use std::time::Duration;
 
 use tenure_connect::dsn::{Dsn, Env, NoEnv, ProcessEnv, Secret};
 use tenure_connect::{Renewal, TlsOptions};
+use tenure_core::clock::spoken;
 use tenure_core::identity::Identity;
 use tenure_core::lease::{Lease, LeaseSpec};
 use tenure_core::retry::RetryStrategy;
@@ -412,7 +413,7 @@ impl ConfigBuilder {
         if poll > lease.lease() || poll < Duration::from_millis(20) {
             return Err(field(
                 "member.poll",
-                format!("between 20ms and the lease ({:?})", lease.lease()),
+                format!("between 20ms and the lease ({})", spoken(&lease.lease())),
                 "a repair that comes later than the lease repairs nothing",
             ));
         }
@@ -420,7 +421,7 @@ impl ConfigBuilder {
         if stale_after.is_some_and(|silence| silence < lease.longest_interval()) {
             return Err(field(
                 "member.stale_after",
-                format!("at least 1.2 heartbeats ({:?})", lease.longest_interval()),
+                format!("at least 1.2 heartbeats ({})", spoken(&lease.longest_interval())),
                 "every healthy leader would be reported as stale",
             ));
         }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tenure_core::clock::spoken;
 use tenure_core::key::{RoleName, RoleNameError};
 use tenure_core::protocol::RegisterRefusal;
 
@@ -56,7 +57,7 @@ pub enum TenureError {
     )]
     Denied(String),
     /// It was not done in time; the call says whether it goes on in the background.
-    #[error("{what} took longer than {limit:?}")]
+    #[error("{what} took longer than {}", spoken(.limit))]
     Timeout {
         /// What was not done, as a noun.
         what: &'static str,

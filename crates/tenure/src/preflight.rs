@@ -17,9 +17,12 @@
 //! # }
 //! ```
 
+mod standbys;
+
 use std::time::Duration;
 
 use serde::Deserialize;
+use tenure_core::clock::spoken;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
@@ -30,6 +33,7 @@ use crate::line::{Line, LineError, Unasked};
 use crate::schema::{self, SCHEMA};
 use crate::seat::Profile;
 use crate::sql::{identifier, literal, settings};
+use standbys::Standbys;
 
 /// The oldest server whose `idle_session_timeout` can carry the lease.
 const OLDEST_SERVER: i32 = 140_000;
@@ -73,8 +77,9 @@ pub enum Refused {
     },
     /// Handover would wait for the poll.
     #[error(
-        "a notification did not arrive within {waited:?}; connect without a pooler or proxy that \
-         swallows NOTIFY"
+        "a notification did not arrive within {}; connect without a pooler or proxy that \
+         swallows NOTIFY",
+        spoken(.waited)
     )]
     DeadNotify {
         /// How long was waited.
@@ -220,7 +225,10 @@ pub async fn check(config: &Config) -> Result<Report, TenureError> {
     for warning in config.warnings() {
         report.warn("timings", warning);
     }
-    clock_finding(&mut report);
+    match clock_source() {
+        Some(source) => clock_finding(&mut report, &source),
+        None => report.warn("clock", "its source cannot be read"),
+    }
     Ok(report)
 }
 
@@ -238,7 +246,10 @@ pub(crate) async fn prepare(
         absent: if migrate { Absent::Made } else { Absent::Refused },
         roles: i64::try_from(profile.roles).unwrap_or(i64::MAX),
     };
-    let report = look.run().await?;
+    let mut report = look.run().await?;
+    if let Some(source) = clock_source() {
+        clock_finding(&mut report, &source);
+    }
     for finding in report.findings.iter().filter(|f| f.verdict == Verdict::Warning) {
         let Finding { what, text, .. } = finding;
         if *what == BLOCKERS {
@@ -642,75 +653,6 @@ impl Look<'_> {
     }
 }
 
-/// What the server shows of its standbys.
-#[derive(Debug, Default, Deserialize)]
-struct Standbys {
-    user: String,
-    /// `synchronous_standby_names`.
-    names: String,
-    /// Whether the login role may see what others' sessions do.
-    visible: bool,
-    timeline: i64,
-    /// Physical replication slots that no session uses.
-    idle_slots: i64,
-    /// Sessions that replicate, of whatever kind.
-    senders: i64,
-    /// Those of standbys that can be promoted: no backups, archives and logical subscribers.
-    standbys: i64,
-    /// Those of them that need not acknowledge a commit.
-    lagging: i64,
-    /// Those of them that acknowledge, and how many a commit waits for.
-    acknowledge: i64,
-    needed: i64,
-}
-
-impl Standbys {
-    /// What weakens the promise, with a remedy.
-    fn danger(&self) -> Option<String> {
-        let Standbys { user, names, standbys, lagging, acknowledge, needed, .. } = self;
-        if !self.visible && (self.senders > 0 || !names.is_empty()) {
-            return Some(format!(
-                "whether standbys acknowledge commits cannot be told: the login role {user} may not see \
-                 them; grant it pg_read_all_stats"
-            ));
-        }
-        if names.is_empty() && *standbys > 0 {
-            return Some(
-                "standbys do not acknowledge commits: a promotion is safe only once the old primary is \
-                 surely down; set synchronous_standby_names to every promotable standby"
-                    .to_owned(),
-            );
-        }
-        if names.is_empty() && (self.idle_slots > 0 || self.timeline > 1) {
-            let evidence = if self.idle_slots > 0 {
-                match self.idle_slots {
-                    1 => "a replication slot waits for one".to_owned(),
-                    slots => format!("{slots} replication slots wait for one"),
-                }
-            } else {
-                format!("the server was promoted before (timeline {})", self.timeline)
-            };
-            return Some(format!(
-                "no standby is connected and commits wait for none, but {evidence}: a standby that is \
-                 promoted now lacks what was acknowledged; set synchronous_standby_names, or drop what is \
-                 left of a cluster that is no more"
-            ));
-        }
-        if !names.is_empty() && acknowledge < needed {
-            return Some(format!(
-                "no commit can finish: {acknowledge} of {needed} standbys that must acknowledge are \
-                 connected; bring them back, or take them out of synchronous_standby_names"
-            ));
-        }
-        (*lagging > 0).then(|| {
-            format!(
-                "{lagging} of {standbys} standbys need not acknowledge commits and must never be promoted \
-                 while the old primary runs"
-            )
-        })
-    }
-}
-
 /// Ends a look: a refusal is an answer, a broken session is not.
 fn finish(end: Result<(), Stop>, report: &mut Report) -> Result<Option<Report>, TenureError> {
     match end {
@@ -734,18 +676,19 @@ fn judge_version(version: &str) -> Option<Refused> {
 }
 
 /// The one assumption that lies on this machine and not on the server.
-fn clock_finding(report: &mut Report) {
-    let source =
-        std::fs::read_to_string("/sys/devices/system/clocksource/clocksource0/current_clocksource");
-    match source.as_deref().map(str::trim) {
-        Ok("kvm-clock") => report.warn(
+fn clock_finding(report: &mut Report, source: &str) {
+    match source.trim() {
+        "kvm-clock" => report.warn(
             "clock",
             "the clock may stand still while this virtual machine is paused; do not pause or \
              migrate it live while it leads, or use the fence for every effect",
         ),
-        Ok(source) => report.good("clock", format!("{source}, counts suspend")),
-        Err(_) => report.warn("clock", "its source cannot be read"),
+        source => report.good("clock", format!("{source}, counts suspend")),
     }
+}
+
+fn clock_source() -> Option<String> {
+    std::fs::read_to_string("/sys/devices/system/clocksource/clocksource0/current_clocksource").ok()
 }
 
 #[cfg(test)]
@@ -760,26 +703,13 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_whose_standbys_are_down_is_told_from_a_lone_server() {
-        let lone = Standbys { visible: true, timeline: 1, ..Standbys::default() };
-        assert_eq!(lone.danger(), None);
-        let says = |seen: Standbys, words: &str| {
-            let danger = seen.danger().unwrap_or_default();
-            assert!(danger.contains(words), "{danger:?} does not say {words:?}");
-        };
-        let alone = || Standbys { visible: true, timeline: 1, ..Standbys::default() };
-        says(Standbys { idle_slots: 1, ..alone() }, "a replication slot waits");
-        says(Standbys { idle_slots: 2, ..alone() }, "2 replication slots wait");
-        says(Standbys { timeline: 3, ..alone() }, "timeline 3");
-        says(Standbys { senders: 2, standbys: 2, ..alone() }, "do not acknowledge");
-        says(Standbys { senders: 1, visible: false, ..alone() }, "grant it pg_read_all_stats");
-        let named = || Standbys { names: "s".to_owned(), needed: 1, ..alone() };
-        says(named(), "no commit can finish");
-        let one = || Standbys { senders: 1, standbys: 1, acknowledge: 1, ..named() };
-        assert_eq!(one().danger(), None);
-        // A backup, an archive or a logical subscriber beside it is no standby.
-        assert_eq!(Standbys { senders: 3, ..one() }.danger(), None);
-        says(Standbys { standbys: 2, lagging: 1, ..one() }, "1 of 2 standbys need not");
+    fn a_clock_that_may_stand_still_is_warned_of() {
+        for (source, verdict) in [("kvm-clock\n", Verdict::Warning), ("tsc\n", Verdict::Good)] {
+            let mut report = Report::default();
+            clock_finding(&mut report, source);
+            assert!(report.findings.iter().all(|finding| finding.verdict == verdict), "{source}");
+            assert_eq!(report.findings.len(), 1);
+        }
     }
 
     #[test]

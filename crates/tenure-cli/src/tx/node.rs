@@ -317,7 +317,7 @@ fn config(args: &NodeArgs, role: &str) -> Result<Config, Failure> {
     }
     // What the environment and the file say of the timings counts unless the option says more.
     if let Some(lease) = args.lease {
-        builder = builder.lease(lease).heartbeat(lease / 3);
+        builder = builder.lease(lease);
     }
     Ok(builder.build()?)
 }

@@ -44,7 +44,7 @@ pub enum DsnError {
     },
     /// Lists of different length.
     #[error(
-        "the DSN names {hosts} host(s) and {others} {key}(s); give one {key} for all hosts, or one for each"
+        "the DSN's hosts ({hosts}) and its {key} values ({others}) are not as many; give one {key} for all hosts, or one for each"
     )]
     Count {
         /// `port` or `hostaddr`.

@@ -45,6 +45,8 @@ async fn a_server_that_accepts_and_says_nothing_ends_at_the_deadline() {
     let took = begun.elapsed();
     assert!(matches!(error, ConnectError::Deadline { .. }) && error.is_unreachable(), "{error}");
     assert!(took >= Duration::from_millis(290) && took < Duration::from_secs(2), "{took:?}");
+    let ConnectError::Deadline { waited, .. } = error else { unreachable!("just seen") };
+    assert_eq!(waited.subsec_nanos() % 1_000_000, 0, "{waited:?} is more than people want to know");
 }
 
 #[tokio::test]
