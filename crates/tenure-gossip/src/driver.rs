@@ -195,6 +195,7 @@ impl<M: StateMachine> Driver<M> {
             work: Work::new(),
             stopping: None,
         };
+        metrics::counter!(names::DROPPED).increment(0);
         for (name, (engine, keeper)) in engines {
             driver.carry(name, engine, keeper);
         }

@@ -150,7 +150,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
     pub(super) fn reroute_all(&mut self, now: Tick) {
         let all: Vec<_> = self.pending.iter().map(|(t, p)| (*t, p.goal.clone())).collect();
         if !all.is_empty() {
-            tracing::info!(node = %self.me, leader = ?self.leader, goals = all.len(), "leader changed during transactions");
+            tracing::warn!(node = %self.me, leader = ?self.leader, goals = all.len(), "leader changed during transactions");
         }
         for (tx, goal) in all {
             if let Some(p) = self.pending.get_mut(&tx) {

@@ -2,6 +2,7 @@
 
 mod ear;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use tenure::config::{Config, RoleSpec};
@@ -187,6 +188,12 @@ async fn every_metric_and_every_transition_is_told_with_its_labels() {
             assert!(fields.contains(name), "{wanted} has no {name}: {fields:?}");
         }
     }
+    // A seat that was lost tells which term went with it.
+    let lost: Vec<_> =
+        told.iter().filter(|(words, _)| words.starts_with("the seat is lost")).collect();
+    let names = ["member", "held", "error", "role", "key", "epoch"];
+    let tells = |fields: &BTreeSet<String>| names.iter().all(|name| fields.contains(*name));
+    assert!(lost.iter().any(|(_, fields)| tells(fields)), "{lost:?}");
 }
 
 /// A name that changes breaks a user's dashboard: it is a decision, not an accident.
