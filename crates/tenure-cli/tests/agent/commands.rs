@@ -141,3 +141,23 @@ async fn sighup_takes_over_the_first_schedule_and_the_first_command_of_a_role() 
     event_of(&mut agent, "run_ended", |event| event["schedule"] == "s").await;
     end(&mut agent).await;
 }
+
+#[tokio::test]
+async fn every_function_of_the_agent_finds_its_names_whatever_the_callers_search_path_is() {
+    let stage = Stage::new().await;
+    let run = "[[schedule]]\nname = 's'\nrole = 'cron'\ncron = '@daily'\nrun = 'true'\n";
+    let file = stage.file("a.toml", run);
+    let mut agent = stage.agent(&file, &[]);
+    stage
+        .at_least(
+            "select count(*) from pg_proc where pronamespace = 'tenure_agent'::regnamespace",
+            5,
+        )
+        .await;
+    let open = "select count(*) from pg_proc where pronamespace = 'tenure_agent'::regnamespace \
+        and prosqlbody is null \
+        and not 'search_path=pg_catalog, pg_temp' = any (coalesce(proconfig, '{}'))";
+    assert_eq!(stage.count(open).await, 0);
+    agent.signal(Signal::TERM);
+    agent.wait(SOON).await.expect("it ends");
+}

@@ -54,10 +54,14 @@ async fn picture(address: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_key_ends_the_demo_on_a_terminal_and_what_was_seen_is_judged() {
+async fn the_demo_survives_a_resize_and_a_key_ends_it_on_a_terminal_and_what_was_seen_is_judged() {
     // `script` gives it a terminal, and passes its exit code on.
+    let folder = tempfile::tempdir().expect("a folder");
+    let tty = folder.path().join("tty");
     let mut command = tokio::process::Command::new("script");
-    let demo = format!("stty rows 24 cols 80; {} demo --seconds 600", program().display());
+    let program = program();
+    let (tells, runs) = (tty.display(), program.display());
+    let demo = format!("stty rows 24 cols 80; tty >{tells}; {runs} demo --seconds 600");
     command.args(["-qec", &demo, "/dev/null"]).env("TERM", "xterm").kill_on_drop(true);
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut demo = command.spawn().expect("script runs");
@@ -66,18 +70,42 @@ async fn a_key_ends_the_demo_on_a_terminal_and_what_was_seen_is_judged() {
     let mut seen = Vec::new();
     let shows = |seen: &[u8], word: &str| String::from_utf8_lossy(seen).contains(word);
     let watched = tokio::time::timeout(SOON * 2, async {
-        let mut pressed = false;
+        // Where the picture of the small terminal begins, and where it was whole.
+        let (mut resized, mut whole) = (None, None);
         while screen.read_buf(&mut seen).await.expect("bytes") > 0 {
-            if !pressed && shows(&seen, "LEADS") {
-                pressed = true;
-                keys.write_all(b"q").await.expect("pressed");
+            match resized {
+                None if shows(&seen, "LEADS") => {
+                    resized = Some(seen.len());
+                    let tty = std::fs::read_to_string(&tty).expect("its terminal");
+                    let resize = ["-F", tty.trim(), "rows", "16", "cols", "50"];
+                    let set = std::process::Command::new("stty").args(resize).status();
+                    assert!(set.expect("it runs").success());
+                }
+                Some(from) if whole.is_none() => {
+                    let after = String::from_utf8_lossy(&seen[from..]).into_owned();
+                    let fresh = after.rsplit_once("\x1b[2J").map(|(_, fresh)| fresh);
+                    // The last corner of the last box.
+                    if let Some(fresh) = fresh.filter(|fresh| fresh.contains('┘')) {
+                        whole = Some(fresh.to_owned());
+                        keys.write_all(b"q").await.expect("pressed");
+                    }
+                }
+                None | Some(_) => {}
             }
         }
-        demo.wait().await.expect("a status")
+        (demo.wait().await.expect("a status"), whole.expect("another picture"))
     });
-    let status = watched.await.expect("in time");
+    let (status, picture) = watched.await.expect("in time");
     assert_eq!(status.code(), Some(0), "{}", String::from_utf8_lossy(&seen));
     assert!(shows(&seen, "no two overlap"), "{}", String::from_utf8_lossy(&seen));
     let page = "the page was at http://127.0.0.1:";
     assert!(shows(&seen, page), "{}", String::from_utf8_lossy(&seen));
+    // Every place that was written to is on the terminal as it is now: `ESC [ row ; column H`.
+    let places = picture.split("\x1b[").skip(1).filter_map(|part| {
+        let (row, column) = part.split_once('H')?.0.split_once(';')?;
+        Some((row.parse::<u16>().ok()?, column.parse::<u16>().ok()?))
+    });
+    let places: Vec<_> = places.collect();
+    assert!(places.len() > 10, "{picture:?}");
+    assert!(places.iter().all(|(row, column)| *row <= 16 && *column <= 50), "{places:?}");
 }

@@ -9,7 +9,7 @@ use tenure_testkit::{
     Cluster, ClusterOptions, Direction, PgBouncer, PoolMode, Proxy, ReplicaOptions, shared_cluster,
 };
 
-use crate::stage::{config, database, gone, one, start};
+use crate::stage::{config, database, gone, one, start, until};
 
 async fn refused(dsn: String) -> Refused {
     let config = Config::builder().dsn(dsn).role(RoleSpec::named("r")).build().unwrap();
@@ -104,6 +104,50 @@ async fn the_failover_line_follows_what_a_real_standby_does() {
     says(Verdict::Good, "no standby").await;
     primary.sql("select pg_create_physical_replication_slot('of_the_standby')").await.unwrap();
     says(Verdict::Warning, "a replication slot waits for one").await;
+}
+
+/// An archive of the log and a logical subscriber replicate too, and none of them can be promoted.
+#[tokio::test]
+async fn programs_that_replicate_and_cannot_be_promoted_are_no_standbys() {
+    let options = ClusterOptions::default().set("wal_level", "logical");
+    let primary = Cluster::start_with(options).await.unwrap();
+    if primary.version() != 15 {
+        return; // Only the distribution's server brings these programs.
+    }
+    let client = primary.client("postgres").await.unwrap();
+    let programs = one(&client, "select setting from pg_config where name = 'BINDIR'").await;
+    let folder = tempfile::tempdir().unwrap();
+    let replicates = |program: &str, args: &[&str]| {
+        let mut command = tokio::process::Command::new(format!("{programs}/{program}"));
+        command.args(["-h", "127.0.0.1", "-U", "postgres", "-p", &primary.port().to_string()]);
+        command.args(args).current_dir(folder.path()).kill_on_drop(true);
+        command.spawn().expect("it runs")
+    };
+    let _archive = replicates("pg_receivewal", &["-D", "."]);
+    let slot = ["-d", "postgres", "--slot", "s", "--create-slot", "--start", "-P", "pgoutput"];
+    let more = ["-o", "proto_version=1", "-o", "publication_names=p", "-f", "changes"];
+    let _subscriber = replicates("pg_recvlogical", &[&slot[..], &more[..]].concat());
+    let all = "select coalesce(string_agg(application_name, ' ' order by application_name), '') \
+               from pg_stat_replication where state = 'streaming'";
+    until(&client, all, "pg_receivewal pg_recvlogical").await;
+    let line = async |user: &str| {
+        let dsn = primary.dsn_for("postgres", user);
+        let built = Config::builder().dsn(dsn).role(RoleSpec::named("r")).build().unwrap();
+        let report = tenure::preflight::check(&built).await.unwrap();
+        let line = report.findings.into_iter().find(|line| line.what == "failover");
+        line.expect("a line on failover")
+    };
+    let seen = line("postgres").await;
+    assert_eq!(seen.verdict, Verdict::Good, "{}", seen.text);
+    // A login role that may not see what they are cannot know.
+    client
+        .batch_execute("create role plain login; create schema authorization plain")
+        .await
+        .unwrap();
+    client.batch_execute("grant create on database postgres to plain").await.unwrap();
+    let hidden = line("plain").await;
+    assert_eq!(hidden.verdict, Verdict::Warning, "{}", hidden.text);
+    assert!(hidden.text.contains("grant it pg_read_all_stats"), "{}", hidden.text);
 }
 
 #[tokio::test]

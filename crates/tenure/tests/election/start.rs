@@ -6,7 +6,8 @@ use tenure::config::{Config, RoleSpec};
 use tenure::connect::Remedy;
 use tenure::{LeaderLock, Member};
 use tenure_testkit::{Cluster, ReplicaOptions, shared_cluster};
-use tokio::net::TcpListener;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
 
 use crate::stage::{candidate, database, gone, leads};
 
@@ -121,5 +122,42 @@ async fn an_explicit_retry_paces_the_attempts_to_connect() {
         let pause = pair[1] - pair[0];
         assert!(pause > interval.mul_f64(0.9), "{pause:?}");
     }
+    gone(member).await;
+}
+
+/// A server that starts up (57P03) lets sessions in and sends them away.
+#[tokio::test]
+async fn a_server_that_is_starting_up_is_waited_for() {
+    let database = database().await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let server = shared_cluster().await.addr();
+    let (open, opened) = tokio::sync::watch::channel(false);
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            let is_up = *opened.borrow();
+            tokio::spawn(async move {
+                if is_up {
+                    let mut server = TcpStream::connect(server).await?;
+                    return tokio::io::copy_bidirectional(&mut client, &mut server).await.map(drop);
+                }
+                // The whole of what the client says first, else the answer may be lost with the connection.
+                let length = client.read_u32().await? as usize;
+                client.read_exact(&mut vec![0; length - 4]).await?;
+                let fields = b"SFATAL\0VFATAL\0C57P03\0Mthe database system is starting up\0\0";
+                client.write_u8(b'E').await?;
+                client.write_u32(fields.len() as u32 + 4).await?;
+                client.write_all(fields).await?;
+                client.shutdown().await
+            });
+        }
+    });
+    let dsn = format!(
+        "host=127.0.0.1 port={port} dbname={} user=postgres sslmode=disable",
+        database.name()
+    );
+    let (member, lock) = follower(quick(&dsn)).await;
+    open.send(true).unwrap();
+    leads(&lock).await;
     gone(member).await;
 }

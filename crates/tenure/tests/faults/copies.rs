@@ -61,6 +61,32 @@ async fn a_copy_that_takes_the_databases_place_is_led_only_after_the_lease_and_i
     assert!(next_leader(group, &setup).await >= 1 << 40, "an epoch of the original's generation");
 }
 
+/// As an operator restores a backup.
+#[tokio::test]
+async fn a_restored_dump_that_takes_the_databases_place_is_led_only_after_the_lease() {
+    let (cluster, setup) = released_once().await;
+    if cluster.version() != 15 {
+        return; // Only the distribution's server brings these programs.
+    }
+    let client = connect(&cluster.dsn_for("postgres", "postgres")).await;
+    let programs = "select setting from pg_config where name = 'BINDIR'";
+    let programs: String = client.query_one(programs, &[]).await.expect("a folder").get(0);
+    let folder = tempfile::tempdir().expect("a folder");
+    let run = async |program: &str, args: &[&str]| {
+        let mut command = tokio::process::Command::new(format!("{programs}/{program}"));
+        command.args(["-h", "127.0.0.1", "-U", "postgres", "-p", &cluster.port().to_string()]);
+        let done = command.args(args).current_dir(folder.path()).output().await.expect("it runs");
+        assert!(done.status.success(), "{program}: {}", String::from_utf8_lossy(&done.stderr));
+    };
+    run("pg_dump", &["-d", "app", "-f", "app.sql"]).await;
+    cluster.sql("create database earlier").await.expect("an empty one");
+    run("psql", &["-d", "earlier", "-q", "-v", "ON_ERROR_STOP=1", "-f", "app.sql"]).await;
+    let (group, _proxy) = cut_off_leader(&cluster, &setup).await;
+    cluster.sql("alter database app rename to later").await.expect("renamed");
+    cluster.sql("alter database earlier rename to app").await.expect("renamed");
+    assert!(next_leader(group, &setup).await >= 1 << 40, "an epoch of the original's generation");
+}
+
 #[tokio::test]
 async fn rows_that_are_restored_are_led_only_after_the_lease() {
     let (cluster, setup) = released_once().await;
