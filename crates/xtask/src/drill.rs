@@ -10,7 +10,7 @@
 //!   lease + margin.
 //!
 //! Every row is written to a file at once, and a fault that has a row is not drilled again: an interrupted
-//! drill goes on where it was.
+//! drill goes on where it was. Drills of different configurations may run at the same time.
 
 mod children;
 mod cluster;
@@ -20,7 +20,7 @@ mod report;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
@@ -37,7 +37,7 @@ use network::Network;
 use report::{Results, Row};
 
 /// How long everything runs well before a fault, so that there is something to break.
-const CALM: Duration = Duration::from_secs(5);
+const CALM: Duration = Duration::from_secs(3);
 /// How long a cluster may take until it is whole again.
 const HEALING: Duration = Duration::from_secs(400);
 const INTERRUPTED: u8 = 130;
@@ -62,9 +62,12 @@ pub(crate) struct DrillArgs {
     /// Drill also what has a row already
     #[arg(long)]
     again: bool,
-    /// Where rows, logs and data are kept
+    /// Where logs and data are kept
     #[arg(long, default_value = "target/drill")]
     folder: PathBuf,
+    /// Where the rows are kept: what is drilled is not drilled again
+    #[arg(long, default_value = ".drill/rows.jsonl")]
+    rows: PathBuf,
     /// Patroni's programs
     #[arg(long, default_value = ".tools/patroni/bin")]
     patroni: PathBuf,
@@ -76,7 +79,11 @@ pub(crate) struct DrillArgs {
 pub(crate) async fn run(args: DrillArgs) -> anyhow::Result<ExitCode> {
     std::fs::create_dir_all(&args.folder)?;
     let folder = args.folder.canonicalize()?;
-    let mut results = Results::open(&folder.join("rows.jsonl"))?;
+    if let Some(folder) = args.rows.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    let mut results = Results::open(&args.rows)?;
+    network::name(args.setup.map(Setup::name));
     let setups = args.setup.map_or_else(|| Setup::value_variants().to_vec(), |setup| vec![setup]);
     let faults = match args.fault.as_slice() {
         [] => Fault::value_variants().to_vec(),
@@ -158,8 +165,9 @@ async fn drill(
     let mut sound = true;
     for fault in faults {
         sleep(CALM).await;
+        let begun = Instant::now();
         let row = one(&network, &mut cluster, &mut members, setup, *fault).await?;
-        say(row.line())?;
+        say(format!("{} ({} s)", row.line(), begun.elapsed().as_secs()))?;
         sound &= row.is_sound();
         results.add(row)?;
     }

@@ -132,6 +132,17 @@ impl Members {
         Ok(())
     }
 
+    /// When a child acted last.
+    pub(super) fn last_act(&self) -> anyhow::Result<u64> {
+        let mut last = 0;
+        for name in NAMES {
+            let file = self.file(name);
+            let tail = acts(&file, length(&file).saturating_sub(1000))?;
+            last = last.max(tail.last().map_or(0, |event| event.instant().at_ns));
+        }
+        Ok(last)
+    }
+
     /// The member whose child acts.
     pub(super) fn leader(&self) -> anyhow::Result<Option<&'static str>> {
         let recently = now_ns().saturating_sub(RECENT.as_nanos() as u64);

@@ -22,6 +22,8 @@ use super::network::{address, on};
 pub(super) const SERVERS: [&str; 3] = ["n1", "n2", "n3"];
 
 const ACCOUNT: &str = "postgres";
+/// True once it is committed, by as many servers as must.
+const COMMIT: &str = "select pg_logical_emit_message(true, 'drill', '') is not null";
 /// How often a server is asked whether it can commit, and for how long.
 const PROBE_EVERY: Duration = Duration::from_millis(50);
 const PROBE_LIMIT: Duration = Duration::from_secs(2);
@@ -64,6 +66,15 @@ impl Setup {
         }
     }
 
+    /// How many standbys acknowledge in a cluster that is whole.
+    const fn acknowledge(self) -> u8 {
+        match self {
+            Setup::Asynchronous => 0,
+            Setup::Synchronous => 1,
+            Setup::Strict | Setup::Quorum => 2,
+        }
+    }
+
     const fn settings(self) -> &'static str {
         match self {
             Setup::Asynchronous => "    synchronous_mode: false\n",
@@ -78,6 +89,7 @@ impl Setup {
 }
 
 pub(super) struct Cluster {
+    setup: Setup,
     folder: PathBuf,
     patroni: PathBuf,
     etcd: Child,
@@ -101,6 +113,7 @@ impl Cluster {
         // Not before it answers: a Patroni that finds no etcd waits for seconds.
         sleep(Duration::from_secs(2)).await;
         let mut cluster = Cluster {
+            setup,
             folder: folder.to_owned(),
             patroni: patroni.to_owned(),
             etcd,
@@ -196,15 +209,29 @@ impl Cluster {
         timeout(PROBE_LIMIT, asked).await.ok().flatten().unwrap_or(false)
     }
 
-    /// Waits for one primary that commits and two standbys that stream.
+    /// Whether a server other than this one is a primary that commits.
+    pub(super) async fn commits_beside(&self, name: &str) -> bool {
+        for other in SERVERS.into_iter().filter(|other| *other != name) {
+            if self.says(other, "select not pg_is_in_recovery()").await
+                && self.says(other, COMMIT).await
+            {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Waits for one primary that commits, and two standbys that stream and acknowledge as they should.
     pub(super) async fn whole(&self, within: Duration) -> anyhow::Result<()> {
         let begun = Instant::now();
         loop {
             if let Ok(primary) = self.primary().await {
-                let streams =
-                    "select count(*) = 2 from pg_stat_replication where state = 'streaming'";
-                let commits = "select pg_logical_emit_message(true, 'drill', '') is not null";
-                if self.says(primary, streams).await && self.says(primary, commits).await {
+                let streams = format!(
+                    "select count(*) = 2 and count(*) filter (where sync_state in ('sync', 'quorum')) >= {} \
+                     from pg_stat_replication where state = 'streaming'",
+                    self.setup.acknowledge()
+                );
+                if self.says(primary, &streams).await && self.says(primary, COMMIT).await {
                     return Ok(());
                 }
             }

@@ -1,19 +1,25 @@
 //! The faults of a drill, one after the other, each on a cluster that is whole.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use rustix::process::Signal;
+use tenure_testkit::history::now_ns;
 use tokio::time::sleep;
 
 use super::children::Members;
 use super::cluster::{Cluster, SERVERS};
 use super::network::Network;
 
-/// Longer than Patroni's TTL (20 s) and what it needs to promote.
-const FAILOVER: Duration = Duration::from_secs(32);
+/// Longer than Patroni's TTL (20 s), what it needs to promote, and what a member needs to lead.
+const FAILOVER: Duration = Duration::from_secs(60);
 /// Longer than a lease and its margin.
-const LEASE: Duration = Duration::from_secs(8);
+const LEASE: Duration = Duration::from_secs(5);
+/// Longer than Patroni's patience with an etcd that does not answer.
+const ETCD: Duration = Duration::from_secs(16);
+/// Longer than a primary waits for a standby that does not answer (`wal_sender_timeout`, 15 s), and shorter
+/// than what Patroni needs to take note of it.
+const STANDBY: Duration = Duration::from_secs(25);
 /// Long enough for a standby to fall behind.
 const LAG: Duration = Duration::from_secs(3);
 
@@ -98,39 +104,39 @@ impl Fault {
             Fault::KillPatroniAndPostmaster => {
                 cluster.signal_patroni(primary, Signal::KILL);
                 cluster.signal_postmaster(primary, Signal::KILL);
-                sleep(FAILOVER).await;
+                failover(cluster, members, primary).await?;
             }
             Fault::KillMachine => {
                 kill_machine(cluster, primary);
-                sleep(FAILOVER).await;
+                failover(cluster, members, primary).await?;
             }
             Fault::StopServer => {
                 cluster.signal_server(primary, Signal::STOP);
-                sleep(FAILOVER).await;
+                failover(cluster, members, primary).await?;
             }
             Fault::StopMachine => {
                 cluster.signal_patroni(primary, Signal::STOP);
                 cluster.signal_server(primary, Signal::STOP);
-                sleep(FAILOVER).await;
+                failover(cluster, members, primary).await?;
                 cluster.signal_server(primary, Signal::CONT);
                 sleep(LEASE).await;
             }
             Fault::StopPatroni => {
                 cluster.signal_patroni(primary, Signal::STOP);
-                sleep(FAILOVER).await;
+                failover(cluster, members, primary).await?;
             }
             Fault::Partition => {
                 network.cut_off(&[primary]).await?;
-                sleep(FAILOVER).await;
+                failover(cluster, members, primary).await?;
             }
             Fault::PartitionWithLeader => {
                 network.cut_off(&[primary, leader]).await?;
-                sleep(FAILOVER).await;
+                failover(cluster, members, primary).await?;
             }
             Fault::PartitionWithLeaderPatroniHung => {
                 cluster.signal_patroni(primary, Signal::STOP);
                 network.cut_off(&[primary, leader]).await?;
-                sleep(FAILOVER + LEASE).await;
+                failover(cluster, members, primary).await?;
             }
             Fault::RestartAll => {
                 cluster.patronictl(&["restart", "drill", "--force"]).await?;
@@ -147,18 +153,18 @@ impl Fault {
                 sleep(LAG).await;
                 kill_machine(cluster, primary);
                 network.heal().await?;
-                sleep(FAILOVER).await;
+                failover(cluster, members, primary).await?;
             }
             Fault::LaggingStandby => {
                 cluster.sql(standbys[0], "select pg_wal_replay_pause()").await?;
                 sleep(LAG).await;
                 kill_machine(cluster, primary);
-                sleep(FAILOVER).await;
+                failover(cluster, members, primary).await?;
             }
             Fault::TwoAtOnce => {
                 kill_machine(cluster, primary);
                 members.kill(leader);
-                sleep(FAILOVER).await;
+                failover(cluster, members, primary).await?;
             }
             Fault::LeaderFrozen => {
                 members.freeze(leader);
@@ -166,11 +172,11 @@ impl Fault {
             }
             Fault::EtcdFrozen => {
                 cluster.signal_etcd(Signal::STOP);
-                sleep(LEASE * 2).await;
+                sleep(ETCD).await;
             }
             Fault::StandbyFrozen => {
                 cluster.signal_server(standbys[0], Signal::STOP);
-                sleep(FAILOVER).await;
+                sleep(STANDBY).await;
             }
             Fault::StandbyKilled => {
                 kill_machine(cluster, standbys[0]);
@@ -179,6 +185,24 @@ impl Fault {
         }
         Ok(())
     }
+}
+
+/// Until another server is the primary and a child has acted since, and a moment more. A cluster that does not
+/// fail over is given up on; what became of it, the row tells.
+async fn failover(cluster: &Cluster, members: &Members, from: &str) -> anyhow::Result<()> {
+    let until = Instant::now() + FAILOVER;
+    let mut commits = None;
+    while Instant::now() < until {
+        if commits.is_none() && cluster.commits_beside(from).await {
+            commits = Some(now_ns());
+        }
+        if commits.is_some_and(|at| members.last_act().is_ok_and(|act| act > at)) {
+            break;
+        }
+        sleep(Duration::from_millis(200)).await;
+    }
+    sleep(LEASE).await;
+    Ok(())
 }
 
 fn kill_machine(cluster: &Cluster, name: &str) {

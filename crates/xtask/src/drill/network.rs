@@ -3,6 +3,7 @@
 //! The switch is a namespace too, with two bridges. A partition puts the ports of some machines on the second
 //! bridge: they still see each other.
 
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
@@ -12,15 +13,27 @@ use tokio::time::timeout;
 /// Every machine, in the order of their addresses.
 pub(super) const MACHINES: [&str; 8] = ["etcd", "n1", "n2", "n3", "m1", "m2", "m3", "op"];
 
-const PREFIX: &str = "tenure-drill";
+/// What the names of the namespaces begin with. Drills of different configurations may run at the same time.
+static PREFIX: OnceLock<String> = OnceLock::new();
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The namespaces. They are removed by the next drill if this one does not come to it.
 pub(super) struct Network;
 
+/// The namespaces of this process are those of one configuration, or of all.
+pub(super) fn name(config: Option<&str>) {
+    let name =
+        config.map_or_else(|| "tenure-drill".to_owned(), |config| format!("tenure-drill-{config}"));
+    PREFIX.get_or_init(|| name);
+}
+
+fn prefix() -> &'static str {
+    PREFIX.get().map_or("tenure-drill", String::as_str)
+}
+
 /// Whether this process may make namespaces.
 pub(super) async fn privilege() -> anyhow::Result<()> {
-    let probe = format!("{PREFIX}-probe");
+    let probe = format!("{}-probe", prefix());
     let made = ip(&["netns", "add", &probe]).await;
     let _ = ip(&["netns", "del", &probe]).await;
     made.map_err(|error| {
@@ -31,7 +44,7 @@ pub(super) async fn privilege() -> anyhow::Result<()> {
 }
 
 pub(super) fn namespace(machine: &str) -> String {
-    format!("{PREFIX}-{machine}")
+    format!("{}-{machine}", prefix())
 }
 
 pub(super) fn address(machine: &str) -> String {
