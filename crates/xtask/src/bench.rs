@@ -1,5 +1,6 @@
 //! What is measured.
 
+mod audit;
 mod election;
 mod fence;
 mod gossip;
@@ -16,6 +17,8 @@ pub(crate) enum Bench {
     Election(election::BenchArgs),
     /// How many transactions idle members cost the database
     Idle(idle::BenchArgs),
+    /// How long an audit of a million terms takes
+    Audit(audit::BenchArgs),
     /// What `tenure.fence()` costs a transaction that inserts, with pgbench
     Fence(fence::BenchArgs),
     /// Commit latency and failover of a gossip group, with real processes
@@ -28,6 +31,7 @@ pub(crate) async fn run(bench: Bench) -> anyhow::Result<ExitCode> {
     match bench {
         Bench::Election(args) => election::run(args).await,
         Bench::Idle(args) => idle::run(args).await,
+        Bench::Audit(args) => audit::run(args).await,
         Bench::Fence(args) => fence::run(args).await,
         Bench::Gossip(args) => gossip::run(args).await,
         Bench::Tx(args) => tx::run(args).await,

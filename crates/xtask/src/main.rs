@@ -7,6 +7,7 @@
 //! cargo run --release -p xtask -- soak            a gossip group under fire, judged
 //! cargo run --release -p xtask -- bench election  how long a role is without a leader
 //! cargo run --release -p xtask -- bench idle      what idle members cost the database
+//! cargo run --release -p xtask -- bench audit     how long an audit of a million terms takes
 //! cargo run --release -p xtask -- bench gossip    commit latency and failover, real processes
 //! cargo run --release -p xtask -- bench fence     what the fence costs an insert, with pgbench
 //! cargo run --release -p xtask -- bench tx        accepted transactions against raw inserts
@@ -22,8 +23,10 @@ mod soak;
 use std::fmt::Display;
 use std::io::Write as _;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
+use tenure::config::parse_period;
 
 /// Benches, simulations and plots of the project
 #[derive(Debug, Parser)]
@@ -71,4 +74,9 @@ fn say(line: impl Display) -> anyhow::Result<()> {
 fn quantile(sorted: &[u64], part: f64) -> Option<u64> {
     let last = sorted.len().checked_sub(1)?;
     sorted.get((last as f64 * part).ceil() as usize).copied()
+}
+
+/// A length of time, as every option of the program takes one.
+fn period(text: &str) -> Result<Duration, &'static str> {
+    parse_period(text).ok_or("a length of time is wanted (`3s`, `250ms`, or a number of seconds)")
 }

@@ -63,7 +63,7 @@ enum What {
         #[arg(long, default_value_t = 0)]
         churn: u32,
         /// How long to go on after agreement.
-        #[arg(long, default_value = "60s", value_parser = humantime::parse_duration)]
+        #[arg(long, default_value = "60s", value_parser = crate::period)]
         time: Duration,
         /// Real ed25519 signatures instead of the simulator's cheap stand-ins: a thousand times slower.
         #[arg(long)]

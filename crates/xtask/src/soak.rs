@@ -37,7 +37,7 @@ const LEFT: u64 = 256;
 #[derive(Debug, Args)]
 pub(crate) struct SoakArgs {
     /// How long faults go on
-    #[arg(long, default_value = "30m", value_parser = humantime::parse_duration)]
+    #[arg(long, default_value = "30m", value_parser = crate::period)]
     time: Duration,
     /// How many nodes
     #[arg(long, default_value_t = 7)]

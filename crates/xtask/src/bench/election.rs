@@ -8,6 +8,7 @@
 //! | crash | SIGKILL of a leader under `fenced` | the successor's open gate |
 //! | step-down | `hand_over` in the library | the successor's open gate |
 //! | program | SIGTERM of `tenure run` | the successor's event `acquired` |
+//! | with a child | the end of its child (`child_gone`) after SIGTERM of `tenure run -- CMD` | the successor's event `acquired` |
 //! | etcd | unlock of its lock service | the blocked lock of another client |
 
 mod etcd;
@@ -18,16 +19,19 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use clap::Args;
+use serde_json::Value;
 use tenure::config::{Config, RoleSpec};
 use tenure::{LeaderLock, Member, TakeoverPolicy};
-use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
-use tokio::process::{Child, ChildStdout, Command};
+use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader, Lines};
+use tokio::process::{Child, Command};
 use tokio_postgres::NoTls;
 
 use crate::say;
 
 /// No key that a program would choose.
 const BARE_KEY: i64 = 0x62_65_6e_63_68;
+/// A child that ends at once when it is told to.
+const CHILD: [&str; 3] = ["--", "sleep", "600"];
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Until the members have taken in a change of another role.
 const SETTLE: Duration = Duration::from_millis(300);
@@ -96,10 +100,8 @@ async fn measure(args: &BenchArgs) -> anyhow::Result<()> {
     let (_two, two) = member(&args.dsn, "bench:step-down", TakeoverPolicy::Exclusive).await?;
     one.wait_for_leadership(Some(PATIENCE)).await?;
     let mut pair = (one, two);
-    let mut first = Run::start(&program, &args.dsn)?;
-    first.leads().await?;
-    let mut programs = (first, Run::start(&program, &args.dsn)?);
-    programs.1.follows().await?;
+    let mut programs = Run::pair(&program, &args.dsn, &[]).await?;
+    let mut parents = Run::pair(&program, &args.dsn, &CHILD).await?;
     let mut etcd = match &args.etcd {
         Some(server) => Some(etcd::Etcd::start(server).await?),
         None => None,
@@ -129,8 +131,16 @@ async fn measure(args: &BenchArgs) -> anyhow::Result<()> {
         programs.1.leads().await?;
         figures.program.push(begun.elapsed());
         programs.0.ended().await?;
-        programs = (programs.1, Run::start(&program, &args.dsn)?);
+        programs = (programs.1, Run::start(&program, &args.dsn, &[])?);
         programs.1.follows().await?;
+
+        tokio::time::sleep(SETTLE).await;
+        parents.0.terminate()?;
+        let (gone, led) = tokio::join!(parents.0.says("child_gone"), parents.1.leads());
+        figures.child.push(led?.saturating_sub(gone?));
+        parents.0.ended().await?;
+        parents = (parents.1, Run::start(&program, &args.dsn, &CHILD)?);
+        parents.1.follows().await?;
 
         if let Some(etcd) = &mut etcd {
             figures.etcd.push(etcd.hand_over().await?);
@@ -145,6 +155,7 @@ struct Figures {
     crash: Vec<Duration>,
     step_down: Vec<Duration>,
     program: Vec<Duration>,
+    child: Vec<Duration>,
     etcd: Vec<Duration>,
 }
 
@@ -168,10 +179,12 @@ impl Figures {
         let crash = median("crash", &mut self.crash)?;
         let step_down = median("step-down", &mut self.step_down)?;
         let program = median("program", &mut self.program)?;
+        let child = median("with a child", &mut self.child)?;
         let etcd = median("etcd", &mut self.etcd)?;
         say(format!("crash / bare lock      {:.2}  (wanted: at most 2)", crash / bare))?;
         say(format!("step-down / etcd       {:.2}  (wanted: at most 0.3)", step_down / etcd))?;
-        say(format!("program / step-down    {:.2}  (wanted: at most 2)", program / step_down))
+        say(format!("program / step-down    {:.2}  (wanted: at most 2)", program / step_down))?;
+        say(format!("with a child / step-down {:.2}  (wanted: at most 2)", child / step_down))
     }
 }
 
@@ -246,32 +259,50 @@ async fn crash(heir: &LeaderLock, dsn: &str) -> anyhow::Result<Duration> {
     Ok(took)
 }
 
-/// `tenure run` without a child.
+/// `tenure run`, with or without a child.
 struct Run {
     child: Child,
-    events: Lines<BufReader<ChildStdout>>,
+    events: Lines<BufReader<Box<dyn AsyncRead + Unpin>>>,
 }
 
 impl Run {
-    fn start(program: &Path, dsn: &str) -> anyhow::Result<Self> {
+    /// One that leads and one that waits.
+    async fn pair(program: &Path, dsn: &str, command: &[&str]) -> anyhow::Result<(Self, Self)> {
+        let mut first = Run::start(program, dsn, command)?;
+        first.leads().await?;
+        let mut second = Run::start(program, dsn, command)?;
+        second.follows().await?;
+        Ok((first, second))
+    }
+
+    fn start(program: &Path, dsn: &str, command: &[&str]) -> anyhow::Result<Self> {
+        let role = if command.is_empty() { "bench:program" } else { "bench:child" };
         let mut child = Command::new(program)
-            .args(["run", "--role", "bench:program", "--output", "json"])
+            .args(["run", "--role", role, "--output", "json"])
+            .args(command)
             .env("TENURE_DSN", dsn)
             .env("TENURE_LOG", "error")
             .stdout(Stdio::piped())
+            .stderr(if command.is_empty() { Stdio::inherit() } else { Stdio::piped() })
             .kill_on_drop(true)
             .spawn()
             .with_context(|| format!("cannot run {}; give --program", program.display()))?;
-        let events = BufReader::new(child.stdout.take().context("it is piped")?).lines();
-        Ok(Run { child, events })
+        // Standard output is the child's, if there is one.
+        let events: Box<dyn AsyncRead + Unpin> = if command.is_empty() {
+            Box::new(child.stdout.take().context("it is piped")?)
+        } else {
+            Box::new(child.stderr.take().context("it is piped")?)
+        };
+        Ok(Run { child, events: BufReader::new(events).lines() })
     }
 
-    async fn says(&mut self, event: &str) -> anyhow::Result<()> {
-        let wanted = format!("\"event\":\"{event}\"");
+    /// Waits for an event; returns when it was, on the clock of all processes of this machine.
+    async fn says(&mut self, event: &str) -> anyhow::Result<Duration> {
         let seen = async {
             while let Some(line) = self.events.next_line().await? {
-                if line.contains(&wanted) {
-                    return Ok(());
+                let said: Value = serde_json::from_str(&line).unwrap_or_default();
+                if said["event"] == event {
+                    return Ok(Duration::from_nanos(said["mono_ns"].as_u64().context("no time")?));
                 }
             }
             bail!("it ended before it said {event}")
@@ -279,7 +310,7 @@ impl Run {
         tokio::time::timeout(PATIENCE, seen).await?
     }
 
-    async fn leads(&mut self) -> anyhow::Result<()> {
+    async fn leads(&mut self) -> anyhow::Result<Duration> {
         self.says("acquired").await
     }
 

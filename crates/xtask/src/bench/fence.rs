@@ -28,7 +28,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, env = "TENURE_DSN", hide_env_values = true)]
     pub(crate) dsn: String,
     /// How long each half of a round runs.
-    #[arg(long, default_value = "3s", value_parser = humantime::parse_duration)]
+    #[arg(long, default_value = "3s", value_parser = crate::period)]
     pub(crate) seconds: Duration,
     /// How many rounds; the best of each half counts.
     #[arg(long, default_value_t = 3)]

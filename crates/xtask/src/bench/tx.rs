@@ -51,7 +51,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, env = "TENURE_DSN", hide_env_values = true)]
     pub(crate) dsn: String,
     /// How long each half runs.
-    #[arg(long, default_value = "5s", value_parser = humantime::parse_duration)]
+    #[arg(long, default_value = "5s", value_parser = crate::period)]
     pub(crate) seconds: Duration,
     /// How many are in flight.
     #[arg(long, default_value_t = 64)]
