@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex};
 
 use futures_util::{SinkExt as _, StreamExt as _};
 use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
 use tokio::net::TcpListener;
 use tokio::sync::{broadcast, mpsc};
 use tokio_tungstenite::tungstenite::Message;
@@ -64,6 +65,12 @@ pub struct Ledger {
     pub pending: Vec<Vec<u8>>,
     /// The runtime's metadata, as bytes; none by default, which no signer can read.
     pub metadata: Vec<u8>,
+    /// Other metadata, from that block on.
+    pub later_metadata: Option<(usize, Vec<u8>)>,
+    /// Metadata of other versions, as the runtime offers them beside.
+    pub offered: HashMap<u32, Vec<u8>>,
+    /// Methods that the node answers with an error.
+    pub failing: Vec<&'static str>,
     /// The blocks after which the runtime was another one: its version is their number and one.
     pub upgrades: Vec<usize>,
     /// The events of each block, encoded.
@@ -75,6 +82,11 @@ pub struct Ledger {
 }
 
 impl Ledger {
+    fn metadata_at(&self, block: usize) -> &[u8] {
+        let later = self.later_metadata.as_ref().filter(|(since, _)| *since <= block);
+        later.map_or(&self.metadata, |(_, metadata)| metadata)
+    }
+
     fn nonce(&self, block: usize) -> usize {
         self.blocks[..=block].iter().map(Vec::len).sum()
     }
@@ -223,7 +235,11 @@ fn answer(request: &Value, ledger: &Ledger) -> Result<Value, Value> {
             format!("Client error: UnknownBlock: State already discarded for {}", block_hash(block))})),
         false => Ok(block),
     };
-    Ok(match request["method"].as_str().unwrap_or_default() {
+    let method = request["method"].as_str().unwrap_or_default();
+    if ledger.failing.contains(&method) {
+        return Err(json!({"code": -32603, "message": "Internal error"}));
+    }
+    Ok(match method {
         "chain_getFinalizedHead" => json!(block_hash(ledger.finalized)),
         "chain_getBlockHash" => match params[0].as_u64() {
             Some(number) => json!(block_hash(number as usize)),
@@ -239,6 +255,11 @@ fn answer(request: &Value, ledger: &Ledger) -> Result<Value, Value> {
                 ledger.blocks[number(&params[0])].iter().map(|e| encode(e)).collect();
             json!({"block": {"extrinsics": extrinsics}})
         }
+        "state_call" if params[0] == "Metadata_metadata_at_version" => {
+            let version = decode(params[1].as_str().unwrap_or_default());
+            let version = version.first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
+            json!(encode(&optional(ledger.offered.get(&version))))
+        }
         "state_call" => {
             let block = kept(number(&params[2]))?;
             let nonce = u32::try_from(ledger.nonce(block)).expect("small");
@@ -250,8 +271,13 @@ fn answer(request: &Value, ledger: &Ledger) -> Result<Value, Value> {
             json!({"specVersion": version, "transactionVersion": 1})
         }
         "state_getMetadata" => {
-            kept(number(&params[0]))?;
-            json!(encode(&ledger.metadata))
+            let block = kept(number(&params[0]))?;
+            json!(encode(ledger.metadata_at(block)))
+        }
+        // Of the code: other metadata come from other code.
+        "state_getStorageHash" => {
+            let block = kept(number(&params[1]))?;
+            json!(encode(&Sha256::digest(ledger.metadata_at(block))))
         }
         "state_getStorage" => {
             let block = kept(number(&params[1]))?;
@@ -265,6 +291,13 @@ fn answer(request: &Value, ledger: &Ledger) -> Result<Value, Value> {
         }
         _ => Value::Null,
     })
+}
+
+/// Bytes that may be absent, in SCALE; their length is a compact number of four bytes.
+fn optional(bytes: Option<&Vec<u8>>) -> Vec<u8> {
+    let Some(bytes) = bytes else { return vec![0] };
+    let length = u32::try_from(bytes.len()).expect("short") << 2 | 2;
+    [&[1], &length.to_le_bytes()[..], bytes].concat()
 }
 
 fn encode(bytes: &[u8]) -> String {

@@ -87,7 +87,7 @@ pub(crate) fn substrate(
     call: &str,
 ) -> Result<Work, Failure> {
     let chain = SubstrateChain::new(rpc, Duration::from_secs(10))?;
-    let signer = CommandSigner::new(account_of(account)?, signer)?;
+    let signer = CommandSigner::new(account_of(account)?, signer)?.encoding_for(&chain);
     let call = hex::decode(call.strip_prefix("0x").unwrap_or(call))?.into();
     Ok(Work { chain: Arc::new(chain), signer: Arc::new(signer), call, tip: 0 })
 }

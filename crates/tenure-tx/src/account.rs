@@ -85,6 +85,9 @@ pub struct Signed {
     pub hash: Hash,
     /// The last block it is valid in, if it is mortal.
     pub valid_until: Option<u64>,
+    /// The tip that the bytes carry, if the signer knows it: at a cap it may be less than was asked for.
+    /// Without it, the bytes are read.
+    pub tip: Option<u128>,
     /// The most it pays for each unit of work, tip and the chain's own fee together, if it has such a
     /// bound.
     pub bid: Option<u128>,

@@ -208,6 +208,7 @@ async fn substrate(args: &NodeArgs) -> Result<(Arc<dyn Chain>, Arc<dyn Signer>),
             Failure::usage("no account; give --account with the address --signer-command signs for")
         })?;
         let signer = CommandSigner::new(account, command.reveal()).map_err(wrong)?;
+        let signer = signer.encoding_for(&chain);
         return Ok((Arc::new(chain), Arc::new(signer)));
     }
     let key = |scheme| match (&args.key_file, &args.key_env) {

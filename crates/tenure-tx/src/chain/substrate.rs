@@ -24,7 +24,6 @@ mod signer;
 mod value;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -38,8 +37,8 @@ use subxt_rpcs::methods::legacy::TransactionStatus as RpcStatus;
 use tokio::time::timeout;
 
 use super::{
-    Chain, ChainError, ChainIdentity, Head, Inspected, Located, Outcome, Receipt, Report, Sought,
-    Submission,
+    Block, Chain, ChainError, ChainIdentity, Head, Inspected, Located, Outcome, Receipt, Report,
+    Sought, Submission,
 };
 use crate::account::{AccountId, MalformedAccount};
 use crate::status::{Hash, TransactionStatus, unhex};
@@ -100,8 +99,6 @@ pub fn account_of(text: &str) -> Result<AccountId, MalformedAccount> {
 #[derive(Clone)]
 pub struct SubstrateChain {
     line: Arc<Line>,
-    /// The runtime was asked for.
-    asked: Arc<AtomicBool>,
 }
 
 impl std::fmt::Debug for SubstrateChain {
@@ -125,8 +122,7 @@ impl SubstrateChain {
         if !url.starts_with("ws://") && !url.starts_with("wss://") {
             return Err(ChainError::BadAddress("ws:// or wss://"));
         }
-        let line = Arc::new(Line::new(url, timeout));
-        Ok(SubstrateChain { line, asked: Arc::default() })
+        Ok(SubstrateChain { line: Arc::new(Line::new(url, timeout)) })
     }
 
     async fn view(&self, account: &AccountId) -> Result<Head, RpcError> {
@@ -138,20 +134,16 @@ impl SubstrateChain {
         let best_nonce = line.nonce_at(account, best.hash).await?;
         let params = rpc_params![address(account)];
         let pool_nonce = line.request("system_accountNextIndex", params).await?;
-        self.know_runtime(best.hash).await;
+        self.know_runtime(best).await;
         Ok(Head { best, finalized, best_nonce, finalized_nonce, pool_nonce, ..Head::default() })
     }
 
     /// Bytes that a caller signed are read with the runtime's metadata, which is best known before they
-    /// come. Tried once: a chain whose metadata cannot be read works without.
-    async fn know_runtime(&self, best: Hash) {
-        if !self.asked.swap(true, Ordering::Relaxed)
-            && let Err(error) = self.line.runtime_at(best).await
-        {
-            tracing::warn!(
-                error = error.plainly(),
-                "the runtime's metadata is not read: signed bytes and dispatch errors stay unread"
-            );
+    /// come. A chain whose metadata cannot be read works without.
+    async fn know_runtime(&self, best: Block) {
+        if let Err(Unread::Node(error)) = self.line.present_runtime(best).await {
+            let error = Unread::from(error).plainly();
+            tracing::debug!(error, "the runtime is not known yet; asked again with the next head");
         }
     }
 
@@ -272,10 +264,10 @@ impl SubstrateChain {
     /// of another block. So earlier births are tried before it is called bad.
     async fn bad_signature(&self, raw: &[u8], text: String) -> Result<Outcome, Unread> {
         let best = self.line.best().await?;
-        let present = self.line.runtime_at(best.hash).await?.version();
+        let present = self.line.present_runtime(best).await?;
         let genesis = self.line.genesis().await?;
         for runtime in self.line.runtimes() {
-            let is_present = runtime.version() == present;
+            let is_present = Arc::ptr_eq(&runtime, &present);
             let Ok(extrinsic) = runtime.parse(raw) else { continue };
             let Some(era) = extrinsic.era else {
                 if !is_present && runtime.was_signed(&extrinsic, block(0, genesis)) {
@@ -308,7 +300,7 @@ impl SubstrateChain {
     /// A runtime fails at bytes that are no extrinsic of it, and it may fail for other reasons.
     async fn failed(&self, raw: &[u8], text: String) -> Result<Outcome, Unread> {
         let best = self.line.best().await?;
-        let runtime = self.line.runtime_at(best.hash).await?;
+        let runtime = self.line.present_runtime(best).await?;
         if runtime.parse(raw).is_ok() {
             return Ok(Outcome::Uncertain(text));
         }

@@ -263,7 +263,8 @@ impl Driver {
             let message = "these bytes do not tell their nonce; send the call instead";
             return Err(ChainError::Malformed(message.to_owned()).into());
         };
-        let signed = Signed { raw: raw.clone(), hash: seen.hash, valid_until: None, bid: None };
+        let signed =
+            Signed { raw: raw.clone(), hash: seen.hash, valid_until: None, tip: None, bid: None };
         Ok((Some(nonce), seen.tip.unwrap_or(tip), Some(signed)))
     }
 }

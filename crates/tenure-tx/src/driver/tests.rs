@@ -86,7 +86,13 @@ impl Signer for Plain {
 
     async fn sign(&self, unsigned: Unsigned<'_>) -> Result<Signed, SignError> {
         let call = unsigned.call.unwrap_or_default().to_vec();
-        Ok(Signed { raw: call.into(), hash: Hash([1; 32]), valid_until: None, bid: None })
+        Ok(Signed {
+            raw: call.into(),
+            hash: Hash([1; 32]),
+            valid_until: None,
+            tip: None,
+            bid: None,
+        })
     }
 }
 

@@ -9,6 +9,7 @@ mod pursuit;
 #[allow(dead_code, reason = "only its heart is run here, not its main")]
 #[path = "../../examples/relayer.rs"]
 mod relayer;
+mod runtimes;
 mod scenario;
 mod signing;
 mod stage;
@@ -60,7 +61,13 @@ impl Signer for ToySigner {
         let mut raw = vec![u8::try_from(body.len() << 2).expect("short")];
         raw.extend(body);
         let valid_until = self.mortal.map(|period| unsigned.head.best.number + period);
-        Ok(Signed { hash: extrinsic_hash(&raw), raw: raw.into(), valid_until, bid: None })
+        Ok(Signed {
+            hash: extrinsic_hash(&raw),
+            raw: raw.into(),
+            valid_until,
+            tip: None,
+            bid: None,
+        })
     }
 }
 

@@ -1,15 +1,19 @@
 //! What a real node does to extrinsics, and what the adapter makes of it: one list, played on the
 //! development node (`make test-substrate`) and from its recordings (`make test`).
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use serde_json::json;
+use tenure_testkit::substrate::ScriptedNode;
 use tenure_testkit::substrate::development::runtime;
-use tenure_tx::account::{SignError, Signer as _};
-use tenure_tx::chain::substrate::{Scheme, address};
-use tenure_tx::chain::{ChainError, Located, Outcome, Receipt, Shortfall};
+use tenure_tx::account::{SignError, Signer as _, Unsigned};
+use tenure_tx::chain::substrate::{Scheme, SubstrateChain, address};
+use tenure_tx::chain::{Chain as _, ChainError, Located, Outcome, Receipt, Shortfall};
 use tenure_tx::status::TransactionStatus::{
     Dropped, Finalized, Future, InBlock, Invalid, Ready, Retracted, Usurped,
 };
+use tenure_tx::status::unhex;
 
 use crate::stage::{Setting, Stage, USUAL, call, remark, signer};
 
@@ -492,5 +496,40 @@ async fn accounts_of_twenty_bytes_sign_as_ethereum_does() {
         let reason = receipt.reason.unwrap_or_default();
         assert!(reason.starts_with(wanted.unwrap_or_default()), "{reason}");
     }
+    stage.close();
+}
+
+#[tokio::test]
+async fn metadata_of_version_15_sign_the_same_as_those_of_version_14() {
+    let stage =
+        Stage::open("metadata_of_version_15_sign_the_same_as_those_of_version_14", USUAL).await;
+    let usual = stage.call("state_getMetadata", json!([])).await;
+    let usual = unhex(usual.as_str().expect("text")).expect("hex");
+    let params = json!(["Metadata_metadata_at_version", "0x0f000000"]);
+    let newer = stage.call("state_call", params).await;
+    let newer = unhex(newer.as_str().expect("text")).expect("hex");
+    // An option, and the length in four bytes.
+    let newer = newer[5..].to_vec();
+    assert_eq!((usual[4], newer[4]), (14, 15));
+    let mut signed = Vec::new();
+    for metadata in [usual, newer] {
+        let node = ScriptedNode::start().await;
+        node.ledger.lock().expect("unpoisoned").metadata = metadata;
+        let chain = SubstrateChain::new(&node.url, Duration::from_secs(60)).expect("a URL");
+        let signer = signer(&chain, USUAL.key, USUAL.period);
+        let head = chain.head(signer.account()).await.expect("answers");
+        let call = call(
+            "Utility",
+            "batch",
+            json!({"calls": [
+                {"System": {"remark": {"remark": "0x676d"}}},
+                {"Balances": {"transfer_keep_alive": {"dest": address(signer.account()), "value": 5}}},
+            ]}),
+        );
+        let unsigned =
+            Unsigned { nonce: 7, tip: 9, call: Some(&call), head: &head, replaces: None };
+        signed.push(signer.sign(unsigned).await.expect("signs"));
+    }
+    assert_eq!(signed[0], signed[1]);
     stage.close();
 }

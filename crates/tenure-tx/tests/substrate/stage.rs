@@ -282,20 +282,40 @@ fn recordings() -> &'static HashMap<String, Vec<Event>> {
         let packed = std::fs::read(Path::new(HERE).join("recordings.jsonl.zst"));
         let packed = packed.expect("the recordings are in the repository");
         let text = String::from_utf8(unpacked(&packed)).expect("lines of JSON");
-        let (mut all, mut name) = (HashMap::new(), String::new());
-        for line in text.lines() {
-            let value: Value = serde_json::from_str(line).expect("JSON");
-            if let Some(recorded) = value["digest"].as_str() {
-                let stale = "the recordings are of another scenario, runtime or node";
-                assert_eq!(recorded, digest(), "{stale}: run make record-substrate");
-            } else if let Some(scenario) = value["scenario"].as_str() {
-                scenario.clone_into(&mut name);
-                all.insert(name.clone(), Vec::new());
-            } else {
-                let event = serde_json::from_value(value).expect("an event");
-                all.get_mut(&name).expect("after its name").push(event);
-            }
-        }
-        all
+        parsed(&text, &digest())
     })
+}
+
+/// The recordings by their scenarios, if they are of what has this digest.
+fn parsed(text: &str, digest: &str) -> HashMap<String, Vec<Event>> {
+    let (mut all, mut name) = (HashMap::new(), String::new());
+    for line in text.lines() {
+        let value: Value = serde_json::from_str(line).expect("JSON");
+        if let Some(recorded) = value["digest"].as_str() {
+            let stale = "the recordings are of another scenario, runtime or node";
+            assert_eq!(recorded, digest, "{stale}: run make record-substrate");
+        } else if let Some(scenario) = value["scenario"].as_str() {
+            scenario.clone_into(&mut name);
+            all.insert(name.clone(), Vec::new());
+        } else {
+            let event = serde_json::from_value(value).expect("an event");
+            all.get_mut(&name).expect("after its name").push(event);
+        }
+    }
+    all
+}
+
+#[test]
+#[should_panic(expected = "make record-substrate")]
+fn recordings_of_another_runtime_node_or_scenario_are_refused() {
+    parsed(&json!({"digest": "another"}).to_string(), &digest());
+}
+
+#[tokio::test]
+async fn what_was_not_recorded_is_refused_and_fails_the_scenario() {
+    let gateway = Gateway::replay(Vec::new()).await;
+    let chain = SubstrateChain::new(&gateway.url, Duration::from_secs(20)).expect("a URL");
+    let error = chain.identity().await.expect_err("nothing was recorded").to_string();
+    assert!(error.contains("chain_getBlockHash") && error.contains("make record-substrate"));
+    assert_eq!(gateway.missing().len(), 1);
 }

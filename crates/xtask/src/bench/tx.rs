@@ -339,6 +339,6 @@ impl Signer for NullSigner {
 
     async fn sign(&self, unsigned: Unsigned<'_>) -> Result<Signed, SignError> {
         let raw = Bytes::from_static(&[7; 120]);
-        Ok(Signed { raw, hash: hash_of(unsigned.nonce), valid_until: None, bid: None })
+        Ok(Signed { raw, hash: hash_of(unsigned.nonce), valid_until: None, tip: None, bid: None })
     }
 }

@@ -255,6 +255,7 @@ impl Signer for EthereumSigner {
             hash: Hash(signed.tx_hash().0),
             raw: signed.encoded_2718().into(),
             valid_until: None,
+            tip: Some(priority),
             bid: Some(bid),
         })
     }

@@ -36,6 +36,11 @@ impl SubstrateCall {
     }
 }
 
+/// Whether these are a call's names. A pallet may have the number of the brace.
+pub(super) fn is_named(given: &[u8]) -> bool {
+    given.first() == Some(&b'{') && serde_json::from_slice::<SubstrateCall>(given).is_ok()
+}
+
 impl Runtime {
     /// A call as SCALE, from either form; nothing is a remark of nothing.
     pub(super) fn call_of(&self, given: Option<&[u8]>) -> Result<Vec<u8>, SignError> {

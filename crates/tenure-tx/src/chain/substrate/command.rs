@@ -9,20 +9,24 @@
 //! stdout  0x<signed extrinsic> [last valid block]
 //! ```
 //!
-//! `call` is the SCALE-encoded call, or null for a no-op (`System::remark` of nothing, say). Exit
+//! `call` is the SCALE-encoded call (one by name is encoded with the chain's metadata first), or null for a no-op (`System::remark` of nothing, say). Exit
 //! code 65 says that the call is malformed; any other but 0, that it could not sign now.
 
+use std::borrow::Cow;
 use std::process::Stdio;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::{Child, Command};
 
-use super::{compact_length, extrinsic_hash};
+use super::line::Line;
+use super::signer::runtime_for;
+use super::{SubstrateChain, call, compact_length, extrinsic_hash};
 use crate::account::{AccountId, SignError, Signed, Signer, Unsigned};
 use crate::chain::Block;
-use crate::status::unhex;
+use crate::status::{Hash, unhex};
 
 /// `EX_DATAERR` of sysexits.h.
 const MALFORMED: i32 = 65;
@@ -36,6 +40,8 @@ pub struct CommandSigner {
     account: AccountId,
     program: String,
     arguments: Vec<String>,
+    /// The chain whose metadata encodes calls by name.
+    line: Option<Arc<Line>>,
 }
 
 impl std::fmt::Debug for CommandSigner {
@@ -56,7 +62,32 @@ impl CommandSigner {
         let program = words.next().ok_or_else(|| {
             SignError::Key("the signer's command is empty; name a program".to_owned())
         })?;
-        Ok(CommandSigner { account, program, arguments: words.collect() })
+        Ok(CommandSigner { account, program, arguments: words.collect(), line: None })
+    }
+
+    /// Calls by name are encoded with this chain's metadata before the program is asked. Without a chain
+    /// they are refused.
+    #[must_use]
+    pub fn encoding_for(self, chain: &SubstrateChain) -> Self {
+        CommandSigner { line: Some(Arc::clone(&chain.line)), ..self }
+    }
+
+    /// The call in SCALE, which is all that the program is to know.
+    async fn encoded<'a>(&self, call: &'a [u8], best: Hash) -> Result<Cow<'a, [u8]>, SignError> {
+        if !call::is_named(call) {
+            return Ok(Cow::Borrowed(call));
+        }
+        let Some(line) = &self.line else {
+            let why = "a call by name needs the chain's metadata; send it in SCALE".to_owned();
+            return Err(SignError::Malformed(why));
+        };
+        match runtime_for(line, best).await {
+            Ok(runtime) => runtime.call_of(Some(call)).map(Cow::Owned),
+            Err(SignError::Key(_)) => Err(SignError::Malformed(
+                "this chain's metadata cannot be read; send the call in SCALE".to_owned(),
+            )),
+            Err(error) => Err(error),
+        }
     }
 
     async fn ask(&self, question: String) -> Result<String, SignError> {
@@ -116,12 +147,16 @@ impl Signer for CommandSigner {
     }
 
     async fn sign(&self, unsigned: Unsigned<'_>) -> Result<Signed, SignError> {
+        let call = match unsigned.call {
+            Some(call) => Some(self.encoded(call, unsigned.head.best.hash).await?),
+            None => None,
+        };
         let block = |b: &Block| json!({"number": b.number, "hash": b.hash});
         let question = json!({
             "account": self.account.to_string(),
             "nonce": unsigned.nonce,
             "tip": unsigned.tip.to_string(),
-            "call": unsigned.call.map(|call| format!("0x{}", hex::encode(call))),
+            "call": call.map(|call| format!("0x{}", hex::encode(call))),
             "best": block(&unsigned.head.best),
             "finalized": block(&unsigned.head.finalized),
         });
@@ -136,7 +171,13 @@ impl Signer for CommandSigner {
         let raw = raw.ok_or_else(unclear)?;
         let valid_until =
             words.next().map(|word| word.parse::<u64>().map_err(|_| unclear())).transpose()?;
-        Ok(Signed { hash: extrinsic_hash(&raw), raw: raw.into(), valid_until, bid: None })
+        Ok(Signed {
+            hash: extrinsic_hash(&raw),
+            raw: raw.into(),
+            valid_until,
+            tip: None,
+            bid: None,
+        })
     }
 }
 

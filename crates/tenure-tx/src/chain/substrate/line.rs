@@ -1,9 +1,10 @@
 //! The line to one node: requests with a deadline, a new connection where one broke, and what is
 //! read of the chain.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
+use parity_scale_codec::Decode as _;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -20,15 +21,18 @@ use crate::chain::quiet::quietly;
 use crate::chain::{Block, without_addresses};
 use crate::status::{Hash, unhex};
 
-/// How many runtimes are kept: the present one, and those before it that open extrinsics may be of.
+/// How many runtimes are kept beside the present one: those that open extrinsics may be of.
 const RUNTIMES: usize = 4;
+
+/// Where a state has its runtime's code: `:code`.
+const CODE: &str = "0x3a636f6465";
 
 pub(super) struct Line {
     url: String,
     pub(super) timeout: Duration,
     client: Mutex<Slot>,
-    /// The newest first. Never locked across an await.
-    runtimes: RwLock<Vec<Arc<Runtime>>>,
+    /// Never locked across an await.
+    runtimes: RwLock<Runtimes>,
     /// One task at a time reads metadata, which is long.
     reading: Mutex<()>,
     genesis: Mutex<Option<Hash>>,
@@ -40,6 +44,59 @@ struct Slot {
     client: Option<RpcClient>,
     /// How many there have been.
     number: u64,
+}
+
+/// What tells a runtime from another. Its version alone would not: an override of the code, or an upgrade
+/// without checks, may keep it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Mark {
+    version: Version,
+    /// The hash of its code, if the node says it.
+    code: Option<Hash>,
+}
+
+type Reading = Result<Arc<Runtime>, RuntimeError>;
+
+/// What was read of the chain's runtimes.
+#[derive(Default)]
+struct Runtimes {
+    /// Those that were read or cannot be, the highest version first: a receipt of an old block may have
+    /// read an old one last.
+    known: Vec<(Mark, Reading)>,
+    /// The highest best block that was looked at, and the runtime of its state.
+    present: Option<(Block, Reading)>,
+}
+
+impl Runtimes {
+    fn find(&self, mark: Mark) -> Option<Reading> {
+        self.known.iter().find(|(known, _)| *known == mark).map(|(_, reading)| reading.clone())
+    }
+
+    fn keep(&mut self, mark: Mark, reading: Reading) {
+        // Of two with one version, the one that was read last comes first.
+        self.known.insert(0, (mark, reading));
+        self.known.sort_by_key(|(mark, _)| std::cmp::Reverse(mark.version.spec));
+        self.known.truncate(RUNTIMES);
+    }
+
+    fn see(&mut self, best: Block, reading: Reading) {
+        if self.present.as_ref().is_none_or(|(seen, _)| seen.number <= best.number) {
+            self.present = Some((best, reading));
+        }
+    }
+
+    /// The present one first: under another one its bytes may read well and mean something else. None, where
+    /// the present one cannot be read.
+    fn in_order(&self) -> Vec<Arc<Runtime>> {
+        let first = match &self.present {
+            Some((_, Ok(present))) => Some(present),
+            Some((_, Err(_))) => return Vec::new(),
+            None => None,
+        };
+        let known = self.known.iter().filter_map(|(_, reading)| reading.as_ref().ok());
+        let others = known.filter(|one| first.is_none_or(|first| !Arc::ptr_eq(first, one)));
+        first.into_iter().chain(others).cloned().collect()
+    }
 }
 
 /// Something could not be read.
@@ -213,40 +270,107 @@ impl Line {
         }
     }
 
-    /// The runtime of the state after a block: the one that makes the next. An upgrade is seen by its
-    /// version, and its metadata is read then.
+    /// The runtime of the state after a block: the one that makes the next. Its metadata is read once; an
+    /// upgrade is seen by its version or its code.
     pub(super) async fn runtime_at(&self, block: Hash) -> Result<Arc<Runtime>, Unread> {
+        if let Some(seen) = self.seen_at(block) {
+            return Ok(seen?);
+        }
         let at = block.to_string();
-        let version: RuntimeVersion =
-            self.request("state_getRuntimeVersion", rpc_params![&at]).await?;
-        let version =
-            Version { spec: version.spec_version, transaction: version.transaction_version };
-        let known = || self.runtimes().into_iter().find(|runtime| runtime.version() == version);
-        if let Some(runtime) = known() {
-            return Ok(runtime);
+        let mark = self.mark(&at).await?;
+        if let Some(known) = self.known().find(mark) {
+            return Ok(known?);
         }
         let _reading = self.reading.lock().await;
-        if let Some(runtime) = known() {
-            return Ok(runtime);
+        if let Some(known) = self.known().find(mark) {
+            return Ok(known?);
         }
-        let genesis = self.genesis().await?;
-        let metadata: String = self.request("state_getMetadata", rpc_params![&at]).await?;
-        let metadata = unhex(&metadata).ok_or_else(|| unreadable("metadata is not hex"))?;
-        let runtime = Arc::new(Runtime::read(&metadata, version, genesis)?);
-        tracing::info!(
-            spec = version.spec,
-            transaction = version.transaction,
-            "a runtime was read"
-        );
-        let mut all = self.runtimes.write().unwrap_or_else(PoisonError::into_inner);
-        all.truncate(RUNTIMES - 1);
-        all.insert(0, Arc::clone(&runtime));
-        Ok(runtime)
+        let reading = self.read(&at, mark.version).await?.map(Arc::new);
+        let (spec, transaction) = (mark.version.spec, mark.version.transaction);
+        match &reading {
+            Ok(_) => tracing::info!(spec, transaction, "a runtime was read"),
+            Err(error) => tracing::warn!(
+                spec,
+                transaction,
+                %error,
+                "the runtime's metadata is not read: signed bytes and dispatch errors stay unread"
+            ),
+        }
+        self.runtimes.write().unwrap_or_else(PoisonError::into_inner).keep(mark, reading.clone());
+        Ok(reading?)
     }
 
-    /// The runtimes that were read, the newest first.
+    /// The runtime of the best block: bytes are read with it before any other.
+    pub(super) async fn present_runtime(&self, best: Block) -> Result<Arc<Runtime>, Unread> {
+        let reading = match self.runtime_at(best.hash).await {
+            Ok(runtime) => Ok(runtime),
+            Err(Unread::Runtime(error)) => Err(error),
+            Err(error @ Unread::Node(_)) => return Err(error),
+        };
+        self.runtimes.write().unwrap_or_else(PoisonError::into_inner).see(best, reading.clone());
+        Ok(reading?)
+    }
+
+    fn known(&self) -> RwLockReadGuard<'_, Runtimes> {
+        self.runtimes.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn seen_at(&self, block: Hash) -> Option<Reading> {
+        let known = self.known();
+        let seen = known.present.as_ref().filter(|(seen, _)| seen.hash == block);
+        seen.map(|(_, reading)| reading.clone())
+    }
+
+    async fn mark(&self, at: &str) -> Result<Mark, RpcError> {
+        let version = self.request("state_getRuntimeVersion", rpc_params![at]);
+        let code = self.request("state_getStorageHash", rpc_params![CODE, at]);
+        let (version, code): (Result<RuntimeVersion, _>, Result<Option<Hash>, _>) =
+            tokio::join!(version, code);
+        let version = version?;
+        let version =
+            Version { spec: version.spec_version, transaction: version.transaction_version };
+        // An endpoint that does not offer it leaves the version to tell alone.
+        let code = match code {
+            Ok(code) => code,
+            Err(RpcError::User(_)) => None,
+            Err(error) => return Err(error),
+        };
+        Ok(Mark { version, code })
+    }
+
+    /// Reads the metadata of a state. A node whose usual metadata is too new may offer older ones beside.
+    async fn read(
+        &self,
+        at: &str,
+        version: Version,
+    ) -> Result<Result<Runtime, RuntimeError>, RpcError> {
+        let genesis = self.genesis().await?;
+        let metadata: String = self.request("state_getMetadata", rpc_params![at]).await?;
+        let metadata = unhex(&metadata).ok_or_else(|| unreadable("metadata is not hex"))?;
+        let mut read = Runtime::read(&metadata, version, genesis);
+        for older in [15u32, 14] {
+            if !matches!(read, Err(RuntimeError::Version(_))) {
+                break;
+            }
+            let argument = format!("0x{}", hex::encode(older.to_le_bytes()));
+            let params = rpc_params!["Metadata_metadata_at_version", argument, at];
+            let offered: String = match self.request("state_call", params).await {
+                Ok(offered) => offered,
+                // A runtime that has no such function.
+                Err(RpcError::User(_)) => break,
+                Err(error) => return Err(error),
+            };
+            let offered = unhex(&offered).ok_or_else(|| unreadable("metadata is not hex"))?;
+            if let Ok(Some(metadata)) = Option::<Vec<u8>>::decode(&mut &offered[..]) {
+                read = Runtime::read(&metadata, version, genesis);
+            }
+        }
+        Ok(read)
+    }
+
+    /// The runtimes that were read, the present one first, then the newest.
     pub(super) fn runtimes(&self) -> Vec<Arc<Runtime>> {
-        self.runtimes.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.known().in_order()
     }
 
     /// What the chain asks for an extrinsic, without its tip.

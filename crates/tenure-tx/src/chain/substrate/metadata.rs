@@ -102,6 +102,12 @@ impl Runtime {
     /// # Errors
     /// [`RuntimeError`].
     pub fn read(metadata: &[u8], version: Version, genesis: Hash) -> Result<Self, RuntimeError> {
+        // Of a version that this library does not know either, the rest would be nonsense.
+        if let [b'm', b'e', b't', b'a', number, ..] = metadata
+            && !matches!(number, 14 | 15)
+        {
+            return Err(RuntimeError::Version(u32::from(*number)));
+        }
         let all = RuntimeMetadataPrefixed::decode(&mut &*metadata)
             .map_err(|error| RuntimeError::Metadata(error.to_string()))?;
         match all.1 {

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use subxt_rpcs::Error as RpcError;
-use tokio::sync::Mutex;
 use tokio::time::sleep;
 
 use super::extrinsic::{Period, Terms};
@@ -30,8 +29,6 @@ pub struct SubstrateSigner {
     line: Arc<Line>,
     period: Period,
     max_fee: Option<u128>,
-    /// The best block last seen, and the runtime of its state.
-    seen: Mutex<Option<(Hash, Arc<Runtime>)>>,
 }
 
 impl std::fmt::Debug for SubstrateSigner {
@@ -73,7 +70,6 @@ impl SubstrateSigner {
             line: Arc::clone(&chain.line),
             period: Period::default(),
             max_fee: None,
-            seen: Mutex::default(),
         }
     }
 
@@ -89,29 +85,6 @@ impl SubstrateSigner {
     #[must_use]
     pub fn max_fee(self, max_fee: Option<u128>) -> Self {
         SubstrateSigner { max_fee, ..self }
-    }
-
-    async fn runtime(&self, best: Hash) -> Result<Arc<Runtime>, SignError> {
-        let mut seen = self.seen.lock().await;
-        if let Some((_, runtime)) = seen.as_ref().filter(|(block, _)| *block == best) {
-            return Ok(Arc::clone(runtime));
-        }
-        let mut tries = 0;
-        let runtime = loop {
-            match self.line.runtime_at(best).await {
-                Ok(runtime) => break runtime,
-                Err(error) if is_silence(&error) && tries < PATIENCE => {
-                    tries += 1;
-                    sleep(PAUSE).await;
-                }
-                Err(error @ Unread::Node(_)) => {
-                    return Err(SignError::Unavailable(error.plainly()));
-                }
-                Err(Unread::Runtime(error)) => return Err(SignError::Key(error.to_string())),
-            }
-        };
-        *seen = Some((best, Arc::clone(&runtime)));
-        Ok(runtime)
     }
 
     /// The block that an extrinsic is born in: a final one, which no fork takes away, unless finality
@@ -139,6 +112,22 @@ impl SubstrateSigner {
     }
 }
 
+/// The runtime that a call is signed for now.
+pub(super) async fn runtime_for(line: &Line, best: Hash) -> Result<Arc<Runtime>, SignError> {
+    let mut tries = 0;
+    loop {
+        match line.runtime_at(best).await {
+            Ok(runtime) => return Ok(runtime),
+            Err(error) if is_silence(&error) && tries < PATIENCE => {
+                tries += 1;
+                sleep(PAUSE).await;
+            }
+            Err(error @ Unread::Node(_)) => return Err(SignError::Unavailable(error.plainly())),
+            Err(Unread::Runtime(error)) => return Err(SignError::Key(error.to_string())),
+        }
+    }
+}
+
 /// Whether a node that is being restarted may be the reason: that should not cost a request, so it is asked
 /// again. What signs is bounded as a whole by its caller.
 fn is_silence(error: &Unread) -> bool {
@@ -152,7 +141,7 @@ impl Signer for SubstrateSigner {
     }
 
     async fn sign(&self, unsigned: Unsigned<'_>) -> Result<Signed, SignError> {
-        let runtime = self.runtime(unsigned.head.best.hash).await?;
+        let runtime = runtime_for(&self.line, unsigned.head.best.hash).await?;
         let call = runtime.call_of(unsigned.call)?;
         let birth = self.birth(unsigned.head);
         let mortal = Some((self.period, birth));
@@ -161,6 +150,7 @@ impl Signer for SubstrateSigner {
         self.check_fee(&raw, unsigned.tip).await?;
         // It may be in blocks from its birth on, and in as many as its period.
         let valid_until = Some(birth.number + self.period.blocks() - 1);
-        Ok(Signed { hash: extrinsic_hash(&raw), raw: raw.into(), valid_until, bid: None })
+        let (hash, tip) = (extrinsic_hash(&raw), Some(unsigned.tip));
+        Ok(Signed { hash, raw: raw.into(), valid_until, tip, bid: None })
     }
 }
