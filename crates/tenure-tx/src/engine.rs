@@ -246,7 +246,9 @@ impl Engine {
                     entry.built(nonce, attempt, &leading.head, now, &mut effects);
                 }
             }
-            Input::BuildFailed { nonce } => self.build_failed(now, nonce, &mut effects),
+            Input::BuildFailed { nonce, reason, too_dear } => {
+                self.build_failed(now, nonce, &reason, too_dear, &mut effects);
+            }
             Input::Submitted { nonce, hash, outcome } => {
                 self.submitted(now, nonce, hash, outcome, &mut effects);
             }
@@ -395,7 +397,14 @@ impl Engine {
         Ok((leading, nonce))
     }
 
-    fn build_failed(&mut self, now: Tick, nonce: u64, out: &mut Vec<Effect>) {
+    fn build_failed(
+        &mut self,
+        now: Tick,
+        nonce: u64,
+        reason: &str,
+        too_dear: bool,
+        out: &mut Vec<Effect>,
+    ) {
         let Some(leading) = self.leading.as_mut() else {
             return;
         };
@@ -405,6 +414,9 @@ impl Engine {
                 leading.remove(nonce);
                 out.push(Effect::Free { nonce });
             } else {
+                // The row is open: its readers learn why it waits.
+                entry.answered(nonce, Some(reason), now, out);
+                entry.too_dear = too_dear;
                 entry.wait(now, &self.config);
             }
         }
@@ -428,6 +440,7 @@ impl Engine {
         }
         let held = entry.hold.take();
         let taken = matches!(outcome, Outcome::Pooled | Outcome::AlreadyKnown);
+        entry.too_dear = false;
         if let Some(answer) = outcome.answer() {
             entry.answered(nonce, Some(answer), now, out);
         }

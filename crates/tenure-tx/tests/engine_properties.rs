@@ -289,10 +289,15 @@ impl World {
         self.feed(Input::Recovered { rows, consumed, provisional, head: self.head() });
     }
 
+    fn not_built(&mut self, nonce: u64) {
+        let (reason, too_dear) = ("away".to_owned(), nonce.is_multiple_of(2));
+        self.feed(Input::BuildFailed { nonce, reason, too_dear });
+    }
+
     fn build(&mut self, nonce: u64, attempt: u32, tip: u128, noop: Option<Order>, fate: Fate) {
         // The store replaces only an open row: an older attempt may have won meanwhile.
         if attempt > 1 && self.rows[&nonce].ended {
-            return self.feed(Input::BuildFailed { nonce });
+            return self.not_built(nonce);
         }
         let request = self
             .wanted
@@ -305,7 +310,7 @@ impl World {
         };
         if matches!(fate, Fate::NotDone | Fate::Refused) {
             self.wanted.remove(&nonce);
-            return self.feed(Input::BuildFailed { nonce });
+            return self.not_built(nonce);
         }
         self.serial += 1;
         let mut bytes = [0xee; 32];

@@ -121,7 +121,18 @@ impl Driver {
         let signed = match signed {
             Ok(signed) => signed,
             Err(error) => {
-                tracing::warn!(nonce, %error, "not signed");
+                let (said, request_id) = (error.to_string(), &content.request_id);
+                // Once for each wording: an accepted request is tried again for as long as it takes.
+                if content.said.as_ref() != Some(&said) {
+                    tracing::warn!(
+                        event = "tx_not_signed",
+                        nonce,
+                        request_id,
+                        error = said,
+                        "not signed"
+                    );
+                    content.said = Some(said);
+                }
                 return self.not_stored(nonce, SendError::Sign(error));
             }
         };
@@ -130,7 +141,10 @@ impl Driver {
         // would grow unseen. A first attempt offers no more than its whole bid.
         let tip = match attempts.is_empty() {
             true => signed.bid.map_or(tip, |bid| tip.min(bid)),
-            false => self.chain.inspect(&signed.raw).ok().and_then(|seen| seen.tip).unwrap_or(tip),
+            false => {
+                let read = || self.chain.inspect(&signed.raw).ok().and_then(|seen| seen.tip);
+                signed.tip.or_else(read).unwrap_or(tip)
+            }
         };
         let attempt = Attempt {
             hash: signed.hash,
@@ -228,6 +242,8 @@ impl Driver {
     }
 
     fn not_stored(&mut self, nonce: u64, error: SendError) {
+        let too_dear = matches!(error, SendError::Sign(SignError::TooDear { .. }));
+        let reason = error.to_string();
         if let Some(content) = self.contents.get_mut(&nonce) {
             content.storing = None;
             // Only the first attempt of a nonce has callers that wait for it.
@@ -238,7 +254,7 @@ impl Driver {
             }
             self.refuse(&id, error);
         }
-        self.feed(Input::BuildFailed { nonce });
+        self.feed(Input::BuildFailed { nonce, reason, too_dear });
     }
 
     /// The table has a live row of another creator at this nonce: the engine is wrong and the table
@@ -262,7 +278,8 @@ impl Driver {
     fn duplicate(&mut self, nonce: u64) {
         let Some(content) = self.contents.get(&nonce) else { return };
         let id = content.request_id.clone();
-        self.feed(Input::BuildFailed { nonce });
+        let reason = "its id has a row already".to_owned();
+        self.feed(Input::BuildFailed { nonce, reason, too_dear: false });
         if let Some(pending) = self.pending.get_mut(&id) {
             pending.may_be_stored = true;
             self.admit(&id);

@@ -95,6 +95,8 @@ pub(super) struct Entry {
     pub(super) hold: Option<Hold>,
     /// Its newest form offers less than the chain asked for when it was signed: a cap keeps it down.
     capped: bool,
+    /// When it was last to be signed anew, it would have cost more than the account pays.
+    pub(super) too_dear: bool,
     /// The node called the nonce used when it last was sent the bytes; the chain is being asked.
     pub(super) outdated: bool,
     /// Consecutive waits, for the back-off.
@@ -143,6 +145,7 @@ impl Entry {
             stale: false,
             hold: None,
             capped: false,
+            too_dear: false,
             outdated: false,
             tries: 0,
             refusals: 0,
@@ -235,6 +238,7 @@ impl Entry {
         }
         self.tip = attempt.tip;
         self.capped = attempt.bid.is_some_and(|bid| bid < head.base_fee);
+        self.too_dear = false;
         let is_noop = attempt.noop;
         // A signer may be deterministic: the same bytes are the same attempt, and replace nothing.
         if self.knows(attempt.hash) {
@@ -347,6 +351,8 @@ impl Entry {
     pub(super) fn refresh(&mut self, nonce: u64, out: &mut Vec<Effect>) -> bool {
         let allowed = self.resignable || self.noop.is_some();
         if allowed {
+            // Should it not be signed now, the dead bytes are not sent again.
+            self.stale = true;
             self.rebuild(nonce, self.tip, out);
         }
         allowed
@@ -403,6 +409,7 @@ impl Entry {
         // What is in a block is kept from no pool.
         if status.state() == State::InBlock {
             self.hold = None;
+            self.too_dear = false;
         }
         if let Some(hash) = self.current() {
             let note = Note { form: Some(form).filter(|form| *form != hash), ..Note::default() };
@@ -490,7 +497,8 @@ impl Entry {
         (until <= now && (look || self.tries > 0)).then_some((until, look))
     }
 
-    /// Decides what a waiting entry needs: a location if its nonce is used, else a submission.
+    /// Decides what a waiting entry needs: a location if its nonce is used, a signature if its bytes are of
+    /// no use any more, else a submission.
     pub(super) fn examine(
         &mut self,
         nonce: u64,
@@ -505,7 +513,9 @@ impl Entry {
             self.locate(nonce, out);
         } else if self.owes_noop() {
             self.rebuild(nonce, self.bumped(config), out);
-        } else if self.stale && (self.resignable || self.noop.is_some()) {
+        } else if (self.stale || self.expired(nonce, head))
+            && (self.resignable || self.noop.is_some())
+        {
             self.rebuild(nonce, self.tip, out);
         } else {
             self.submit(nonce, out);

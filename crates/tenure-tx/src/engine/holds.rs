@@ -24,7 +24,7 @@ pub struct Holds {
     pub lowest_unfunded: Option<u64>,
     /// The next block asks for more than the account pays.
     pub above_cap: bool,
-    /// The lowest nonce that offers less than the next block asks for, because of a cap.
+    /// The lowest nonce that a cap keeps from offering what the next block asks for, or from being signed.
     pub lowest_capped: Option<u64>,
     /// The lowest nonce of a gap that is too wide to be filled without an order.
     pub wide_gap: Option<u64>,
@@ -40,7 +40,7 @@ impl Engine {
         let lowest = |is: &dyn Fn(&Entry) -> bool| {
             entries.iter().find(|(_, entry)| is(entry)).map(|(nonce, _)| *nonce)
         };
-        let capped = lowest(&|entry| entry.is_capped(head, config));
+        let capped = lowest(&|entry| entry.too_dear || entry.is_capped(head, config));
         Holds {
             uncertain: count(Hold::Uncertain),
             lowest_uncertain: lowest(&|entry| entry.hold == Some(Hold::Uncertain)),

@@ -28,7 +28,13 @@ pub enum Input {
     /// The row with this attempt is committed under our epoch.
     Built { nonce: u64, attempt: Attempt },
     /// The attempt asked for was not stored, for certain.
-    BuildFailed { nonce: u64 },
+    BuildFailed {
+        nonce: u64,
+        /// Why, in one sentence.
+        reason: String,
+        /// It would cost more than the account pays.
+        too_dear: bool,
+    },
     /// The node answered a submission, or did not.
     Submitted { nonce: u64, hash: Hash, outcome: Outcome },
     /// A watch reports.

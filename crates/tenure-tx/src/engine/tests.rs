@@ -69,6 +69,10 @@ fn watching() -> Engine {
     engine
 }
 
+fn not_built(nonce: u64) -> Input {
+    Input::BuildFailed { nonce, reason: "the signer is away".to_owned(), too_dear: false }
+}
+
 fn answer(engine: &mut Engine, tag: u8, outcome: Outcome) -> Vec<Effect> {
     engine.handle(T0, Input::Submitted { nonce: 0, hash: hash(tag), outcome })
 }
@@ -140,7 +144,7 @@ fn a_nonce_that_was_never_stored_is_given_again() {
     let (mut engine, _) = leading(vec![], head(0, 0, 0));
     assert_eq!(request(&mut engine, None, 0, true), Ok(0));
     assert_eq!(request(&mut engine, None, 0, true), Ok(1));
-    let freed = engine.handle(T0, Input::BuildFailed { nonce: 0 });
+    let freed = engine.handle(T0, not_built(0));
     assert_eq!(freed, [Effect::Free { nonce: 0 }], "what it carried is forgotten");
     assert_eq!(engine.request_at(0), None);
     assert_eq!(request(&mut engine, None, 0, true), Ok(0));
@@ -175,7 +179,7 @@ fn an_old_gap_is_filled_with_a_no_op() {
     let (mut engine, _) = leading(vec![], head(0, 0, 0));
     request(&mut engine, None, 0, true).expect("leads");
     request(&mut engine, None, 0, true).expect("leads");
-    engine.handle(T0, Input::BuildFailed { nonce: 0 });
+    engine.handle(T0, not_built(0));
     assert_eq!(engine.gaps(8), [0]);
     assert!(later(&mut engine, 0).is_empty());
     let filled = later(&mut engine, 31);
@@ -546,6 +550,28 @@ fn an_end_says_what_the_chain_says() {
     assert_eq!(ended(None, None), EndKind::Included, "nothing says that it succeeded");
     assert_eq!(ended(Some(true), Some(Order::Drop)), EndKind::Replaced);
     assert_eq!(ended(Some(true), Some(Order::Deadline)), EndKind::Expired);
+}
+
+#[test]
+fn a_row_whose_last_valid_block_is_final_is_signed_anew_and_not_sent() {
+    let row = |resignable| OpenTransaction {
+        request: "old".to_owned(),
+        nonce: 0,
+        attempts: vec![Attempt { valid_until: Some(64), ..attempt(1, 7) }],
+        status: TransactionStatus::Ready,
+        resignable,
+        deadline: None,
+    };
+    let at = |number| Head { finalized: Block { number, ..Block::default() }, ..head(0, 0, 0) };
+    let anew = Effect::Build { nonce: 0, attempt: 2, tip: 7, noop: None };
+    let sent = || Effect::Submit { nonce: 0, hash: hash(1) };
+    assert_eq!(leading(vec![row(true)], at(64)).1, [sent()], "it may still be in time");
+    assert_eq!(leading(vec![row(true)], at(65)).1, [anew]);
+    assert_eq!(
+        leading(vec![row(false)], at(65)).1,
+        [sent()],
+        "the node says what a caller's bytes are"
+    );
 }
 
 #[test]

@@ -165,8 +165,8 @@ async fn after_a_runtime_upgrade_what_is_in_no_block_is_signed_anew() {
     let first = node.arrival().await;
     first.pool().status(json!("ready"));
     until(&mut handle, is(State::Ready)).await;
-    node.mine(&[]);
     node.ledger.lock().expect("unpoisoned").upgrades.push(1);
+    node.mine(&[]);
     // The pool finds its signature wrong now.
     let old = Bytes::from(first.raw.clone());
     let (line, account) = (chain.clone(), again.account().clone());
@@ -237,6 +237,36 @@ async fn a_transaction_that_costs_more_than_the_cap_is_not_accepted() {
     assert_eq!(error, SignError::TooDear { cost: 1_000, cap: 999 });
     node.ledger.lock().expect("unpoisoned").fee = 999;
     service.send(SendRequest::call(remark("gm"))).await.expect("the chain asks for less now");
+}
+
+#[tokio::test]
+async fn an_accepted_request_that_costs_too_much_to_be_signed_anew_says_so_and_goes_on_later() {
+    let (db, mut node) = (database().await, node().await);
+    node.ledger.lock().expect("unpoisoned").fee = 999;
+    let (chain, signer) = signer(&node).await;
+    let (_election, service) = service(&db, &chain, signer.max_fee(Some(999))).await;
+    let mut handle = service.send(SendRequest::call(remark("gm"))).await.expect("accepted");
+    let first = node.arrival().await;
+    first.pool().status(json!("ready"));
+    until(&mut handle, is(State::Ready)).await;
+    node.ledger.lock().expect("unpoisoned").fee = 1_000;
+    // Past its last valid block.
+    for _ in 0..6 {
+        node.mine(&[]);
+    }
+    node.finalize();
+    let told = async {
+        while !handle.state().note.answer.as_deref().is_some_and(|said| said.contains("999")) {
+            handle.changed().await.expect("leads");
+        }
+    };
+    timeout(Duration::from_secs(20), told).await.expect("it names the cap");
+    assert!(!handle.state().ended());
+    node.ledger.lock().expect("unpoisoned").fee = 999;
+    let anew = node.arrival().await;
+    assert_ne!(anew.raw, first.raw);
+    finish(&node, &anew, &events(None));
+    until(&mut handle, is(State::Finalized)).await;
 }
 
 #[tokio::test]

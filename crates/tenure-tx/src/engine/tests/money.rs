@@ -104,7 +104,7 @@ fn a_gap_is_filled_with_the_tip_that_the_chain_takes_and_raised_to_what_the_node
         let built = engine.handle(T0, Input::Requested(low));
         assert_eq!(built, [Effect::Build { nonce, attempt: 1, tip: 7, noop: None }]);
     }
-    engine.handle(T0, Input::BuildFailed { nonce: 0 });
+    engine.handle(T0, not_built(0));
     later(&mut engine, 0);
     let filled = later(&mut engine, 31);
     assert_eq!(filled, [Effect::Build { nonce: 0, attempt: 1, tip: 7, noop: Some(Order::Gap) }]);
@@ -129,7 +129,7 @@ fn no_tip_is_above_the_bound_whatever_recent_blocks_were_tipped() {
         let built = engine.handle(T0, Input::Requested(low));
         assert_eq!(built, [Effect::Build { nonce, attempt: 1, tip: 5, noop: None }]);
     }
-    engine.handle(T0, Input::BuildFailed { nonce: 0 });
+    engine.handle(T0, not_built(0));
     let filled = engine.cancel(0).expect("a gap");
     assert_eq!(filled, [Effect::Build { nonce: 0, attempt: 1, tip: 5, noop: Some(Order::Gap) }]);
 }
@@ -222,4 +222,33 @@ fn signing_the_same_bytes_again_at_the_cap_is_no_replacement_and_no_higher_tip()
         engine.handle(at(61 * minute), Input::Submitted { nonce: 0, hash: hash(1), outcome });
     }
     assert_eq!(engine.attempts(0).len(), 1);
+}
+
+#[test]
+fn a_request_that_costs_too_much_to_be_signed_anew_says_so_until_it_is_signed() {
+    let (mut engine, _) = leading(vec![], head(0, 0, 0));
+    request(&mut engine, None, 7, true).expect("leads");
+    let mortal = Attempt { valid_until: Some(64), ..attempt(1, 7) };
+    engine.handle(T0, Input::Built { nonce: 0, attempt: mortal });
+    answer(&mut engine, 1, Outcome::Pooled);
+    let passed = Head { finalized: Block { number: 65, ..Block::default() }, ..head(0, 0, 1) };
+    let anew = || Effect::Build { nonce: 0, attempt: 2, tip: 7, noop: None };
+    assert_eq!(engine.handle(T0, Input::Head(passed)), [anew()]);
+    assert!(!engine.holds().above_cap);
+    let dear = || {
+        let reason = "it would cost 9, and at most 8 is paid".to_owned();
+        Input::BuildFailed { nonce: 0, reason, too_dear: true }
+    };
+    let told = engine.handle(T0, dear());
+    let [Effect::Record { note, .. }] = &told[..] else { panic!("{told:?}") };
+    assert_eq!(note.answer.as_deref(), Some("it would cost 9, and at most 8 is paid"));
+    assert!(note.end.is_none());
+    let holds = engine.holds();
+    assert_eq!((holds.above_cap, holds.lowest_capped), (true, Some(0)));
+    // The dead bytes are not sent again; the same words are recorded once.
+    assert_eq!(later(&mut engine, 60), [anew()]);
+    assert_eq!(engine.handle(at(60), dear()), []);
+    assert_eq!(later(&mut engine, 120), [anew()]);
+    engine.handle(at(120), Input::Built { nonce: 0, attempt: attempt(2, 7) });
+    assert_eq!(engine.holds(), Holds::default());
 }

@@ -10,17 +10,19 @@ fn is_noop(effects: &[Effect], order: Order) -> bool {
 fn a_drop_whose_no_op_could_not_be_stored_is_not_forgotten() {
     let mut engine = watching();
     assert!(is_noop(&engine.cancel(0).expect("open"), Order::Drop));
-    engine.handle(T0, Input::BuildFailed { nonce: 0 });
+    engine.handle(T0, not_built(0));
     // Asked again, it is tried again at once.
     assert!(is_noop(&engine.cancel(0).expect("open"), Order::Drop));
     for second in 1..3_600 {
-        let failed = engine.handle(at(second), Input::BuildFailed { nonce: 0 });
-        assert!(failed.is_empty(), "{failed:?}");
+        let failed = engine.handle(at(second), not_built(0));
+        // The row may be told why; nothing else comes of it.
+        let told = |one: &Effect| matches!(one, Effect::Record { note, .. } if note.end.is_none());
+        assert!(failed.iter().all(told), "{failed:?}");
         report(&mut engine, 1, TransactionStatus::Dropped);
         let effects = later(&mut engine, second);
         assert!(effects.is_empty() || is_noop(&effects, Order::Drop), "{second}: {effects:?}");
     }
-    engine.handle(at(3_600), Input::BuildFailed { nonce: 0 });
+    engine.handle(at(3_600), not_built(0));
     assert!(is_noop(&later(&mut engine, 3_700), Order::Drop));
     let order = Some(Order::Drop);
     let noop = Attempt { noop: true, order, ..attempt(2, 125) };
@@ -37,7 +39,7 @@ fn a_deadline_whose_no_op_could_not_be_stored_is_not_forgotten() {
     engine.handle(T0, Input::Built { nonce: 0, attempt: attempt(1, 100) });
     answer(&mut engine, 1, Outcome::Pooled);
     assert!(is_noop(&later(&mut engine, 5), Order::Deadline));
-    engine.handle(at(5), Input::BuildFailed { nonce: 0 });
+    engine.handle(at(5), not_built(0));
     assert!(later(&mut engine, 5).is_empty(), "it waits before it tries again");
     assert!(is_noop(&later(&mut engine, 60), Order::Deadline));
 }
