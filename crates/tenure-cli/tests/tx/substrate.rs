@@ -14,6 +14,8 @@ use rand::seq::SliceRandom as _;
 use rand::{Rng as _, SeedableRng as _};
 use serde_json::{Value, json};
 use tenure_testkit::{Child, Cluster, Database, Signal};
+use tenure_tx::chain::substrate::{Key, Scheme, extrinsic_hash};
+use tokio::process::Command;
 use tokio::time::{sleep, timeout};
 
 use crate::group::{ask, report};
@@ -28,6 +30,7 @@ enum Fault {
     Kill,
     Terminate,
     Freeze,
+    StepDown,
     Database,
     ChainRestart,
     Fork,
@@ -35,10 +38,11 @@ enum Fault {
     PoolLost,
 }
 
-const FAULTS: [Fault; 8] = [
+const FAULTS: [Fault; 9] = [
     Fault::Kill,
     Fault::Terminate,
     Fault::Freeze,
+    Fault::StepDown,
     Fault::Database,
     Fault::ChainRestart,
     Fault::Fork,
@@ -124,6 +128,7 @@ impl Group {
                 sleep(Duration::from_millis(random.random_range(200..3_000))).await;
                 self.nodes[victim].thaw();
             }
+            Fault::StepDown => return step_down(&self.database.dsn()).await,
             Fault::Database => self.cluster.restart().await.expect("restarts"),
             Fault::ChainRestart => self.chain.restart().await,
             Fault::Fork => return self.chain.fork(true).await,
@@ -155,7 +160,7 @@ impl Group {
 
     async fn verdict(&self, requests: usize) {
         let read: Reader = self.chain.reader().await;
-        let mut places: BTreeMap<String, String> = BTreeMap::new();
+        let mut places: BTreeMap<String, (String, String)> = BTreeMap::new();
         let mut noops = 0;
         for (position, (raw, block)) in self.chain.finalized().await.into_iter().enumerate() {
             let fields = read(&raw).expect("an extrinsic");
@@ -163,7 +168,8 @@ impl Group {
             match raw.windows(5).rposition(|part| part == b"mark-") {
                 Some(at) => {
                     let text = String::from_utf8_lossy(&raw[at..]).into_owned();
-                    let twice = places.insert(text.clone(), block);
+                    let place = (block, extrinsic_hash(&raw).to_string());
+                    let twice = places.insert(text.clone(), place);
                     assert!(twice.is_none(), "{text} executed twice");
                 }
                 None => noops += 1,
@@ -171,14 +177,18 @@ impl Group {
         }
         let client = self.database.client().await.expect("it answers");
         let rows = "select request_id, state, '0x' || encode(block_hash, 'hex'), \
-                    status_metadata::text from tenure_tx.pending_transactions";
+                    '0x' || encode(hash, 'hex'), status_metadata::text \
+                    from tenure_tx.pending_transactions";
         let mut told = 0;
         for row in client.query(rows, &[]).await.expect("rows") {
             let (id, state): (String, String) = (row.get(0), row.get(1));
-            let (block, note): (Option<String>, String) = (row.get(2), row.get(3));
+            let place: (Option<String>, String) = (row.get(2), row.get(3));
+            let note: String = row.get(4);
             if id.starts_with("mark-") {
                 assert_eq!(state, "finalized", "{id}: {note}");
-                assert_eq!(places.get(&id), block.as_ref(), "{id}: {note}");
+                let found = places.get(&id).cloned();
+                let found = found.map(|(block, hash)| (Some(block), hash));
+                assert_eq!(found, Some(place), "{id}: {note}");
                 assert!(note.contains("executed"), "{id}: {note}");
                 told += 1;
             }
@@ -186,6 +196,16 @@ impl Group {
         assert_eq!((places.len(), told), (requests, requests), "each exactly once, each told");
         report(&format!("{requests} remarks, each once, {noops} no-ops"));
     }
+}
+
+/// An operator's order to the leader; whether another one, or the same one anew, leads after it.
+async fn step_down(dsn: &str) -> bool {
+    let alice = Key::from_suri("//Alice", Scheme::Sr25519).expect("a key");
+    let role = format!("tx:{}", alice.account());
+    let mut order = Command::new(env!("CARGO_BIN_EXE_tenure"));
+    order.args(["step-down", "--role", &role, "--dsn", dsn, "--timeout", "20s"]);
+    let ordered = timeout(Duration::from_secs(60), order.output()).await.expect("ends");
+    ordered.expect("runs").status.success()
 }
 
 /// Asks all nodes until one says yes. The id makes repeating harmless.

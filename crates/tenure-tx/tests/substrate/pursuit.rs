@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use serde_json::{Value, json};
+use tenure_core::epoch::Epoch;
 use tenure_testkit::Database;
 use tenure_testkit::substrate::development::{DevelopmentNode, runtime};
 use tenure_tx::account::Signer as _;
@@ -13,7 +14,7 @@ use tenure_tx::service::{Mode, SendRequest, TransactionHandle, TransactionServic
 use tenure_tx::status::{EndKind, Hash, State};
 use tokio::time::timeout;
 
-use crate::kit::{E1, ManualElection, database, impatient, is, store_of, until};
+use crate::kit::{E1, ManualElection, bump, database, impatient, is, store_of, until};
 use crate::stage::{call, remark, signer};
 
 /// Ecdsa's Alice may upgrade the runtime.
@@ -67,6 +68,23 @@ async fn ended(node: &DevelopmentNode, handle: &mut TransactionHandle) -> (EndKi
     timeout(Duration::from_secs(60), wait).await.expect("ends");
     let state = handle.state();
     (state.note.end.as_ref().expect("it ended").kind, state.hash)
+}
+
+/// How many extrinsics of the chain carry this text.
+async fn count(node: &DevelopmentNode, text: &str) -> usize {
+    let digits = hex::encode(text);
+    let mut hash = ask(node, "chain_getBlockHash", json!([])).await;
+    let mut found = 0;
+    loop {
+        let block = ask(node, "chain_getBlock", json!([hash])).await;
+        let all = block["block"]["extrinsics"].as_array().expect("a list");
+        found += all.iter().filter(|one| one.as_str().expect("text").ends_with(&digits)).count();
+        let header = &block["block"]["header"];
+        if header["number"] == "0x0" {
+            return found;
+        }
+        hash = header["parentHash"].clone();
+    }
 }
 
 async fn send(service: &TransactionService, call: Bytes) -> TransactionHandle {
@@ -131,4 +149,69 @@ async fn a_failed_call_ends_as_reverted_with_the_modules_error() {
     assert_eq!(ended(&node, &mut handle).await.0, EndKind::Reverted);
     let end = handle.state().note.end.clone().expect("it ended");
     assert!(end.reason.expect("why").starts_with("System.NothingAuthorized"));
+}
+
+#[tokio::test]
+#[ignore = "needs the development node: make test-substrate"]
+async fn what_a_full_pool_dropped_is_executed_once() {
+    for pool in ["fork-aware", "single-state"] {
+        let (db, node) = (
+            database().await,
+            node(&["--pool", pool, "--pool-limit", "3", "--ban-seconds", "1800"]).await,
+        );
+        let (_election, service) = service(&db, &node, 64).await;
+        let mut all = Vec::new();
+        for number in 0..3 {
+            let mut handle = send(&service, remark(&format!("number {number}"))).await;
+            until(&mut handle, is(State::Ready)).await;
+            all.push(handle);
+        }
+        // A better one drives them out, and cannot come before them.
+        let better = SendRequest::call(remark("number 3")).with_tip(100_000_000_000);
+        let emptied = async {
+            while !pending(&node).await.is_empty() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        let (better, ()) = tokio::join!(service.send(better), emptied);
+        all.push(better.expect("accepted"));
+        for (number, mut handle) in all.into_iter().enumerate() {
+            assert_eq!(ended(&node, &mut handle).await.0, EndKind::Executed, "{pool} {number}");
+            assert_eq!(count(&node, &format!("number {number}")).await, 1, "{pool} {number}");
+        }
+    }
+}
+
+#[tokio::test]
+#[ignore = "needs the development node: make test-substrate"]
+async fn what_outlived_its_era_is_executed_once_in_every_phase() {
+    let (db, node) = (database().await, node(&[]).await);
+    let (election, service) = service(&db, &node, 4).await;
+    for (epoch, passed) in (1..).zip(4..=8) {
+        // The answer of the node tells that it expired, or the head does where its end is final.
+        for is_final in [false, true] {
+            let text = format!("{passed} blocks, final: {is_final}");
+            let mut handle = send(&service, remark(&text)).await;
+            until(&mut handle, is(State::Ready)).await;
+            let first = handle.state().hash;
+            election.depose();
+            let raw = pending(&node).await.into_iter().map(|raw| json!({"extrinsic": raw}));
+            let raw: Vec<Value> = raw.collect();
+            assert_eq!(raw.len(), 1);
+            ask(&node, "author_removeExtrinsic", json!([raw])).await;
+            for _ in 0..passed {
+                ask(&node, "engine_createBlock", json!([true, is_final, null])).await;
+            }
+            bump(&db).await;
+            election.lead(Epoch(2 * epoch + i64::from(is_final)));
+            service.recovered().await.expect("leads");
+            let id = handle.request_id.clone();
+            let again = SendRequest::call(remark(&text)).with_id(id);
+            let mut handle = service.send(again).await.expect("it is open");
+            let (kind, hash) = ended(&node, &mut handle).await;
+            assert_eq!(kind, EndKind::Executed, "{text}");
+            assert_ne!(hash, first, "{text}");
+            assert_eq!(count(&node, &text).await, 1, "{text}");
+        }
+    }
 }
