@@ -2,26 +2,72 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
+use tenure_core::epoch::Epoch;
+use tenure_testkit::shared_cluster;
 use tenure_testkit::substrate::development::DevelopmentNode;
-use tenure_testkit::substrate::{ScriptedNode, storagehub_parachain};
-use tenure_testkit::{Database, shared_cluster};
+use tenure_testkit::substrate::{ScriptedNode, block_hash, storagehub_parachain};
+use tenure_tx::account::Signer as _;
+use tenure_tx::chain::substrate::{Scheme, SubstrateChain};
+use tenure_tx::events::EventBus;
+use tenure_tx::service::{Mode, TransactionService};
+use tokio::sync::broadcast::Receiver;
+use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use crate::storagehub::{Instance, serve};
+use crate::kit::{E1, ManualElection, bump, database, impatient, store_of};
+use crate::stage::signer;
+use crate::storagehub::{Event, Instance, prove, read, serve};
 
-fn start(db: &Database, rpc: &str, key: &str, name: &str, folder: &Path) -> JoinHandle<()> {
+/// An instance that runs.
+struct Running {
+    task: JoinHandle<()>,
+    stop: oneshot::Sender<()>,
+}
+
+impl Running {
+    /// Ends it in good order.
+    async fn stop(self) {
+        self.stop.send(()).expect("it runs");
+        tokio::time::timeout(Duration::from_secs(20), self.task)
+            .await
+            .expect("ends")
+            .expect("well");
+    }
+}
+
+fn start(database: &str, rpc: &str, key: &str, name: &str, folder: &Path) -> Running {
     let instance = Instance {
-        database: db.dsn(),
+        database: database.to_owned(),
         rpc: rpc.to_owned(),
+        kind: "msp".to_owned(),
         provider: "0x0101".to_owned(),
         name: name.to_owned(),
         key: key.to_owned(),
         files: (folder.join("all"), folder.join(name)),
     };
-    tokio::spawn(async move { serve(instance).await.expect("goes on") })
+    let (stop, stopped) = oneshot::channel();
+    let task = tokio::spawn(async move {
+        serve(instance, async { drop(stopped.await) }).await.expect("goes on");
+    });
+    Running { task, stop }
+}
+
+async fn scripted() -> ScriptedNode {
+    let node = ScriptedNode::start().await;
+    node.ledger.lock().expect("unpoisoned").metadata = storagehub_parachain();
+    node
+}
+
+/// Five final blocks: a proof is due.
+fn fall_due(node: &ScriptedNode) {
+    for _ in 0..5 {
+        node.mine(&[]);
+    }
+    node.finalize();
 }
 
 /// The first extrinsic that proves this block; others are taken into the pool as well.
@@ -58,28 +104,91 @@ async fn copied(folder: &Path) {
 #[tokio::test]
 async fn a_providers_leader_proves_and_after_its_death_the_follower_does() {
     let db = shared_cluster().await.database().await.expect("a database");
-    let mut node = ScriptedNode::start().await;
-    node.ledger.lock().expect("unpoisoned").metadata = storagehub_parachain();
+    let mut node = scripted().await;
     let folder = files();
-    let leader = start(&db, &node.url, "//Alice", "a", folder.path());
-    for _ in 0..5 {
-        node.mine(&[]);
-    }
-    node.finalize();
+    let leader = start(&db.dsn(), &node.url, "//Alice", "a", folder.path());
+    fall_due(&node);
     let first = proof(&mut node, 5).await;
-    let follower = start(&db, &node.url, "//Alice", "b", folder.path());
+    let follower = start(&db.dsn(), &node.url, "//Alice", "b", folder.path());
     copied(folder.path()).await;
-    leader.abort();
+    leader.task.abort();
     // What the leader had sent is sent again by the next one, byte by byte, and then what is due.
     let again = proof(&mut node, 5).await;
     assert_eq!(again, first);
-    for _ in 0..5 {
-        node.mine(&[]);
-    }
-    node.finalize();
+    fall_due(&node);
     proof(&mut node, 10).await;
-    assert!(!follower.is_finished());
-    follower.abort();
+    follower.stop().await;
+    let client = db.client().await.expect("it answers");
+    let roles = client.query("select name from tenure.role", &[]).await.expect("rows");
+    let roles: Vec<String> = roles.iter().map(|row| row.get(0)).collect();
+    let network = &block_hash(0)[..10];
+    assert_eq!(roles, [format!("storagehub:{network}:0x0101:msp")]);
+}
+
+#[tokio::test]
+async fn a_follower_gives_news_and_no_task_and_as_the_leader_finds_what_fell_due() {
+    let (db, node) = (database().await, scripted().await);
+    let chain = SubstrateChain::new(&node.url, Duration::from_secs(5)).expect("a URL");
+    let signer = signer(&chain, ("//Alice", Scheme::Ecdsa), 64);
+    let account = signer.account().clone();
+    let election = ManualElection::new("a");
+    let store = store_of(&db.dsn(), "a", account.clone());
+    let mode = Mode::Group { election: election.election.clone(), store };
+    let service = TransactionService::builder(mode, Arc::new(chain.clone()), Arc::new(signer));
+    let service = service.options(impatient()).start().await.expect("starts");
+    let bus = EventBus::new(service.gate(), 64);
+    let (mut news, mut tasks) = (bus.news(), bus.tasks());
+    let script = async {
+        let next = async |events: &mut Receiver<Event>| {
+            let next = tokio::time::timeout(Duration::from_secs(20), events.recv()).await;
+            next.expect("in time").expect("the bus lives")
+        };
+        let until_final = async |news: &mut Receiver<Event>, last: u64| {
+            while next(news).await != Event::Finalized(last) {}
+        };
+        election.lead(E1);
+        fall_due(&node);
+        assert_eq!(next(&mut tasks).await, Event::ProofDue(5), "a new provider's first");
+        // Accepted under its id.
+        let sent = async { while service.find("proof-5").await.expect("reads").is_none() {} };
+        tokio::time::timeout(Duration::from_secs(20), sent).await.expect("it is sent");
+        election.depose();
+        until_final(&mut news, 5).await;
+        fall_due(&node);
+        until_final(&mut news, 10).await;
+        fall_due(&node);
+        until_final(&mut news, 15).await;
+        assert!(tasks.is_empty(), "a follower makes nothing act");
+        bump(&db).await;
+        election.lead(Epoch(2));
+        // Both fell due while no instance led.
+        assert_eq!(next(&mut tasks).await, Event::ProofDue(10));
+        assert_eq!(next(&mut tasks).await, Event::ProofDue(15));
+        fall_due(&node);
+        while next(&mut tasks).await != Event::ProofDue(20) {}
+    };
+    // Cancel-safe: the first two never end by themselves.
+    tokio::select! {
+        ended = read(&chain, &account, &service, &bus) => panic!("{ended:?}"),
+        ended = prove(&service, bus.tasks()) => panic!("{ended:?}"),
+        () = script => {}
+    }
+}
+
+#[tokio::test]
+async fn a_standalone_provider_goes_on_from_its_journal() {
+    let mut node = scripted().await;
+    let folder = files();
+    let journal = format!("standalone:{}", folder.path().join("journal").display());
+    let instance = start(&journal, &node.url, "//Alice", "a", folder.path());
+    fall_due(&node);
+    let first = proof(&mut node, 5).await;
+    instance.stop().await;
+    let again = start(&journal, &node.url, "//Alice", "a", folder.path());
+    assert_eq!(proof(&mut node, 5).await, first);
+    fall_due(&node);
+    proof(&mut node, 10).await;
+    again.stop().await;
 }
 
 async fn ask(node: &DevelopmentNode, method: &str, params: serde_json::Value) -> serde_json::Value {
@@ -130,18 +239,23 @@ async fn on_a_real_chain_a_providers_proofs_go_on_after_its_leaders_death_each_o
     let db = shared_cluster().await.database().await.expect("a database");
     let node = DevelopmentNode::start("dev20", &["--finality-lag", "none"]).await;
     let folder = files();
-    let leader = start(&db, &node.url, ALITH, "a", folder.path());
+    let leader = start(&db.dsn(), &node.url, ALITH, "a", folder.path());
     let first = until_proven(&node, 0).await;
-    let follower = start(&db, &node.url, ALITH, "b", folder.path());
+    let follower = start(&db.dsn(), &node.url, ALITH, "b", folder.path());
     copied(folder.path()).await;
     let second = until_proven(&node, *first.keys().last().expect("the first proof")).await;
-    leader.abort();
+    leader.task.abort();
+    // Two fall due before another instance leads.
+    for _ in 0..10 {
+        ask(&node, "engine_createBlock", json!([true, true, null])).await;
+    }
     let mut last = *second.keys().last().expect("the second proof");
-    for _ in 0..3 {
+    for _ in 0..4 {
         last = *until_proven(&node, last).await.keys().last().expect("one more");
     }
     let all = proofs(&node).await;
-    assert!(all.values().all(|times| *times == 1), "{all:?}");
-    assert!(!follower.is_finished());
-    follower.abort();
+    let begin = *all.keys().next().expect("the first proof");
+    let expected = (begin..=last).step_by(5).map(|due| (due, 1)).collect();
+    assert_eq!(all, expected, "none is missing, none is there twice");
+    follower.stop().await;
 }
