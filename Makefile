@@ -73,6 +73,8 @@ lint:               ## Formatting and clippy, warnings are errors
 	@! sed -n '/^core() {/,/^}/p' scripts/setup.sh | grep -E 'python|deploy' \
 		|| { echo "scripts/setup.sh core must not need Python: the demo runs it"; exit 1; }
 	$(CARGO) fmt --all --check
+	@# Workspaces of their own, which --all does not reach.
+	for part in node runtime; do $(CARGO) fmt --manifest-path substrate/$$part/Cargo.toml --check || exit 1; done
 	$(CARGO) $(CLIPPY)
 	$(CARGO) clippy -p tenure-core --no-default-features -- -D warnings
 	@# What `make demo` builds: features that other crates bring along must not be missed.

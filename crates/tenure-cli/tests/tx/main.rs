@@ -4,6 +4,7 @@
 mod callers;
 mod commands;
 mod ends;
+mod extrinsics;
 mod group;
 mod health;
 mod kit;

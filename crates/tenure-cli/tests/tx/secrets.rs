@@ -1,12 +1,15 @@
 //! No address of the chain's nodes, no user information and no key in anything a program says, at any
 //! level of logging.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::Output;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use tenure_testkit::anvil::{ADDRESS, Anvil, KEY};
 use tenure_testkit::rpc_proxy::{Fault, RpcProxy, SEND};
+use tenure_testkit::substrate::{ScriptedNode, storagehub_parachain};
 use tenure_testkit::{Child, shared_cluster};
 use tokio::process::Command;
 use tokio::time::{sleep, timeout};
@@ -16,6 +19,10 @@ use crate::kit::program;
 const USER: &str = "sesame-user";
 const PASSWORD: &str = "hunter2-password";
 const API_KEY: &str = "0123456789abcdef-api-key";
+
+/// The beginning of a key's phrase, and the password that belongs to it.
+const PHRASE: &str = "bottom drive obey";
+const SURI_PASSWORD: &str = "sesame-suri-password";
 
 /// Every library at its loudest, whichever variable it listens to.
 fn loud(mut command: Command) -> Command {
@@ -33,8 +40,10 @@ fn dressed(url: &str) -> String {
 }
 
 fn is_clean(what: &str, text: &str, addresses: &[&str]) {
-    let addresses = addresses.iter().map(|url| url.trim_start_matches("http://"));
-    for secret in [USER, PASSWORD, API_KEY, KEY].into_iter().chain(addresses) {
+    let addresses =
+        addresses.iter().map(|url| url.trim_start_matches("http://").trim_start_matches("ws://"));
+    let secrets = [USER, PASSWORD, API_KEY, KEY, PHRASE, SURI_PASSWORD];
+    for secret in secrets.into_iter().chain(addresses) {
         if let Some(line) = text.lines().find(|line| line.contains(secret)) {
             panic!("{what} shows {secret}: {line}");
         }
@@ -145,4 +154,80 @@ async fn no_mistake_in_an_address_shows_it() {
         assert_eq!(refused.status.code(), Some(2), "{rpc}: {refused:?}");
         is_clean("the error", &said(&refused), &[]);
     }
+}
+
+#[tokio::test]
+async fn no_level_of_logging_shows_a_substrate_nodes_address_or_a_key_in_a_file() {
+    let database = shared_cluster().await.database().await.expect("a database");
+    let mut chain = ScriptedNode::start().await;
+    chain.ledger.lock().expect("unpoisoned").metadata = storagehub_parachain();
+    let bare = chain.url.trim_start_matches("ws://").to_owned();
+    let rpc = format!("ws://{USER}:{PASSWORD}@{bare}/v3/{API_KEY}?apikey={API_KEY}");
+    let hidden = [bare.as_str()];
+    let folder = tempfile::tempdir().expect("a folder");
+    let (log, key) = (folder.path().join("log"), folder.path().join("key"));
+    let phrase = format!("{PHRASE} lake curtain smoke basket hold race lonely fit walk");
+    std::fs::write(&key, format!("{phrase}//Alice///{SURI_PASSWORD}\n")).expect("written");
+    let node = || {
+        let mut command = loud(program());
+        command.args(["node", "--chain", "substrate", "--poll", "100ms", "--key-file"]).arg(&key);
+        command.args(["--chain-lost-after", "1s", "--max-fee", "1000planck"]);
+        command.env("TENURE_TX_RPC", &rpc).env("TENURE_DSN", database.dsn());
+        command
+    };
+    // A key that other users can read is not used.
+    let mode = |mode| std::fs::set_permissions(&key, Permissions::from_mode(mode)).expect("set");
+    mode(0o644);
+    let refused = ran(node()).await;
+    assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+    assert!(said(&refused).contains("chmod 600"), "{refused:?}");
+    is_clean("the refusal", &said(&refused), &hidden);
+    mode(0o600);
+    let mut command = node();
+    command.stderr(std::fs::File::create(&log).expect("a file"));
+    let mut child = Child::spawn(command).expect("starts");
+    let listening = |line: &str| line.contains("listening");
+    let line = child.wait_line(listening, Duration::from_secs(30)).await.expect("listens");
+    let line: Value = serde_json::from_str(&line).expect("JSON");
+    let (node, account) = (line["address"].clone(), line["account"].clone());
+    let (node, account) = (node.as_str().expect("text"), account.as_str().expect("text"));
+    let send = async |id: &str| {
+        let mut command = loud(program());
+        command.args(["send", "--node", node, "--request-id", id, "--within", "5s"]);
+        command.args(["--call", "0x000008676d"]).env("TENURE_TX_RPC", &rpc);
+        let sent = ran(command).await;
+        is_clean("tx send", &said(&sent), &hidden);
+        sent
+    };
+    assert!(send("one").await.status.success());
+    chain.arrival().await.pool().status(json!("ready"));
+    assert!(send("two").await.status.success());
+    // A node that quotes its own address; then its line breaks, and then it does not answer.
+    let quoting: &'static str = format!("cannot reach {rpc}").leak();
+    chain.arrival().await.refuse(-32000, quoting, quoting);
+    let complains = async |words: &str| {
+        let complained = async {
+            while !std::fs::read_to_string(&log).expect("a log").contains(words) {
+                sleep(Duration::from_millis(50)).await;
+            }
+        };
+        timeout(Duration::from_secs(20), complained).await.expect("it complains");
+    };
+    complains("tx_not_taken").await;
+    chain.ledger.lock().expect("unpoisoned").fee = 1_001;
+    assert!(!send("dear").await.status.success());
+    complains("tx_not_signed").await;
+    chain.ledger.lock().expect("unpoisoned").failing.push("chain_getFinalizedHead");
+    chain.cut();
+    complains("tx_chain_lost").await;
+    for what in [&["list"][..], &["show", "two"], &["show", "two", "--json"]] {
+        let mut command = loud(program());
+        command.args(what).args(["--account", account]).env("TENURE_DSN", database.dsn());
+        is_clean("a reader", &said(&ran(command).await), &hidden);
+    }
+    child.kill().await.expect("killed");
+    is_clean("standard output", &child.lines().join("\n"), &hidden);
+    let log = std::fs::read_to_string(&log).expect("a log");
+    assert!(log.lines().count() > 100, "trace was not on: {} lines", log.lines().count());
+    is_clean("the log", &log, &hidden);
 }
