@@ -19,7 +19,7 @@
 
 use subxt_rpcs::UserError;
 
-use crate::chain::{Outcome, Shortfall};
+use crate::chain::{Outcome, Shortfall, without_addresses};
 
 /// How many letters of a node's words are kept.
 const LONGEST: usize = 300;
@@ -51,6 +51,8 @@ fn brief(words: &str) -> &str {
 pub(super) fn refusal(error: &UserError) -> Refusal {
     let detail = error.data.as_ref().map(|data| data.get().trim_matches('"')).unwrap_or_default();
     let text = format!("{} ({}): {}", brief(&error.message), error.code, brief(detail));
+    // A gateway may quote the address that it could not reach.
+    let text = without_addresses(text);
     Refusal::Clear(match error.code {
         1010 if detail.contains("bad signature") => return Refusal::BadSignature(text),
         1002 => return Refusal::Failed(text),
