@@ -36,6 +36,7 @@ use subxt_rpcs::client::{RpcClient, RpcSubscription, rpc_params};
 use subxt_rpcs::methods::legacy::TransactionStatus as RpcStatus;
 use tokio::time::timeout;
 
+use super::quiet::quietly;
 use super::{
     Block, Chain, ChainError, ChainIdentity, Head, Inspected, Located, Outcome, Receipt, Report,
     Sought, Submission,
@@ -348,11 +349,9 @@ impl Chain for SubstrateChain {
                     return Submission::answer(Outcome::Uncertain(why));
                 }
             };
-            let subscribe = client.subscribe(
-                "author_submitAndWatchExtrinsic",
-                rpc_params![&text],
-                "author_unwatchExtrinsic",
-            );
+            let (asking, params) = (client.clone(), rpc_params![&text]);
+            let (watch, unwatch) = ("author_submitAndWatchExtrinsic", "author_unwatchExtrinsic");
+            let subscribe = quietly(async move { asking.subscribe(watch, params, unwatch).await });
             let answer = timeout(self.line.timeout, subscribe).await;
             let answer = answer.unwrap_or_else(|_| Err(late()));
             match self.line.checked(number, answer).await {

@@ -204,13 +204,15 @@ impl Line {
         outcome
     }
 
-    pub(super) async fn request<R: DeserializeOwned>(
+    pub(super) async fn request<R: DeserializeOwned + Send + 'static>(
         &self,
-        method: &str,
+        method: &'static str,
         params: RpcParams,
     ) -> Result<R, RpcError> {
         let (number, client) = self.client().await?;
-        let answer = timeout(self.timeout, client.request(method, params)).await;
+        // The client logs whole answers, and a gateway may quote the address that it could not reach.
+        let request = quietly(async move { client.request(method, params).await });
+        let answer = timeout(self.timeout, request).await;
         self.checked(number, answer.unwrap_or_else(|_| Err(late()))).await
     }
 
