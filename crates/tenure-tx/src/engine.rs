@@ -103,6 +103,8 @@ struct Leading {
     leaps: u8,
     /// There is a gap that is too wide to be filled without an order.
     wide: bool,
+    /// The nonce that the account could not pay for when others were last told to wait for it.
+    paused: Option<u64>,
 }
 
 impl Engine {
@@ -340,6 +342,7 @@ impl Engine {
             lowest: None,
             leaps: 0,
             wide: false,
+            paused: None,
         };
         for row in rows {
             let nonce = row.nonce;
@@ -448,9 +451,6 @@ impl Engine {
             Outcome::Pooled => {
                 entry.pooled(held, now);
                 entry.answered(nonce, None, now, out);
-                if held == Some(Hold::Unfunded) {
-                    self.resume(now);
-                }
             }
             // Known, but this connection has no watch on it: heads and ticks will look.
             Outcome::AlreadyKnown => {
@@ -510,15 +510,8 @@ impl Engine {
         }
         if let Some(leading) = self.leading.as_mut().filter(|_| taken) {
             leading.sends.answered();
-        }
-    }
-
-    /// The account can pay again: nothing waits for its back-off any more.
-    fn resume(&mut self, now: Tick) {
-        let entries = self.leading.iter_mut().flat_map(|leading| leading.entries.values_mut());
-        for entry in entries.filter(|entry| entry.status.state() != State::InBlock) {
-            if let Phase::Waiting { until } = &mut entry.phase {
-                *until = now.min(*until);
+            if held == Some(Hold::Unfunded) {
+                leading.resume(now, true);
             }
         }
     }
@@ -757,6 +750,10 @@ impl Engine {
         let first = leading.head.best_nonce.max(leading.consumed);
         let unfunded = leading.entries.iter().find(|(_, e)| e.hold == Some(Hold::Unfunded));
         let unfunded = unfunded.map(|(nonce, _)| *nonce);
+        // Whatever the node said last of the one that held them up: nothing waits for that any more.
+        if leading.paused.is_some() && leading.paused != unfunded {
+            leading.resume(now, false);
+        }
         let lowest = leading.entries.first_key_value().map(|(nonce, _)| *nonce);
         let (mut overdue, mut repeated) = (Vec::new(), Vec::new());
         for (&nonce, entry) in &mut leading.entries {
@@ -770,6 +767,7 @@ impl Engine {
                 && *until <= now
             {
                 *until = now + config.retry_max;
+                leading.paused = unfunded;
                 continue;
             }
             // The lowest is never held back: all others wait for it.

@@ -11,7 +11,8 @@ use tokio::time::timeout;
 
 pub(crate) fn program() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tenure"));
-    command.arg("tx").env("RELAYER_KEY", KEY).env("TENURE_LOG", "error");
+    let log = std::env::var("TENURE_LOG").unwrap_or_else(|_| "error".into());
+    command.arg("tx").env("RELAYER_KEY", KEY).env("TENURE_LOG", log);
     for name in ["SH_PENDING_DB_URL", "TENURE_DSN", "TENURE_TX_NODES", "TENURE_TX_ACCOUNT"] {
         command.env_remove(name);
     }

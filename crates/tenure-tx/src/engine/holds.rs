@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use tenure_core::clock::Tick;
 
-use super::Engine;
-use super::entry::{Entry, Hold};
+use super::entry::{Entry, Hold, Phase};
+use super::{Engine, Leading};
 use crate::chain::Head;
+use crate::status::State;
 
 /// After so many heads in a row that are far ahead of all that is known, they are believed.
 pub(super) const LEAPS: u8 = 3;
@@ -66,5 +67,20 @@ impl Engine {
     pub fn disbelieves(&self, head: &Head) -> bool {
         let leading = self.leading.as_ref();
         leading.is_some_and(|leading| leading.is_leap(head) && leading.leaps + 1 < LEAPS)
+    }
+}
+
+impl Leading {
+    /// Nothing waits any more for a nonce that the account could not pay for. If it is `funded` now, what
+    /// nodes said of others before proves nothing.
+    pub(super) fn resume(&mut self, now: Tick, funded: bool) {
+        self.paused = None;
+        let open = self.entries.values_mut();
+        for entry in open.filter(|entry| entry.status.state() != State::InBlock) {
+            entry.hold = entry.hold.filter(|hold| !(funded && *hold == Hold::Unfunded));
+            if let Phase::Waiting { until } = &mut entry.phase {
+                *until = now.min(*until);
+            }
+        }
     }
 }

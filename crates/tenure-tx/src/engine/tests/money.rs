@@ -90,7 +90,24 @@ fn an_account_without_funds_waits_and_loses_nothing() {
     let (nonce, outcome) = (0, Outcome::Pooled);
     engine.handle(at(3_660), Input::Submitted { nonce, hash: hash(1), outcome });
     let effects = later(&mut engine, 3_661);
-    assert!(matches!(effects[..], [Effect::Submit { nonce: 1, .. }]), "{effects:?}");
+    let all =
+        [Effect::Submit { nonce: 1, hash: hash(2) }, Effect::Submit { nonce: 2, hash: hash(3) }];
+    assert_eq!(effects, all);
+}
+
+/// The node that said so may have been wrong, and say something else the next time.
+#[test]
+fn what_waits_behind_an_unfunded_nonce_goes_on_whatever_is_said_of_it_next() {
+    for outcome in [Outcome::AlreadyKnown, Outcome::Uncertain("timed out".to_owned())] {
+        let mut engine = unfunded(3);
+        assert!(matches!(later(&mut engine, 9)[..], [Effect::Submit { nonce: 0, .. }]));
+        engine.handle(at(9), Input::Submitted { nonce: 0, hash: hash(1), outcome });
+        let effects = later(&mut engine, 10);
+        assert!(
+            effects.iter().any(|one| matches!(one, Effect::Submit { nonce: 1, .. })),
+            "{effects:?}"
+        );
+    }
 }
 
 #[test]
