@@ -370,7 +370,13 @@ impl Engine {
     // --- polls ---
 
     pub fn next_output(&mut self) -> Option<Output> {
-        self.context.outputs.pop_front()
+        let outputs = &mut self.context.outputs;
+        let next = outputs.pop_front();
+        if next.is_none() {
+            // After an answer about a thousand roles: the next one may be long in coming.
+            outputs.shrink_to(16);
+        }
+        next
     }
 
     /// When `timeout` wants to be called next.

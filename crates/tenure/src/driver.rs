@@ -31,7 +31,7 @@ use crate::metrics;
 use crate::seat::Profile;
 use crate::sentinel::{DEATH, call_sign};
 
-pub(crate) use command::{Command, Handle};
+pub(crate) use command::{Answer, Command, Handle};
 pub use command::{Health, RoleHealth};
 pub(crate) use database::{Blocked, Database, SentinelEvent, Taken, Watch};
 

@@ -12,10 +12,10 @@ use tenure_core::gate::{Act, LeaderGate, LeaderToken, NotLeader};
 use tenure_core::identity::Identity;
 use tenure_core::key::{LockKey, RoleName};
 use tenure_core::lifecycle::{LockState, LostReason, NotAcquired, Notice};
-use tokio::sync::{broadcast, mpsc, oneshot, watch};
+use tokio::sync::{broadcast, mpsc, watch};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::driver::Command;
+use crate::driver::{Answer, Command};
 use crate::error::TenureError;
 use crate::publisher::{Event, LeaderStateChanged, Publisher};
 pub use leader::Leader;
@@ -33,18 +33,21 @@ pub struct LeaderLock {
     pub(crate) observed: Arc<Observed>,
 }
 
-/// A start that the driver was told of.
-pub(crate) struct Starting(oneshot::Receiver<Result<(), TenureError>>);
-
-impl Starting {
-    /// Says whether the member has answered by then. Without an answer the role takes part all the same.
-    pub(crate) async fn until(self, deadline: Instant) -> Result<bool, TenureError> {
-        match timeout_at(deadline, self.0).await {
-            Ok(Ok(result)) => result.map(|()| true),
-            Ok(Err(_)) => Err(TenureError::Stopped),
-            Err(_) => Ok(false),
+/// Waits for so many answers to starts: the first refusal, or whether all came by then. A role without an answer
+/// takes part all the same.
+pub(crate) async fn started(
+    mut answers: mpsc::UnboundedReceiver<Result<(), TenureError>>,
+    number: usize,
+    deadline: Instant,
+) -> Result<bool, TenureError> {
+    let mut refused = Ok(());
+    for _ in 0..number {
+        match timeout_at(deadline, answers.recv()).await {
+            Ok(answer) => refused = refused.and(answer.unwrap_or(Err(TenureError::Stopped))),
+            Err(_) => return refused.map(|()| false),
         }
     }
+    refused.map(|()| true)
 }
 
 impl std::fmt::Debug for LeaderLock {
@@ -107,14 +110,14 @@ impl LeaderLock {
 
     /// As [`LeaderLock::start`]; says whether the member has answered.
     async fn join(&self) -> Result<bool, TenureError> {
-        self.ask_to_start()?.until(Instant::now() + self.registration_wait).await
+        let (answer, answers) = mpsc::unbounded_channel();
+        self.ask_to_start(answer)?;
+        started(answers, 1, Instant::now() + self.registration_wait).await
     }
 
     /// Tells the driver to take part; its answer is waited for separately.
-    pub(crate) fn ask_to_start(&self) -> Result<Starting, TenureError> {
-        let (answer, answered) = oneshot::channel();
-        self.send(Command::Start { role: self.publisher.name.clone(), answer })?;
-        Ok(Starting(answered))
+    pub(crate) fn ask_to_start(&self, answer: Answer) -> Result<(), TenureError> {
+        self.send(Command::Start { role: self.publisher.name.clone(), answer })
     }
 
     /// Why the database refused this role's last registration, if it did. A registration is renewed with

@@ -17,7 +17,7 @@ use crate::config::{Config, RoleConfig, RoleSpec};
 use crate::connect::{Connector, Remedy};
 use crate::driver::{Command, Driver, Handle, Health};
 use crate::error::TenureError;
-use crate::lock::{LeaderLock, Observed, SideSession};
+use crate::lock::{LeaderLock, Observed, SideSession, started};
 use crate::postgres::Postgres;
 use crate::seat::Profile;
 
@@ -207,22 +207,18 @@ impl Member {
     /// # Errors
     /// The first refusal; the other roles take part all the same.
     pub async fn start_all(&self) -> Result<(), TenureError> {
-        // All are told first, and waited for one after another: ten thousand futures that wait at the
-        // same time would take more memory than the roles.
-        let told: Vec<_> = {
+        let (answer, answers) = mpsc::unbounded_channel();
+        let number = {
             let locks = self.locks.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            locks.all.iter().map(LeaderLock::ask_to_start).collect()
+            for lock in &locks.all {
+                lock.ask_to_start(answer.clone())?;
+            }
+            locks.all.len()
         };
+        // The driver has the other ones: their end is its end.
+        drop(answer);
         let deadline = Instant::now() + self.handle.registration_wait();
-        let mut outcome = Ok(());
-        for starting in told {
-            let answer = match starting {
-                Ok(starting) => starting.until(deadline).await.map(drop),
-                Err(error) => Err(error),
-            };
-            outcome = outcome.and(answer);
-        }
-        outcome
+        started(answers, number, deadline).await.map(drop)
     }
 
     /// How the member and its roles are, without asking the database. Cancel-safe.

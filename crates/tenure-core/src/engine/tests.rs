@@ -403,3 +403,12 @@ fn without_tables_only_what_standbys_acknowledge_renews_the_gate() {
     stage.engine.done(Done::Inspected(Vec::new()), stage.now);
     assert!(deadline(&stage) > before, "an inspection renews it");
 }
+
+/// There may be ten thousand of them; `examples/roles.rs` of `tenure` measures the whole.
+#[test]
+fn a_role_is_small() {
+    let size = size_of::<super::role::Role>();
+    assert!(size <= 640, "{size} bytes");
+    let size = size_of::<Output>();
+    assert!(size <= 96, "{size} bytes");
+}

@@ -20,9 +20,13 @@ use crate::lock::{LeaderLock, Observed};
 use crate::metrics;
 use crate::publisher::Publisher;
 
+/// What became of a start. All starts of a member may share one: ten thousand channels would take more memory than
+/// the roles.
+pub(crate) type Answer = mpsc::UnboundedSender<Result<(), TenureError>>;
+
 pub(crate) enum Command {
     Add(Box<NewRole>),
-    Start { role: RoleName, answer: oneshot::Sender<Result<(), TenureError>> },
+    Start { role: RoleName, answer: Answer },
     Stop { role: RoleName },
     StepDown { role: RoleName, to: Option<String>, within: Option<Duration> },
     Candidacy { role: RoleName, ready: Option<bool>, priority: Option<i32> },

@@ -10,14 +10,12 @@ use tenure_core::epoch::Epoch;
 use tenure_core::key::{LockKey, RoleName};
 use tenure_core::lifecycle::{LockState, Notice};
 use tenure_core::protocol::RegisterRefusal;
-use tokio::sync::oneshot;
 
 use super::RoleHealth;
+use super::command::Answer;
 use crate::error::TenureError;
 use crate::metrics;
 use crate::publisher::Publisher;
-
-type Answer = oneshot::Sender<Result<(), TenureError>>;
 
 #[derive(Default)]
 pub(super) struct Roles(BTreeMap<RoleName, Box<Role>>);
