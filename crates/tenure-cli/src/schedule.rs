@@ -129,8 +129,7 @@ async fn list(args: List) -> Result<Exit, Failure> {
 
 async fn run_now(args: RunNow) -> Result<Exit, Failure> {
     let desk = desk(&args.database)?;
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let by = format!("operator on {host}, pid {}", std::process::id());
+    let by = tenure::operate::this_operator();
     // A dead letter is over already: its new end is that of a further attempt.
     let before = match args.slot {
         Some(at) => {

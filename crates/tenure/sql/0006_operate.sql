@@ -8,13 +8,15 @@
 create function tenure.notify_role(p_channel text, p_role text) returns void
 language sql volatile return pg_notify(p_channel, p_role);
 
-create function tenure.order_step_down(p_role text, p_to text, p_by text) returns jsonb
+-- With an epoch, an order that a person confirmed for one leader never meets the next one.
+create function tenure.order_step_down(p_role text, p_to text, p_by text, p_epoch bigint default null) returns jsonb
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
     r tenure.role;
 begin
     select * into r from tenure.role where name = p_role for no key update;
     if not found then return jsonb_build_object('error', 'unknown_role'); end if;
+    if p_epoch <> r.epoch then return jsonb_build_object('error', 'another_epoch'); end if;
     if r.holder is null then return jsonb_build_object('error', 'no_leader'); end if;
     if p_to is not null and not exists (
         select from tenure.candidate c join tenure.member m on m.identity = c.member
@@ -30,13 +32,15 @@ begin
     return jsonb_build_object('holder', r.holder, 'epoch', r.epoch);
 end $$;
 
-create function tenure.set_paused(p_role text, p_paused boolean, p_by text) returns jsonb
+create function tenure.set_paused(p_role text, p_paused boolean, p_by text, p_epoch bigint default null) returns jsonb
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
     r tenure.role;
 begin
-    update tenure.role set paused = p_paused where name = p_role returning * into r;
+    select * into r from tenure.role where name = p_role for no key update;
     if not found then return jsonb_build_object('error', 'unknown_role'); end if;
+    if p_epoch <> r.epoch then return jsonb_build_object('error', 'another_epoch'); end if;
+    update tenure.role set paused = p_paused where name = p_role;
     insert into tenure.event (role, member, epoch, kind, detail)
         values (p_role, r.holder, r.epoch, case when p_paused then 'pause' else 'resume' end,
                 'asked by ' || p_by);

@@ -276,11 +276,9 @@ impl Operator {
         let line = Line::new(session, heard);
         let pins = settings(Duration::from_secs(3600), deadline, Duration::from_secs(1));
         line.ask(&pins, deadline).await.map_err(TenureError::session)?;
-        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let login =
             line.ask("select session_user", deadline).await.map_err(TenureError::session)?;
-        let (pid, person, login) = (std::process::id(), person(), login.unwrap_or_default());
-        let name = format!("operator on {host}, pid {pid}, user {person}, login role {login}");
+        let name = format!("{}, login role {}", this_operator(), login.unwrap_or_default());
         let (channel, lease) = (config.channel().to_owned(), *config.lease());
         Ok(Operator { line, hears, channel, deadline, lease, name })
     }
@@ -369,8 +367,32 @@ impl Operator {
         role: &RoleName,
         to: Option<&Identity>,
     ) -> Result<Ordered, TenureError> {
+        self.order_step_down(role, to, None).await
+    }
+
+    /// [`Operator::step_down`] of the leader of one epoch alone: if the role has had another one since, nothing
+    /// is ordered. For a person who confirms what was shown a while ago.
+    ///
+    /// # Errors
+    /// As there, and [`TenureError::Order`] if the role's epoch is another one.
+    pub async fn step_down_of(
+        &self,
+        role: &RoleName,
+        epoch: Epoch,
+        to: Option<&Identity>,
+    ) -> Result<Ordered, TenureError> {
+        self.order_step_down(role, to, Some(epoch)).await
+    }
+
+    async fn order_step_down(
+        &self,
+        role: &RoleName,
+        to: Option<&Identity>,
+        epoch: Option<Epoch>,
+    ) -> Result<Ordered, TenureError> {
         let to = to.map_or("null".to_owned(), |member| literal(member.as_str()));
-        let call = format!("tenure.order_step_down({}, {to}, {})", name(role), self.by());
+        let (role_, by, epoch) = (name(role), self.by(), number(epoch));
+        let call = format!("tenure.order_step_down({role_}, {to}, {by}, {epoch})");
         self.order(role, &call).await
     }
 
@@ -411,8 +433,15 @@ impl Operator {
     /// # Errors
     /// [`TenureError::NoSuchRole`], or a session that fails.
     pub async fn pause(&self, role: &RoleName) -> Result<Ordered, TenureError> {
-        let call = format!("tenure.set_paused({}, true, {})", name(role), self.by());
-        self.order(role, &call).await
+        self.set_paused(role, true, None).await
+    }
+
+    /// [`Operator::pause`] if the role's epoch is still this one.
+    ///
+    /// # Errors
+    /// As there, and [`TenureError::Order`] if the role's epoch is another one.
+    pub async fn pause_of(&self, role: &RoleName, epoch: Epoch) -> Result<Ordered, TenureError> {
+        self.set_paused(role, true, Some(epoch)).await
     }
 
     /// Ends a pause. A member that stepped down because of it stays out for what is left of its cool-down.
@@ -420,8 +449,17 @@ impl Operator {
     /// # Errors
     /// [`TenureError::NoSuchRole`], or a session that fails.
     pub async fn resume(&self, role: &RoleName) -> Result<Ordered, TenureError> {
-        let call = format!("tenure.set_paused({}, false, {})", name(role), self.by());
-        self.order(role, &call).await
+        self.set_paused(role, false, None).await
+    }
+
+    async fn set_paused(
+        &self,
+        role: &RoleName,
+        paused: bool,
+        epoch: Option<Epoch>,
+    ) -> Result<Ordered, TenureError> {
+        let (role_, by, epoch) = (name(role), self.by(), number(epoch));
+        self.order(role, &format!("tenure.set_paused({role_}, {paused}, {by}, {epoch})")).await
     }
 
     /// The last resort: ends every session that holds the role's lock, of whatever program, and the term
@@ -509,6 +547,13 @@ fn refused(error: LineError) -> TenureError {
     }
 }
 
+/// How an order of this process is signed: its host, its pid, and its person.
+#[must_use]
+pub fn this_operator() -> String {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    format!("operator on {host}, pid {}, user {}", std::process::id(), person())
+}
+
 /// The person at the terminal, as far as the system says.
 fn person() -> String {
     let named = std::env::var("USER").ok().filter(|user| !user.is_empty() && user.len() <= 64);
@@ -517,6 +562,10 @@ fn person() -> String {
 
 fn name(role: &RoleName) -> String {
     literal(role.as_str())
+}
+
+fn number(epoch: Option<Epoch>) -> String {
+    epoch.map_or("null".to_owned(), |epoch| epoch.get().to_string())
 }
 
 fn with_role(sql: &str, role: Option<&RoleName>) -> String {

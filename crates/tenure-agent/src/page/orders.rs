@@ -5,8 +5,8 @@ use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tenure::config::Config;
-use tenure::operate::Operator;
-use tenure::{Identity, RoleName, TenureError};
+use tenure::operate::{Operator, Ordered};
+use tenure::{Epoch, Identity, RoleName, TenureError};
 
 use crate::desk::{Desk, DeskError};
 use crate::store::StoreError;
@@ -15,10 +15,10 @@ use crate::store::StoreError;
 #[derive(Debug, Deserialize)]
 #[serde(tag = "order", rename_all = "snake_case", deny_unknown_fields)]
 pub(super) enum Order {
-    /// The leader drains and hands over, to `to` if it is named.
-    StepDown { role: String, to: Option<String> },
-    /// No member leads the role until it is resumed.
-    Pause { role: String },
+    /// The leader drains and hands over, to `to` if it is named. With an epoch: only the leader of that epoch.
+    StepDown { role: String, to: Option<String>, epoch: Option<Epoch> },
+    /// No member leads the role until it is resumed. With an epoch: only if the role still has it.
+    Pause { role: String, epoch: Option<Epoch> },
     /// Ends a pause.
     Resume { role: String },
     /// Runs a schedule now, beside its slots.
@@ -45,7 +45,7 @@ impl Refused {
 pub(super) async fn give(config: &Config, order: Order, token: &str) -> Result<Value, Refused> {
     let by = format!("{token}, by the page");
     match order {
-        Order::StepDown { role, to } => {
+        Order::StepDown { role, to, epoch } => {
             let role = named(&role)?;
             let member = |name: String| {
                 name.parse::<Identity>().map_err(|_| {
@@ -57,32 +57,44 @@ pub(super) async fn give(config: &Config, order: Order, token: &str) -> Result<V
             };
             let to = to.map(member).transpose()?;
             let operator = operator(config, &by).await?;
-            let ordered = operator.step_down(&role, to.as_ref()).await.map_err(refused);
+            let ordered = match epoch {
+                Some(epoch) => operator.step_down_of(&role, epoch, to.as_ref()).await,
+                None => operator.step_down(&role, to.as_ref()).await,
+            };
             operator.close().await;
-            let ordered = ordered?;
+            let ordered = ordered.map_err(refused)?;
             Ok(
                 json!({"role": role.as_str(), "holder": ordered.holder.map(|holder| holder.to_string()),
                       "epoch": ordered.epoch.get(), "by": token}),
             )
         }
-        Order::Pause { role } => pause(config, &role, true, &by, token).await,
-        Order::Resume { role } => pause(config, &role, false, &by, token).await,
+        Order::Pause { role, epoch } => {
+            let role = named(&role)?;
+            let operator = operator(config, &by).await?;
+            let ordered = match epoch {
+                Some(epoch) => operator.pause_of(&role, epoch).await,
+                None => operator.pause(&role).await,
+            };
+            operator.close().await;
+            paused(&role, ordered, token)
+        }
+        Order::Resume { role } => {
+            let role = named(&role)?;
+            let operator = operator(config, &by).await?;
+            let ordered = operator.resume(&role).await;
+            operator.close().await;
+            paused(&role, ordered, token)
+        }
         Order::Run { schedule } => run(config, &schedule, None, &by, token).await,
         Order::RunAgain { schedule, slot } => run(config, &schedule, Some(slot), &by, token).await,
     }
 }
 
-async fn pause(
-    config: &Config,
-    role: &str,
-    pause: bool,
-    by: &str,
+fn paused(
+    role: &RoleName,
+    ordered: Result<Ordered, TenureError>,
     token: &str,
 ) -> Result<Value, Refused> {
-    let role = named(role)?;
-    let operator = operator(config, by).await?;
-    let ordered = if pause { operator.pause(&role).await } else { operator.resume(&role).await };
-    operator.close().await;
     let ordered = ordered.map_err(refused)?;
     Ok(json!({"role": role.as_str(), "epoch": ordered.epoch.get(), "by": token}))
 }

@@ -89,6 +89,7 @@ pub(super) enum OrderRefusal {
     NotSettled,
     NoMember,
     AlreadyLeader,
+    AnotherEpoch,
     NotPaused,
     Candidates,
     Held,
@@ -113,6 +114,9 @@ impl OrderRefusal {
                  `tenure alter --role {role} --lease 3s` sets one"
             ),
             OrderRefusal::AlreadyLeader => format!("that member leads role {role} already"),
+            OrderRefusal::AnotherEpoch => {
+                format!("role {role} has changed its leader since; look at it again, then order")
+            }
             OrderRefusal::NotPaused => {
                 format!("role {role} is not paused; run `tenure pause --role {role}` first")
             }
