@@ -46,7 +46,19 @@ struct Desk {
     unwritten: Vec<Answered>,
     /// The error that was told last: an error that lasts is told once.
     told: Option<String>,
-    published: BTreeSet<Labels>,
+}
+
+/// The series of the group that this agent serves while it leads. Whatever ends the term, it must not go on telling
+/// what it saw last.
+#[derive(Default)]
+struct Published(BTreeSet<Labels>);
+
+impl Drop for Published {
+    fn drop(&mut self) {
+        for labels in &self.0 {
+            record(labels, 0.0);
+        }
+    }
 }
 
 type Answered = (Message, Result<(), String>);
@@ -69,7 +81,6 @@ pub(crate) async fn serve(
         answering,
         unwritten: Vec::new(),
         told: None,
-        published: BTreeSet::new(),
     }));
     // Dropped at an await when the gate shuts: a statement is one transaction, under the fence.
     let led = lock.while_leading(|token| {
@@ -77,7 +88,6 @@ pub(crate) async fn serve(
         async move { desk.lock().await.lead(token.epoch).await }
     });
     let _ = led.await;
-    desk.lock().await.retire();
 }
 
 impl Desk {
@@ -88,8 +98,9 @@ impl Desk {
             Ok(store) => store.patient(PATIENCE),
             Err(error) => return self.error(&error),
         };
+        let mut published = Published::default();
         loop {
-            match self.term(&store, epoch).await {
+            match self.term(&store, epoch, &mut published).await {
                 StoreError::Stale => break,
                 error => self.error(&error),
             }
@@ -100,7 +111,7 @@ impl Desk {
     }
 
     /// Evaluates and sends, until the database does not answer.
-    async fn term(&mut self, store: &Store, epoch: Epoch) -> StoreError {
+    async fn term(&mut self, store: &Store, epoch: Epoch, published: &mut Published) -> StoreError {
         let begun = async {
             store.migrate().await?;
             let mark = self.setup.borrow().mark.clone();
@@ -114,13 +125,14 @@ impl Desk {
         let mut sampler = sampler(&setup);
         let mut round = Instant::now();
         loop {
-            for (message, answer) in std::mem::take(&mut self.unwritten) {
+            // An answer stays until it is written: the gate may shut, and drop this, at the await.
+            while let Some((message, answer)) = self.unwritten.first().cloned() {
                 let now = store.now().unwrap_or_else(Timestamp::now);
-                let change = engine.answered(&message, answer.clone(), now);
+                let change = engine.answered(&message, answer, now);
                 if let Err(error) = self.write(store, epoch, &change).await {
-                    self.unwritten.push((message, answer));
                     return error;
                 }
+                let _written = self.unwritten.remove(0);
             }
             if round <= Instant::now() {
                 round = Instant::now() + setup.alerting.interval();
@@ -138,7 +150,7 @@ impl Desk {
                             return error;
                         }
                         self.say(epoch, &change);
-                        self.publish(&samples);
+                        publish(&samples, published);
                     }
                     // What is known stays; the gate shuts by itself if the database is away.
                     Err(error) => {
@@ -262,27 +274,20 @@ impl Desk {
             self.told = Some(text);
         }
     }
+}
 
-    /// What no member has of itself is served by the agent that leads here, so that Prometheus has it too.
-    fn publish(&mut self, samples: &Samples) {
-        let mut now = BTreeSet::new();
-        for series in samples.all().filter(|series| is_of_group(&series.labels)) {
-            let value = series.points.last().and_then(|point| point.value);
-            record(&series.labels, value.unwrap_or(0.0));
-            now.insert(series.labels.clone());
-        }
-        for gone in self.published.difference(&now) {
-            record(gone, 0.0);
-        }
-        self.published = now;
+/// What no member has of itself is served by the agent that leads here, so that Prometheus has it too.
+fn publish(samples: &Samples, published: &mut Published) {
+    let mut now = BTreeSet::new();
+    for series in samples.all().filter(|series| is_of_group(&series.labels)) {
+        let value = series.points.last().and_then(|point| point.value);
+        record(&series.labels, value.unwrap_or(0.0));
+        now.insert(series.labels.clone());
     }
-
-    /// An agent that does not lead must not go on telling what it saw last.
-    fn retire(&mut self) {
-        for labels in std::mem::take(&mut self.published) {
-            record(&labels, 0.0);
-        }
+    for gone in published.0.difference(&now) {
+        record(gone, 0.0);
     }
+    published.0 = now;
 }
 
 fn sampler(setup: &Setup) -> Sampler {

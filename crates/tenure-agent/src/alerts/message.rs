@@ -1,6 +1,7 @@
 //! Messages as each kind of notifier reads them.
 
 use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
 
 use super::engine::{Alert, Kind, Message};
 
@@ -22,14 +23,21 @@ pub(crate) fn one_line(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(SUMMARY).collect()
 }
 
-/// The same for the same message, however often it is sent.
+/// The same for the same message, however often it is sent, and another one for every other message: a lasting key is
+/// that of several incidents, and an incident may have several updates.
 pub(crate) fn idempotency_key(message: &Message) -> String {
     let key: String =
         message.key.chars().map(|c| if c.is_ascii_graphic() { c } else { '_' }).collect();
+    let opened = message.opened.as_millisecond();
     match message.kind {
-        // An update is told from another by how many alerts it tells.
-        Kind::Update => format!("{key}/update/{}", message.alerts.len()),
-        Kind::Firing | Kind::Resolved => format!("{key}/{}", status(message.kind)),
+        Kind::Update => {
+            let mut digest = Sha256::new();
+            for alert in &message.alerts {
+                digest.update(format!("{}\n{}\n", alert.since.as_millisecond(), told(alert)));
+            }
+            format!("{key}/{opened}/update/{}", hex::encode(&digest.finalize()[..8]))
+        }
+        Kind::Firing | Kind::Resolved => format!("{key}/{opened}/{}", status(message.kind)),
     }
 }
 
@@ -111,4 +119,53 @@ pub(crate) fn slack(message: &Message, group: &str, channel: &str) -> Value {
         "text": text,
         "metadata": {"event_type": "tenure_alert", "event_payload": {"key": message.key}},
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+
+    use super::*;
+    use crate::alerts::rule::Severity;
+    use crate::alerts::sample::Labels;
+
+    fn message(kind: Kind, opened: i64, roles: &[&str]) -> Message {
+        let at = |second| Timestamp::from_second(second).expect("an instant");
+        let alert = |role: &&str| Alert {
+            rule: "no_leader".to_owned(),
+            labels: Labels::from([("role".to_owned(), (*role).to_owned())]),
+            value: 0.0,
+            since: at(opened),
+            fired: Some(at(opened)),
+        };
+        Message {
+            notifier: "webhook".to_owned(),
+            kind,
+            key: "group/database_unreachable".to_owned(),
+            rule: "database_unreachable".to_owned(),
+            severity: Severity::Critical,
+            summary: None,
+            opened: at(opened),
+            resolved: None,
+            alerts: roles.iter().map(alert).collect(),
+        }
+    }
+
+    #[test]
+    fn every_message_has_a_key_of_its_own_and_keeps_it() {
+        let messages = [
+            message(Kind::Firing, 100, &["a"]),
+            message(Kind::Update, 100, &["a", "b"]),
+            message(Kind::Update, 100, &["a", "c"]),
+            message(Kind::Resolved, 100, &["a"]),
+            // The next outage, under the same lasting key.
+            message(Kind::Firing, 900, &["a"]),
+            message(Kind::Resolved, 900, &["a"]),
+        ];
+        let keys: Vec<String> = messages.iter().map(idempotency_key).collect();
+        let distinct: std::collections::BTreeSet<&String> = keys.iter().collect();
+        assert_eq!(distinct.len(), keys.len(), "{keys:?}");
+        assert_eq!(keys, messages.each_ref().map(idempotency_key), "the same when sent again");
+        assert!(keys.iter().all(|key| key.starts_with("group/database_unreachable/")), "{keys:?}");
+    }
 }

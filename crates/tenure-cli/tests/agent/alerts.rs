@@ -11,9 +11,10 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::routing::post;
 use serde_json::{Value, json};
-use tenure_testkit::{Child, Proxy, Signal, shared_cluster};
+use tenure_testkit::{Child, Cluster, ClusterOptions, Direction, Proxy, Signal, shared_cluster};
 use tokio::sync::watch;
 
+use crate::commands::get;
 use crate::kit::{MEMBER, SOON, Stage, agent_at, bare, event_of, finish, said, until};
 
 const KEY: &str = "routing-key-that-no-log-may-hold";
@@ -199,6 +200,76 @@ async fn a_leader_that_dies_before_the_acknowledgement_makes_a_second_page_with_
     let actions: Vec<&str> = pages.iter().map(|page| page.0.as_str()).collect();
     assert_eq!(actions, ["trigger", "trigger", "resolve"]);
     assert!(pages.iter().all(|page| page.1 == pages[0].1), "{pages:?}");
+}
+
+#[tokio::test]
+async fn an_acknowledgement_that_comes_while_the_database_goes_away_is_not_forgotten() {
+    let (stage, receiver) = (Stage::new().await, Receiver::start().await);
+    let file = file(&stage, &receiver);
+    let proxy = Proxy::start(shared_cluster().await.addr()).await.expect("a proxy");
+    let mut agents = [agent_at(&proxy.dsn(stage.database.name()), &file, &[])];
+    receiver.hold.send_replace(true);
+    unlead(&stage, &mut agents).await;
+    receiver.at_least(1).await;
+    let epoch = stage.count(EPOCH).await;
+    // The answer comes while the leader's gate is open, and cannot be written down before it shuts.
+    proxy.blackhole(Direction::Both);
+    receiver.hold.send_replace(false);
+    event_of(&mut agents[0], "notified", |_| true).await;
+    event_of(&mut agents[0], "lost", |event| event["role"] == "tenure:alerts").await;
+    proxy.sever();
+    proxy.heal();
+    // The same agent leads again, and knows.
+    let told = "select count(*) from tenure_agent.incident where body #> '{deliveries,pagerduty,told,firing}' is not null";
+    stage.at_least(told, 1).await;
+    evaluated(&stage, epoch, 2).await;
+    assert_eq!(receiver.pages().len(), 1, "paged again although no leader died");
+}
+
+#[tokio::test]
+async fn an_agent_that_no_longer_leads_the_alerts_stops_telling_what_it_saw() {
+    let (stage, receiver) = (Stage::new().await, Receiver::start().await);
+    let file = file(&stage, &receiver);
+    let mut agents = [stage.agent(&file, &["--http", "0"]), stage.agent(&file, &["--http", "0"])];
+    let mut addresses = Vec::new();
+    for agent in &mut agents {
+        let http = event_of(agent, "http", |_| true).await;
+        let url = http["reason"].as_str().expect("an address").to_owned();
+        addresses.push((agent.pid(), url.trim_start_matches("http://").to_owned()));
+    }
+    unlead(&stage, &mut agents).await;
+    let first = leader(&stage, "tenure:alerts", &mut agents).await.pid();
+    let address = |own: bool| {
+        let mut found = addresses.iter().filter(|(pid, _)| (*pid == first) == own);
+        found.next().expect("one of two").1.clone()
+    };
+    let tells = async |address: &str, value: &str| {
+        let (_, text) = get(address, "/metrics").await;
+        let paused = |line: &&str| line.starts_with("tenure_role_paused{role=\"x\"");
+        text.lines().find(paused).is_some_and(|line| line.ends_with(value))
+    };
+    until("a paused role", async || tells(&address(true), " 1").await).await;
+    let order = stage.ends(&["step-down", "--role", "tenure:alerts"]).await;
+    assert_eq!(order.status.code(), Some(0), "{}", said(&order));
+    until("the successor's word", async || tells(&address(false), " 1").await).await;
+    assert!(tells(&address(true), " 0").await, "what it saw last is told for ever");
+}
+
+#[tokio::test]
+async fn the_alerts_cost_one_question_in_each_interval() {
+    let options = ClusterOptions::default().set("log_statement", "all");
+    let cluster = Cluster::start_with(options).await.expect("a server");
+    let (stage, receiver) = (Stage::new().await, Receiver::start().await);
+    let path = file(&stage, &receiver);
+    let text = std::fs::read_to_string(&path).expect("text");
+    std::fs::write(&path, text.replace("interval = '1s'", "interval = '2s'")).expect("written");
+    let _agents = [agent_at(&cluster.dsn(), &path, &[]), agent_at(&cluster.dsn(), &path, &[])];
+    let asked = || cluster.log().matches("select tenure_agent.alerts_sample(").count();
+    until("a first question", async || asked() > 0).await;
+    let (begun, before) = (std::time::Instant::now(), asked());
+    until("five more", async || asked() >= before + 5).await;
+    // Of two agents one asks, and not more often than the file says.
+    assert!(begun.elapsed() > Duration::from_millis(7_900), "{:?}", begun.elapsed());
 }
 
 #[tokio::test]

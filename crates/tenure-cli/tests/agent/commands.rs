@@ -7,7 +7,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use crate::kit::{SOON, Stage, event, event_of, until};
 
 /// Status and body of a GET.
-async fn get(address: &str, path: &str) -> (u16, String) {
+pub(crate) async fn get(address: &str, path: &str) -> (u16, String) {
     let mut stream = tokio::net::TcpStream::connect(address).await.expect("it listens");
     let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.expect("sent");

@@ -364,18 +364,25 @@ fn the_dashboard_asks_for_series_that_exist_and_promql_that_can_be_read() {
     let dashboard: Value = serde_json::from_str(&text).expect("JSON");
     let metrics = include_str!("../../../../docs/metrics.md");
     let alerts = include_str!("../../../../docs/alerts.md");
-    let mut count = 0;
-    for panel in dashboard["panels"].as_array().expect("panels") {
-        for target in panel["targets"].as_array().into_iter().flatten() {
-            let expr = target["expr"].as_str().expect("an expression");
-            let names = expr.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-            for name in names.filter(|word| word.starts_with("tenure_")) {
-                let known =
-                    [metrics, alerts].iter().any(|page| page.contains(&format!("`{name}`")));
-                assert!(known, "{name} of {expr} is in no page");
-                count += 1;
-            }
+    let panels = dashboard["panels"].as_array().expect("panels").iter();
+    let targets = panels.flat_map(|panel| panel["targets"].as_array().into_iter().flatten());
+    let notes = dashboard["annotations"]["list"].as_array().into_iter().flatten();
+    let (mut count, mut rules) = (0, String::from("groups:\n- name: dashboard\n  rules:\n"));
+    for (place, target) in targets.chain(notes).enumerate() {
+        let Some(expr) = target["expr"].as_str() else { continue };
+        let quoted = serde_json::to_string(expr).expect("text");
+        writeln!(rules, "  - {{record: 'dashboard:{place}', expr: {quoted}}}").expect("a String");
+        let names = expr.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        for name in names.filter(|word| word.starts_with("tenure_")) {
+            let known = [metrics, alerts].iter().any(|page| page.contains(&format!("`{name}`")));
+            assert!(known, "{name} of {expr} is in no page");
+            count += 1;
         }
     }
     assert!(count >= 8, "{count} series");
+    // Each expression as a rule: a real promtool reads them.
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("dashboard.yml");
+    std::fs::write(&path, rules).expect("written");
+    promtool(&["check", "rules", path.to_str().expect("text")]);
 }
