@@ -1,12 +1,12 @@
 -- Schedules with their latest twenty slots, and the dead letters of all. The command line is left out: it may
--- hold a secret.
+-- hold a secret. A run that goes on has no length: nothing here changes by itself as time passes.
 (select jsonb_build_object(
     'list', (select coalesce(jsonb_agg(jsonb_build_object(
             'name', s.name, 'role', s.role, 'cron', s.definition->>'cron', 'timezone', s.definition->>'timezone',
             'overlap', s.definition->>'overlap', 'next', {ms}(s.next_at),
             'ordered', (select count(*) from tenure_agent.run_order o where o.schedule = s.name),
             'runs', (select coalesce(jsonb_agg(jsonb_build_array({ms}(p.at), p.state,
-                    {ms}(coalesce(p.ended_at, clock_timestamp())) - {ms}(p.claimed_at), p.ordered_by) order by p.at), '[]')
+                    {ms}(p.ended_at) - {ms}(p.claimed_at), p.ordered_by) order by p.at), '[]')
                 from (select * from tenure_agent.slot p where p.schedule = s.name
                       order by p.at desc limit 20) p)) order by s.name), '[]')
         from (select * from tenure_agent.schedule where removed_at is null order by name limit 500) s),

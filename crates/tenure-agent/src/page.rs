@@ -35,7 +35,7 @@ use tenure::config::Config;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
-use crate::listener::{self, Limits};
+use crate::listener::{self, Limits, Tls};
 use crate::store::StoreError;
 use guard::{Guard, Reach};
 use poller::Poller;
@@ -44,9 +44,10 @@ use tokens::TokenFile;
 
 /// A browser that still looks after the lifetime of its connection opens another one.
 const LIMITS: Limits =
-    Limits { connections: 256, head: Duration::from_secs(10), lifetime: Duration::from_secs(900) };
+    Limits { connections: 256, of_one: 64, head: Duration::from_secs(10), lifetime: Duration::from_secs(900) };
 
 pub use tokens::TokenError;
+pub(crate) use tokens::{Stamp, stamp};
 
 /// Where the page is without being told: the port of this machine alone.
 pub const LISTEN: &str = "127.0.0.1:7007";
@@ -65,13 +66,22 @@ pub struct PageOptions {
     pub behind_proxy: bool,
     /// The names by which browsers reach it, beside the address itself.
     pub names: Vec<String>,
+    /// What the group is called, for a person with the pages of several.
+    pub title: Option<String>,
 }
 
 impl PageOptions {
     /// A page at an address, for reading.
     #[must_use]
     pub fn at(listen: SocketAddr) -> Self {
-        PageOptions { listen, tokens: None, tls: None, behind_proxy: false, names: Vec::new() }
+        PageOptions {
+            listen,
+            tokens: None,
+            tls: None,
+            behind_proxy: false,
+            names: Vec::new(),
+            title: None,
+        }
     }
 
     /// Whether these options belong together; an incomplete set is an error, never a weaker mode.
@@ -118,6 +128,14 @@ impl PageOptions {
                 "a --name is a host's name alone, without scheme, port or path, as tenure.example.org",
             );
         }
+        let long = |title: &String| {
+            title.trim().is_empty()
+                || title.chars().count() > 60
+                || title.contains(char::is_control)
+        };
+        if self.title.as_ref().is_some_and(long) {
+            return bad("a --title is one line of at most 60 characters, as orders-prod");
+        }
         Ok(())
     }
 }
@@ -144,12 +162,18 @@ pub enum PageError {
     Store(#[from] StoreError),
 }
 
-/// A page that is served; dropping it ends that.
-#[derive(Debug)]
+/// A page that is served; dropping it ends that, and every connection. [`Page::close`] lets orders come to their end.
 pub struct Page {
     url: String,
     address: SocketAddr,
+    desk: Arc<Desk>,
     _tasks: JoinSet<()>,
+}
+
+impl std::fmt::Debug for Page {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Page").field("url", &self.url).finish_non_exhaustive()
+    }
 }
 
 impl Page {
@@ -161,7 +185,7 @@ impl Page {
         options.check()?;
         let tokens = options.tokens.as_deref().map(TokenFile::open).transpose()?;
         let tls = match &options.tls {
-            Some((cert, key)) => Some(listener::acceptor(cert, key).map_err(PageError::Tls)?),
+            Some((cert, key)) => Some(Tls::open(cert, key).map_err(PageError::Tls)?),
             None => None,
         };
         let poller = Arc::new(Poller::new(config)?);
@@ -179,12 +203,21 @@ impl Page {
             Some(name) => format!("{scheme}://{name}:{}/", address.port()),
             None => format!("{scheme}://{address}/"),
         };
-        let guard = Guard::new(reach, address.ip(), &options.names, tokens);
-        let desk = Arc::new(Desk::new(guard, poller.clone(), config.clone()));
+        let guard = Guard::new(reach, address, &options.names, tokens);
+        let title = options.title.clone();
+        let desk = Arc::new(Desk::new(guard, poller.clone(), config.clone(), title));
         let mut tasks = JoinSet::new();
         tasks.spawn(async move { poller.run().await });
-        tasks.spawn(listener::serve(socket, tls, routes::router(desk), LIMITS));
-        Ok(Page { url, address, _tasks: tasks })
+        let router = routes::router(desk.clone());
+        // Behind a proxy all connections come from one address.
+        let of_one = if options.behind_proxy { LIMITS.connections } else { LIMITS.of_one };
+        tasks.spawn(listener::serve(socket, tls, router, Limits { of_one, ..LIMITS }));
+        Ok(Page { url, address, desk, _tasks: tasks })
+    }
+
+    /// Ends it when the orders that are being given have their answers, within five seconds.
+    pub async fn close(self) {
+        self.desk.settle().await;
     }
 
     /// Where it listens.
@@ -247,6 +280,8 @@ mod tests {
             ("127.0.0.1:1", |o| o.names = vec!["http://a".into()], "host's name alone"),
             ("127.0.0.1:1", |o| o.names = vec!["a:1".into()], "host's name alone"),
             ("127.0.0.1:1", |o| o.names = vec![String::new()], "host's name alone"),
+            ("127.0.0.1:1", |o| o.title = Some("a\nb".into()), "one line"),
+            ("127.0.0.1:1", |o| o.title = Some(" ".into()), "one line"),
         ] {
             let error = options(listen, change).expect_err(words);
             assert!(error.contains(words), "{listen}: {error}");

@@ -116,6 +116,7 @@ struct WrittenPage {
     behind_proxy: bool,
     #[serde(default)]
     names: Vec<String>,
+    title: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -392,6 +393,7 @@ impl Reader<'_> {
         page.tokens = written.tokens;
         page.behind_proxy = written.behind_proxy;
         page.names = written.names;
+        page.title = written.title;
         page.check().map_err(|error| self.bad("page", error))?;
         Ok(page)
     }

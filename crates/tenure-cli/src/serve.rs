@@ -51,6 +51,9 @@ pub(crate) struct PageArgs {
     /// A name by which browsers reach the page, beside its address; may be repeated
     #[arg(long, value_name = "HOST")]
     pub(crate) name: Vec<String>,
+    /// What the group is called, for a person with the pages of several
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) title: Option<String>,
 }
 
 impl PageArgs {
@@ -60,6 +63,7 @@ impl PageArgs {
         options.tls = self.tls_cert.zip(self.tls_key);
         options.behind_proxy = self.behind_proxy;
         options.names = self.name;
+        options.title = self.title;
         options
     }
 }
@@ -79,6 +83,8 @@ pub(crate) async fn serve(args: Serve) -> Result<Exit, Failure> {
         out!("the page is at {}", page.url());
     }
     signals.next().await;
+    // An order that is being given comes to its end.
+    page.close().await;
     Ok(Exit::Clean)
 }
 

@@ -4,14 +4,14 @@
 //! |---|---|
 //! | `Host` | one of the names the page is known by; a foreign name that resolves to this machine is turned away, also on loopback |
 //! | `Origin`, where there is one | the page's own; required for whatever comes with a cookie and changes something |
-//! | reading | open if the listener is on loopback and no proxy stands before it; else any token |
+//! | reading | open if the listener is on loopback and no proxy stands before it; else any token. A request that says itself that a proxy passed it on needs a token, too |
 //! | ordering | a token of scope `order`, always |
 //!
 //! A session is a random number in an HttpOnly, SameSite=Strict cookie; the server keeps its digest, and the
 //! session ends with the token's line in the file, after half a day, or with the process.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -22,10 +22,16 @@ use super::tokens::{Digest, Entry, Scope, TokenFile};
 
 /// How long a person stays signed in.
 const SESSION: Duration = Duration::from_secs(12 * 3600);
-/// The oldest goes when one more signs in.
-const SESSIONS: usize = 1_000;
+/// Of one token; its oldest goes when one more signs in. No token can sign out the people of another one.
+const SESSIONS: usize = 20;
 /// Longer is no token.
 const TOKEN: usize = 512;
+
+/// More cookies of that name are not looked at.
+const COOKIES: usize = 8;
+/// What a proxy adds, if it is told to.
+const FORWARDED: [&str; 5] =
+    ["forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via"];
 
 /// How browsers reach the page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,13 +57,17 @@ pub(super) enum Refusal {
     ReadOnly,
     /// There is no file of tokens, so that orders are off.
     NoTokens,
+    /// A proxy passed it on, of which the page was not told: reading would be open to all whom the proxy serves.
+    Forwarded,
 }
 
 impl Refusal {
     pub(super) fn status(self) -> StatusCode {
         match self {
             Refusal::Host => StatusCode::MISDIRECTED_REQUEST,
-            Refusal::Origin | Refusal::ReadOnly | Refusal::NoTokens => StatusCode::FORBIDDEN,
+            Refusal::Origin | Refusal::ReadOnly | Refusal::NoTokens | Refusal::Forwarded => {
+                StatusCode::FORBIDDEN
+            }
             Refusal::NoToken => StatusCode::UNAUTHORIZED,
         }
     }
@@ -69,6 +79,9 @@ impl Refusal {
             Refusal::NoToken => "no good token came with the request; sign in",
             Refusal::ReadOnly => "the token may read, not order; use one of scope `order`",
             Refusal::NoTokens => "orders are off: the page was started without --tokens",
+            Refusal::Forwarded => {
+                "a proxy stands before the page; start it with --behind-proxy, --name and --tokens"
+            }
         }
     }
 }
@@ -91,6 +104,7 @@ pub(super) struct Guard {
     /// Names in lower case, without a port.
     names: Vec<String>,
     open_reading: bool,
+    cookie: String,
     tokens: Option<TokenFile>,
     sessions: Mutex<BTreeMap<Digest, Session>>,
 }
@@ -105,13 +119,14 @@ impl std::fmt::Debug for Guard {
 }
 
 impl Guard {
-    /// For a listener at `ip`, known by `names`.
+    /// For a listener at `address`, known by `names`.
     pub(super) fn new(
         reach: Reach,
-        ip: IpAddr,
+        address: SocketAddr,
         names: &[String],
         tokens: Option<TokenFile>,
     ) -> Self {
+        let ip = address.ip();
         let mut known: Vec<String> = names.iter().map(|name| name.to_ascii_lowercase()).collect();
         if reach != Reach::Proxy {
             if ip.is_loopback() {
@@ -123,7 +138,14 @@ impl Guard {
         }
         // Behind a proxy every peer is on loopback: reading is open to no one.
         let open_reading = ip.is_loopback() && reach != Reach::Proxy;
-        Guard { reach, names: known, open_reading, tokens, sessions: Mutex::default() }
+        // Browsers send a cookie to every port of a host: two pages of one machine must not sign each other out. A
+        // name with the prefix is taken only with Secure, for this host alone.
+        let cookie = match reach {
+            Reach::Plain => format!("tenure-{}", address.port()),
+            Reach::Tls => format!("__Host-tenure-{}", address.port()),
+            Reach::Proxy => "__Host-tenure".to_owned(),
+        };
+        Guard { reach, names: known, open_reading, cookie, tokens, sessions: Mutex::default() }
     }
 
     pub(super) fn open_reading(&self) -> bool {
@@ -161,6 +183,11 @@ impl Guard {
     pub(super) fn reader(&self, headers: &HeaderMap) -> Result<Option<Caller>, Refusal> {
         match self.caller(headers) {
             Some(caller) => Ok(Some(caller)),
+            None if self.open_reading
+                && FORWARDED.iter().any(|name| headers.contains_key(*name)) =>
+            {
+                Err(Refusal::Forwarded)
+            }
             None if self.open_reading => Ok(None),
             None => Err(Refusal::NoToken),
         }
@@ -182,9 +209,9 @@ impl Guard {
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         sessions.retain(|_, session| session.ends > now);
-        if sessions.len() >= SESSIONS {
-            let oldest =
-                sessions.iter().min_by_key(|(_, session)| session.ends).map(|(key, _)| *key);
+        let of_token = || sessions.iter().filter(|(_, session)| session.digest == entry.digest);
+        if of_token().count() >= SESSIONS {
+            let oldest = of_token().min_by_key(|(_, session)| session.ends).map(|(key, _)| *key);
             oldest.map(|key| sessions.remove(&key));
         }
         let session = Session { digest: entry.digest, ends: now + SESSION };
@@ -195,32 +222,27 @@ impl Guard {
 
     /// Ends the request's session, if it has one: the cookie that takes its cookie away.
     pub(super) fn sign_out(&self, headers: &HeaderMap) -> String {
-        if let Some(secret) = self.session(headers) {
-            let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        for secret in self.secrets(headers) {
             sessions.remove(&Digest::from(Sha256::digest(secret.as_bytes())));
         }
         self.cookie("", 0)
     }
 
     fn cookie(&self, secret: &str, seconds: u64) -> String {
-        let name = self.cookie_name();
+        let name = &self.cookie;
         let secure = if self.reach == Reach::Plain { "" } else { "; Secure" };
         format!("{name}={secret}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}")
     }
 
-    /// A name with that prefix is taken by browsers only with Secure, for this host alone.
-    fn cookie_name(&self) -> &'static str {
-        if self.reach == Reach::Plain { "tenure" } else { "__Host-tenure" }
-    }
-
-    fn session<'a>(&self, headers: &'a HeaderMap) -> Option<&'a str> {
-        let name = self.cookie_name();
+    /// Every cookie of the name: another service of the same host may have set one that comes first.
+    fn secrets<'a>(&self, headers: &'a HeaderMap) -> impl Iterator<Item = &'a str> {
         let cookies =
             headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
-        let mut pairs = cookies
+        let pairs = cookies
             .flat_map(|value| value.split(';'))
             .filter_map(|pair| pair.trim().split_once('='));
-        pairs.find(|(key, _)| *key == name).map(|(_, secret)| secret)
+        pairs.filter(|(key, _)| *key == self.cookie).map(|(_, secret)| secret).take(COOKIES)
     }
 
     fn caller(&self, headers: &HeaderMap) -> Option<Caller> {
@@ -233,13 +255,12 @@ impl Guard {
                 bears.then(|| tokens.find(token.trim()))??
             }
             None => {
-                let secret = self.session(headers)?;
                 let sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
                 // Looked up by the digest: how long that takes tells nothing of the secret.
-                let session = sessions.get(&Digest::from(Sha256::digest(secret.as_bytes())))?;
-                if session.ends <= Instant::now() {
-                    return None;
-                }
+                let session = self.secrets(headers).find_map(|secret| {
+                    let found = sessions.get(&Digest::from(Sha256::digest(secret.as_bytes())))?;
+                    (found.ends > Instant::now()).then_some(found)
+                })?;
                 tokens.known(&session.digest)?
             }
         };
@@ -260,9 +281,8 @@ impl Guard {
         let (scheme, authority) = origin.split_once("://").ok_or(Refusal::Origin)?;
         let scheme_is_ours = match self.reach {
             Reach::Plain => scheme == "http",
-            Reach::Tls => scheme == "https",
-            // The proxy knows whether it speaks TLS.
-            Reach::Proxy => ["http", "https"].contains(&scheme),
+            // A proxy speaks TLS: the flag says so, and the cookie is taken only then.
+            Reach::Tls | Reach::Proxy => scheme == "https",
         };
         if scheme_is_ours && authority.eq_ignore_ascii_case(host) {
             Ok(())
@@ -308,10 +328,11 @@ mod tests {
 
     const HOME: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
     const FAR: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 7));
+    const PORT: u16 = 7007;
 
     fn guard(reach: Reach, ip: IpAddr, names: &[&str]) -> Guard {
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
-        Guard::new(reach, ip, &names, None)
+        Guard::new(reach, (ip, PORT).into(), &names, None)
     }
 
     fn with_tokens(reach: Reach, ip: IpAddr) -> Guard {
@@ -321,7 +342,7 @@ mod tests {
         let text = format!("eye read {}\nhand order {}\n", hex("see"), hex("do"));
         std::fs::write(&path, text).expect("written");
         let tokens = TokenFile::open(&path).expect("it is read");
-        Guard::new(reach, ip, &["page.example".to_owned()], Some(tokens))
+        Guard::new(reach, (ip, PORT).into(), &["page.example".to_owned()], Some(tokens))
     }
 
     fn head(lines: &[(&'static str, &str)]) -> HeaderMap {
@@ -440,6 +461,70 @@ mod tests {
         guard.sign_out(&headers);
         assert_eq!(guard.orderer(&headers), Err(Refusal::NoToken));
         let (_, cookie) = with_tokens(Reach::Tls, FAR).sign_in("see").expect("a session");
-        assert!(cookie.starts_with("__Host-tenure=") && cookie.ends_with("; Secure"), "{cookie}");
+        assert!(cookie.starts_with("__Host-tenure-7007="), "{cookie}");
+        assert!(cookie.ends_with("; Secure"), "{cookie}");
+    }
+
+    /// The head of a request with the cookie of a new session.
+    fn signed_in(guard: &Guard, token: &str) -> HeaderMap {
+        let (_, cookie) = guard.sign_in(token).expect("a session");
+        head(&[("cookie", cookie.split(';').next().expect("a pair"))])
+    }
+
+    #[test]
+    fn a_session_that_is_over_is_good_for_nothing() {
+        let guard = with_tokens(Reach::Plain, HOME);
+        let headers = signed_in(&guard, "do");
+        assert!(guard.orderer(&headers).is_ok());
+        let over = Instant::now();
+        guard.sessions.lock().expect("whole").values_mut().for_each(|session| session.ends = over);
+        assert_eq!(guard.orderer(&headers), Err(Refusal::NoToken));
+        assert_eq!(SESSION, Duration::from_secs(43_200), "the documents say half a day");
+    }
+
+    #[test]
+    fn no_token_signs_out_the_people_of_another_one() {
+        let guard = with_tokens(Reach::Plain, HOME);
+        let person = signed_in(&guard, "do");
+        let first = signed_in(&guard, "see");
+        for _ in 0..2_000 {
+            signed_in(&guard, "see");
+        }
+        assert!(guard.orderer(&person).is_ok(), "signed out by another token");
+        assert_eq!(guard.reader(&first).map(|caller| caller.is_some()), Ok(false), "the oldest");
+        assert!(guard.sessions.lock().expect("whole").len() <= SESSIONS + 1);
+    }
+
+    #[test]
+    fn a_cookie_of_another_service_of_this_host_does_not_hide_ours() {
+        let guard = with_tokens(Reach::Plain, HOME);
+        let ours = signed_in(&guard, "do");
+        let ours = ours["cookie"].to_str().expect("text").to_owned();
+        assert!(ours.starts_with("tenure-7007="), "{ours}");
+        let both = head(&[("cookie", &format!("tenure-7007=planted; tenure=old; {ours}"))]);
+        assert!(guard.orderer(&both).is_ok());
+    }
+
+    #[test]
+    fn what_a_proxy_passed_on_is_not_open_to_read() {
+        let guard = with_tokens(Reach::Plain, HOME);
+        assert_eq!(guard.reader(&HeaderMap::new()), Ok(None));
+        for name in FORWARDED {
+            let passed = head(&[(name, "203.0.113.7")]);
+            assert_eq!(guard.reader(&passed), Err(Refusal::Forwarded), "{name}");
+            let signed = head(&[(name, "203.0.113.7"), ("authorization", "Bearer see")]);
+            assert!(guard.reader(&signed).is_ok(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_proxy_speaks_tls_so_that_an_origin_without_it_is_another_one() {
+        let guard = with_tokens(Reach::Proxy, HOME);
+        let admit = |origin| {
+            let lines = head(&[("host", "page.example"), ("origin", origin)]);
+            guard.admit(&Method::POST, &lines)
+        };
+        assert_eq!(admit("https://page.example"), Ok(()));
+        assert_eq!(admit("http://page.example"), Err(Refusal::Origin));
     }
 }

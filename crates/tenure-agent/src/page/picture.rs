@@ -15,6 +15,8 @@ use serde_json::{Map, Value, json};
 const BUDGET: usize = 190_000;
 /// What a term weighs at most, beside its member's name.
 const TERM: usize = 64;
+/// What runs of schedules leave to terms, if there are many schedules.
+const FOR_TERMS: usize = 20_000;
 
 /// A candidate of a role: member, priority, ready, observer.
 type Candidate = (String, i32, bool, bool);
@@ -186,8 +188,9 @@ impl Picture {
         add("roles_gone", gone(&self.roles, &before.roles));
         add("members_gone", gone(&self.members, &before.members));
         for (name, part) in &self.parts {
-            if before.parts.get(name) != Some(part) {
-                found.insert((*name).to_owned(), part.clone());
+            let old = before.parts.get(name).unwrap_or(&Value::Null);
+            if old != part {
+                found.insert((*name).to_owned(), news(name, part, old));
             }
         }
         if found.is_empty() { None } else { Some(Value::Object(found)) }
@@ -208,12 +211,14 @@ impl Picture {
                 None => {
                     let mut rows = Vec::with_capacity(role.candidates.len());
                     for (member, priority, ready, observer) in role.candidates.iter() {
-                        rows.push(json!([
-                            numbers.of(member),
-                            priority,
-                            u8::from(*ready),
-                            u8::from(*observer)
-                        ]));
+                        // A thousand roles may have a thousand sets, each of all members.
+                        let flags = usize::from(*ready) * 2 + usize::from(*observer);
+                        let code = numbers.of(member) * 4 + flags;
+                        rows.push(if *priority == 0 {
+                            code.into()
+                        } else {
+                            json!([code, priority])
+                        });
                     }
                     sets.push(Value::Array(rows));
                     set_ids.insert(role.candidates.clone(), sets.len() - 1);
@@ -249,7 +254,17 @@ impl Picture {
         for (name, part) in &self.parts {
             whole.insert((*name).to_owned(), part.clone());
         }
-        let mut weight = Value::Object(whole.clone()).to_string().len() + numbers.weight();
+        whole.insert("candidate_sets".into(), sets.into());
+        let weigh = |whole: &Map<String, Value>| {
+            Value::Object(whole.clone()).to_string().len() + numbers.weight()
+        };
+        let mut weight = weigh(&whole);
+        for runs in [10, 5, 2, 1] {
+            if weight + FOR_TERMS <= BUDGET || !shorten(whole.get_mut("schedules"), runs) {
+                break;
+            }
+            weight = weigh(&whole);
+        }
         // Newest first, each once: terms of the picture may be in both.
         let mut newest: BTreeMap<(i64, &str, i64), &Term> = BTreeMap::new();
         for term in self.terms.values().chain(terms) {
@@ -277,10 +292,57 @@ impl Picture {
         whole.insert("term_columns".into(), json!(TERM_COLUMNS));
         whole.insert("terms".into(), rows.into());
         whole.insert("complete_since".into(), complete.into());
-        whole.insert("candidate_sets".into(), sets.into());
         whole.insert("names".into(), json!(numbers.names));
         whole
     }
+}
+
+/// The rows of a part by what they are known by.
+fn rows<'a>(name: &str, part: &'a Value) -> BTreeMap<String, &'a Value> {
+    let list = if name == "schedules" { &part["list"] } else { part };
+    let text = |row: &Value, field: &str| row[field].as_str().unwrap_or_default().to_owned();
+    let key = |row: &Value| match name {
+        "schedules" => text(row, "name"),
+        "tx" => text(row, "account"),
+        _ => format!("{} {}", text(row, "name"), text(row, "key")),
+    };
+    list.as_array().into_iter().flatten().map(|row| (key(row), row)).collect()
+}
+
+/// What is new in a part: its changed rows in full, the keys of those that are gone; of schedules also the dead
+/// letters if they are others, and the slots that ended. Null if the part is gone.
+fn news(name: &str, now: &Value, before: &Value) -> Value {
+    if now.is_null() {
+        return Value::Null;
+    }
+    let (new, old) = (rows(name, now), rows(name, before));
+    let mut found = Map::new();
+    found.insert("list".into(), changed(&new, &old).into());
+    found.insert("gone".into(), gone(&new, &old).into());
+    for field in ["dead", "dead_count"] {
+        if name == "schedules" && now[field] != before[field] {
+            found.insert(field.into(), now[field].clone());
+        }
+    }
+    if name == "schedules" {
+        let known = before["ended"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let ended = now["ended"].as_array().into_iter().flatten();
+        let ended: Vec<Value> = ended.filter(|row| !known.contains(row)).cloned().collect();
+        found.insert("ended".into(), ended.into());
+    }
+    Value::Object(found)
+}
+
+/// Leaves each schedule so many of its latest runs; false if there is none.
+fn shorten(schedules: Option<&mut Value>, runs: usize) -> bool {
+    let list = schedules.and_then(|part| part.get_mut("list")).and_then(Value::as_array_mut);
+    let Some(list) = list else { return false };
+    for schedule in list.iter_mut() {
+        if let Some(known) = schedule.get_mut("runs").and_then(Value::as_array_mut) {
+            known.drain(..known.len().saturating_sub(runs));
+        }
+    }
+    !list.is_empty()
 }
 
 /// Members by number.
@@ -414,6 +476,102 @@ mod tests {
             let complete = whole["complete_since"].as_i64().expect("an instant");
             assert_eq!(complete > picture.now() - 3_600_000, shown < terms, "{terms}");
         }
+    }
+
+    #[test]
+    fn a_thousand_sets_of_candidates_and_five_hundred_schedules_weigh_less_than_200_kb() {
+        let mut value: Value = serde_json::from_str(&answer(1_000, 3_000)).expect("JSON");
+        let all = value["sets"][0].as_str().expect("a set").to_owned();
+        // Each role has another candidate that is not ready, or another priority.
+        value["sets"] = (0..1_000)
+            .map(|n| {
+                let lines = all.lines().enumerate().map(|(place, line)| match n >> place & 1 {
+                    0 => line.to_owned(),
+                    _ => line.replace("\t0\t1\t0", "\t0\t0\t0"),
+                });
+                json!(lines.collect::<Vec<_>>().join("\n"))
+            })
+            .collect();
+        for n in 0..1_000 {
+            value["roles"][n][11] = n.into();
+        }
+        let weight = |value: &Value| {
+            let whole = Value::Object(read(&value.to_string()).whole(&[], 3_600_000));
+            (whole.to_string().len(), whole)
+        };
+        let (bytes, whole) = weight(&value);
+        assert!(bytes < 200_000, "differing sets: {bytes} bytes");
+        assert_eq!(whole["candidate_sets"].as_array().map(Vec::len), Some(1_000));
+        // The first role's candidates are all ready, the second one's but for the first of them.
+        assert_eq!(whole["candidate_sets"][0][0].as_u64().map(|code| code & 3), Some(2));
+        assert_eq!(whole["candidate_sets"][1][0].as_u64().map(|code| code & 3), Some(0));
+        let schedule = |n: usize| {
+            let runs: Vec<_> = (0..20)
+                .map(|k| json!([1_789_999_000_000_i64 + k, "succeeded", 1200, null]))
+                .collect();
+            json!({"name": format!("nightly-export-{n:03}"), "role": "scheduler", "cron": "*/5 * * * *",
+                "timezone": null, "overlap": "forbid", "next": 1_790_000_000_000_i64, "ordered": 0, "runs": runs})
+        };
+        let mut value: Value = serde_json::from_str(&answer(100, 3_000)).expect("JSON");
+        value["schedules"] = json!({"list": (0..500).map(schedule).collect::<Vec<_>>(), "dead": [],
+            "dead_count": 0, "ended": []});
+        let (bytes, whole) = weight(&value);
+        assert!(bytes < 200_000, "500 schedules: {bytes} bytes");
+        let runs = whole["schedules"]["list"][7]["runs"].as_array().expect("runs");
+        assert!((1..20).contains(&runs.len()), "{} runs", runs.len());
+        assert_eq!(
+            runs.last().map(|run| &run[0]),
+            Some(&json!(1_789_999_000_019_i64)),
+            "the latest"
+        );
+        assert!(whole["terms"].as_array().is_some_and(|terms| terms.len() > 100), "and terms");
+    }
+
+    #[test]
+    fn of_schedules_transactions_and_alerts_only_what_changed_is_told() {
+        let mut value: Value = serde_json::from_str(&answer(3, 0)).expect("JSON");
+        let schedule = |n: usize| json!({"name": format!("s{n}"), "role": "r", "runs": [[5, "running", null, null]]});
+        value["schedules"] = json!({"list": (0..100).map(schedule).collect::<Vec<_>>(), "dead": [{"schedule": "s1"}],
+            "dead_count": 1, "ended": [["s1", 1, "failed", "m", 1, 2, 1]]});
+        value["tx"] = json!([{"account": "0xab", "open": 1}, {"account": "0xcd", "open": 2}]);
+        value["alerts"] = json!([{"name": "no_leader", "key": "k", "since": 1}]);
+        let before = read(&value.to_string());
+        assert_eq!(
+            read(&value.to_string()).differences(&before),
+            None,
+            "a run that goes on is no news"
+        );
+        value["schedules"]["list"][7]["runs"][0] = json!([5, "succeeded", 12, null]);
+        value["schedules"]["list"].as_array_mut().expect("rows").remove(3);
+        value["schedules"]["ended"].as_array_mut().expect("rows").push(json!([
+            "s7",
+            5,
+            "succeeded",
+            "m",
+            1,
+            6,
+            1
+        ]));
+        value["tx"][1]["open"] = json!(3);
+        value["alerts"] = json!([]);
+        let found = read(&value.to_string()).differences(&before).expect("news");
+        let schedules = &found["schedules"];
+        assert_eq!(schedules["list"].as_array().map(Vec::len), Some(1), "{found}");
+        assert_eq!(
+            (&schedules["list"][0]["name"], &schedules["gone"]),
+            (&json!("s7"), &json!(["s3"]))
+        );
+        assert_eq!(schedules["ended"], json!([["s7", 5, "succeeded", "m", 1, 6, 1]]));
+        assert!(schedules.get("dead").is_none(), "{found}");
+        assert_eq!(found["tx"], json!({"list": [{"account": "0xcd", "open": 3}], "gone": []}));
+        assert_eq!(found["alerts"], json!({"list": [], "gone": ["no_leader k"]}));
+        // The tables were not there before.
+        let none = read(&answer(3, 0));
+        let all = read(&value.to_string()).differences(&none).expect("news");
+        assert_eq!(all["schedules"]["list"].as_array().map(Vec::len), Some(99));
+        assert_eq!(all["schedules"]["dead_count"], 1);
+        let left = none.differences(&before).expect("news");
+        assert_eq!((&left["schedules"], &left["tx"]), (&Value::Null, &Value::Null));
     }
 
     #[test]

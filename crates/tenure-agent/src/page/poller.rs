@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tenure::config::Config;
 use tenure_connect::sql::literal;
-use tokio::sync::{Notify, broadcast, watch};
+use tokio::sync::{Notify, Semaphore, broadcast, watch};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::picture::{Picture, Term, read_terms, read_value};
@@ -23,6 +23,12 @@ const LINGER: Duration = Duration::from_secs(10);
 const PATIENCE: Duration = Duration::from_secs(6);
 /// Ended terms of a look go back so far; a longer silence makes the browsers load anew.
 const RECENT: Duration = Duration::from_secs(300);
+/// A look that takes longer is told as an outage, and goes on.
+const SLOW: Duration = Duration::from_secs(3);
+/// Questions about one role or schedule that may wait at once: all of them share one session.
+const QUESTIONS: usize = 16;
+/// How long a question waits for its place.
+const TURN: Duration = Duration::from_secs(5);
 /// Between two looks at which tables there are.
 const PARTS: Duration = Duration::from_secs(30);
 /// So many messages may wait for a slow browser; one that lost any loads anew, so that loss is safe.
@@ -66,6 +72,26 @@ pub(super) struct Message {
     pub(super) data: Arc<str>,
 }
 
+impl Message {
+    /// One that says nothing but its name.
+    pub(super) fn bare(event: &'static str) -> Self {
+        Message { event, number: 0, data: "{}".into() }
+    }
+}
+
+/// What came of a question about one role or schedule.
+#[derive(Debug, Clone)]
+pub(super) enum Asked {
+    /// None: the database knows nothing of it.
+    Answer(Option<Value>),
+    /// The tables are not there, or must not be read.
+    Refused,
+    /// The database does not answer.
+    Away,
+    /// Too many ask at once.
+    Full,
+}
+
 /// What is known.
 #[derive(Debug, Clone, Default)]
 struct Known {
@@ -100,6 +126,9 @@ pub(super) struct Poller {
     wanted: Notify,
     asked: Mutex<Instant>,
     windows: tokio::sync::Mutex<Kept>,
+    /// Answers of the last second by their question: as many browsers may have one role open.
+    answers: tokio::sync::Mutex<HashMap<String, (Instant, Asked)>>,
+    questions: Arc<Semaphore>,
 }
 
 impl std::fmt::Debug for Poller {
@@ -118,6 +147,8 @@ impl Poller {
             wanted: Notify::new(),
             asked: Mutex::new(Instant::now()),
             windows: tokio::sync::Mutex::default(),
+            answers: tokio::sync::Mutex::default(),
+            questions: Arc::new(Semaphore::new(QUESTIONS)),
         })
     }
 
@@ -129,11 +160,22 @@ impl Poller {
                 self.wanted.notified().await;
             }
             let begun = Instant::now();
-            if parts.is_none_or(|(since, _)| since.elapsed() > PARTS) {
-                parts = self.parts().await.map(|parts| (begun, parts));
-            }
-            let there = parts.map(|(_, parts)| parts).unwrap_or_default();
-            match self.look(there).await {
+            let looked = {
+                let look = async {
+                    if parts.is_none_or(|(since, _)| since.elapsed() > PARTS) {
+                        parts = self.parts().await.map(|parts| (begun, parts));
+                    }
+                    self.look(parts.map(|(_, parts)| parts).unwrap_or_default()).await
+                };
+                tokio::pin!(look);
+                loop {
+                    match timeout(SLOW, &mut look).await {
+                        Ok(looked) => break looked,
+                        Err(_) => self.missed("the database does not answer"),
+                    }
+                }
+            };
+            match looked {
                 Ok(picture) => self.seen(picture, begun),
                 Err(why) => {
                     parts = None;
@@ -194,24 +236,49 @@ impl Poller {
     }
 
     /// One role in full; none if there is no such role.
-    pub(super) async fn role(&self, name: &str) -> Result<Option<Value>, StoreError> {
+    pub(super) async fn role(self: Arc<Self>, name: &str) -> Asked {
         let sql =
             prepared(include_str!("../../sql/page_role.sql")).replace("{role}", &literal(name));
-        self.question(&sql).await
+        self.question(sql).await
     }
 
     /// The latest slots of a schedule with their output.
-    pub(super) async fn runs(&self, schedule: &str) -> Result<Option<Value>, StoreError> {
+    pub(super) async fn runs(self: Arc<Self>, schedule: &str) -> Asked {
         let sql = include_str!("../../sql/history.sql")
             .replace("{limit}", "20")
             .replace("{dead}", "false")
             .replace("{name}", &literal(schedule));
-        self.question(&sql).await
+        self.question(sql).await
     }
 
-    async fn question(&self, sql: &str) -> Result<Option<Value>, StoreError> {
-        let Some(text) = self.asking.send(sql).await? else { return Ok(None) };
-        read_value(&text).map(Some).map_err(|error| StoreError::Unknown(error.to_string()))
+    /// One at a time, each shared for a second, and in a task of its own: a browser that goes away does not break
+    /// the session off.
+    async fn question(self: Arc<Self>, sql: String) -> Asked {
+        let place = timeout(TURN, Arc::clone(&self.questions).acquire_owned()).await;
+        let Ok(Ok(place)) = place else { return Asked::Full };
+        let task = tokio::spawn(async move {
+            let _place = place;
+            let mut answers = self.answers.lock().await;
+            answers.retain(|_, (at, _)| at.elapsed() < LOOK);
+            if let Some((_, known)) = answers.get(&sql) {
+                return known.clone();
+            }
+            let asked = Instant::now();
+            let found = match self.asking.send(&sql).await {
+                Ok(None) => Asked::Answer(None),
+                Ok(Some(text)) => {
+                    read_value(&text).map_or(Asked::Away, |value| Asked::Answer(Some(value)))
+                }
+                Err(StoreError::Refused(_)) => Asked::Refused,
+                Err(error) => {
+                    tracing::warn!("a question of the page was not answered: {error}");
+                    Asked::Away
+                }
+            };
+            answers.insert(sql, (asked, found.clone()));
+            found
+        });
+        task.await.unwrap_or(Asked::Away)
     }
 
     fn asked(&self) -> Instant {

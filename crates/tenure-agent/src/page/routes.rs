@@ -1,16 +1,17 @@
 //! The paths of the page: its files, its API, and the stream of what changes.
 
 use std::convert::Infallible;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use axum::Extension;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, PathRejection};
 use axum::extract::{DefaultBodyLimit, Path, RawQuery, Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
-use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::sse::{Event, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use futures_util::stream::{Stream, unfold};
@@ -21,16 +22,20 @@ use tenure::RoleName;
 use tenure::config::Config;
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::listener::Peer;
 
 use super::guard::{Caller, Guard, Refusal};
 use super::orders::{self, Order};
-use super::poller::{Message, Poller, Window};
+use super::poller::{Asked, Message, Poller, Window};
 
 /// When a browser whose stream has ended asks for another one.
 const AGAIN: Duration = Duration::from_millis(500);
 /// The largest body of a request.
 const BODY: usize = 4 * 1024;
+/// The most output of runs in one answer.
+const OUTPUT: usize = 256 * 1024;
 /// Browsers that watch at once.
 const STREAMS: usize = 100;
 /// How long an answer may take; an order waits for the database.
@@ -38,6 +43,14 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// True of every path: nothing is said to have failed that may have been done.
 const LATE: &str = "that took too long; an order may have been recorded all the same: look at the events before \
     you repeat it";
+/// A browser hears something this often, also when nothing changes: it can tell a calm group from a dead connection.
+const BEAT: Duration = Duration::from_secs(2);
+/// Orders at once: each has a session of its own, and sessions are the database's to spare.
+const ORDERS: u32 = 4;
+/// How long an order waits for its turn.
+const TURN: Duration = Duration::from_secs(5);
+/// What an answer takes from here to its connection.
+const FLUSH: Duration = Duration::from_millis(200);
 /// What a wrong token costs. One at a time: guessing is slow, and signing in is not.
 const WRONG: Duration = Duration::from_millis(250);
 /// Nothing is fetched from elsewhere, nothing runs that is not a file of ours, no page frames this one.
@@ -66,18 +79,51 @@ pub(super) struct Desk {
     pub(super) guard: Guard,
     pub(super) poller: Arc<Poller>,
     pub(super) config: Config,
+    title: Option<String>,
     streams: Arc<Semaphore>,
+    orders: Arc<Semaphore>,
     wrong: Semaphore,
+    /// When a refusal was last logged.
+    told: Mutex<Option<Instant>>,
 }
 
 impl Desk {
-    pub(super) fn new(guard: Guard, poller: Arc<Poller>, config: Config) -> Self {
+    pub(super) fn new(
+        guard: Guard,
+        poller: Arc<Poller>,
+        config: Config,
+        title: Option<String>,
+    ) -> Self {
         Desk {
             guard,
             poller,
             config,
+            title,
             streams: Arc::new(Semaphore::new(STREAMS)),
+            orders: Arc::new(Semaphore::new(ORDERS as usize)),
             wrong: Semaphore::new(1),
+            told: Mutex::default(),
+        }
+    }
+
+    /// Waits, within limits, until no order is being given; from then on none is.
+    pub(super) async fn settle(&self) {
+        let idle = self.orders.available_permits() == ORDERS as usize;
+        if let Ok(Ok(all)) = timeout(TURN, self.orders.acquire_many(ORDERS)).await {
+            all.forget();
+        }
+        if !idle {
+            // The last answer is on its way.
+            sleep(FLUSH).await;
+        }
+    }
+
+    /// For the log, at most once a second.
+    fn warn(&self, peer: Peer, what: &str) {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.is_none_or(|at| at.elapsed() > Duration::from_secs(1)) {
+            *told = Some(Instant::now());
+            tracing::warn!("the page turned a request from {} away: {what}", peer.0);
         }
     }
 }
@@ -164,9 +210,7 @@ async fn events(State(desk): Shared, headers: HeaderMap) -> Response {
     };
     let (hello, receiver) = desk.poller.listen();
     let watch = Watching { first: Some(hello), receiver, desk, headers, _place: place };
-    Sse::new(stream(watch))
-        .keep_alive(KeepAlive::new().interval(Duration::from_secs(15)))
-        .into_response()
+    Sse::new(stream(watch)).into_response()
 }
 
 struct Watching {
@@ -181,13 +225,13 @@ fn stream(watching: Watching) -> impl Stream<Item = Result<Event, Infallible>> {
     unfold(watching, async |mut watching| {
         let message = match watching.first.take() {
             Some(hello) => hello,
-            None => match watching.receiver.recv().await {
-                Ok(message) => message,
+            // Cancel-safe: a message is taken whole, or waits.
+            None => match timeout(BEAT, watching.receiver.recv()).await {
+                Ok(Ok(message)) => message,
                 // Too slow: what was lost is loaded anew.
-                Err(RecvError::Lagged(_)) => {
-                    Message { event: "reload", number: 0, data: "{}".into() }
-                }
-                Err(RecvError::Closed) => return None,
+                Ok(Err(RecvError::Lagged(_))) => Message::bare("reload"),
+                Ok(Err(RecvError::Closed)) => return None,
+                Err(_) => Message::bare("beat"),
             },
         };
         // A session that ended, or a token that was taken out of the file, sees no more.
@@ -209,10 +253,11 @@ async fn role(State(desk): Shared, headers: HeaderMap, name: Named) -> Response 
     let Some(name) = name.ok().and_then(|Path(name)| RoleName::new(&name).ok()) else {
         return fault(StatusCode::NOT_FOUND, "there is no role of that name");
     };
-    match desk.poller.role(name.as_str()).await {
-        Ok(Some(role)) => answer(StatusCode::OK, &role),
-        Ok(None) => fault(StatusCode::NOT_FOUND, "there is no role of that name"),
-        Err(error) => away(&error),
+    match Arc::clone(&desk.poller).role(name.as_str()).await {
+        Asked::Answer(Some(role)) => answer(StatusCode::OK, &role),
+        Asked::Answer(None) => fault(StatusCode::NOT_FOUND, "there is no role of that name"),
+        Asked::Refused | Asked::Away => away(),
+        Asked::Full => full(),
     }
 }
 
@@ -224,29 +269,45 @@ async fn runs(State(desk): Shared, headers: HeaderMap, name: Named) -> Response 
     let Some(name) = name.ok().map(|Path(name)| name).filter(plain) else {
         return fault(StatusCode::NOT_FOUND, "there is no schedule of that name");
     };
-    match desk.poller.runs(&name).await {
-        Ok(Some(Value::Array(runs))) if runs.is_empty() => {
-            fault(StatusCode::NOT_FOUND, "that schedule has no run yet")
-        }
-        Ok(Some(runs)) => answer(StatusCode::OK, &runs),
-        Ok(None) => fault(StatusCode::NOT_FOUND, "that schedule has no run yet"),
+    let none = || fault(StatusCode::NOT_FOUND, "that schedule has no run yet");
+    match Arc::clone(&desk.poller).runs(&name).await {
+        Asked::Answer(Some(Value::Array(runs))) if runs.is_empty() => none(),
+        Asked::Answer(Some(runs)) => answer(StatusCode::OK, &lighter(runs)),
+        Asked::Answer(None) => none(),
         // No agent with schedules ever ran here.
-        Err(crate::store::StoreError::Refused(_)) => {
-            fault(StatusCode::NOT_FOUND, "this group has no schedules")
-        }
-        Err(error) => away(&error),
+        Asked::Refused => fault(StatusCode::NOT_FOUND, "this group has no schedules"),
+        Asked::Away => away(),
+        Asked::Full => full(),
     }
+}
+
+/// Runs with at most [`OUTPUT`] of output, that of the newest first: a run may have many attempts.
+fn lighter(mut runs: Value) -> Value {
+    let mut left = OUTPUT;
+    let slots = runs.as_array_mut().into_iter().flatten();
+    let attempts = slots.filter_map(|slot| slot.get_mut("attempts")?.as_array_mut());
+    for attempt in attempts.flat_map(|attempts| attempts.iter_mut().rev()) {
+        let length = attempt["output"].as_str().map_or(0, str::len);
+        if length > left {
+            attempt["output"] = "(left out here: `tenure schedule history` has it)".into();
+        } else {
+            left -= length;
+        }
+    }
+    runs
 }
 
 async fn session(State(desk): Shared, headers: HeaderMap) -> Response {
     let guard = &desk.guard;
     let caller = guard.reader(&headers);
-    let body = about(guard, caller.as_ref().ok().and_then(Option::as_ref), caller.is_ok());
+    let body = about(&desk, caller.as_ref().ok().and_then(Option::as_ref), caller.is_ok());
     answer(StatusCode::OK, &body)
 }
 
-fn about(guard: &Guard, caller: Option<&Caller>, may_read: bool) -> Value {
+fn about(desk: &Desk, caller: Option<&Caller>, may_read: bool) -> Value {
+    let guard = &desk.guard;
     json!({
+        "title": desk.title.as_ref().filter(|_| may_read),
         "name": caller.map(|caller| &caller.name),
         "scope": caller.map(|caller| caller.scope.as_str()),
         "may_read": may_read,
@@ -261,18 +322,24 @@ struct SignIn {
     token: String,
 }
 
-async fn sign_in(State(desk): Shared, headers: HeaderMap, body: Body) -> Response {
+async fn sign_in(
+    State(desk): Shared,
+    Extension(peer): Extension<Peer>,
+    headers: HeaderMap,
+    body: Body,
+) -> Response {
     let given: SignIn = match read(&headers, body) {
         Ok(given) => given,
         Err(fault) => return *fault,
     };
     match desk.guard.sign_in(&given.token) {
         Some((caller, cookie)) => {
-            let mut response = answer(StatusCode::OK, &about(&desk.guard, Some(&caller), true));
+            let mut response = answer(StatusCode::OK, &about(&desk, Some(&caller), true));
             set_cookie(&mut response, &cookie);
             response
         }
         None => {
+            desk.warn(peer, "a token that is not in the file");
             let _turn = desk.wrong.acquire().await;
             sleep(WRONG).await;
             fault(StatusCode::UNAUTHORIZED, "that token is not in the file of tokens")
@@ -293,18 +360,34 @@ fn set_cookie(response: &mut Response, cookie: &str) {
     }
 }
 
-async fn order(State(desk): Shared, headers: HeaderMap, body: Body) -> Response {
+async fn order(
+    State(desk): Shared,
+    Extension(peer): Extension<Peer>,
+    headers: HeaderMap,
+    body: Body,
+) -> Response {
     let caller = match desk.guard.orderer(&headers) {
         Ok(caller) => caller,
-        Err(refusal) => return turned_away(refusal),
+        Err(refusal) => {
+            desk.warn(peer, refusal.why());
+            return turned_away(refusal);
+        }
     };
     let order: Order = match read(&headers, body) {
         Ok(order) => order,
         Err(fault) => return *fault,
     };
     // In a task of its own: a browser that goes away does not leave an order half given.
+    let Ok(Ok(turn)) = timeout(TURN, Arc::clone(&desk.orders).acquire_owned()).await else {
+        let why = "too many orders are being given; nothing was ordered, try again";
+        return fault(StatusCode::SERVICE_UNAVAILABLE, why);
+    };
     let (given, name) = (Arc::clone(&desk), caller.name);
-    let task = tokio::spawn(async move { orders::give(&given.config, order, &name).await });
+    let task = tokio::spawn(async move {
+        let done = orders::give(&given.config, order, &name).await;
+        drop(turn);
+        done
+    });
     let done = match task.await {
         Ok(Ok(done)) => answer(StatusCode::OK, &done),
         Ok(Err(refused)) => fault(refused.status, &refused.why),
@@ -343,9 +426,12 @@ fn read<T: DeserializeOwned>(headers: &HeaderMap, body: Body) -> Result<T, Box<R
     })
 }
 
-fn away(error: &crate::store::StoreError) -> Response {
-    tracing::warn!("a question of the page was not answered: {error}");
+fn away() -> Response {
     fault(StatusCode::SERVICE_UNAVAILABLE, "the database does not answer; try again")
+}
+
+fn full() -> Response {
+    fault(StatusCode::SERVICE_UNAVAILABLE, "too many questions are being asked; try again")
 }
 
 fn turned_away(refusal: Refusal) -> Response {

@@ -6,14 +6,16 @@
 //! deploy-bot  order   60303ae22b998861bce3b28f33eec1be758a213c86c93c076dbe9f558c11c752
 //! ```
 //!
-//! The file holds digests, so that reading it gives no token away. `order` includes `read`. It is read again
-//! when it changes; while it cannot be read or has a mistake, no token is good.
+//! The file holds digests, so that reading it gives no token away; writing it does, so that a file that everyone may
+//! write is refused. `order` includes `read`. It is read again when it changes; while it cannot be read or has a
+//! mistake, no token is good.
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use sha2::{Digest as _, Sha256};
 use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
@@ -70,6 +72,10 @@ pub enum TokenError {
     #[error("{file} line {line}: {why}", file = .file.display())]
     #[allow(missing_docs, reason = "the names say it")]
     Line { file: PathBuf, line: usize, why: &'static str },
+    /// Anyone could give themselves a token.
+    #[error("{file} can be written by everyone; take that away: chmod o-w", file = .file.display())]
+    #[allow(missing_docs, reason = "the names say it")]
+    Writable { file: PathBuf },
     /// There is no line.
     #[error("{file} has no token; write lines of `name scope sha256`", file = .file.display())]
     #[allow(missing_docs, reason = "the names say it")]
@@ -86,7 +92,7 @@ pub(super) struct TokenFile {
 #[derive(Debug)]
 struct Kept {
     entries: Vec<Entry>,
-    stamp: Option<(SystemTime, u64)>,
+    stamp: Option<Stamp>,
     looked: Instant,
 }
 
@@ -135,12 +141,29 @@ impl TokenFile {
     }
 }
 
-fn stamp(path: &Path) -> Option<(SystemTime, u64)> {
+/// What changes with a file: a copy may keep the time of its content and its length, but not the time of its change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Stamp {
+    modified: (i64, i64),
+    changed: (i64, i64),
+    place: (u64, u64),
+    length: u64,
+}
+
+pub(crate) fn stamp(path: &Path) -> Option<Stamp> {
     let about = std::fs::metadata(path).ok()?;
-    Some((about.modified().ok()?, about.len()))
+    Some(Stamp {
+        modified: (about.mtime(), about.mtime_nsec()),
+        changed: (about.ctime(), about.ctime_nsec()),
+        place: (about.dev(), about.ino()),
+        length: about.len(),
+    })
 }
 
 fn read(path: &Path) -> Result<Vec<Entry>, TokenError> {
+    if std::fs::metadata(path).is_ok_and(|about| about.is_file() && about.mode() & 0o002 != 0) {
+        return Err(TokenError::Writable { file: path.to_owned() });
+    }
     let text = std::fs::read_to_string(path)
         .map_err(|source| TokenError::Read { file: path.to_owned(), source })?;
     parse(&text, path)
@@ -244,10 +267,46 @@ mod tests {
         std::fs::write(&path, format!("ana read {}\n", hex("one"))).expect("written");
         let file = TokenFile::open(&path).expect("it is read");
         std::fs::write(&path, "ana read\n").expect("written");
+        look_again(&file);
+        assert!(file.find("one").is_none());
+    }
+
+    fn look_again(file: &TokenFile) {
         let mut kept = file.kept.lock().expect("whole");
         kept.looked = Instant::now().checked_sub(LOOK * 2).expect("later than that");
-        drop(kept);
-        assert!(file.find("one").is_none());
+    }
+
+    #[test]
+    fn a_line_of_the_same_length_with_the_same_time_is_noticed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("tokens");
+        std::fs::write(&path, format!("ana read {}\n", hex("one"))).expect("written");
+        let written = std::fs::metadata(&path).and_then(|about| about.modified()).expect("a time");
+        let file = TokenFile::open(&path).expect("it is read");
+        // As `cp -p` and `rsync -t` do it.
+        std::fs::write(&path, format!("bob read {}\n", hex("two"))).expect("written");
+        let again = std::fs::File::options().write(true).open(&path).expect("open");
+        again.set_modified(written).expect("its time kept");
+        look_again(&file);
+        assert!(file.find("one").is_none(), "a token that was taken away");
+        assert_eq!(file.find("two").map(|entry| entry.name), Some("bob".to_owned()));
+    }
+
+    #[test]
+    fn a_file_that_everyone_may_write_is_refused() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("tokens");
+        std::fs::write(&path, format!("ana read {}\n", hex("one"))).expect("written");
+        let mode = |mode| std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode));
+        mode(0o646).expect("changed");
+        let error = TokenFile::open(&path).expect_err("it is open to all").to_string();
+        assert!(error.contains("chmod o-w"), "{error}");
+        mode(0o644).expect("changed");
+        let file = TokenFile::open(&path).expect("it is read");
+        mode(0o666).expect("changed");
+        look_again(&file);
+        assert!(file.find("one").is_none(), "opened to all later");
     }
 
     #[test]
