@@ -22,7 +22,7 @@ CLIPPY := clippy $(FEATURES) --all-targets -- -D warnings
 endif
 
 .PHONY: help demo test test-all setup setup-chain setup-deploy setup-prometheus setup-python lint unit faults drill loom newer-server test-chain test-substrate record-substrate deny \
-	python python-all wheel bench-python storm soak-gossip doc page page-all
+	python python-all wheel bench-python storm soak-gossip doc page page-all picture
 
 help:               ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 16
@@ -145,6 +145,10 @@ page: setup         ## The page in a real Chromium, below a minute
 page-all: setup     ## Also axe, a thousand roles, pictures, and the API fuzzed
 	@scripts/setup.sh page-all
 	TENURE_SHOTS=$(CURDIR)/target/page $(CARGO) test $(FEATURES) --test cli -- --ignored page::browser::all --nocapture
+
+picture: setup      ## Draws docs/page.png anew: the page on a bad day of a group that does not exist
+	@scripts/setup.sh page
+	$(CARGO) test $(FEATURES) --test cli -- --ignored page::picture --nocapture
 
 deny:               ## Licences and advisories, where cargo-deny is installed
 	@if command -v cargo-deny >/dev/null; then cargo deny check; \

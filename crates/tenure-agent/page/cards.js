@@ -9,7 +9,10 @@ import { agoOf, chip, dim, heartbeat, letter, sign, since, slot, state, swatch, 
 const STATES = { vacant: ["crit", "Vacant"], flapping: ["warn", "Flapping"], paused: ["paused", "Paused"], led: ["ok", "Led"] };
 const RANK = { vacant: 0, flapping: 1, paused: 2, led: 3 };
 const PAGE = 25;
-export const view = { query: "", page: 0, category: "all", selected: null, shown: [] };
+/** So many rows of one kind are shown at once, so that no kind hides another. */
+const KIND = 6;
+/** `all`: the kinds of exceptions that are shown in full. */
+export const view = { query: "", page: 0, category: "all", selected: null, shown: [], all: new Set() };
 
 const off = () => (data.outage ? true : null);
 const text = (value) => (value === null || value === undefined ? "" : String(value));
@@ -35,19 +38,20 @@ export const segments = (name, choices, chosen) =>
 
 export const matches = (role) =>
   !view.query || role.name.toLowerCase().includes(view.query) || (leads(role) && who(role.leader).toLowerCase().includes(view.query));
-/** Exceptions first, then by name. Shards are on their map, and here only when they are searched for or unled. */
+const inOrder = new Intl.Collator("en", { numeric: true }).compare;
+/** Exceptions first, then by name; shards that are led come last: they are on their map, too. */
 export function ranked() {
-  const { plain, sets } = families();
-  const shards = [...sets.values()].flat().filter((role) => view.query || !leads(role));
-  return [...plain, ...shards]
-    .map((role) => [RANK[stateOf(role)], role])
-    .sort((a, b) => a[0] - b[0] || (a[1].name < b[1].name ? -1 : 1))
-    .map(([, role]) => role);
+  const { inSet } = families();
+  return [...data.roles.values()]
+    .map((role) => [RANK[stateOf(role)], inSet.has(role) && leads(role) ? 1 : 0, role])
+    .sort((a, b) => a[0] - b[0] || a[1] - b[1] || inOrder(a[2].name, b[2].name))
+    .map(([, , role]) => role);
 }
 
 /* ---- is every role led? ---- */
 
 export function verdict() {
+  document.body.classList.toggle("blank", !data.loaded);
   const roles = [...data.roles.values()], total = roles.length;
   const by = { led: [], flapping: [], paused: [], vacant: [] };
   roles.forEach((role) => by[stateOf(role)].push(role));
@@ -56,8 +60,8 @@ export function verdict() {
   const members = [...data.members.values()], beating = members.filter((member) => !silent(member.name)).length;
   let head, sign_, below;
   if (!data.loaded) {
-    [head, sign_] = [out ? [`Not known: ${out.why}`] : ["Asking the database…"], out ? "crit" : "none"];
-    below = out ? "The page asks again by itself." : "";
+    [head, sign_] = out && out.signin ? [["Sign in to see the roles"], "none"] : [out ? [`Not known: ${out.why}`] : ["Asking the database…"], out ? "crit" : "none"];
+    below = out && !out.signin ? "The page asks again by itself." : "";
   } else if (out) {
     [head, sign_] = [[`Not known since ${hms(now())}: ${out.why}`], "crit"];
     below = `Last seen: ${led}. A gate shuts within its lease when the database does not answer, so no leader acts for longer than that.`;
@@ -76,14 +80,14 @@ export function verdict() {
       alone ? `${plural(alone, "role is", "roles are")} led without a ready successor` : "every leader has a ready successor"].filter(Boolean).join(" · ");
   }
   const title = h("div", null, h("h1", null, sign(sign_), h("span", null, head)), h("p.dim", null, below));
-  document.title = `${out ? "Database away" : vacant ? `${vacant} vacant` : total ? "All led" : "No role"} · Tenure`;
+  document.title = `${out && out.signin ? "Signed out" : out ? "Not known" : vacant ? `${vacant} vacant` : total ? "All led" : "No role"} · ${data.me.title ? `${data.me.title} · ` : ""}Tenure`;
   if (!total) {
     fill($("#verdict"), [title]);
     return;
   }
   const failovers = roles.flatMap((role) => gaps(role).filter((gap) => !asked(gap.before) && now() - gap.until < HOUR));
   const longestGap = Math.max(0, ...failovers.map((gap) => gap.until - gap.from));
-  const { sets } = families(), shards = [...sets.values()].flat();
+  const shards = [...families().inSet];
   const dead = data.schedules ? data.schedules.dead_count : 0;
   const open = (data.tx || []).reduce((sum, account) => sum + account.open, 0);
   const stuck = (data.tx || []).reduce((sum, account) => sum + account.stuck, 0);
@@ -131,55 +135,77 @@ function whyVacant(role) {
 }
 
 export function needs() {
-  const rows = [], out = off();
+  const out = off(), kinds = new Map(), told = new Set(), roles = [...data.roles.values()];
   const alertTag = (alert) => h("span.tag", null, `alert ${alert.name} firing ${ago(alert.since)}${alert.notified ? `, sent to ${alert.notified}` : ""}`);
-  const row = (key, kind, title, tags, why, at, action) => rows.push(h("li.x", { class: kind === "crit" ? "is-crit" : "", "data-key": key },
-    h("span.sev", null, state(kind, kind === "crit" ? "Critical" : kind === "paused" ? "Paused" : "Warning")),
-    h("div.what", null, h("div", null, h("b", null, title), tags), h("p", null, why)),
-    h("span.since.num", null, at ? since(at) : ""), h("span.go", null, action)));
-  const open = (role) => button("Open role", { "data-open": role.name });
-  const told = new Set();
-  for (const role of data.roles.values()) {
-    const kind = stateOf(role), alerts = alertsOf(role.name);
-    if (kind === "vacant") row(`v ${role.name}`, "crit", `${role.name} has no leader`, alerts.map(alertTag), whyVacant(role), vacantSince(role), open(role));
-    if (kind === "vacant" || kind === "flapping") alerts.forEach((alert) => told.add(alert));
+  const row = (kind, key, severity, title, tags, why, at, action) => {
+    const label = severity === "crit" ? "Critical" : severity === "paused" ? "Paused" : "Warning";
+    if (!kinds.has(kind)) kinds.set(kind, []);
+    kinds.get(kind).push(() => h("li.x", { class: severity === "crit" ? "is-crit" : "", "data-key": `${kind} ${key}` }, h("span.sev", null, state(severity, label)),
+      h("div.what", null, h("div", null, h("b", null, title), tags), h("p", null, typeof why === "function" ? why() : why)),
+      h("span.since.num", null, at ? since(at) : ""), h("span.go", null, action)));
+  };
+  const open = (name) => button("Open role", { "data-open": name });
+  const vacant = roles.filter((role) => stateOf(role) === "vacant"), cause = (role) => `${role.state} ${role.leader || role.last}`;
+  const causes = new Map();
+  vacant.forEach((role) => causes.set(cause(role), [...(causes.get(cause(role)) || []), role]));
+  for (const [key, list] of causes) {
+    list.forEach((role) => alertsOf(role.name).forEach((alert) => told.add(alert)));
+    if (list.length < KIND || view.all.has("vacant")) {
+      for (const role of list) row("vacant", role.name, "crit", `${role.name} has no leader`, alertsOf(role.name).map(alertTag), () => whyVacant(role), vacantSince(role), open(role.name));
+      continue;
+    }
+    // One cause, one row.
+    const [first] = list, member = who(first.leader || first.last), alerts = list.flatMap((role) => alertsOf(role.name)).length;
+    const why = { silent: `${member} leads them and is silent`, gone: `${member} led them and is gone`, taking_over: `${member} takes them over` }[first.state] || (first.last ? `${member} led them last` : "No member has led them yet");
+    row("vacant", key, "crit", `${count(list.length)} roles have no leader`, alerts ? h("span.tag", null, plural(alerts, "alert")) : [],
+      `${why}: ${list.slice(0, 4).map((role) => role.name).join(", ")} and ${count(list.length - 4)} more.`,
+      Math.min(...list.map((role) => vacantSince(role) ?? Infinity).filter(Number.isFinite), now()), button("Show each", { "data-needs": "vacant" }));
   }
-  for (const role of data.roles.values()) {
+  for (const role of roles) {
     if (stateOf(role) !== "flapping") continue;
     const lost = role.terms.filter((term) => !asked(term) && now() - term.until < 10 * MINUTE);
     const names = [...new Set(lost.map((term) => who(term.member)))];
-    row(`f ${role.name}`, "warn", `${role.name} changes leader too often`, alertsOf(role.name).map(alertTag),
-      `${plural(lost.length, "loss", "losses")} in 10 m, by ${names.join(" and ")}.`, lost[0].until, open(role));
+    alertsOf(role.name).forEach((alert) => told.add(alert));
+    row("flapping", role.name, "warn", `${role.name} changes leader too often`, alertsOf(role.name).map(alertTag),
+      `${plural(lost.length, "loss", "losses")} in 10 m, by ${names.join(" and ")}.`, lost[0].until, open(role.name));
   }
   for (const alert of firing()) {
     if (told.has(alert)) continue;
-    row(`a ${alert.key || alert.name}`, alert.severity === "critical" ? "crit" : "warn", alert.summary || alert.name, [alertTag(alert)], [alert.role, alert.member && who(alert.member), alert.detail].filter(Boolean).join(" · "), alert.since,
-      alert.role && data.roles.has(alert.role) ? button("Open role", { "data-open": alert.role }) : null);
+    row("alerts", `${alert.name} ${alert.key}`, alert.severity === "critical" ? "crit" : "warn", alert.summary || alert.name, [alertTag(alert)], [alert.role, alert.member && who(alert.member), alert.detail].filter(Boolean).join(" · "), alert.since,
+      alert.role && data.roles.has(alert.role) ? open(alert.role) : null);
   }
   for (const member of data.members.values()) {
     if (!silent(member.name)) continue;
-    const led = [...data.roles.values()].filter((role) => role.leader === member.name).length;
-    row(`m ${member.name}`, "warn", `Member ${who(member.name)} is silent`, [], `Last heartbeat ${when(member.seen)}. ${led ? `It holds ${plural(led, "role")}, with its gates shut.` : "It holds no role."}`,
+    const led = roles.filter((role) => role.leader === member.name).length;
+    row("silent", member.name, "warn", `Member ${who(member.name)} is silent`, [], `Last heartbeat ${when(member.seen)}. ${led ? `It holds ${plural(led, "role")}, with its gates shut.` : "It holds no role."}`,
       member.seen, h("a.btn", { href: "#members" }, "Show"));
   }
-  for (const role of data.roles.values()) {
+  for (const role of roles) {
     if (stateOf(role) !== "paused") continue;
-    row(`p ${role.name}`, "paused", `${role.name} is paused`, [], "No member leads it until it is resumed.", vacantSince(role),
+    row("paused", role.name, "paused", `${role.name} is paused`, [], "No member leads it until it is resumed.", vacantSince(role),
       button("Resume…", { "data-order": "resume", "data-for": role.name, disabled: out }));
   }
-  for (const letter_ of (data.schedules || { dead: [] }).dead) {
+  const dead = data.schedules || { dead: [], dead_count: 0 };
+  for (const letter_ of dead.dead) {
     const words = [`Slot ${when(letter_.slot)}`, letter_.state === "interrupted" ? "interrupted" : letter_.reason || `exit ${letter_.code ?? "unknown"}`, `after ${plural(letter_.attempts, "attempt")}`];
     const last = text(letter_.output).trim().split("\n").at(-1);
-    row(`d ${letter_.schedule} ${letter_.slot}`, "warn", `${letter_.schedule} failed for good`, [], [words.join(" · "), last ? [" · ", h("code", null, last.slice(0, 160))] : null], letter_.ended || letter_.slot,
+    row("dead", `${letter_.schedule} ${letter_.slot}`, "warn", `${letter_.schedule} failed for good`, [], [words.join(" · "), last ? [" · ", h("code", null, last.slice(0, 160))] : null], letter_.ended || letter_.slot,
       button("Run again…", { "data-again": letter_.schedule, "data-slot": letter_.at, disabled: out }));
   }
-  const total = data.roles.size;
-  const shown = rows.slice(0, 50);
-  const body = shown.length
-    ? [h("ul", { tabindex: "0", "aria-label": "Exceptions" }, shown), rows.length > 50 ? h("p.note", null, `and ${count(rows.length - 50)} more`) : null]
+  const WORDS = { vacant: "causes of vacant roles", flapping: "roles that change leader too often", alerts: "alerts", silent: "silent members", paused: "paused roles", dead: "dead letters" };
+  const rows = [];
+  for (const [kind, list] of kinds) {
+    const most = view.all.has(kind) ? 200 : KIND, hidden = Math.max(0, list.length - most);
+    rows.push(...list.slice(0, most).map((make) => make()));
+    if (hidden) rows.push(h("li.x.rest", { "data-key": `${kind} rest` }, h("p.dim", null, `and ${count(hidden)} more ${WORDS[kind]}`), view.all.has(kind) ? null : button("Show all", { "data-needs": kind }, "quiet")));
+  }
+  if (dead.dead_count > dead.dead.length) rows.push(h("li.x.rest", { "data-key": "dead older" }, h("p.dim", null, `${count(dead.dead_count - dead.dead.length)} older dead letters: `, h("code", null, "tenure schedule dead"))));
+  const counted = [...kinds].reduce((sum, [kind, list]) => sum + (kind === "vacant" ? vacant.length : list.length), 0), total = data.roles.size;
+  const body = rows.length
+    ? h("ul", { tabindex: "0", "aria-label": "Exceptions" }, rows)
     : total ? h("div.calm", null, sign("ok"), h("p", null, "Nothing. Every role is led, every member beats, no run failed for good."))
     : h("div.calm", null, h("p", null, "Start a program under a role, on as many machines as you like. One of them runs it, and the role appears here.", h("br"), h("code", null, "tenure run --role demo -- ./my-program")));
-  card("needs", total || !data.loaded ? "Needs you" : "Begin", rows.length ? count(rows.length) : "", body);
+  card("needs", total || !data.loaded ? "Needs you" : "Begin", counted ? count(counted) : "", body);
 }
 
 /* ---- what just happened? ---- */
@@ -270,7 +296,7 @@ export function roles() {
   });
   const body = [view.shown.length
     ? table("roles", ["Role", "State", "w1|Leader", "w1 num|Epoch", "num|Led for", "w1 pl|Heartbeat", "w1|Ready successors", "w1 w2|Policy", "w1 num|Orders"], rows)
-    : h("div.calm", null, data.roles.size ? (view.query ? "No role matches. Esc clears the search." : "Every role is a shard of a set: see Shards.") : "No role yet.")];
+    : h("div.calm", null, data.roles.size ? "No role matches. Esc clears the search." : "No role yet.")];
   if (all.length > PAGE) {
     body.push(h("div.top.more", null, h("span.sp"), dim(`${count(view.page * PAGE + 1)}–${count(view.page * PAGE + view.shown.length)} of ${count(all.length)}`),
       button("Previous", { "data-page": "-1", disabled: view.page ? null : true }), button("Next", { "data-page": "1", disabled: (view.page + 1) * PAGE < all.length ? null : true })));
@@ -281,7 +307,7 @@ export function roles() {
 
 export function members() {
   const list = [...data.members.values()].sort((a, b) => (who(a.name) < who(b.name) ? -1 : 1));
-  const { sets } = families(), shards = new Set([...sets.values()].flat());
+  const shards = families().inSet;
   const beating = list.filter((member) => !silent(member.name)).length;
   const held = new Map();
   for (const role of data.roles.values()) {
@@ -321,8 +347,10 @@ export function shards() {
     body.push(h("div.split", null, h("b", null, name), [...counts].sort((a, b) => (who(a[0]) < who(b[0]) ? -1 : 1)).map(([member, n]) => h("span", null, chip(member), " ", h("b", null, count(n))))),
       h("ul.map", { class: list.length > 128 ? "many" : "", "aria-label": `Shards of ${name}, by leader` }, list.map((role) => {
         const words = leads(role) ? `${role.name}: ${who(role.leader)}, epoch ${role.epoch}, led for ${dur(now() - role.since)}` : `${role.name}: no leader`;
-        return h("li", { class: leads(role) ? `m${slot(role.leader)}${moved(role) ? " mv" : ""}` : "none", title: words },
-          h("b", { "aria-hidden": "true" }, leads(role) ? letter(role.leader) : "–"), h("span.sr", null, words));
+        // One of them is a stop for the tabulator; arrows go on from there.
+        return h("li", { class: leads(role) ? `m${slot(role.leader)}${moved(role) ? " mv" : ""}` : "none" },
+          h("a", { href: `?role=${encodeURIComponent(role.name)}`, "data-role": role.name, tabindex: role === list[0] ? "0" : "-1", title: words },
+            h("b", { "aria-hidden": "true" }, leads(role) ? letter(role.leader) : "–"), h("span.sr", null, words)));
       })),
       h("p.note", null, list.some(moved) ? [sign("none"), " moved within the last 5 m"] : evenness(list, counts)));
   }
@@ -351,11 +379,13 @@ export function schedules() {
   $("#schedules").classList.toggle("wide", !data.tx || !data.tx.length);
 }
 function spark(schedule) {
-  const runs = schedule.runs, top = Math.max(1, ...runs.map((run) => run[2]));
+  // A run that goes on has no length yet.
+  const took = (run) => run[2] ?? Math.max(0, now() - run[0]);
+  const runs = schedule.runs, top = Math.max(1, ...runs.map(took));
   const bad = (run) => ["failed", "interrupted", "missed"].includes(run[1]);
   const n = runs.filter(bad).length;
   return h("svg.spark", { width: 119, height: 20, role: "img", "aria-label": `Last ${plural(runs.length, "run")}: ${n} failed, interrupted or missed` }, runs.map((run, i) => {
-    const height = Math.max(3, Math.round((run[2] / top) * 18)), x = i * 6;
+    const height = Math.max(3, Math.round((took(run) / top) * 18)), x = i * 6;
     return bad(run) ? h("path.s-crit", { d: `M${x + .5} 1v18.5h3V1zM${x + .5} 19.5l3-18` }) : h("path.f-ghost", { d: `M${x} 20v-${height}h4v${height}z` });
   }));
 }
@@ -421,8 +451,10 @@ export function events() {
 export function banner() {
   const out = data.outage, box = $("#banner");
   document.body.classList.toggle("outage", !!out && data.loaded);
-  box.hidden = !out;
-  if (!out) return;
-  fill(box, [sign("crit"), h("p", null, h("b", null, data.loaded ? ["Away for ", h("span", { id: "away" }, dur(clock() - now())), ": ", `${out.why}.`] : `${out.why}.`),
-    data.loaded ? ` Everything below is as of ${hms(now())} UTC. ` : " ", "The page asks again every second and recovers by itself; orders are off until then.")]);
+  // A page that never showed anything has only its form.
+  box.hidden = !out || (!!out.signin && !data.loaded);
+  if (box.hidden) return;
+  const words = out.why[0].toUpperCase() + out.why.slice(1);
+  fill(box, [sign("crit"), h("p", null, h("b", null, out.signin ? "Your session has ended." : data.loaded ? ["Away for ", h("span", { id: "away" }, dur(clock() - now())), ": ", `${out.why}.`] : `${words}.`),
+    data.loaded ? ` Everything below is as of ${hms(now())} UTC. ` : " ", out.signin ? "Sign in to see what is true now." : "The page asks again by itself and recovers; orders are off until then.")]);
 }

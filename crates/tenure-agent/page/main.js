@@ -52,8 +52,8 @@ function nav() {
 onChange((what) => {
   if (what.has("signin")) signIn("This page needs a token.");
   account();
-  if (what.has("back")) say("The database answers again.");
-  if (what.has("outage")) say("The database is away.");
+  if (what.has("back")) say("What is shown is live again.");
+  if (what.has("outage")) say(`What is shown stands still: ${data.outage.why}.`);
   (what.told || []).slice(0, 3).forEach(([old, role]) => {
     if (leads(role)) say(`${who(role.leader)} leads ${role.name}, epoch ${role.epoch}`);
     else if (leads(old)) say(`${role.name} has no leader`);
@@ -111,7 +111,7 @@ setInterval(() => {
 
 const byName = (name) => data.roles.get(name);
 document.addEventListener("click", (event) => {
-  const at = event.target.closest("[data-order],[data-role],[data-open],[data-schedule],[data-close],[data-dismiss],[data-page],[data-category],[data-lanes],[data-zoom],[data-again],[data-run],tr[data-row]");
+  const at = event.target.closest("[data-order],[data-role],[data-open],[data-schedule],[data-close],[data-dismiss],[data-page],[data-category],[data-lanes],[data-zoom],[data-again],[data-run],[data-needs],tr[data-row]");
   if (!at || at.disabled || at.closest("dialog")) return;
   const d = at.dataset, plain = !(event.metaKey || event.ctrlKey || event.shiftKey);
   if (d.order) {
@@ -136,6 +136,9 @@ document.addEventListener("click", (event) => {
     $("#tl").scrollTop = 0;
     timeline.lanes();
     timeline.legend();
+  } else if (d.needs) {
+    view.all.add(d.needs);
+    redraw("alerts");
   } else if (d.zoom) timeline.zoomTo(d.zoom);
   else if (d.again) {
     const letter = data.schedules.dead.find((x) => x.schedule === d.again && Date.parse(x.at) === Date.parse(d.slot));
@@ -165,6 +168,16 @@ document.addEventListener("keydown", (event) => {
       event.target.dispatchEvent(new Event("input"));
     } else if (panel.opened()) panel.hide();
     else if (typing) event.target.blur();
+    return;
+  }
+  const cell = event.target.closest(".map li");
+  if (cell && key.startsWith("Arrow")) {
+    // One stop for the tabulator, and arrows between the places of a map.
+    event.preventDefault();
+    const cells = [...cell.parentElement.children], here = cells.indexOf(cell);
+    const wide = Math.max(1, cells.filter((other) => other.offsetTop === cells[0].offsetTop).length);
+    const to = cells[here + { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -wide, ArrowDown: wide }[key]];
+    if (to) $("a", to).focus();
     return;
   }
   if (typing) {

@@ -2,7 +2,7 @@
 // afterwards what was recorded.
 
 import { $, fill, h, say } from "/dom.js";
-import { ask, data, leads, load, start, successors } from "/store.js";
+import { ask, data, leads, start, successors } from "/store.js";
 import { hms, clock, when } from "/time.js";
 import { sign, who } from "/look.js";
 import { button } from "/cards.js";
@@ -15,7 +15,8 @@ export function onDone(done) {
 }
 
 function confirm({ title, points, verb, bad = false, done }) {
-  const form = h("form", { method: "dialog" }, h("h2", { id: "h-ask" }, title), h("p", null, "What will happen:"),
+  const form = h("form", { method: "dialog" }, h("h2", { id: "h-ask" }, title),
+    data.me.title ? h("p", null, "In ", h("b", null, data.me.title), ". What will happen:") : h("p", null, "What will happen:"),
     h("ul", null, points.filter(Boolean).map((point) => h("li", null, point))),
     h("div.acts", null, h("button.btn", { value: "", autofocus: true }, "Cancel"), h("button.btn", { class: bad ? "bad" : "pri", value: "go" }, verb)));
   dialog.replaceChildren(form);
@@ -43,15 +44,21 @@ async function give(order, words) {
     tell(`${hms(clock())} ${answer.by} ordered: ${words}.`);
     after();
   } catch (error) {
-    if (error.status === 401) signIn("Your session has ended.");
-    else tell(`Not ordered: ${error.message}.`, true);
+    if (error.status === 401) signIn("Your session has ended. Nothing was ordered.");
+    else if (error.certain) tell(`Not ordered: ${error.message}.`, true);
+    else {
+      // No answer, or one of something between us and the server: the order may have been recorded.
+      const why = error.status ? error.message : "the page's server did not answer";
+      tell(`Not known whether it was ordered: ${why}${/events/.test(why) ? "" : "; look at the events before you repeat it"}.`, true);
+      after();
+    }
   }
 }
 
 /** Whether this person may order; if not, it is said what to do. */
 function may(terminal) {
   if (data.outage) {
-    tell("No order can be given while the database is away.", true);
+    tell(`No order can be given now: ${data.outage.why}.`, true);
     return false;
   }
   if (data.me.scope === "order") return true;
@@ -89,7 +96,7 @@ export const orders = {
         recorded(),
       ],
       verb: next ? `Step down, hand to ${who(next)}` : "Step down, leave it without a leader", bad: !next,
-      done: () => give({ order: "step_down", role: role.name, to: to || null }, `${leader} steps down from ${role.name}${to ? ` for ${who(to)}` : ""}`),
+      done: () => give({ order: "step_down", role: role.name, to: to || null, epoch }, `${leader} steps down from ${role.name}${to ? ` for ${who(to)}` : ""}`),
     });
   },
   pause(role) {
@@ -97,9 +104,9 @@ export const orders = {
     confirm({
       title: `Pause ${role.name}?`,
       points: [leads(role) ? `${who(role.leader)} ends its work and releases ${role.name}.` : `${role.name} has no leader now.`,
-        h("b", null, "No member leads it until an operator resumes it."), "Its schedules miss their slots, and alerts about a missing leader fire.", recorded()],
+        h("b", null, "No member leads it until an operator resumes it."), "Its schedules miss their slots. Tenure’s own alert about a missing leader leaves paused roles out.", recorded()],
       verb: "Pause, leave it without a leader", bad: true,
-      done: () => give({ order: "pause", role: role.name }, `${role.name} is paused`),
+      done: () => give({ order: "pause", role: role.name, epoch: role.epoch }, `${role.name} is paused`),
     });
   },
   resume(role) {
@@ -135,6 +142,8 @@ export const orders = {
 /* ---- signing in ---- */
 
 export function signIn(why) {
+  // A person may be typing already.
+  if (dialog.open && $("#token", dialog)) return;
   const field = h("input", { type: "password", name: "token", id: "token", autocomplete: "current-password", required: true, maxlength: "512" });
   const wrong = h("p.crit", { role: "alert" });
   const form = h("form", null, h("h2", { id: "h-ask" }, "Sign in"), h("p", null, why), h("label", { for: "token" }, "Token"), field, wrong,
@@ -143,12 +152,11 @@ export function signIn(why) {
     event.preventDefault();
     try {
       data.me = await ask("/api/v1/session", { method: "POST", headers: JSON_, body: JSON.stringify({ token: field.value }) });
-      const first = !data.loaded;
       dialog.close();
       account();
       say(`Signed in as ${data.me.name}`);
-      if (first) start();
-      else load(data.window);
+      // The stream of a session that ended has ended, too.
+      start();
     } catch (error) {
       wrong.textContent = `${error.message}.`;
       field.select();
@@ -169,7 +177,10 @@ export function account() {
   me.hidden = !data.me.tokens;
   me.textContent = data.me.name || "Sign in";
   me.setAttribute("aria-label", data.me.name ? `Signed in as ${data.me.name}, may ${data.me.scope}: sign out` : "Sign in");
-  me.onclick = () => (data.me.name ? signOut() : signIn("A token lets you give orders."));
+  me.onclick = () => (data.me.name ? signOut() : signIn(data.me.may_read ? "A token lets you give orders." : "This page needs a token."));
+  const brand = $("#title"), title = data.me.title;
+  brand.hidden = !title;
+  brand.textContent = title || "";
 }
 dialog.addEventListener("click", (event) => {
   if (event.target.closest("[data-cancel]")) dialog.close();

@@ -53,7 +53,7 @@ export function draw() {
 export function follow() {
   const schedule = open.schedule && data.schedules && data.schedules.list.find((s) => s.name === open.schedule);
   if (!schedule) return;
-  const runs = JSON.stringify(schedule.runs.map(([at, state_, took, by]) => [at, state_, state_ === "running" ? 0 : took, by]));
+  const runs = JSON.stringify(schedule.runs);
   if (runs !== open.runs) {
     open.runs = runs;
     more();
@@ -81,7 +81,7 @@ function drawRole() {
   mini(role);
 }
 function ordersOf(role) {
-  if (data.outage) return dim("No order can be given while the database is away.");
+  if (data.outage) return dim(`No order can be given now: ${data.outage.why}.`);
   const give = (kind, label, cls) => button(label, { "data-order": kind, "data-for": role.name }, cls);
   if (role.paused) return [leads(role) ? h("p", null, "Its leader drains. ") : null, h("div.acts", null, give("resume", "Resume…", "pri"))];
   if (!leads(role)) {

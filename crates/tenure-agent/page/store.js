@@ -5,8 +5,12 @@ import { MINUTE, HOUR, DAY, clock, now, setClock, freeze } from "/time.js";
 export const WINDOWS = { "5m": 5 * MINUTE, "1h": HOUR, "24h": DAY, "7d": 7 * DAY };
 /** A role that lost its leader so often within ten minutes changes it too often. */
 const FLAPS = 5;
-/** This many roles of one name with numbers from 0 on are shards of a set. */
+/** This many roles of one name with numbers are shown as shards of a set, too. */
 const SHARDS = 4;
+/** The server says something every two seconds: after this long without a word it is away, or what stands between. */
+const SILENCE = 6000;
+/** Longer than the server takes for any answer. */
+const PATIENCE = 25_000;
 
 export const data = {
   loaded: false,
@@ -21,10 +25,10 @@ export const data = {
   number: 0,
   heard: 0,
   outage: null,
-  me: { may_read: true, open_reading: false, tokens: false, name: null, scope: null },
+  me: { may_read: true, open_reading: false, tokens: false, name: null, scope: null, title: null },
   names: new Set(),
 };
-let listener = () => {}, source = null, retry = 0, doubt = 0, waiting = [], loading = null;
+let listener = () => {}, source = null, retry = 0, doubt = 0, waiting = [], loading = null, spoke = 0;
 
 /** Calls `changed(what)` whenever something has: a set of words. */
 export function onChange(changed) {
@@ -34,7 +38,7 @@ export function onChange(changed) {
 /* ---- the connection ---- */
 
 export async function ask(path, options = {}) {
-  const response = await fetch(path, { credentials: "same-origin", ...options });
+  const response = await fetch(path, { credentials: "same-origin", signal: AbortSignal.timeout(PATIENCE), ...options });
   const text = await response.text();
   let body = null;
   try {
@@ -45,6 +49,8 @@ export async function ask(path, options = {}) {
   if (response.ok) return body;
   const error = new Error((body && body.error) || `the server answered ${response.status}`);
   error.status = response.status;
+  // A proxy's own words, and a server that failed, leave open what was done.
+  error.certain = !!(body && body.error) && ![500, 504].includes(response.status);
   throw error;
 }
 
@@ -54,30 +60,43 @@ export async function start() {
   } catch {
     lost("the page's server does not answer");
   }
-  if (!data.me.may_read) {
-    listener(new Set(["signin"]));
-    return;
-  }
-  listen();
+  if (!data.me.may_read) strange();
+  else listen();
+}
+
+/** The server does not know this browser: what is shown is no longer live. */
+function strange() {
+  if (source) source.close();
+  source = null;
+  clearTimeout(retry);
+  clearTimeout(doubt);
+  lost("sign in to see what is true now", true);
+  listener(new Set(["signin"]));
 }
 
 function listen() {
   clearTimeout(retry);
   if (source) source.close();
   source = new EventSource("/api/v1/events");
-  source.addEventListener("hello", (event) => {
-    const hello = JSON.parse(event.data);
+  spoke = performance.now();
+  const on = (kind, done) => source.addEventListener(kind, (event) => {
+    spoke = performance.now();
     clearTimeout(doubt);
+    done(event);
+  });
+  on("hello", (event) => {
+    const hello = JSON.parse(event.data);
     if (hello.outage) away(hello.outage);
     load(data.window);
   });
-  source.addEventListener("reload", () => load(data.window));
-  source.addEventListener("change", (event) => {
+  on("beat", () => {});
+  on("reload", () => load(data.window));
+  on("change", (event) => {
     const change = { number: +event.lastEventId, ...JSON.parse(event.data) };
     if (loading) waiting.push(change);
     else apply(change);
   });
-  source.addEventListener("outage", (event) => away(JSON.parse(event.data)));
+  on("outage", (event) => away(JSON.parse(event.data)));
   source.onerror = () => {
     // A stream ends now and then, and begins again at once.
     clearTimeout(doubt);
@@ -86,6 +105,13 @@ function listen() {
     if (source.readyState === EventSource.CLOSED) retry = setTimeout(start, 3000);
   };
 }
+
+// A stream that is open and silent (a server that stands still, a connection that is dead on the way) has no error.
+setInterval(() => {
+  if (!source || performance.now() - spoke < SILENCE) return;
+  lost("the page's server is silent");
+  listen();
+}, 1000);
 
 /** Loads the whole picture with the terms of a window; differences that come meanwhile wait. */
 export function load(window) {
@@ -98,9 +124,11 @@ export function load(window) {
         try {
           take(await ask(`/api/v1/snapshot?window=${wanted}`));
         } catch (error) {
-          if (error.status === 401) listener(new Set(["signin"]));
-          else lost(error.message);
-          retry = setTimeout(() => load(data.window), 3000);
+          if (error.status === 401) strange();
+          else {
+            lost(error.certain ? error.message : "the page's server does not answer");
+            retry = setTimeout(() => load(data.window), 3000);
+          }
         }
       } while (wanted !== data.window);
       loading = null;
@@ -113,20 +141,22 @@ export function load(window) {
 }
 
 function away(outage) {
-  const first = !data.outage;
+  const first = !data.outage, other = !first && data.outage.why !== outage.why;
   data.outage = { why: outage.why, since: clock() - (outage.age_ms ?? outage.away_ms ?? 0) };
   // What is shown is of the last picture.
   if (first && data.loaded) freeze(data.heard);
-  listener(new Set([first ? "outage" : "tick"]));
+  listener(new Set([first || other ? "outage" : "tick"]));
 }
-function lost(why) {
+function lost(why, signin = false) {
   const first = !data.outage;
   if (first) {
     data.outage = { why, since: clock() };
     if (data.loaded) freeze(data.heard);
   }
-  data.outage.why = why;
-  listener(new Set([first ? "outage" : "tick"]));
+  // Another reason is told, too.
+  const other = data.outage.why !== why || !!data.outage.signin !== signin;
+  Object.assign(data.outage, { why, signin });
+  listener(new Set([first || other ? "outage" : "tick"]));
 }
 function back() {
   const was = data.outage;
@@ -142,7 +172,11 @@ function take(whole) {
   data.heard = whole.now;
   setClock(whole.now + (whole.outage ? whole.outage.age_ms || 0 : 0));
   const name = (index) => (index === null ? null : whole.names[index]);
-  const sets = whole.candidate_sets.map((set) => set.map(([m, priority, ready, observer]) => candidate(name(m), priority, ready, observer)));
+  // A candidate is a number, with its priority if that is not 0.
+  const sets = whole.candidate_sets.map((set) => set.map((entry) => {
+    const [code, priority] = Array.isArray(entry) ? entry : [entry, 0];
+    return candidate(name(Math.floor(code / 4)), priority, code & 2, code & 1);
+  }));
   const strangers = new Set(whole.strangers);
   const row = (columns, values) => Object.fromEntries(columns.map((column, i) => [column, values[i]]));
   data.roles = new Map();
@@ -161,7 +195,9 @@ function take(whole) {
   list.forEach(sortTerms);
   data.members = new Map(whole.members.map((member) => [member.name, member]));
   data.events = new Map(whole.events.map((event) => [event[0], event]));
-  for (const part of ["schedules", "tx", "alerts"]) data[part] = whole[part];
+  data.schedules = whole.schedules && { ...whole.schedules, list: sorted(whole.schedules.list, byName) };
+  data.tx = whole.tx && sorted(whole.tx, byRole);
+  data.alerts = whole.alerts && sorted(whole.alerts, byTime);
   data.completeSince = whole.complete_since;
   data.number = whole.number;
   data.loaded = true;
@@ -232,13 +268,32 @@ function apply(change) {
     what.add("events");
   }
   for (const part of ["schedules", "tx", "alerts"]) {
-    if (part in change) {
-      data[part] = change[part];
-      what.add(part);
+    if (!(part in change)) continue;
+    what.add(part);
+    const news = change[part];
+    if (news === null) data[part] = null;
+    else if (part === "tx") data.tx = merged(data.tx, news, (account) => account.account, byRole);
+    else if (part === "alerts") data.alerts = merged(data.alerts, news, (alert) => `${alert.name} ${alert.key}`, byTime);
+    else {
+      const old = data.schedules || { dead: [], dead_count: 0, ended: [] };
+      data.schedules = {
+        list: merged(old.list, news, (schedule) => schedule.name, byName),
+        dead: news.dead || old.dead, dead_count: news.dead_count ?? old.dead_count, ended: [...old.ended, ...(news.ended || [])].slice(-50),
+      };
     }
   }
   what.told = told;
   listener(what);
+}
+
+const byName = (a, b) => (a.name < b.name ? -1 : 1), byRole = (a, b) => (a.role < b.role ? -1 : 1), byTime = (a, b) => a.since - b.since;
+const sorted = (list, order) => [...list].sort(order);
+/** Rows with what is new of them: changed rows in full, and the keys of those that are gone. */
+function merged(rows, news, key, order) {
+  const all = new Map((rows || []).map((row) => [key(row), row]));
+  (news.list || []).forEach((row) => all.set(key(row), row));
+  (news.gone || []).forEach((gone) => all.delete(gone));
+  return sorted([...all.values()], order);
 }
 
 /* ---- what follows from it ---- */
@@ -271,18 +326,19 @@ export function vacantSince(role) {
   return role.since ?? (last ? last.until : null);
 }
 
-/** Sets of shards by name, and the roles that are none. */
+/** Sets of shards: roles of one name with numbers, in the order of these. By name alone, so that a role of a set is
+ * in every list of roles as well. */
 export function families() {
   const found = new Map();
   for (const role of data.roles.values()) {
-    const parts = /^(.+)-(0|[1-9]\d*)$/.exec(role.name);
+    const parts = /^(.+)-(0|[1-9]\d{0,8})$/.exec(role.name);
     if (!parts) continue;
     if (!found.has(parts[1])) found.set(parts[1], []);
-    found.get(parts[1])[+parts[2]] = role;
+    found.get(parts[1]).push([+parts[2], role]);
   }
-  const sets = new Map([...found].filter(([, roles]) => roles.length >= SHARDS && Object.keys(roles).length === roles.length));
-  const inSet = new Set([...sets.values()].flat());
-  return { sets, plain: [...data.roles.values()].filter((role) => !inSet.has(role)) };
+  const sets = new Map();
+  for (const [name, list] of found) if (list.length >= SHARDS) sets.set(name, list.sort((a, b) => a[0] - b[0]).map(([, role]) => role));
+  return { sets, inSet: new Set([...sets.values()].flat()) };
 }
 
 export const alertsOf = (role) => firing().filter((alert) => alert.role === role);

@@ -3,7 +3,7 @@
 
 import { $, fill, h, say, setUrl } from "/dom.js";
 import { DAY, HOUR, MINUTE, SECOND, clock, count, day, dur, hm, hms, iso, now, when } from "/time.js";
-import { WINDOWS, asked, data, leads, load, stateOf, termsOf, vacantSince } from "/store.js";
+import { WINDOWS, asked, data, families, leads, load, stateOf, termsOf, vacantSince } from "/store.js";
 import { chip, colour, dim, ink, letter, lines, slot, who } from "/look.js";
 import { matches, ranked, segments, view } from "/cards.js";
 
@@ -23,17 +23,17 @@ function span() {
 }
 
 export function lanes() {
-  const from = now() - length(), all = ranked().filter(matches);
+  const [from, to] = span(), all = ranked().filter(matches), within = (t) => t > from && t < to;
   const by = {
     all,
-    changed: all.filter((role) => (role.since ?? 0) > from || role.terms.some((term) => term.until > from)),
+    changed: all.filter((role) => within(role.since ?? 0) || role.terms.some((term) => within(term.until) || within(term.from))),
     vacant: all.filter((role) => !leads(role)),
   };
   tl.rows = [...by[tl.mode]];
   if (tl.rows.length > 40) {
-    // What changed last comes first: nobody reads a thousand lanes.
-    const rank = { vacant: 0, flapping: 1, paused: 2, led: 3 };
-    const key = new Map(tl.rows.map((role) => [role, rank[stateOf(role)] * 1e15 - (role.since || 0)]));
+    // What changed last comes first: no person reads a thousand lanes. Shards are on their map, too, and come last.
+    const rank = { vacant: 0, flapping: 1, paused: 2, led: 3 }, { inSet } = families();
+    const key = new Map(tl.rows.map((role) => [role, (rank[stateOf(role)] + (leads(role) && inSet.has(role) ? 1 : 0)) * 1e15 - (role.since || 0)]));
     tl.rows.sort((a, b) => key.get(a) - key.get(b));
   }
   fill($("#lanes"), segments("lanes", Object.entries({ all: "All", changed: "Changed", vacant: "Without leader" }).map(([key, label]) => [key, `${label} ${count(by[key].length)}`]), tl.mode));
@@ -297,7 +297,7 @@ export function draw() {
     g.fill();
   }
   if (cursor !== null && cursor >= a && cursor <= b) pointer(cursor, X, b - a);
-  const far = b - a > 20 * HOUR, range = `${far ? `${day(a)} ` : ""}${hm(a)} – ${far ? `${day(b)} ` : ""}${hm(b)} UTC`;
+  const far = clock() - a > 20 * HOUR, range = `${far ? `${day(a)} ` : ""}${hm(a)} – ${far ? `${day(b)} ` : ""}${hm(b)} UTC`;
   if ($("#range").textContent !== range) $("#range").textContent = range;
   $("#tolive").setAttribute("aria-pressed", String(!tl.end));
 }
@@ -348,7 +348,11 @@ const roleAt = (y) => (y > geometry.AX ? tl.rows[Math.floor((y - geometry.AX + b
 /* ---- moving ---- */
 
 export function zoom(index) {
+  const [from, to] = span(), past = tl.end !== null;
   tl.zoom = Math.max(0, Math.min(ZOOM.length - 1, index));
+  // The pinned instant stays in the middle; so does what is looked at in the past.
+  if (tl.pin !== null && tl.pin >= from && tl.pin <= to) centre(tl.pin);
+  else if (past) centre((from + to) / 2);
   const [key, label] = ZOOM[tl.zoom];
   setUrl("zoom", key === "1h" ? null : key);
   reach();
@@ -356,16 +360,20 @@ export function zoom(index) {
   legend();
   say(`Zoom ${label}`);
 }
+function centre(at) {
+  const end = at + length() / 2;
+  tl.end = end >= clock() ? null : end;
+}
 export const zoomTo = (key) => zoom(ZOOM.findIndex(([known]) => known === key));
 export function pan(direction) {
   const end = (tl.end || clock()) + direction * length() * .5;
   tl.end = end >= clock() ? null : Math.max(end, clock() - WINDOWS["7d"] + length() / 4);
   reach();
-  queue();
+  lanes();
 }
 export function live() {
   tl.end = null;
-  queue();
+  lanes();
 }
 /** Loads a longer window if what is looked at is older than what was loaded. */
 function reach() {
@@ -376,13 +384,16 @@ function reach() {
 
 export function listen(open) {
   show = open;
-  // A link to a moment: the window that has it, in the middle.
+  // A link to a moment: that moment in the middle, and terms of a window that reaches it. The database's time is not
+  // known yet.
+  let back = length();
   if (tl.pin !== null) {
-    const index = ZOOM.findIndex(([key]) => Date.now() - tl.pin < WINDOWS[key] * .9);
-    if (!params.get("zoom")) tl.zoom = index < 0 ? 3 : Math.max(index, 0);
+    const ago = Date.now() - tl.pin, index = ZOOM.findIndex(([key]) => ago < WINDOWS[key] * .9);
+    if (!params.get("zoom")) tl.zoom = index < 0 ? 3 : index;
+    if (ago > length() / 2) tl.end = tl.pin + length() / 2;
+    back = Math.max(length(), ago + length() / 2);
   }
-  const longest = ZOOM[tl.zoom][0];
-  data.window = WINDOWS[longest] > WINDOWS["1h"] ? longest : "1h";
+  data.window = Object.keys(WINDOWS).find((key) => WINDOWS[key] >= Math.max(back, WINDOWS["1h"])) || "7d";
   canvas.addEventListener("pointermove", (event) => {
     [tl.x, tl.y] = [event.offsetX, event.offsetY];
     canvas.style.cursor = tl.x < geometry.L || tl.x > geometry.w - geometry.R ? "pointer" : "crosshair";

@@ -43,8 +43,12 @@ use routes::Desk;
 use tokens::TokenFile;
 
 /// A browser that still looks after the lifetime of its connection opens another one.
-const LIMITS: Limits =
-    Limits { connections: 256, of_one: 64, head: Duration::from_secs(10), lifetime: Duration::from_secs(900) };
+const LIMITS: Limits = Limits {
+    connections: 256,
+    of_one: 64,
+    head: Duration::from_secs(10),
+    lifetime: Duration::from_secs(900),
+};
 
 pub use tokens::TokenError;
 pub(crate) use tokens::{Stamp, stamp};

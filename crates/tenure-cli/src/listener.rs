@@ -29,8 +29,12 @@ use tokio::time::{interval, timeout};
 use crate::exit::Failure;
 
 /// Neither Prometheus nor a supervisor needs more.
-const LIMITS: Limits =
-    Limits { connections: 32, of_one: 32, head: Duration::from_secs(5), lifetime: Duration::from_secs(60) };
+const LIMITS: Limits = Limits {
+    connections: 32,
+    of_one: 32,
+    head: Duration::from_secs(5),
+    lifetime: Duration::from_secs(60),
+};
 /// A histogram keeps every sample until it is told to fold them.
 const UPKEEP: Duration = Duration::from_secs(5);
 

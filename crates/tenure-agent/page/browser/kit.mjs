@@ -10,7 +10,8 @@ import { fileURLToPath } from "node:url";
 const tools = fileURLToPath(new URL("../../../../.tools/page/", import.meta.url));
 const require = createRequire(tools);
 const { chromium } = require("playwright-core");
-export const URL_ = process.env.TENURE_PAGE, TOKEN = process.env.TENURE_TOKEN, SHOTS = process.env.TENURE_SHOTS;
+export const URL_ = process.env.TENURE_PAGE, SECURE = process.env.TENURE_SECURE;
+export const TOKEN = process.env.TENURE_TOKEN, READER = process.env.TENURE_READER, SHOTS = process.env.TENURE_SHOTS;
 const SOON = 30_000;
 const programs = [process.env.CHROMIUM, "/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome", "/Applications/Chromium.app/Contents/MacOS/Chromium", "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"];
 
@@ -31,8 +32,8 @@ export async function browser() {
 }
 
 /** A page whose every fault is a fault of the test: errors, refused policies, requests to elsewhere. */
-export async function open(chrome, { path = "", width = 1600, height = 1000, dark = false } = {}) {
-  const context = await chrome.newContext({ viewport: { width, height }, colorScheme: dark ? "dark" : "light", reducedMotion: "reduce" });
+export async function open(chrome, { url = URL_, path = "", width = 1600, height = 1000, dark = false, strange = false } = {}) {
+  const context = await chrome.newContext({ viewport: { width, height }, colorScheme: dark ? "dark" : "light", reducedMotion: "reduce", ignoreHTTPSErrors: true });
   const page = await context.newPage();
   page.faults = [];
   // While the database or the server is away, the browser itself notes failed requests.
@@ -41,11 +42,11 @@ export async function open(chrome, { path = "", width = 1600, height = 1000, dar
   });
   page.on("pageerror", (error) => page.faults.push(String(error.stack || error)));
   page.on("request", (request) => {
-    if (new URL(request.url()).origin !== new URL(URL_).origin) page.faults.push(`asked for ${request.url()}`);
+    if (new URL(request.url()).origin !== new URL(url).origin) page.faults.push(`asked for ${request.url()}`);
   });
   page.setDefaultTimeout(SOON);
-  await page.goto(URL_ + path);
-  await page.waitForFunction(() => /\bled\b|No role/.test(document.querySelector("#verdict h1")?.textContent || ""));
+  await page.goto(url + path);
+  if (!strange) await page.waitForFunction(() => /\bled\b|No role/.test(document.querySelector("#verdict h1")?.textContent || ""));
   return page;
 }
 /** Waits for words in an element that is shown: the text of a hidden one can be read as well. */
@@ -61,11 +62,21 @@ export async function shoot(page, name) {
   mkdirSync(SHOTS, { recursive: true });
   await page.screenshot({ path: `${SHOTS}/${name}.png` });
 }
-/** What axe finds that is serious. */
-export async function axe(page, where) {
+/** In the long pass: axe, and a picture. */
+export async function inspect(page, name, greyed = false) {
+  if (!SHOTS) return;
+  await axe(page, name, greyed);
+  await shoot(page, name);
+}
+/** What axe finds that is serious. `greyed`: what is shown in an outage is grey on purpose, and its age is not. */
+export async function axe(page, where, greyed = false) {
   await page.evaluate(readFileSync(require.resolve("axe-core/axe.min.js"), "utf8"));
-  const found = await page.evaluate(() => window.axe.run(document, { resultTypes: ["violations"] }));
-  const bad = found.violations.filter((v) => ["serious", "critical"].includes(v.impact))
+  const violations = await page.evaluate(async (grey) => {
+    const found = async (context, rules) => (await window.axe.run(context, { resultTypes: ["violations"], rules })).violations;
+    if (!grey) return found(document, {});
+    return [...await found(document, { "color-contrast": { enabled: false } }), ...await found({ include: [["body"]], exclude: [[".data"]] }, {})];
+  }, greyed);
+  const bad = violations.filter((v) => ["serious", "critical"].includes(v.impact))
     .map((v) => `${v.id}: ${v.help}; ${v.nodes.slice(0, 3).map((n) => `${n.target} ${n.any.map((a) => a.message).join(" ")}`).join(" | ")}`);
   same(bad, [], `axe, ${where}`);
 }

@@ -180,7 +180,10 @@ impl Stream {
     async fn ends(&mut self) {
         let read = async {
             let mut line = String::new();
-            while self.0.read_line(&mut line).await.is_ok_and(|length| length > 0) {
+            // An answer in pieces ends with one of no length; the connection may go on.
+            while self.0.read_line(&mut line).await.is_ok_and(|length| length > 0)
+                && line.trim() != "0"
+            {
                 line.clear();
             }
         };

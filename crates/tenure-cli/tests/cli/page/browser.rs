@@ -6,7 +6,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use serde_json::Value;
-use tenure_testkit::{Child, Cluster, Stop};
+use tenure_testkit::{Child, Cluster, Signal, Stop};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use tokio_postgres::Client;
@@ -19,7 +19,7 @@ const ODD: &str = "<img src=x onerror=alert(1)>";
 /// The longest that one scene takes; a browser is slow on a busy machine.
 const SCENE: Duration = Duration::from_secs(180);
 
-fn root() -> PathBuf {
+pub(super) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
@@ -30,6 +30,10 @@ struct Group {
     agents: Vec<Child>,
     folder: tempfile::TempDir,
     load: Option<JoinHandle<()>>,
+    /// Open for reading.
+    page: Served,
+    /// With TLS on every address: nothing is shown without a token.
+    secure: Served,
 }
 
 impl Group {
@@ -83,7 +87,13 @@ impl Group {
             count("select count(*) from tenure_agent.slot where state = 'failed'").await > 0
         })
         .await;
-        Group { cluster, members, agents, folder, load: None }
+        let page = Served::new(&dsn, &[]).await;
+        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("made");
+        let file = |name: &str| folder.path().join(name);
+        std::fs::write(file("cert.pem"), made.cert.pem()).expect("written");
+        std::fs::write(file("key.pem"), made.signing_key.serialize_pem()).expect("written");
+        let secure = secure(&dsn, folder.path(), "0").await;
+        Group { cluster, members, agents, folder, load: None, page, secure }
     }
 
     /// Does what a scene asks for.
@@ -99,6 +109,23 @@ impl Group {
                     .find(|(name, _)| holder.contains(&format!("-{name}-")))
                     .expect("it is one of ours");
                 child.kill().await.expect("killed");
+            }
+            "freeze-page" => self.page.child.signal(Signal::STOP),
+            "thaw-page" => self.page.child.signal(Signal::CONT),
+            "restart-secure" => {
+                self.secure.child.kill().await.expect("killed");
+                let port = self.secure.address.rsplit_once(':').expect("a port").1.to_owned();
+                self.secure = secure(&self.cluster.dsn(), self.folder.path(), &port).await;
+            }
+            "sixty-vacant" => {
+                let sql = "insert into tenure.role (name, key, policy, lease_ms, epoch, last_holder, released_at) \
+                    select 'import:tenant-' || lpad(n::text, 2, '0'), 100000 + n, 'exclusive', 3000, 3, \
+                        'tenure-harbor-9-00000000-0000-4000-8000-000000000009', now() - interval '49 s' \
+                    from generate_series(1, 60) n; \
+                    insert into tenure.term (role, epoch, member, claimed_at, acting_at, ended_at, how) \
+                    select name, 3, last_holder, now() - interval '1 h', now() - interval '1 h', released_at, 'replaced' \
+                    from tenure.role where name like 'import:%'";
+                self.cluster.sql(sql).await.expect("rows");
             }
             "stop-database" => self.cluster.stop(Stop::Immediate).await.expect("it stops"),
             "start-database" => self.cluster.start_again().await.expect("it starts"),
@@ -116,11 +143,19 @@ impl Group {
                     self.agents.push(agent);
                 }
                 let client = self.cluster.client("postgres").await.expect("a session");
-                transactions(&client).await;
+                transactions(&client, "mail").await;
             }
             other => panic!("the scene asks for {other}"),
         }
     }
+}
+
+async fn secure(dsn: &str, folder: &Path, port: &str) -> Served {
+    let file = |name: &str| folder.join(name).to_str().expect("text").to_owned();
+    let (cert, key) = (file("cert.pem"), file("key.pem"));
+    let tls = ["--tls-cert", &cert, "--tls-key", &key, "--name", "localhost"];
+    let title = ["--title", "orders-prod"];
+    Served::at(&format!("0.0.0.0:{port}"), dsn, &[&tls[..], &title].concat()).await
 }
 
 fn agent(dsn: &str, folder: &Path, name: &str, text: &str) -> Child {
@@ -134,7 +169,7 @@ fn agent(dsn: &str, folder: &Path, name: &str, text: &str) -> Child {
 }
 
 /// The tables of transactions as they are, with an account of which one transaction is stuck and one ended.
-async fn transactions(client: &Client) {
+pub(super) async fn transactions(client: &Client, role: &str) {
     client.batch_execute("create schema tenure_tx").await.expect("a schema");
     for file in ["0001_pending_transactions.sql", "0002_writers.sql"] {
         let path = root().join("crates/tenure-tx/sql").join(file);
@@ -142,14 +177,14 @@ async fn transactions(client: &Client) {
         client.batch_execute(&sql).await.expect("tables");
     }
     let sql = "insert into tenure_tx.account (account_id, role, chain) \
-            values (decode(repeat('ab', 20), 'hex'), 'mail', '31337 0xfeed'); \
+            values (decode(repeat('ab', 20), 'hex'), '{role}', '31337 0xfeed'); \
         insert into tenure_tx.pending_transactions (account_id, nonce, hash, state, block_hash, tip, attempts, \
             request_id, creator_id, epoch, built_at_block, created_at, ended_at) \
         select decode(repeat('ab', 20), 'hex'), n, sha256(n::text::bytea), \
             (array['finalized', 'broadcast', 'in_block'])[n], case when n <> 2 then sha256('block') end, 1, '[]', \
             'payment-' || n, 'north', 1, 1, now() - interval '1 minute' * (4 - n) * 2, case when n = 1 then now() end \
         from generate_series(1, 3) n";
-    client.batch_execute(sql).await.expect("rows");
+    client.batch_execute(&sql.replace("{role}", role)).await.expect("rows");
 }
 
 /// A session that holds a thousand locks and beats, as a member would.
@@ -179,11 +214,12 @@ async fn thousand_roles(client: Client) -> JoinHandle<()> {
 
 async fn play(scenes: &str) {
     let mut group = Group::start().await;
-    let page = Served::new(&group.cluster.dsn(), &[]).await;
     let mut command = tokio::process::Command::new("node");
     command.arg(root().join("crates/tenure-agent/page/browser").join(scenes));
     command
-        .env("TENURE_PAGE", format!("http://{}/", page.address))
+        .env("TENURE_PAGE", format!("http://{}/", group.page.address))
+        .env("TENURE_SECURE", format!("https://{}/", group.secure.address))
+        .env("TENURE_READER", "see-everything")
         .env("TENURE_TOKEN", "do-something");
     let mut browser = Child::spawn(command).expect("node runs; scripts/setup.sh page installs it");
     loop {
@@ -200,7 +236,7 @@ async fn play(scenes: &str) {
     }
     browser.wait(SOON).await.expect("it ends");
     if scenes == "all.mjs" {
-        fuzz(&page, &group).await;
+        fuzz(&group.page, &group).await;
     }
     if let Some(load) = group.load {
         load.abort();

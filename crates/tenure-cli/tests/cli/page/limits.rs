@@ -15,6 +15,7 @@ use crate::kit::{SOON, code, database, ends, event, member, until};
 #[tokio::test]
 async fn a_line_that_is_taken_out_of_the_file_ends_its_session_and_its_stream() {
     let database = database().await;
+    assert_eq!(code(&ends(&["migrate", "--dsn", &database.dsn()]).await), 0);
     let page = Served::new(&database.dsn(), &["--behind-proxy", "--name", "page.example"]).await;
     let (host, kind) = ("Host: page.example", "Content-Type: application/json");
     let signed =
@@ -108,6 +109,7 @@ async fn a_page_that_is_ended_lets_an_order_come_to_its_end() {
     let mut page = Served::new(&dsn, &[]).await;
     // The order waits for the role's row.
     let client = database.client().await.expect("a session");
+    let watcher = database.client().await.expect("a session");
     let hold = "begin; select from tenure.role where name = 'export' for update";
     client.batch_execute(hold).await.expect("held");
     let address = page.address.clone();
@@ -120,7 +122,7 @@ async fn a_page_that_is_ended_lets_an_order_come_to_its_end() {
     let waits = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' \
                  and query like '%set_paused%' and datname = current_database()";
     until("an order that waits", async || {
-        client.query_one(waits, &[]).await.is_ok_and(|row| row.get::<_, i64>(0) == 1)
+        watcher.query_one(waits, &[]).await.is_ok_and(|row| row.get::<_, i64>(0) == 1)
     })
     .await;
     page.child.signal(Signal::TERM);
