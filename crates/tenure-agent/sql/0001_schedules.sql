@@ -198,6 +198,23 @@ begin
     return jsonb_build_object('now', tenure_agent.micros(clock_timestamp()), 'began', began);
 end $$;
 
+-- Takes back the row of an attempt whose work this very term did not start: the slot waits for its turn, and the
+-- next attempt has the same number. Without such a row nothing changes.
+create function tenure_agent.requeue(p_role text, p_epoch bigint, p_member text, p_schedule text, p_at bigint,
+                                     p_number integer) returns jsonb
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+    perform tenure.fence(p_role, p_epoch);
+    update tenure_agent.slot s set state = 'queued', attempts = p_number - 1
+        where s.schedule = p_schedule and s.at = tenure_agent.instant(p_at) and s.state = 'running'
+          and s.attempts = p_number and s.epoch = p_epoch and s.member = p_member;
+    if found then
+        delete from tenure_agent.attempt a
+            where a.schedule = p_schedule and a.at = tenure_agent.instant(p_at) and a.number = p_number;
+    end if;
+    return jsonb_build_object('now', tenure_agent.micros(clock_timestamp()));
+end $$;
+
 -- Records how a slot's attempt ended, and what becomes of the slot. An attempt that has ended stays as it is.
 create function tenure_agent.finish(p_role text, p_epoch bigint, p_member text, p_end jsonb) returns jsonb
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$

@@ -1,7 +1,9 @@
 //! Runs a role's schedules: one engine for each term, carried out here.
 //!
 //! A term's loop ends only when nothing of the term runs any more, so that two terms of one member never
-//! overlap. Each run holds an act from before its start until its end is recorded: a release waits for it.
+//! overlap. Each run holds an act from before its row is asked for until its end is recorded: a release waits
+//! for it. So a slot that is claimed while the role begins to be handed over is put back before the release,
+//! and its successor starts it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -14,7 +16,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::child::{Post, Stop};
 use crate::definition::Schedule;
-use crate::engine::{Effect, Engine, Outcome, Slot, Then, Why};
+use crate::engine::{Answer, Effect, Engine, Fate, Outcome, Slot, Then, Why};
 use crate::event::{Event, Events};
 use crate::store::{Details, Store, StoreError, Term, Waiting};
 use crate::work::{Job, Run};
@@ -63,6 +65,14 @@ struct Unrecorded {
     _act: Option<Act>,
 }
 
+/// Why an effect was not carried out, as far as this member knows.
+enum Unsent {
+    /// Not sent: the gate let no act begin.
+    Refused,
+    /// Sent, without an answer; or refused by the database.
+    InDoubt(Vec<Effect>, StoreError),
+}
+
 /// One term of the role.
 struct Shift<'a> {
     crew: &'a Crew,
@@ -70,6 +80,10 @@ struct Shift<'a> {
     engine: Engine,
     /// What the database has to be told, in order.
     writes: VecDeque<Effect>,
+    /// How many of the first of them were sent before, and may have been carried out.
+    in_doubt: usize,
+    /// The acts of slots whose rows are asked for, or taken back.
+    acts: BTreeMap<Slot, Act>,
     running: BTreeMap<(Slot, u32), watch::Sender<Stop>>,
     unrecorded: BTreeMap<(Slot, u32), Unrecorded>,
     done: mpsc::UnboundedSender<Done>,
@@ -128,6 +142,8 @@ impl Crew {
             term,
             engine: Engine::default(),
             writes: VecDeque::new(),
+            in_doubt: 0,
+            acts: BTreeMap::new(),
             running: BTreeMap::new(),
             unrecorded: BTreeMap::new(),
             done,
@@ -179,15 +195,25 @@ impl Shift<'_> {
         let Some(now) = self.crew.store.now() else { return true };
         if phase == Phase::Draining {
             self.engine.drain(now);
+            self.withdraw();
         }
         let effects = self.engine.tick(now);
         self.take(effects);
-        while let Some(effect) = self.writes.pop_front() {
-            if let Err((effects, error)) = self.write(effect).await {
-                for effect in effects.into_iter().rev() {
-                    self.writes.push_front(effect);
+        while !self.writes.is_empty() {
+            let sent = match self.write().await {
+                Ok(()) => 0,
+                Err(Unsent::Refused) => return true,
+                Err(Unsent::InDoubt(effects, error)) => {
+                    let sent = effects.len();
+                    for effect in effects.into_iter().rev() {
+                        self.writes.push_front(effect);
+                    }
+                    self.failed(&error);
+                    sent
                 }
-                self.failed(&error);
+            };
+            self.in_doubt = sent;
+            if sent > 0 {
                 return true;
             }
             self.trouble = None;
@@ -197,6 +223,32 @@ impl Shift<'_> {
             }
         }
         false
+    }
+
+    /// The role is being handed over: what was not sent yet is left to the successor, which finds these slots
+    /// due, queued or ordered as this term did. What may have been carried out is asked again.
+    fn withdraw(&mut self) {
+        let mut place = 0;
+        let in_doubt = self.in_doubt;
+        self.writes.retain(|effect| {
+            place += 1;
+            place <= in_doubt || !matches!(effect, Effect::Claim { .. } | Effect::Attempt { .. })
+        });
+    }
+
+    /// Begins the act of a slot before its row is asked for; false: the gate says no.
+    fn hold(&mut self, slot: &Slot) -> bool {
+        if self.acts.contains_key(slot) {
+            return true;
+        }
+        let act = self.crew.post.lock.begin_act(Duration::ZERO).ok();
+        match act.filter(|act| act.epoch() == self.term.epoch) {
+            Some(act) => {
+                self.acts.insert(slot.clone(), act);
+                true
+            }
+            None => false,
+        }
     }
 
     /// How long nothing is due.
@@ -273,28 +325,23 @@ impl Shift<'_> {
                         );
                     }
                 }
-                Effect::Claim { .. } | Effect::Attempt { .. } | Effect::Finish { .. } => {
+                Effect::Claim { .. }
+                | Effect::Attempt { .. }
+                | Effect::Requeue { .. }
+                | Effect::Finish { .. } => {
                     self.writes.push_back(effect);
                 }
             }
         }
     }
 
-    /// The attempt's row is committed: the work starts, if the gate is still open.
+    /// The attempt's row is committed: the work starts, if the role is still led and not being handed over.
     fn start(&mut self, slot: Slot, number: u32) {
         let job = self.crew.jobs().into_iter().find(|job| job.schedule.name() == slot.schedule);
-        let act = self.crew.post.lock.begin_act(Duration::ZERO);
-        let act = act.ok().filter(|act| act.epoch() == self.term.epoch);
-        let (Some(job), Some(act)) = (job, act) else {
-            let now = self.crew.store.now().unwrap_or(slot.at);
-            let effects = self.engine.ended(&slot, number, Outcome::Lost, now);
-            let details = Details {
-                reason: Some("it was not started: the gate had shut".to_owned()),
-                ..Details::default()
-            };
-            self.unrecorded.insert((slot, number), Unrecorded { details, _act: None });
-            self.take(effects);
-            return;
+        let job = job.filter(|_| self.crew.phase(self.term.epoch) == Phase::Open);
+        let (job, act) = match (job, self.acts.remove(&slot)) {
+            (Some(job), Some(act)) => (job, act),
+            (_, act) => return self.not_started(slot, number, act),
         };
         let (stop, stopped) = watch::channel(Stop::No);
         let run = Run {
@@ -322,9 +369,21 @@ impl Shift<'_> {
         });
     }
 
+    /// The slot is put back; the act is held until that is recorded.
+    fn not_started(&mut self, slot: Slot, number: u32, act: Option<Act>) {
+        self.tell("run_requeued", &slot, number, "its work did not start: the gate had shut");
+        let now = self.crew.store.now().unwrap_or(slot.at);
+        let effects = self.engine.ended(&slot, number, Outcome::NotStarted, now);
+        self.acts.extend(act.map(|act| (slot, act)));
+        self.take(effects);
+    }
+
     fn ended(&mut self, done: Done) {
         let Done { slot, number, outcome, details, act } = done;
         self.running.remove(&(slot.clone(), number));
+        if outcome == Outcome::NotStarted {
+            return self.not_started(slot, number, Some(act));
+        }
         let act = if details.strays {
             // In flight for ever: no release of this term may be called clean.
             std::mem::forget(act);
@@ -338,74 +397,112 @@ impl Shift<'_> {
         self.take(effects);
     }
 
-    /// Carries one effect out; claims are collected. What did not get through comes back.
-    async fn write(&mut self, effect: Effect) -> Result<(), (Vec<Effect>, StoreError)> {
-        match effect {
-            Effect::Claim { .. } => self.claim(effect).await,
+    /// Carries the first effect out; claims are collected.
+    async fn write(&mut self) -> Result<(), Unsent> {
+        if let Some(Effect::Attempt { slot, .. }) = self.writes.front() {
+            let slot = slot.clone();
+            if !self.hold(&slot) {
+                return Err(Unsent::Refused);
+            }
+        }
+        let claims = self.claims()?;
+        if !claims.is_empty() {
+            return self.claim(claims).await;
+        }
+        let Some(effect) = self.writes.pop_front() else { return Ok(()) };
+        let (crew, term) = (self.crew, &self.term);
+        let answered = match &effect {
             Effect::Attempt { slot, number, order } => {
-                let began =
-                    self.crew.store.attempt(&self.term, &slot, number, order.as_ref()).await;
-                match began {
-                    Ok(began) => {
-                        let now = self.crew.store.now().unwrap_or(slot.at);
-                        let effects = self.engine.began(&slot, number, began, now);
-                        self.take(effects);
-                        Ok(())
-                    }
-                    Err(error) => Err((vec![Effect::Attempt { slot, number, order }], error)),
-                }
+                crew.store.attempt(term, slot, *number, order.as_ref()).await
+            }
+            Effect::Requeue { slot, number } => {
+                crew.store.requeue(term, slot, *number).await.map(|()| true)
             }
             Effect::Finish { slot, number, how, then } => {
-                let key = (slot.clone(), number);
                 let none = Details::default();
-                let details = self.unrecorded.get(&key).map_or(&none, |end| &end.details);
-                let store = &self.crew.store;
-                match store.finish(&self.term, &slot, number, how, then, details).await {
-                    Ok(()) => {
-                        let mut event =
-                            self.event("run_ended", &slot, number).because(how.as_str());
-                        event.code = details.code;
-                        self.crew.events.tell(event);
-                        if then == Then::Dead {
-                            self.tell("dead_letter", &slot, number, how.as_str());
-                        }
-                        self.unrecorded.remove(&key);
-                        self.engine.recorded(&slot);
-                        Ok(())
-                    }
-                    Err(error) => Err((vec![Effect::Finish { slot, number, how, then }], error)),
+                let end = self.unrecorded.get(&(slot.clone(), *number));
+                let details = end.map_or(&none, |end| &end.details);
+                let finished = crew.store.finish(term, slot, *number, *how, *then, details);
+                finished.await.map(|()| true)
+            }
+            Effect::Claim { .. } | Effect::Start { .. } | Effect::Stop { .. } => Ok(true),
+        };
+        match answered {
+            Ok(yes) => self.answered(effect, yes),
+            Err(error) => return Err(Unsent::InDoubt(vec![effect], error)),
+        }
+        Ok(())
+    }
+
+    /// The database has carried an effect out, or said no to an attempt.
+    fn answered(&mut self, effect: Effect, yes: bool) {
+        match effect {
+            Effect::Attempt { slot, number, .. } => {
+                if !yes {
+                    self.acts.remove(&slot);
                 }
+                let now = self.crew.store.now().unwrap_or(slot.at);
+                let effects = self.engine.began(&slot, number, yes, now);
+                self.take(effects);
             }
-            Effect::Start { .. } | Effect::Stop { .. } => {
-                self.take(vec![effect]);
-                Ok(())
+            Effect::Requeue { slot, .. } => {
+                self.acts.remove(&slot);
+                self.engine.requeued(&slot);
             }
+            Effect::Finish { slot, number, how, then } => {
+                let end = self.unrecorded.remove(&(slot.clone(), number));
+                let mut event = self.event("run_ended", &slot, number).because(how.as_str());
+                event.code = end.and_then(|end| end.details.code);
+                self.crew.events.tell(event);
+                if then == Then::Dead {
+                    self.tell("dead_letter", &slot, number, how.as_str());
+                }
+                self.engine.recorded(&slot);
+            }
+            Effect::Claim { .. } | Effect::Start { .. } | Effect::Stop { .. } => {}
         }
     }
 
-    async fn claim(&mut self, first: Effect) -> Result<(), (Vec<Effect>, StoreError)> {
-        let mut claims = vec![first];
-        while claims.len() < BATCH && matches!(self.writes.front(), Some(Effect::Claim { .. })) {
+    /// The claims in front, as many as one statement takes, with the acts of those that start at once.
+    fn claims(&mut self) -> Result<Vec<Effect>, Unsent> {
+        let mut claims = Vec::new();
+        while claims.len() < BATCH {
+            let Some(Effect::Claim { slot, fate, .. }) = self.writes.front() else { break };
+            let (slot, starts) = (slot.clone(), *fate == Fate::Run);
+            if starts && !self.hold(&slot) {
+                if claims.is_empty() {
+                    return Err(Unsent::Refused);
+                }
+                break;
+            }
             claims.extend(self.writes.pop_front());
         }
+        Ok(claims)
+    }
+
+    async fn claim(&mut self, claims: Vec<Effect>) -> Result<(), Unsent> {
         let begun = Instant::now();
         let next = |effect: &Effect| match effect {
             Effect::Claim { slot, .. } => self.engine.next_slot(&slot.schedule, slot.at),
             Effect::Attempt { .. }
             | Effect::Start { .. }
             | Effect::Stop { .. }
+            | Effect::Requeue { .. }
             | Effect::Finish { .. } => None,
         };
         let rows: Vec<(Effect, Option<Timestamp>)> =
             claims.iter().map(|claim| (claim.clone(), next(claim))).collect();
         let answers = match self.crew.store.claim(&self.term, &rows).await {
             Ok(answers) => answers,
-            Err(error) => return Err((claims, error)),
+            Err(error) => return Err(Unsent::InDoubt(claims, error)),
         };
         tracing::debug!(role = self.term.role, slots = claims.len(), took = ?begun.elapsed(), "claimed");
         let now = self.crew.store.now();
         for (claim, answer) in claims.into_iter().zip(answers) {
             if let Effect::Claim { slot, .. } = claim {
+                if answer != Answer::Claimed {
+                    self.acts.remove(&slot);
+                }
                 let effects = self.engine.claimed(&slot, answer, now.unwrap_or(slot.at));
                 self.take(effects);
             }

@@ -4,6 +4,7 @@
 //!  due ──claim──► running ──ended──► finish ──► succeeded, failed, interrupted, replaced
 //!   │                ▲                  │
 //!   ├──► queued ─────┤ attempt          └──► waiting (a retry) ──attempt──► running
+//!   │      ▲─requeue─┘ its work did not start
 //!   └──► missed, skipped (written down)
 //! ```
 //!
@@ -14,7 +15,9 @@
 //! Work starts ([`Effect::Start`]) only after the database answered that the attempt's row is there and
 //! that this term wrote it. An answer that was lost is asked for again; the work of that attempt has not
 //! begun then, because nothing but the answer lets it begin. A term's engine is dropped for good with the
-//! term, and the next term's claims of the same slot meet the primary key.
+//! term, and the next term's claims of the same slot meet the primary key. An attempt's row is taken back
+//! ([`Effect::Requeue`]) only after the driver said that it did not start the work ([`Outcome::NotStarted`]), and
+//! before the same term may ask for another attempt.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -75,6 +78,8 @@ pub enum Outcome {
     Stopped,
     /// It ended with the lease.
     Lost,
+    /// It was not started, and never will be by this term: the role is being handed over, or the gate shut.
+    NotStarted,
 }
 
 /// Why an attempt is told to stop.
@@ -139,6 +144,13 @@ pub enum Effect {
         number: u32,
         /// What ended it: it goes into the row.
         why: Why,
+    },
+    /// Take the attempt's row back: its work did not start. The slot waits for its turn again.
+    Requeue {
+        /// Which.
+        slot: Slot,
+        /// Which attempt of the slot, from 1.
+        number: u32,
     },
     /// Record the end.
     Finish {
@@ -230,6 +242,8 @@ enum Step {
         since: Timestamp,
         stopping: Option<Why>,
     },
+    /// The attempt's row is being taken back.
+    Requeueing,
     /// The end is being recorded.
     Finishing(Then),
 }
@@ -239,7 +253,7 @@ impl Step {
     fn is_busy(self) -> bool {
         match self {
             Step::Claiming(fate) => fate == Fate::Run,
-            Step::Attempting | Step::Running { .. } | Step::Finishing(_) => true,
+            Step::Attempting | Step::Running { .. } | Step::Requeueing | Step::Finishing(_) => true,
             Step::Queued | Step::Waiting(_) => false,
         }
     }
@@ -410,6 +424,10 @@ impl Engine {
             return Vec::new();
         }
         let how = match (outcome, stopping) {
+            (Outcome::NotStarted, _) => {
+                job.step = Step::Requeueing;
+                return vec![Effect::Requeue { slot: slot.clone(), number }];
+            }
             (Outcome::Ended(true), _) => How::Succeeded,
             (Outcome::Lost, _) | (_, Some(Why::Drain)) => How::Interrupted,
             (_, Some(Why::Timeout)) => How::Timeout,
@@ -420,6 +438,15 @@ impl Engine {
         let then = after(&planned.definition, how, number, now);
         job.step = Step::Finishing(then);
         vec![Effect::Finish { slot: slot.clone(), number, how, then }]
+    }
+
+    /// The row of an attempt that did not start is gone: the slot waits for its turn, here or in another term.
+    pub fn requeued(&mut self, slot: &Slot) {
+        let Some(planned) = self.schedules.get_mut(&slot.schedule) else { return };
+        let Some(job) = planned.jobs.get_mut(&slot.at) else { return };
+        if job.step == Step::Requeueing {
+            *job = Job { number: job.number.saturating_sub(1), step: Step::Queued };
+        }
     }
 
     /// The end of an attempt is recorded.
@@ -521,6 +548,7 @@ impl Planned {
             | Step::Waiting(_)
             | Step::Attempting
             | Step::Running { .. }
+            | Step::Requeueing
             | Step::Finishing(_) => false,
         })
     }
@@ -535,7 +563,7 @@ impl Planned {
             Overlap::Queue => {
                 let waits = |job: &&Job| match job.step {
                     Step::Claiming(fate) => fate == Fate::Queue,
-                    Step::Queued | Step::Waiting(_) => true,
+                    Step::Queued | Step::Waiting(_) | Step::Requeueing => true,
                     Step::Attempting | Step::Running { .. } | Step::Finishing(_) => false,
                 };
                 if self.jobs.values().filter(waits).count() < QUEUE {
@@ -573,6 +601,7 @@ impl Planned {
                 Step::Running { .. }
                 | Step::Claiming(_)
                 | Step::Attempting
+                | Step::Requeueing
                 | Step::Finishing(_) => {}
             }
         }
@@ -600,9 +629,11 @@ impl Planned {
         let next = self.jobs.iter_mut().find(|(_, job)| match job.step {
             Step::Queued => true,
             Step::Waiting(until) => removed || until <= now,
-            Step::Claiming(_) | Step::Attempting | Step::Running { .. } | Step::Finishing(_) => {
-                false
-            }
+            Step::Claiming(_)
+            | Step::Attempting
+            | Step::Running { .. }
+            | Step::Requeueing
+            | Step::Finishing(_) => false,
         });
         let Some((at, job)) = next else { return };
         let slot = Slot { schedule: name.to_owned(), at: *at };
@@ -658,6 +689,7 @@ impl Planned {
             | Step::Queued
             | Step::Claiming(_)
             | Step::Attempting
+            | Step::Requeueing
             | Step::Finishing(_) => None,
         });
         let next = if draining.is_none() && !self.removed {

@@ -264,6 +264,22 @@ impl Store {
         self.ask::<Began>(&sql).await.map(|answer| answer.began)
     }
 
+    /// Takes an attempt's row back whose work did not start; the slot waits for its turn again.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn requeue(&self, term: &Term, slot: &Slot, number: u32) -> Result<(), StoreError> {
+        let sql = format!(
+            "select tenure_agent.requeue({}, {}, {}, {}, {}, {number})",
+            literal(&term.role),
+            term.epoch.get(),
+            literal(&term.member),
+            literal(&slot.schedule),
+            slot.at.as_microsecond(),
+        );
+        self.ask::<Value>(&sql).await.map(drop)
+    }
+
     /// Records an end.
     ///
     /// # Errors

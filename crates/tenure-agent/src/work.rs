@@ -154,7 +154,8 @@ fn told(ended: Ended, command: &[OsString]) -> (Outcome, Details) {
         End::NotStarted(errno) => {
             (Outcome::Ended(false), details(None, Some(&not_started(command, errno))))
         }
-        End::TooLate | End::Gone(_, EndedBy::LeaseEnded | EndedBy::Orphaned) => {
+        End::TooLate => (Outcome::NotStarted, details(None, None)),
+        End::Gone(_, EndedBy::LeaseEnded | EndedBy::Orphaned) => {
             (Outcome::Lost, details(None, Some("the lease was about to end")))
         }
         End::GuardianDied(true) => (Outcome::Lost, details(None, Some("its guardian was killed"))),

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tenure::config::{Config, RoleSpec};
 use tenure::{Member, RoleName};
-use tenure_agent::{Run, Schedule, Schedules};
-use tenure_testkit::{Database, shared_cluster};
+use tenure_agent::{Overlap, Run, Schedule, Schedules};
+use tenure_testkit::{Database, shared_cluster, until};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
@@ -164,4 +164,67 @@ async fn a_term_that_is_over_writes_nothing_and_a_slot_of_another_term_is_taken(
     assert!(answer.get::<_, String>(0).contains(r#""answers": ["taken"]"#));
     member.shutdown(Some(SOON)).await.expect("it leaves");
     serving.finished().await;
+}
+
+/// dkron's issue 1210: runs were lost exactly at a change of leader.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dkron_1210_a_slot_that_is_claimed_while_its_leader_hands_over_is_run_by_the_next() {
+    let database = shared_cluster().await.database().await.expect("a database");
+    let client = database.client().await.expect("a session");
+    let (told, mut runs) = mpsc::unbounded_channel();
+    let mut members = Vec::new();
+    for name in ["one", "two"] {
+        let member = member(&database).await;
+        let told = told.clone();
+        let serving = Schedules::new()
+            .add(schedule("s").overlap(Overlap::Queue), move |run| {
+                let told = told.clone();
+                async move {
+                    told.send((name, run)).expect("a reader");
+                    Ok::<(), String>(())
+                }
+            })
+            .start(&member)
+            .expect("it starts");
+        member.start_all().await.expect("it takes part");
+        members.push((name, member, serving));
+    }
+    let mut slots = Vec::new();
+    for _ in 0..3 {
+        let (leader, run) = next(&mut runs).await;
+        slots.push(run.slot);
+        // From here on a claim takes long enough for its leader to begin a hand-over meanwhile.
+        let slow = "create function public.slow() returns trigger language plpgsql as \
+            'begin perform pg_sleep(0.7); return new; end'; \
+            create trigger slow before insert on tenure_agent.slot for each row execute function public.slow()";
+        client.batch_execute(slow).await.expect("slow");
+        let claiming = "select count(*) from pg_stat_activity where datname = current_database() \
+            and query like 'select tenure_agent.claim%' and wait_event = 'PgSleep'";
+        until("a claim that is under way", async || count(&client, claiming).await > 0).await;
+        let leads = members.iter().find(|(name, ..)| *name == leader).expect("one of them");
+        let lock = leads.1.lock("cron").expect("its role");
+        lock.step_down(None).await.expect("it steps down");
+        client.batch_execute("drop function public.slow() cascade").await.expect("as before");
+        loop {
+            let (name, run) = next(&mut runs).await;
+            slots.push(run.slot);
+            if name != leader {
+                break;
+            }
+        }
+    }
+    let mut once = slots.clone();
+    once.sort();
+    once.dedup();
+    assert_eq!(once.len(), slots.len(), "no slot came twice: {slots:?}");
+    let lost = "select count(*) from tenure_agent.slot where state not in ('succeeded', 'running', 'queued')";
+    assert_eq!(count(&client, lost).await, 0, "none was lost");
+    for (_, member, serving) in members {
+        member.shutdown(Some(SOON)).await.expect("it leaves");
+        serving.finished().await;
+    }
+}
+
+async fn count(client: &tokio_postgres::Client, sql: &str) -> i64 {
+    client.query_one(sql, &[]).await.map_or(-1, |row| row.get(0))
 }
