@@ -9,7 +9,9 @@ use std::os::fd::OwnedFd;
 use std::process::ExitStatus;
 use std::time::Duration;
 
-use tenure::{Act, BootClock, Clock, LeaderLock, Lease, Refusal, TakeoverPolicy, Tick};
+use tenure::{
+    Act, BootClock, Clock, ExponentialBackoff, LeaderLock, Lease, Refusal, TakeoverPolicy, Tick,
+};
 use tenure_guardian::{EndedBy, Guarded, News, Times};
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe::Receiver;
@@ -25,6 +27,33 @@ const OVERDUE: Duration = Duration::from_secs(1);
 const LOOK: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 /// How long the last words of a child may take to arrive once it is gone.
 const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// A child that ran this long is no longer one that fails at once.
+const STEADY: Duration = Duration::from_secs(10);
+/// The pauses before a child is started again.
+const RESTART: ExponentialBackoff =
+    ExponentialBackoff::new(Duration::from_millis(200), Duration::from_secs(10));
+/// A wait for leadership without an end: longer than any process runs.
+#[doc(hidden)]
+pub const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 86_400);
+
+/// The pauses between a child that exits by itself and its next start: 200 ms, doubled up to 10 s for one that fails at
+/// once again.
+#[derive(Debug, Default)]
+pub struct Restarts(u32);
+
+impl Restarts {
+    /// The pause after a child that ran so long.
+    pub fn pause(&mut self, ran: Duration) -> Duration {
+        self.0 = if ran >= STEADY { 1 } else { self.0.saturating_add(1) };
+        RESTART.pause(self.0, 0.5)
+    }
+
+    /// A child ended otherwise.
+    pub fn reset(&mut self) {
+        self.0 = 0;
+    }
+}
 
 /// A program to run, and what it is told.
 #[derive(Debug, Clone)]

@@ -7,21 +7,12 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tenure::ExponentialBackoff;
 use tenure_guardian::EndedBy;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep};
 
-use crate::child::{End, Post, Program, Stop, not_started};
+use crate::child::{End, FOR_EVER, Post, Program, Restarts, Stop, not_started};
 use crate::event::{Event, Events};
-
-/// A child that ran this long is no longer one that fails at once.
-const STEADY: Duration = Duration::from_secs(10);
-/// The pauses before a child is started again.
-const RESTART: ExponentialBackoff =
-    ExponentialBackoff::new(Duration::from_millis(200), Duration::from_secs(10));
-/// Longer than any process runs.
-const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 
 /// The commands of an agent, by role.
 pub(crate) type Commands = BTreeMap<String, Vec<String>>;
@@ -42,14 +33,13 @@ impl Commander {
     /// Runs until the role has stopped.
     pub(crate) async fn serve(mut self) {
         let lock = self.post.lock.clone();
-        let mut failures = 0;
+        let mut restarts = Restarts::default();
         while lock.wait_for_leadership(Some(FOR_EVER)).await.is_ok() {
             let begun = Instant::now();
             if self.term().await {
-                failures = if begun.elapsed() >= STEADY { 1 } else { failures + 1 };
-                sleep(RESTART.pause(failures, 0.5)).await;
+                sleep(restarts.pause(begun.elapsed())).await;
             } else {
-                failures = 0;
+                restarts.reset();
             }
         }
     }

@@ -15,7 +15,8 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use tenure::config::Config;
-use tenure::{ExponentialBackoff, LeaderLock, LockState};
+use tenure::{LeaderLock, LockState};
+use tenure_agent::child::Restarts;
 use tenure_guardian::Strays;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::{Instant, sleep};
@@ -31,12 +32,6 @@ use crate::setting::{EMBEDDED, NOT_ENABLED, Setting};
 use crate::signals::Signals;
 use crate::supervisor::{Course, Ended};
 use crate::table::span;
-
-/// A child that ran this long is no longer one that fails at once.
-const STEADY: Duration = Duration::from_secs(10);
-/// The pauses before a child is started again.
-const RESTART: ExponentialBackoff =
-    ExponentialBackoff::new(Duration::from_millis(200), Duration::from_secs(10));
 
 pub(crate) async fn run(args: Run) -> Result<Exit, Failure> {
     let mut signals = Signals::listen()?;
@@ -96,7 +91,7 @@ async fn serve(
     restart: bool,
     signals: &mut Signals,
 ) -> Result<Exit, Failure> {
-    let mut restarts = 0;
+    let mut restarts = Restarts::default();
     let lock = candidacy.lock.clone();
     let patience = candidacy.config().acquire_timeout();
     loop {
@@ -127,10 +122,9 @@ async fn serve(
         match ended {
             _ if signal.is_some() => return Ok(Exit::Clean),
             Ended::Exited(_) if restart => {
-                restarts = if began.elapsed() >= STEADY { 1 } else { restarts + 1 };
                 tokio::select! {
                     () = signals.next() => return Ok(Exit::Clean),
-                    () = sleep(RESTART.pause(restarts, 0.5)) => {}
+                    () = sleep(restarts.pause(began.elapsed())) => {}
                 }
             }
             Ended::Exited(code) | Ended::NotStarted(code) => return Ok(Exit::Child(code)),
