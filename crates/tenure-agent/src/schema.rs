@@ -1,7 +1,10 @@
 //! The schema `tenure_agent`: numbered SQL files, applied once, in order, by the agent that comes first.
 
+use tenure::config::Config;
 use tenure_connect::migrate::Schema;
 use tenure_connect::sql::identifier;
+
+use crate::store::{Store, StoreError};
 
 /// The files. A released file is never edited.
 pub const SCHEMA: Schema = Schema {
@@ -10,6 +13,14 @@ pub const SCHEMA: Schema = Schema {
     key: 0x74_65_6e_75_72_65_61_67,
     files: tenure_connect::migrations!["../sql", 1 "schedules", 2 "alerts"],
 };
+
+/// Makes the schema, or brings it up to date.
+///
+/// # Errors
+/// [`StoreError`].
+pub async fn migrate(config: &Config) -> Result<(), StoreError> {
+    Store::new(config, "tenure migrate")?.migrate().await
+}
 
 /// The grants that an agent's login role needs beside a member's, as SQL text for the schema's owner to run.
 #[must_use]

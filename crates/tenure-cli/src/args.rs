@@ -418,6 +418,9 @@ pub(crate) struct Migrate {
     /// Print the grants that a login role needs to take part
     #[arg(long, value_name = "ROLE", conflicts_with = "print")]
     pub(crate) print_grants: Option<String>,
+    /// Also for agents: the schema of schedules and alerts
+    #[arg(long)]
+    pub(crate) agent: bool,
 }
 
 #[derive(Debug, Args)]

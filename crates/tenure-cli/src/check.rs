@@ -105,10 +105,16 @@ pub(crate) async fn audit(args: Audit) -> Result<Exit, Failure> {
 pub(crate) async fn migrate(args: Migrate) -> Result<Exit, Failure> {
     if let Some(role) = &args.print_grants {
         out!("{}", schema::privileges_sql(role).trim_end());
+        if args.agent {
+            out!("{}", tenure_agent::schema::privileges_sql(role).trim_end());
+        }
         return Ok(Exit::Clean);
     }
     if args.print {
         out!("{}", schema::script().trim_end());
+        if args.agent {
+            out!("{}", tenure_agent::schema::SCHEMA.script().trim_end());
+        }
         return Ok(Exit::Clean);
     }
     let setting = Setting::of(&args.database)?;
@@ -130,6 +136,12 @@ pub(crate) async fn migrate(args: Migrate) -> Result<Exit, Failure> {
         out!("the schema is up to date (version {have})");
     } else {
         out!("the schema went from version {have} to {}", schema::VERSION);
+    }
+    if args.agent {
+        let migrated = tenure_agent::schema::migrate(&setting.config).await;
+        migrated
+            .map_err(|error| Failure::new(Exit::Refused, format!("{error}; run it as an owner")))?;
+        out!("the schema tenure_agent is up to date");
     }
     Ok(Exit::Clean)
 }
