@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use tenure::config::Config;
+pub use tenure::operate::EVENTS;
 use tenure::operate::{BATCH, Operator, Pruned};
 use tenure::{LeaderLock, TenureError};
 use tokio::sync::watch;
@@ -23,7 +24,8 @@ const AGAIN: Duration = Duration::from_secs(60);
 /// How long the history is kept. A role's last two terms are always kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retention {
-    /// Older terms, events and runs are deleted. Default: 90 days.
+    /// Older terms, events and runs are deleted. Default: 90 days. Of the whole group's events the latest
+    /// [`EVENTS`] are kept at most.
     pub age: Duration,
     /// Of each role so many terms are kept, of each schedule so many slots. Default: 10,000.
     pub terms: u32,
@@ -75,7 +77,7 @@ pub async fn prune(
         deleted.terms += terms;
         deleted.events += events;
         deleted.slots += slots;
-        if terms.max(events).max(slots) < BATCH {
+        if terms == 0 && events == 0 && slots == 0 {
             break;
         }
         sleep(PAUSE).await;
@@ -123,8 +125,7 @@ impl Store {
     /// Deletes a batch of slots with their attempts; how many. A slot that is not over stays, and a group
     /// without schedules has none.
     async fn prune_slots(&self, retention: Retention) -> Result<u64, StoreError> {
-        let there = self.send("select to_regclass('tenure_agent.slot') is not null").await?;
-        if there.as_deref() != Some("t") {
+        if !self.is_there().await? {
             return Ok(0);
         }
         let sql = include_str!("../sql/prune.sql")

@@ -56,7 +56,7 @@ use order::OrderRefusal;
 
 pub use audit::Audit;
 pub use order::{OrderKind, OrderRecord};
-pub use prune::{BATCH, Pruned};
+pub use prune::{BATCH, EVENTS, Pruned};
 pub use settle::{Change, Forgotten};
 
 /// A role as the database knows it.

@@ -75,6 +75,49 @@ async fn prune_keeps_what_the_election_stands_on() {
 }
 
 #[tokio::test]
+async fn slots_and_events_are_pruned_by_age_and_by_count_and_open_ones_stay() {
+    let stage = Stage::new().await;
+    assert_eq!(stage.ends(&["migrate", "--agent"]).await.status.code(), Some(0));
+    // Of `old` all but the open slot are a year old; of `many` 30 are beyond the 50 that are kept.
+    stage
+        .client
+        .batch_execute(
+            "insert into tenure_agent.slot (schedule, at, state, attempts, epoch, member, claimed_at, ended_at)
+                 select 'old', now() - interval '1 year' + n * interval '1 s', 'succeeded', 5, 1, 'm', now() - interval '1 year',
+                        now() - interval '1 year' from generate_series(2, 601) n
+                 union all select 'old', now() - interval '1 year', 'waiting', 1, 1, 'm', now() - interval '1 year', null
+                 union all select 'many', now() - n * interval '1 s', 'failed', 1, 1, 'm', now(), now() from generate_series(1, 80) n;
+             insert into tenure_agent.attempt (schedule, at, number, epoch, member)
+                 select s.schedule, s.at, n, 1, 'm' from tenure_agent.slot s, generate_series(1, s.attempts) n;
+             insert into tenure.event (role, kind) select 'r', 'pause' from generate_series(1, 100100);
+             create table public.batch (size bigint);
+             create function public.count_batch() returns trigger language plpgsql as
+                 'begin insert into public.batch select count(*) from gone; return null; end';
+             create trigger count_batch after delete on tenure_agent.attempt referencing old table as gone
+                 for each statement execute function public.count_batch()",
+        )
+        .await
+        .expect("history");
+    let output = stage.ends(&["prune", "--keep", "50"]).await;
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    assert!(
+        said(&output).contains("deleted 0 terms, 100 events and 630 slots"),
+        "{}",
+        said(&output)
+    );
+    assert_eq!(
+        stage.count("select count(*) from tenure_agent.slot where state = 'waiting'").await,
+        1
+    );
+    assert_eq!(
+        stage.count("select count(*) from tenure_agent.slot where schedule = 'many'").await,
+        50
+    );
+    assert_eq!(stage.count("select count(*) from tenure_agent.attempt").await, 51);
+    assert!(stage.count("select max(size) from public.batch").await <= 1000, "attempts count too");
+}
+
+#[tokio::test]
 async fn the_leader_of_maintenance_prunes_for_the_group() {
     let stage = Stage::new().await;
     assert_eq!(stage.ends(&["migrate"]).await.status.code(), Some(0));

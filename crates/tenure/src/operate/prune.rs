@@ -9,6 +9,8 @@ use crate::error::TenureError;
 
 /// How many rows of a kind one statement deletes at most: it must not hold locks for long.
 pub const BATCH: u64 = 1000;
+/// How many events of the whole group are kept at most.
+pub const EVENTS: u64 = 100_000;
 
 /// What one batch deleted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,8 +22,8 @@ pub struct Pruned {
 }
 
 impl Operator {
-    /// Deletes a batch of terms and events that are older than `age`, and of terms beyond the latest
-    /// `terms` of their role. Call it until it deletes nothing.
+    /// Deletes a batch of terms and events that are older than `age`, of terms beyond the latest `terms` of
+    /// their role, and of events beyond the latest [`EVENTS`]. Call it until it deletes nothing.
     ///
     /// A role's last two terms stay, and those that its epoch or its debt refers to.
     ///
@@ -31,6 +33,7 @@ impl Operator {
         let sql = include_str!("../../sql/prune.sql")
             .replace("{age_ms}", &age.as_millis().to_string())
             .replace("{terms}", &terms.to_string())
+            .replace("{events}", &EVENTS.to_string())
             .replace("{batch}", &BATCH.to_string());
         self.query(&sql).await
     }
