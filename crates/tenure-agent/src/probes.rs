@@ -2,7 +2,7 @@
 //!
 //! | path | answer |
 //! |---|---|
-//! | `/healthz` | 200 while the member runs, whether or not the database answers: a restart would not help |
+//! | `/healthz` | 200 while the member runs or hands its roles over, whether or not the database answers: a restart would not help |
 //! | `/readyz` | 200 while the member has its session, 503 otherwise |
 //! | `/leader/{role}` | 200 only while the gate of this process is open, else 503; 404 for a role it does not know |
 //! | `/metrics` | what the program's recorder renders, if it gave one |
@@ -88,6 +88,11 @@ impl Probes {
 }
 
 async fn healthz(State(probes): State<Probes>) -> Response {
+    // A member that is being shut down hands over, and its runs have their drain limit: no supervisor may cut it
+    // short.
+    if probes.member.strong_count() == 0 {
+        return answer(StatusCode::OK, &json!({"leaving": true}));
+    }
     match probes.health().await {
         Some(health) => answer(StatusCode::OK, &json!({"member": health.identity})),
         None => ended(),

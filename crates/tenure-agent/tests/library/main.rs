@@ -1,4 +1,5 @@
 //! What programs use of the agent, on a real server.
 
+mod probes;
 mod schedules;
 mod shards;

@@ -31,6 +31,36 @@ async fn address_of(child: &mut Child) -> String {
 }
 
 #[tokio::test]
+async fn the_probes_tell_leadership_readiness_and_life_apart_and_no_secret() {
+    let cluster = Cluster::start().await.expect("a server");
+    let dsn = format!("{} password=hunter2", cluster.dsn());
+    let mut child = member(&["--role", "a/b", "--dsn", &dsn, "--http", "0"]);
+    let address = address_of(&mut child).await;
+    event(&mut child, "acquired").await;
+    let status = async |path: &str| -> u16 {
+        let (line, body) = get(&address, path).await;
+        assert!(!body.contains("hunter2"), "{path}: {body}");
+        line.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("a status")
+    };
+    for (path, expected) in [
+        ("/leader/a/b", 200),
+        ("/leader/other", 404),
+        ("/healthz", 200),
+        ("/readyz", 200),
+        ("/metrics", 200),
+    ] {
+        assert_eq!(status(path).await, expected, "{path}");
+    }
+    cluster.stop(Stop::Immediate).await.expect("it stops");
+    until("the end of its readiness", async || status("/readyz").await == 503).await;
+    until("the end of its lease", async || status("/leader/a/b").await == 503).await;
+    assert_eq!(status("/healthz").await, 200, "a restart would not help");
+    assert_eq!(status("/leader/other").await, 404);
+    child.signal(Signal::TERM);
+    child.wait(SOON).await.expect("it ends");
+}
+
+#[tokio::test]
 async fn a_member_serves_its_metrics_and_its_health() {
     let cluster = Cluster::start().await.expect("a server");
     let mut child = member(&["--role", "r", "--dsn", &cluster.dsn(), "--metrics", "0"]);
