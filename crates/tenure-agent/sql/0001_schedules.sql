@@ -30,6 +30,7 @@ create table tenure_agent.slot (
     missed     integer not null default 0,     -- slots before this one that were missed with it
     more       boolean not null default false, -- and more than that
     ordered_by text,                           -- the last order that made it run
+    order_id   bigint,                         -- and its number
     epoch      bigint not null,                -- the term that changed it last
     member     text not null,
     claimed_at timestamptz not null default clock_timestamp(),
@@ -91,38 +92,53 @@ end $$;
 
 -- The leader's file decides: makes the role's schedules what it says, and answers with their state.
 -- A schedule that is new, or whose timing changed, begins now: a changed definition never fires the past.
+-- A schedule of another role stays that role's, and is left out of the answer, while a member acts in that role and
+-- has it in its file, or runs a slot of it: a schedule that moves is never run by two terms at once.
 create function tenure_agent.define(p_role text, p_epoch bigint, p_schedules jsonb) returns jsonb
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
     perform tenure.fence(p_role, p_epoch);
-    insert into tenure_agent.schedule as s (name, role, timing, definition, digest, epoch, watermark)
-        select d->>'name', p_role, d->>'timing', d->'definition', d->>'digest', p_epoch, clock_timestamp()
+    insert into tenure_agent.schedule as s (name, role, timing, definition, digest, epoch, watermark, next_at)
+        select d->>'name', p_role, d->>'timing', d->'definition', d->>'digest', p_epoch, clock_timestamp(),
+               tenure_agent.instant((d->>'next')::bigint)
         from jsonb_array_elements(p_schedules) d
         on conflict (name) do update set role = excluded.role, timing = excluded.timing,
             definition = excluded.definition, digest = excluded.digest, epoch = excluded.epoch,
             watermark = case when s.timing = excluded.timing and s.removed_at is null then s.watermark
                              else greatest(s.watermark, excluded.watermark) end,
-            -- Of the old timing it says nothing any more; the next slot sets it.
-            next_at = case when s.timing = excluded.timing and s.removed_at is null then s.next_at end,
-            removed_at = null;
+            -- Of the old timing it says nothing any more.
+            next_at = case when s.timing = excluded.timing and s.removed_at is null and s.next_at is not null
+                           then s.next_at else excluded.next_at end,
+            removed_at = null
+            where s.role = p_role
+               or not exists (select from tenure.role r join tenure.member m on m.identity = r.holder
+                              where r.name = s.role and r.debtor = r.holder and m.left_at is null)
+               or s.removed_at is not null and not exists (
+                      select from tenure_agent.slot o where o.schedule = s.name and o.state = 'running');
     update tenure_agent.schedule s set removed_at = clock_timestamp(), next_at = null
         where s.role = p_role and s.removed_at is null
           and not exists (select from jsonb_array_elements(p_schedules) d where d->>'name' = s.name);
+    -- An order for a schedule that is gone must not fire when the name comes back.
+    delete from tenure_agent.run_order o using tenure_agent.schedule s
+        where s.name = o.schedule and s.role = p_role and s.removed_at is not null;
     return jsonb_build_object('now', tenure_agent.micros(clock_timestamp()), 'schedules', (
         select coalesce(jsonb_object_agg(s.name, jsonb_build_object(
             'watermark', tenure_agent.micros(s.watermark),
             'open', (select coalesce(jsonb_agg(jsonb_build_object(
                     'at', tenure_agent.micros(o.at), 'state', o.state, 'attempts', o.attempts,
-                    'retry_at', tenure_agent.micros(o.retry_at)) order by o.at), '[]')
+                    'retry_at', tenure_agent.micros(o.retry_at),
+                    'stays', o.order_id is not null or o.claimed_at - o.at > interval '60 s')
+                    order by o.at), '[]')
                 from tenure_agent.slot o
                 where o.schedule = s.name and o.state in ('queued', 'running', 'waiting')))), '{}')
         from tenure_agent.schedule s
-        where s.name in (select d->>'name' from jsonb_array_elements(p_schedules) d)));
+        where s.role = p_role
+          and s.name in (select d->>'name' from jsonb_array_elements(p_schedules) d)));
 end $$;
 
 -- Claims slots: each {schedule, at, state, missed, more, order, by, next}. The answer has one word for each:
 --   claimed  the row is there, and this term wrote it (also by an earlier call whose answer was lost)
---   taken    another term claimed it
+--   taken    another term claimed it, or the schedule is another role's by now
 --   early    this server's clock has not come to it
 create function tenure_agent.claim(p_role text, p_epoch bigint, p_member text, p_slots jsonb) returns jsonb
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -137,13 +153,16 @@ begin
         slot_at := tenure_agent.instant((one->>'at')::bigint);
         if slot_at > clock_timestamp() then
             word := 'early';
+        elsif not exists (select from tenure_agent.schedule c
+                          where c.name = one->>'schedule' and c.role = p_role) then
+            word := 'taken';
         else
-            insert into tenure_agent.slot (schedule, at, state, attempts, missed, more, ordered_by, epoch,
-                                           member, ended_at)
+            insert into tenure_agent.slot (schedule, at, state, attempts, missed, more, ordered_by, order_id,
+                                           epoch, member, ended_at)
                 values (one->>'schedule', slot_at, one->>'state',
                         case when one->>'state' = 'running' then 1 else 0 end,
                         coalesce((one->>'missed')::integer, 0), coalesce((one->>'more')::boolean, false),
-                        one->>'by', p_epoch, p_member,
+                        one->>'by', (one->>'order')::bigint, p_epoch, p_member,
                         case when one->>'state' in ('missed', 'skipped') then clock_timestamp() end)
                 on conflict (schedule, at) do nothing;
             if found then
@@ -183,8 +202,10 @@ begin
     perform tenure.fence(p_role, p_epoch);
     update tenure_agent.slot s set state = 'running', attempts = p_number, epoch = p_epoch,
         member = p_member, retry_at = null, ended_at = null,
-        ordered_by = coalesce((select o.by from tenure_agent.run_order o where o.id = p_order), s.ordered_by)
+        ordered_by = coalesce((select o.by from tenure_agent.run_order o where o.id = p_order), s.ordered_by),
+        order_id = coalesce(p_order, s.order_id)
         where s.schedule = p_schedule and s.at = tenure_agent.instant(p_at)
+          and exists (select from tenure_agent.schedule c where c.name = p_schedule and c.role = p_role)
           and (s.attempts = p_number - 1 and s.state in ('queued', 'waiting', 'failed', 'interrupted')
                -- An earlier call whose answer was lost.
                or s.attempts = p_number and s.state = 'running' and s.epoch = p_epoch and s.member = p_member);

@@ -1,4 +1,6 @@
--- Every schedule, as its role's leader has it: next and latest slot, and members whose files say otherwise.
+-- Every schedule, as its role's leader has it: next and latest slot, and the members that say otherwise: by their
+-- files, or as candidates of its role that do not know it. One that the leader's file does not have is listed as
+-- removed as long as a live member's file has it.
 select coalesce(jsonb_agg(l order by l->>'name'), '[]') from (
     select jsonb_build_object(
         'name', s.name, 'role', s.role, 'cron', s.definition->>'cron',
@@ -11,10 +13,16 @@ select coalesce(jsonb_agg(l order by l->>'name'), '[]') from (
                  where d.schedule = s.name and d.state in ('failed', 'interrupted')),
         'differs', (select coalesce(jsonb_agg(m.identity order by m.identity), '[]')
             from tenure.member m
-            where m.left_at is null and exists (select from tenure_agent.known k where k.member = m.identity)
+            where m.left_at is null
+              and (exists (select from tenure_agent.known k where k.member = m.identity)
+                   or exists (select from tenure.candidate c
+                              where c.member = m.identity and c.role = s.role and not c.observer))
               and not exists (select from tenure_agent.known k
                               where k.member = m.identity and k.schedule = s.name and k.digest = s.digest))
         ) as l
     from tenure_agent.schedule s
-    where s.removed_at is null and ({name}::text is null or s.name = {name})
+    where (s.removed_at is null
+           or exists (select from tenure_agent.known k join tenure.member m on m.identity = k.member
+                      where k.schedule = s.name and m.left_at is null))
+      and ({name}::text is null or s.name = {name})
 ) q

@@ -14,7 +14,7 @@ use tenure::{Act, Epoch, LockState, Refusal};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep};
 
-use crate::child::{Post, Stop};
+use crate::child::{FOR_EVER, Post, Stop};
 use crate::definition::Schedule;
 use crate::engine::{Answer, Effect, Engine, Fate, Outcome, Slot, Then, Why};
 use crate::event::{Event, Events};
@@ -25,6 +25,8 @@ use crate::work::{Job, Run};
 const PAUSE: Duration = Duration::from_millis(300);
 /// How long to sleep at most: the gate may shut by itself.
 const LOOK: Duration = Duration::from_secs(1);
+/// Pause before a schedule that another role's leader still has is asked for again.
+const ELSEWHERE: Duration = Duration::from_secs(5);
 /// How many slots one statement claims at most.
 const BATCH: usize = 100;
 
@@ -89,6 +91,8 @@ struct Shift<'a> {
     done: mpsc::UnboundedSender<Done>,
     /// Which definitions the database has.
     defined: bool,
+    /// When to define again: another role's leader still has one of these schedules.
+    again: Option<Instant>,
     stale: bool,
     /// The last error that was told.
     trouble: Option<String>,
@@ -148,6 +152,7 @@ impl Crew {
             unrecorded: BTreeMap::new(),
             done,
             defined: false,
+            again: None,
             stale: false,
             trouble: None,
         };
@@ -183,12 +188,12 @@ impl Crew {
     }
 }
 
-/// Longer than any process runs.
-const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 86_400);
-
 impl Shift<'_> {
     /// Brings the database and the work up to what the engine wants; true: a statement failed.
     async fn advance(&mut self, phase: Phase) -> bool {
+        if self.again.is_some_and(|at| Instant::now() >= at) {
+            self.defined = false;
+        }
         if !self.defined && phase == Phase::Open && !self.define().await {
             return true;
         }
@@ -288,6 +293,21 @@ impl Shift<'_> {
         };
         let Some(now) = self.crew.store.now() else { return false };
         self.engine.keep_only(|name| known.contains_key(name));
+        let elsewhere = |schedule: &&Schedule| !known.contains_key(schedule.name());
+        let elsewhere: Vec<&str> = schedules.iter().filter(elsewhere).map(Schedule::name).collect();
+        if elsewhere.is_empty() {
+            self.again = None;
+        } else {
+            if self.again.is_none() {
+                let why = format!(
+                    "{}: the leader of another role still has it; it moves here once it is over there",
+                    elsewhere.join(", ")
+                );
+                let event = Event::of("error", &self.term.role, Some(self.term.epoch));
+                self.crew.events.tell(event.because(why));
+            }
+            self.again = Some(Instant::now() + ELSEWHERE);
+        }
         for schedule in schedules {
             let Some(known) = known.get(schedule.name()) else { continue };
             let effects = self.engine.define(schedule, known.watermark, &known.open, now);

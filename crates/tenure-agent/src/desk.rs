@@ -22,8 +22,10 @@ pub struct Listed {
     pub cron: String,
     pub timezone: String,
     pub definition: Value,
-    /// As of its latest slot.
     pub next_at: Option<Timestamp>,
+    /// Its leader's file does not have it, and another member's file does: it does not fire.
+    #[serde(default)]
+    pub removed: bool,
     /// The member that leads its role.
     pub leader: Option<String>,
     pub last: Option<Latest>,
@@ -56,6 +58,9 @@ pub struct Recorded {
     /// And more than that.
     pub more: bool,
     pub ordered_by: Option<String>,
+    /// The number of that order.
+    #[serde(default)]
+    pub order_id: Option<i64>,
     pub epoch: i64,
     pub member: String,
     pub claimed_at: Timestamp,
@@ -160,14 +165,35 @@ impl Desk {
         dead: bool,
         limit: u32,
     ) -> Result<Vec<Recorded>, DeskError> {
+        self.recorded(name, dead, None, limit).await
+    }
+
+    /// The slot that an order made run, once its role's leader has taken the order.
+    ///
+    /// # Errors
+    /// [`DeskError`].
+    pub async fn ordered(&self, order: i64) -> Result<Option<Recorded>, DeskError> {
+        Ok(self.recorded(None, false, Some(order), 1).await?.pop())
+    }
+
+    async fn recorded(
+        &self,
+        name: Option<&str>,
+        dead: bool,
+        order: Option<i64>,
+        limit: u32,
+    ) -> Result<Vec<Recorded>, DeskError> {
         self.schedules().await?;
+        let order = order.map_or_else(|| "null".to_owned(), |order| order.to_string());
         let sql = include_str!("../sql/history.sql")
             .replace("{limit}", &limit.to_string())
+            .replace("{order}", &order)
             .replace("{dead}", if dead { "true" } else { "false" });
         self.query(&with_name(&sql, name)).await
     }
 
-    /// Orders a run of its own, or a dead letter again; the role's leader carries it out. Returns the role.
+    /// Orders a run of its own, or a dead letter again; the role's leader carries it out. Returns the role, and
+    /// the order's number for [`Desk::ordered`].
     ///
     /// # Errors
     /// [`DeskError`].
@@ -176,14 +202,17 @@ impl Desk {
         name: &str,
         slot: Option<Timestamp>,
         by: &str,
-    ) -> Result<String, DeskError> {
+    ) -> Result<(String, i64), DeskError> {
         self.schedules().await?;
         let slot = slot.map_or_else(|| "null".to_owned(), |at| literal(&at.to_string()));
         let sql =
             format!("select tenure_agent.order_run({}, {slot}, {})", literal(name), literal(by));
         let answer: Value = self.query(&sql).await?;
         match answer["error"].as_str() {
-            None => Ok(answer["role"].as_str().unwrap_or_default().to_owned()),
+            None => {
+                let role = answer["role"].as_str().unwrap_or_default().to_owned();
+                Ok((role, answer["id"].as_i64().unwrap_or_default()))
+            }
             Some("no_dead_letter") => Err(DeskError::NoDeadLetter(name.to_owned())),
             Some("too_many") => Err(DeskError::TooMany(name.to_owned())),
             Some(_) => Err(DeskError::UnknownSchedule(name.to_owned())),
@@ -214,8 +243,7 @@ impl Desk {
     }
 
     async fn has_schedules(&self) -> Result<bool, DeskError> {
-        let there = self.store.send("select to_regclass('tenure_agent.slot') is not null").await?;
-        Ok(there.as_deref() == Some("t"))
+        Ok(self.store.is_there().await?)
     }
 
     async fn schedules(&self) -> Result<(), DeskError> {

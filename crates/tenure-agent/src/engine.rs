@@ -35,7 +35,6 @@ const LOOK: usize = 200;
 /// A slot of a schedule.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Slot {
-    /// The schedule's name.
     pub schedule: String,
     /// The planned instant, or that of an order.
     pub at: Timestamp,
@@ -109,9 +108,7 @@ pub enum Then {
 pub enum Effect {
     /// Insert the slot's row.
     Claim {
-        /// Which.
         slot: Slot,
-        /// As what.
         fate: Fate,
         /// How many slots before it were missed with it.
         missed: usize,
@@ -122,7 +119,6 @@ pub enum Effect {
     },
     /// Insert the row of a further attempt.
     Attempt {
-        /// Which.
         slot: Slot,
         /// Which attempt of the slot, from 1.
         number: u32,
@@ -131,14 +127,12 @@ pub enum Effect {
     },
     /// Start the work: its row is there.
     Start {
-        /// Which.
         slot: Slot,
         /// Which attempt of the slot, from 1.
         number: u32,
     },
     /// Tell the work to stop.
     Stop {
-        /// Which.
         slot: Slot,
         /// Which attempt of the slot, from 1.
         number: u32,
@@ -147,20 +141,16 @@ pub enum Effect {
     },
     /// Take the attempt's row back: its work did not start. The slot waits for its turn again.
     Requeue {
-        /// Which.
         slot: Slot,
         /// Which attempt of the slot, from 1.
         number: u32,
     },
     /// Record the end.
     Finish {
-        /// Which.
         slot: Slot,
         /// The attempt's number; 0: none was made.
         number: u32,
-        /// How it ended.
         how: How,
-        /// What becomes of the slot.
         then: Then,
     },
 }
@@ -179,21 +169,19 @@ pub enum Answer {
 /// An operator's order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Order {
-    /// Its number.
     pub id: i64,
-    /// The operator.
     pub by: String,
 }
 
 /// A slot that a term before this one left open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Open {
-    /// The slot.
     pub at: Timestamp,
     /// How many attempts it had.
     pub attempts: u32,
-    /// Where it stood.
     pub stood: Stood,
+    /// No later slot takes its place: see [`Overlap::Replace`].
+    pub stays: bool,
 }
 
 /// Where an open slot stood.
@@ -228,6 +216,8 @@ struct Planned {
 struct Job {
     number: u32,
     step: Step,
+    /// Ordered, or missed and run all the same: no later slot takes its place.
+    stays: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -293,7 +283,7 @@ impl Engine {
                     Step::Finishing(then)
                 }
             };
-            jobs.insert(slot.at, Job { number: slot.attempts, step });
+            jobs.insert(slot.at, Job { number: slot.attempts, step, stays: slot.stays });
         }
         self.schedules.insert(name, Planned { definition, watermark, jobs, removed: false });
         effects
@@ -356,12 +346,13 @@ impl Engine {
             Some(_) if planned.is_busy() => Vec::new(),
             Some((_, attempts)) => {
                 let number = attempts + 1;
-                planned.jobs.insert(at, Job { number, step: Step::Attempting });
+                planned.jobs.insert(at, Job { number, step: Step::Attempting, stays: true });
                 vec![Effect::Attempt { slot, number, order: Some(order) }]
             }
             None => {
                 let fate = if planned.is_busy() { Fate::Queue } else { Fate::Run };
-                planned.jobs.insert(at, Job { number: 0, step: Step::Claiming(fate) });
+                let step = Step::Claiming(fate);
+                planned.jobs.insert(at, Job { number: 0, step, stays: true });
                 vec![Effect::Claim { slot, fate, missed: 0, more: false, order: Some(order) }]
             }
         }
@@ -374,7 +365,8 @@ impl Engine {
         let Step::Claiming(fate) = job.step else { return Vec::new() };
         match (answer, fate) {
             (Answer::Claimed, Fate::Run) => {
-                *job = Job { number: 1, step: Step::Running { since: now, stopping: None } };
+                job.number = 1;
+                job.step = Step::Running { since: now, stopping: None };
                 vec![Effect::Start { slot: slot.clone(), number: 1 }]
             }
             (Answer::Claimed, Fate::Queue) => {
@@ -445,7 +437,8 @@ impl Engine {
         let Some(planned) = self.schedules.get_mut(&slot.schedule) else { return };
         let Some(job) = planned.jobs.get_mut(&slot.at) else { return };
         if job.step == Step::Requeueing {
-            *job = Job { number: job.number.saturating_sub(1), step: Step::Queued };
+            job.number = job.number.saturating_sub(1);
+            job.step = Step::Queued;
         }
     }
 
@@ -523,18 +516,18 @@ impl Planned {
         };
         let (passed, wanted) = missed.split_at(missed.len().saturating_sub(run));
         if let Some((last, before)) = passed.split_last() {
-            effects.push(self.claim(name, *last, Fate::Missed, before.len(), more));
+            effects.push(self.claim(name, *last, Fate::Missed, before.len(), more, false));
             more = false;
         }
         for at in wanted {
             // One after another, whatever the overlap says: each would have had its own time.
             let fate = if self.is_free() { Fate::Run } else { Fate::Queue };
-            effects.push(self.claim(name, *at, fate, 0, more));
+            effects.push(self.claim(name, *at, fate, 0, more, true));
             more = false;
         }
         for at in due {
             let fate = self.fate();
-            effects.push(self.claim(name, at, fate, 0, more));
+            effects.push(self.claim(name, at, fate, 0, more, false));
             more = false;
         }
     }
@@ -577,14 +570,15 @@ impl Planned {
         }
     }
 
-    /// Ends everything before the latest slot that waits for its turn.
+    /// Ends everything before the latest slot that waits for its turn, except what was ordered, or missed and is
+    /// run all the same: that has its own turn.
     fn replace(&mut self, name: &str, effects: &mut Vec<Effect>) {
         if self.definition.on_overlap() != Overlap::Replace {
             return;
         }
-        let latest = self.jobs.iter().rfind(|(_, job)| job.step == Step::Queued).map(|(at, _)| *at);
-        let Some(latest) = latest else { return };
-        for (at, job) in self.jobs.range_mut(..latest) {
+        let waits = |(_, job): &(&Timestamp, &Job)| job.step == Step::Queued && !job.stays;
+        let Some(latest) = self.jobs.iter().rfind(waits).map(|(at, _)| *at) else { return };
+        for (at, job) in self.jobs.range_mut(..latest).filter(|(_, job)| !job.stays) {
             let slot = Slot { schedule: name.to_owned(), at: *at };
             match &mut job.step {
                 Step::Running { stopping: stopping @ None, .. } => {
@@ -614,8 +608,9 @@ impl Planned {
         fate: Fate,
         missed: usize,
         more: bool,
+        stays: bool,
     ) -> Effect {
-        self.jobs.insert(at, Job { number: 0, step: Step::Claiming(fate) });
+        self.jobs.insert(at, Job { number: 0, step: Step::Claiming(fate), stays });
         let slot = Slot { schedule: name.to_owned(), at };
         Effect::Claim { slot, fate, missed, more, order: None }
     }

@@ -1,6 +1,6 @@
 //! Schedules of a member: the library's face, with closures or programs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::child::Post;
 use crate::crew::Crew;
 use crate::definition::Schedule;
 use crate::event::{Event, Events};
-use crate::store::{Store, StoreError, Waiting};
+use crate::store::{Store, StoreError, Term, Waiting};
 use crate::work::{Job, Run};
 
 /// How often the orders and the database's clock are asked for, by an agent that leads.
@@ -260,6 +260,49 @@ async fn look(
             () = sleep(pause) => {}
             Ok(()) = jobs.changed() => announced = false,
             () = closed(&now) => {}
+        }
+    }
+}
+
+/// Removes the schedules of roles that this member begins to lead and whose schedules its file does not have: the
+/// leader's file decides. Asks once after roles were acquired, for all of them; never at rest.
+pub(crate) async fn forget(
+    locks: Vec<LeaderLock>,
+    store: Arc<Store>,
+    jobs: watch::Receiver<Arc<Vec<Job>>>,
+    mut acquired: watch::Receiver<u64>,
+    events: Events,
+) {
+    // A sender that is gone has no more to say.
+    while acquired.changed().await.is_ok() {
+        let named: BTreeSet<String> =
+            jobs.borrow().iter().map(|job| job.schedule.role().as_str().to_owned()).collect();
+        let is_bare =
+            |lock: &&LeaderLock| lock.is_leader() && !named.contains(lock.role().as_str());
+        let bare: Vec<String> =
+            locks.iter().filter(is_bare).map(|lock| lock.role().as_str().to_owned()).collect();
+        let removed = async {
+            for role in store.scheduled(&bare).await? {
+                let lock = locks.iter().find(|lock| lock.role().as_str() == role);
+                let Some((lock, epoch)) = lock.and_then(|lock| Some((lock, lock.gate().epoch()?)))
+                else {
+                    continue;
+                };
+                let member = lock.identity().as_str().to_owned();
+                store.define(&Term { role: role.clone(), epoch, member }, &[]).await?;
+                let why = "this leader's file has no schedule of the role";
+                events.tell(Event::of("schedules_removed", &role, Some(epoch)).because(why));
+            }
+            Ok::<(), StoreError>(())
+        };
+        match removed.await {
+            // Another term has begun, or the next change of leader comes here again.
+            Ok(()) | Err(StoreError::Stale) => sleep(PAUSE).await,
+            Err(error) => {
+                events.tell(Event::new("error").because(error.to_string()));
+                acquired.mark_changed();
+                sleep(LOOK).await;
+            }
         }
     }
 }

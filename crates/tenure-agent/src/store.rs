@@ -74,9 +74,7 @@ impl std::fmt::Debug for Store {
 /// A term of a role, as the fence knows it.
 #[derive(Debug, Clone)]
 pub struct Term {
-    /// The role that is led.
     pub role: String,
-    /// The term's epoch.
     pub epoch: Epoch,
     /// The member that leads.
     pub member: String,
@@ -100,7 +98,6 @@ pub struct Waiting {
     pub schedule: String,
     /// What the operator asked for.
     pub order: Order,
-    /// When it was given.
     pub given: Timestamp,
     /// The dead letter that it is about, and how many attempts that had.
     pub again: Option<(Timestamp, u32)>,
@@ -109,7 +106,6 @@ pub struct Waiting {
 /// What a person may read of an attempt's end.
 #[derive(Debug, Clone, Default)]
 pub struct Details {
-    /// The exit code.
     pub code: Option<u8>,
     /// What went wrong.
     pub reason: Option<String>,
@@ -177,7 +173,8 @@ impl Store {
         self.ask::<Value>(&sql).await.map(drop)
     }
 
-    /// Makes the role's schedules what the leader's file says, and answers with their state.
+    /// Makes the role's schedules what the leader's file says, and answers with their state. A schedule that
+    /// another role's leader still has is not in the answer.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -186,6 +183,10 @@ impl Store {
         term: &Term,
         schedules: &[Schedule],
     ) -> Result<BTreeMap<String, Known>, StoreError> {
+        if self.now().is_none() {
+            self.look(&[]).await?;
+        }
+        let next = |schedule: &Schedule| schedule.when().next(self.now()?);
         let rows: Vec<Value> = schedules
             .iter()
             .map(|schedule| {
@@ -194,6 +195,7 @@ impl Store {
                     "timing": schedule.timing(),
                     "definition": schedule.told(),
                     "digest": schedule.digest(),
+                    "next": next(schedule).map(Timestamp::as_microsecond),
                 })
             })
             .collect();
@@ -316,6 +318,32 @@ impl Store {
             jsonb(&end)
         );
         self.ask::<Value>(&sql).await.map(drop)
+    }
+
+    /// Which of these roles have schedules, as their last leaders had it. None where there is no schema.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub(crate) async fn scheduled(&self, roles: &[String]) -> Result<Vec<String>, StoreError> {
+        if !self.is_there().await? {
+            return Ok(Vec::new());
+        }
+        let sql = format!(
+            "select jsonb_build_object('roles', coalesce(jsonb_agg(distinct s.role), '[]')) \
+             from tenure_agent.schedule s where s.removed_at is null and {} ? s.role",
+            jsonb(&roles)
+        );
+        #[derive(Deserialize)]
+        struct Scheduled {
+            roles: Vec<String>,
+        }
+        self.ask::<Scheduled>(&sql).await.map(|answer| answer.roles)
+    }
+
+    /// Whether the schema is there: a group without schedules has none.
+    pub(crate) async fn is_there(&self) -> Result<bool, StoreError> {
+        let there = self.send("select to_regclass('tenure_agent.slot') is not null").await?;
+        Ok(there.as_deref() == Some("t"))
     }
 
     /// The orders for the roles that this agent leads; the answer also sets the clock.
@@ -472,6 +500,7 @@ struct OpenRow {
     state: String,
     attempts: u32,
     retry_at: Option<i64>,
+    stays: bool,
 }
 
 impl OpenRow {
@@ -481,7 +510,7 @@ impl OpenRow {
             "waiting" => Stood::Waiting(instant(self.retry_at?)?),
             _ => Stood::Running,
         };
-        Some(Open { at: instant(self.at)?, attempts: self.attempts, stood })
+        Some(Open { at: instant(self.at)?, attempts: self.attempts, stood, stays: self.stays })
     }
 }
 

@@ -13,8 +13,6 @@ use crate::output::{out, print_json};
 use crate::setting::Setting;
 use crate::table::{print, second, table_of};
 
-/// How far back a slot is looked for.
-const MANY: u32 = 1000;
 /// Between two looks at an ordered run.
 const LOOK: Duration = Duration::from_millis(200);
 
@@ -118,10 +116,15 @@ async fn list(args: List) -> Result<Exit, Failure> {
         ]
     });
     print(&table_of(&["schedule", "role", "when", "next", "last", "state", "dead"], rows, false));
-    for schedule in schedules.iter().filter(|schedule| !schedule.differs.is_empty()) {
+    for schedule in schedules.iter().filter(|schedule| schedule.removed) {
+        let leader = schedule.leader.as_deref().unwrap_or("its last leader");
+        out!("{} does not fire: the file of {leader} does not have it", schedule.name);
+    }
+    let kept = || schedules.iter().filter(|schedule| !schedule.removed);
+    for schedule in kept().filter(|schedule| !schedule.differs.is_empty()) {
         out!("{} is defined otherwise by {}", schedule.name, schedule.differs.join(", "));
     }
-    for schedule in schedules.iter().filter(|schedule| schedule.leader.is_none()) {
+    for schedule in kept().filter(|schedule| schedule.leader.is_none()) {
         out!("{} does not fire now: role {} has no leader", schedule.name, schedule.role);
     }
     Ok(Exit::Clean)
@@ -130,27 +133,15 @@ async fn list(args: List) -> Result<Exit, Failure> {
 async fn run_now(args: RunNow) -> Result<Exit, Failure> {
     let desk = desk(&args.database)?;
     let by = tenure::operate::this_operator();
-    // A dead letter is over already: its new end is that of a further attempt.
-    let before = match args.slot {
-        Some(at) => {
-            let dead = desk.history(Some(&args.name), true, MANY).await.map_err(failed)?;
-            dead.iter().find(|slot| slot.at == at).map_or(0, |slot| slot.attempts.len())
-        }
-        None => 0,
-    };
-    let role = desk.order_run(&args.name, args.slot, &by).await.map_err(failed)?;
+    let (role, order) = desk.order_run(&args.name, args.slot, &by).await.map_err(failed)?;
     let Some(wait) = args.wait else {
         out!("{} is ordered; the leader of {role} runs it", args.name);
         return Ok(Exit::Clean);
     };
     let until = Instant::now() + wait;
     loop {
-        let slots = desk.history(Some(&args.name), false, MANY).await.map_err(failed)?;
-        let ours = |slot: &&Recorded| match args.slot {
-            Some(at) => slot.at == at && slot.attempts.len() > before,
-            None => slot.ordered_by.as_deref() == Some(&by),
-        };
-        if let Some(slot) = slots.iter().find(ours).filter(|slot| slot.ended_at.is_some()) {
+        let slot = desk.ordered(order).await.map_err(failed)?;
+        if let Some(slot) = slot.filter(|slot| slot.ended_at.is_some()) {
             out!("{} {} {}", slot.schedule, slot.at, slot.state);
             return Ok(if slot.state == "succeeded" { Exit::Clean } else { Exit::Failed });
         }

@@ -148,6 +148,42 @@ fn overlap_forbids_queues_or_replaces() {
 }
 
 #[test]
+fn a_later_slot_replaces_neither_an_ordered_run_nor_one_that_was_missed() {
+    let ends = |effects: &[Effect]| {
+        effects
+            .iter()
+            .filter(|effect| matches!(effect, Effect::Stop { .. } | Effect::Finish { .. }))
+            .count()
+    };
+    let mut engine = begun(every(10).overlap(Overlap::Replace), 0);
+    let order = Order { id: 1, by: "an operator".to_owned() };
+    let effects = engine.ordered("s", order, at(5), None);
+    grant(&mut engine, &effects, 5);
+    for second in [10, 20] {
+        let effects = engine.tick(at(second));
+        assert_eq!(claims(&effects), [(second, Fate::Queue)]);
+        grant(&mut engine, &effects, second);
+    }
+    // The slot of the schedule itself takes the place of the one before it, and the order's run goes on.
+    let effects = engine.tick(at(21));
+    assert!(matches!(&effects[..], [Effect::Finish { slot: ended, .. }] if *ended == slot(10)));
+
+    let mut engine = begun(every(10).overlap(Overlap::Replace).missed(Missed::RunAll), 0);
+    let effects = engine.tick(at(85));
+    grant(&mut engine, &effects, 85);
+    // 10 and 20 were missed; of those from 30 on the latest alone is left.
+    let effects = engine.tick(at(86));
+    assert_eq!(ends(&effects), 5, "{effects:?}");
+    engine.ended(&slot(10), 1, Outcome::Ended(true), at(87));
+    engine.recorded(&slot(10));
+    for second in (30..80).step_by(10) {
+        engine.recorded(&slot(second));
+    }
+    let next = engine.tick(at(87));
+    assert_eq!(next, [Effect::Attempt { slot: slot(20), number: 1, order: None }]);
+}
+
+#[test]
 fn a_failure_is_tried_again_and_then_a_dead_letter() {
     let mut engine = begun(every(1000).retries(1).expect("valid"), 0);
     let effects = engine.tick(at(1000));
@@ -203,8 +239,8 @@ fn a_run_has_its_timeout_and_its_drain_limit() {
 #[test]
 fn what_an_earlier_term_left_open_was_interrupted_and_the_rest_goes_on() {
     let open = [
-        Open { at: at(10), attempts: 1, stood: Stood::Running },
-        Open { at: at(20), attempts: 0, stood: Stood::Queued },
+        Open { at: at(10), attempts: 1, stood: Stood::Running, stays: false },
+        Open { at: at(20), attempts: 0, stood: Stood::Queued, stays: false },
     ];
     let mut engine = Engine::default();
     let effects = engine.define(every(10).overlap(Overlap::Queue), at(20), &open, at(25));
@@ -274,7 +310,7 @@ impl Table {
                     RowState::Waiting(until) => Stood::Waiting(until),
                     RowState::Over => return None,
                 };
-                Some(Open { at: *at, attempts: row.attempts, stood })
+                Some(Open { at: *at, attempts: row.attempts, stood, stays: false })
             })
             .collect();
         let mut engine = Engine::default();

@@ -110,7 +110,7 @@ async fn run(
         return Err(Refused::new(StatusCode::NOT_FOUND, "there is no schedule of that name"));
     }
     let desk = Desk::new(config).map_err(run_refused)?;
-    let role = desk.order_run(schedule, slot, by).await.map_err(run_refused)?;
+    let (role, _) = desk.order_run(schedule, slot, by).await.map_err(run_refused)?;
     Ok(json!({"schedule": schedule, "role": role, "by": token}))
 }
 

@@ -228,3 +228,70 @@ async fn dkron_1210_a_slot_that_is_claimed_while_its_leader_hands_over_is_run_by
 async fn count(client: &tokio_postgres::Client, sql: &str) -> i64 {
     client.query_one(sql, &[]).await.map_or(-1, |row| row.get(0))
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_schedule_that_moves_to_another_role_is_never_run_by_two_terms_at_once() {
+    let database = shared_cluster().await.database().await.expect("a database");
+    let client = database.client().await.expect("a session");
+    let (told, mut runs) = mpsc::unbounded_channel();
+    let (go, gone) = tokio::sync::watch::channel(false);
+    let start = async |role: &'static str, hangs: bool| {
+        let config = Config::builder()
+            .dsn(database.dsn())
+            .heartbeat(Duration::from_millis(500))
+            .lease(Duration::from_millis(2500))
+            .statement_deadline(Duration::from_millis(800))
+            .role(RoleSpec::named(role))
+            .build()
+            .expect("valid");
+        let member = Member::start(config).await.expect("it starts");
+        let name = RoleName::new(role).expect("a name");
+        let schedule = Schedule::new("s", name, "@every 1s").expect("valid");
+        let (told, gone) = (told.clone(), gone.clone());
+        let serving = Schedules::new()
+            .add(schedule.retries(1).expect("valid"), move |run| {
+                let (told, mut gone) = (told.clone(), gone.clone());
+                async move {
+                    told.send((role, run)).expect("a reader");
+                    if hangs {
+                        let _ = gone.wait_for(|gone| *gone).await;
+                    }
+                    Ok::<(), String>(())
+                }
+            })
+            .start(&member)
+            .expect("it starts");
+        member.start_all().await.expect("it takes part");
+        (member, serving)
+    };
+    let (old, serving) = start("cron", true).await;
+    let (_, first) = next(&mut runs).await;
+    // Another file has it under another role; the leader of the first role still runs it.
+    let (new, other) = start("batch", false).await;
+    let leads = "select count(*) from tenure.role where name = 'batch' and debtor = holder";
+    until("the other leader", async || count(&client, leads).await == 1).await;
+    let asked = "select tenure_agent.define('batch', (select epoch from tenure.role where name = 'batch'), \
+        (select jsonb_agg(jsonb_build_object('name', name, 'timing', timing, 'definition', definition, \
+         'digest', digest)) from tenure_agent.schedule))->'schedules' = '{}'";
+    let refused = client.query_one(asked, &[]).await.expect("an answer");
+    assert!(refused.get::<_, bool>(0), "it is still the other role's");
+    let running = "select count(*) from tenure_agent.slot where state = 'running' and attempts = 1";
+    assert_eq!(count(&client, running).await, 1, "the run was not taken for interrupted");
+    go.send_replace(true);
+    old.shutdown(Some(SOON)).await.expect("it leaves");
+    serving.finished().await;
+    let moved = async {
+        loop {
+            let (role, run) = next(&mut runs).await;
+            if role == "batch" {
+                return run;
+            }
+        }
+    };
+    let run = moved.await;
+    assert!(run.slot > first.slot && run.attempt == 1, "{run:?}");
+    let lost = "select count(*) from tenure_agent.slot where state = 'interrupted' or attempts > 1";
+    assert_eq!(count(&client, lost).await, 0);
+    new.shutdown(Some(SOON)).await.expect("it leaves");
+    other.finished().await;
+}

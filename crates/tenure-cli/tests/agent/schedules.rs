@@ -58,11 +58,17 @@ async fn step_down(stage: &Stage) {
 #[tokio::test]
 async fn dkron_541_a_leader_that_is_killed_in_a_run_does_not_make_the_slot_run_twice() {
     let stage = Stage::new().await;
-    let file = stage.file("tenure.toml", &schedule(&stage, "@every 1s", "sleep 0.4", ""));
+    let slow = format!("while test -e {}; do sleep 0.05; done", stage.path("slow"));
+    let file = stage.file("tenure.toml", &schedule(&stage, "@every 1s", &slow, ""));
     let mut agents = [stage.agent(&file, &[]), stage.agent(&file, &[])];
     stage.at_least(DONE, 1).await;
-    event(leader(&stage, &mut agents).await, "run_process").await;
-    leader(&stage, &mut agents).await.kill().await.expect("killed");
+    let one = leader(&stage, &mut agents).await;
+    // The run takes its time: the kill hits it.
+    std::fs::write(stage.path("slow"), "").expect("written");
+    let begun = stage.starts("log").len();
+    until("a run", async || stage.starts("log").len() > begun).await;
+    one.kill().await.expect("killed");
+    std::fs::remove_file(stage.path("slow")).expect("removed");
     let after = stage.count(DONE).await;
     stage.at_least(DONE, after + 2).await;
     no_attempt_twice(&stage);
@@ -72,15 +78,16 @@ async fn dkron_541_a_leader_that_is_killed_in_a_run_does_not_make_the_slot_run_t
     stage.at_least(ended, started).await;
     let output = stage.ends(&["schedule", "dead", "--json"]).await;
     let dead: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    for letter in dead.as_array().expect("a list") {
-        assert_eq!(letter["state"], "interrupted", "{letter}");
-    }
+    let dead = dead.as_array().expect("a list");
+    assert_eq!(dead.len(), 1, "the run that the leader was killed in: {dead:?}");
+    assert_eq!(dead[0]["state"], "interrupted", "{dead:?}");
 }
 
 #[tokio::test]
 async fn dkron_998_schedules_go_on_after_every_change_of_leader() {
     let stage = Stage::new().await;
-    let file = stage.file("tenure.toml", &schedule(&stage, "@every 1s", "true", ""));
+    let text = schedule(&stage, "@every 1s", "true", "overlap = 'queue'\n");
+    let file = stage.file("tenure.toml", &text);
     let mut agents = [stage.agent(&file, &[]), stage.agent(&file, &[])];
     stage.at_least("select count(*) from tenure.candidate where role = 'cron'", 2).await;
     for _ in 0..3 {
@@ -94,6 +101,9 @@ async fn dkron_998_schedules_go_on_after_every_change_of_leader() {
     no_attempt_twice(&stage);
     let epochs = "select count(distinct epoch) from tenure_agent.attempt";
     assert!(stage.count(epochs).await >= 4);
+    // No slot was lost to a change of leader.
+    let lost = "select count(*) from tenure_agent.slot where state not in ('succeeded', 'running', 'queued')";
+    assert_eq!(stage.count(lost).await, 0);
     for agent in &mut agents {
         agent.signal(Signal::TERM);
         assert_eq!(agent.wait(SOON).await.expect("it ends").code(), Some(0));
@@ -130,7 +140,8 @@ async fn dkron_1210_a_slot_that_is_due_during_the_election_fires_after_it() {
 #[tokio::test]
 async fn members_whose_clocks_are_off_by_minutes_fire_by_the_databases_clock() {
     let stage = Stage::new().await;
-    let file = stage.file("tenure.toml", &schedule(&stage, "@every 1s", "true", ""));
+    let text = schedule(&stage, "@every 1s", "true", "overlap = 'queue'\n");
+    let file = stage.file("tenure.toml", &text);
     let mut library = tokio::process::Command::new("faketime");
     library.args(["-f", "+0", "printenv", "LD_PRELOAD"]);
     let library = finish(library).await.stdout;
@@ -157,7 +168,7 @@ async fn members_whose_clocks_are_off_by_minutes_fire_by_the_databases_clock() {
         step_down(&stage).await;
     }
     // As if no clock had been wrong: in time, none in the future, none missed, none twice.
-    let wrong = "select count(*) from tenure_agent.slot where state not in ('succeeded', 'running') \
+    let wrong = "select count(*) from tenure_agent.slot where state not in ('succeeded', 'running', 'queued') \
         or claimed_at < at or claimed_at > at + interval '20 s'";
     assert_eq!(stage.count(wrong).await, 0);
     no_attempt_twice(&stage);
@@ -207,6 +218,13 @@ async fn a_failure_is_tried_again_becomes_a_dead_letter_and_runs_again_by_order(
     let mut agent = stage.agent(&file, &[]);
     event_of(&mut agent, "acquired", |event| event["role"] == "cron").await;
     stage.at_least("select count(*) from tenure_agent.schedule", 1).await;
+    // Its first slot is known before it comes.
+    let output = stage.ends(&["schedule", "list", "--json"]).await;
+    let list: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert!(
+        list[0]["next_at"].as_str().is_some_and(|next| next.contains("-01-01T00:00:00")),
+        "{list}"
+    );
     let output = stage.ends(&["schedule", "run", "s", "--wait", "30s"]).await;
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
     let output = stage.ends(&["schedule", "dead", "--json"]).await;
@@ -323,4 +341,119 @@ async fn a_hundred_idle_roles_and_schedules_cost_no_statement_of_their_own() {
         }
     }
     panic!("{} statements with one of each, {} with a hundred, in {window:?}", spent.0, spent.1);
+}
+
+#[tokio::test]
+async fn a_leader_whose_file_lacks_the_schedule_removes_it_and_the_list_says_so() {
+    let stage = Stage::new().await;
+    let role = "[[role]]\nname = 'cron'\n";
+    let with =
+        stage.file("with.toml", &format!("{role}{}", schedule(&stage, "@every 1s", "true", "")));
+    let without = stage.file("without.toml", role);
+    let mut agents = [stage.agent(&with, &["--instance", "with"])];
+    stage.at_least(DONE, 1).await;
+    let mut other = stage.agent(&without, &["--instance", "without"]);
+    // A candidate that would not fire it is shown before it leads.
+    until("the difference", async || {
+        said(&stage.ends(&["schedule", "list"]).await)
+            .contains("defined otherwise by tenure-without")
+    })
+    .await;
+    step_down(&stage).await;
+    let removed = event(&mut other, "schedules_removed").await;
+    assert_eq!(removed["role"], "cron", "{removed}");
+    let list = said(&stage.ends(&["schedule", "list"]).await);
+    assert!(list.contains("s does not fire: the file of tenure-without"), "{list}");
+    // And it comes back with a leader that has it.
+    let done = stage.count(DONE).await;
+    other.signal(Signal::TERM);
+    other.wait(SOON).await.expect("it ends");
+    stage.at_least(DONE, done + 1).await;
+    agents[0].signal(Signal::TERM);
+    agents[0].wait(SOON).await.expect("it ends");
+}
+
+#[tokio::test]
+async fn an_order_is_waited_for_by_its_number_and_ends_with_its_schedule() {
+    let stage = Stage::new().await;
+    let text = schedule(&stage, "0 0 0 1 1 *", "test $TENURE_ATTEMPT = 2", "");
+    let file = stage.file("tenure.toml", &text);
+    let mut agent = stage.agent(&file, &[]);
+    stage.at_least("select count(*) from tenure_agent.schedule", 1).await;
+    // An earlier order in the name of every process of this host would have answered for a later one.
+    let output = stage.ends(&["schedule", "run", "s", "--wait", "30s"]).await;
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    let older = "insert into tenure_agent.slot (schedule, at, state, epoch, member, claimed_at, ended_at) \
+        select 's', now() - interval '1 day' + n * interval '1 s', 'failed', 1, 'm', now(), now() \
+        from generate_series(1, 1001) n";
+    stage.client.batch_execute(older).await.expect("dead letters");
+    let first =
+        "update tenure_agent.slot set at = at - interval '2 days' where order_id is not null";
+    let same = first
+        .replace("tenure_agent.slot", "tenure_agent.attempt")
+        .replace(" where order_id is not null", "");
+    stage.client.batch_execute(&format!("{same}; {first}")).await.expect("far back");
+    let slot: String = stage
+        .client
+        .query_one(
+            "select to_char(at at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"') \
+            from tenure_agent.slot where order_id is not null",
+            &[],
+        )
+        .await
+        .expect("the slot")
+        .get(0);
+    let output = stage.ends(&["schedule", "run", "s", "--slot", &slot, "--wait", "30s"]).await;
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    // An order for a schedule that is gone does not fire when the name comes back.
+    agent.signal(Signal::TERM);
+    agent.wait(SOON).await.expect("it ends");
+    let output = stage.ends(&["schedule", "run", "s"]).await;
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    stage.file("tenure.toml", "[[role]]\nname = 'cron'\n");
+    let mut agent = stage.agent(&file, &[]);
+    event(&mut agent, "schedules_removed").await;
+    assert_eq!(stage.count("select count(*) from tenure_agent.run_order").await, 0);
+    agent.signal(Signal::TERM);
+    agent.wait(SOON).await.expect("it ends");
+}
+
+#[tokio::test]
+async fn what_a_run_writes_is_kept_up_to_a_bound() {
+    let stage = Stage::new().await;
+    let write = "head -c 1000000 /dev/zero | tr \\\\0 x; echo the end >&2";
+    let file = stage.file("tenure.toml", &schedule(&stage, "@every 1s", write, ""));
+    let _agent = stage.agent(&file, &[]);
+    stage.at_least(DONE, 1).await;
+    let kept = "select max(octet_length(output))::bigint from tenure_agent.attempt where how = 'succeeded'";
+    let kept = stage.count(kept).await;
+    assert!((32 * 1024..33 * 1024).contains(&kept), "{kept} bytes");
+    let ends = "select count(*) from tenure_agent.attempt where output like '(cut) x%xthe end\n'";
+    assert!(stage.count(ends).await >= 1, "the end of both streams is kept");
+}
+
+#[tokio::test]
+async fn a_later_slot_replaces_a_run_and_what_was_missed_is_run_in_turn() {
+    let stage = Stage::new().await;
+    let text = schedule(&stage, "@every 1s", "exec sleep 600", "overlap = 'replace'\n");
+    let file = stage.file("tenure.toml", &text);
+    let mut agent = stage.agent(&file, &[]);
+    stage.at_least("select count(*) from tenure_agent.slot where state = 'replaced'", 2).await;
+    no_attempt_twice(&stage);
+    agent.kill().await.expect("killed");
+    // As if the group had been away for some minutes.
+    let away = "delete from tenure_agent.attempt; delete from tenure_agent.slot; \
+        update tenure_agent.schedule set watermark = watermark - interval '90 s'";
+    stage.client.batch_execute(away).await.expect("set back");
+    std::fs::remove_file(stage.path("log")).expect("removed");
+    let text =
+        text.replace("exec sleep 600", "true").replace("'replace'", "'queue'\nmissed = 'run_all'");
+    stage.file("tenure.toml", &text);
+    let _agent = stage.agent(&file, &[]);
+    let late = "select count(*) from tenure_agent.slot where state = 'succeeded' \
+                and at < claimed_at - interval '60 s'";
+    stage.at_least(late, 25).await;
+    no_attempt_twice(&stage);
+    let slots: Vec<String> = stage.starts("log");
+    assert!(slots.is_sorted(), "each in its turn: {slots:?}");
 }
