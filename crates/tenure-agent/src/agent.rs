@@ -19,7 +19,7 @@ use crate::commander::{Commander, Commands};
 use crate::event::{Event, Events};
 use crate::plan::{Plan, differences};
 use crate::retention::{self, MAINTENANCE, Retention};
-use crate::schedules::{Roster, ScheduleStartError, post};
+use crate::schedules::{Roster, ScheduleStartError, forget, post};
 use crate::store::Store;
 use crate::work::Job;
 
@@ -37,6 +37,7 @@ pub struct Agent {
     starts: Arc<Semaphore>,
     events: Events,
     alerts: Option<(watch::Sender<Arc<Setup>>, AbortHandle)>,
+    refused: watch::Sender<Option<TenureError>>,
     tasks: JoinSet<()>,
 }
 
@@ -76,9 +77,22 @@ impl Agent {
         let name = format!("tenure agent {}", member.identity());
         let store = Arc::new(Store::new(&config, &name)?);
         let mut tasks = JoinSet::new();
-        for lock in member.locks() {
-            tasks.spawn(relay(lock.events(), lock.clone(), store.clone(), events.clone()));
+        let (refused, acquired) = (watch::channel(None).0, watch::channel(0).0);
+        let (jobs, scheduled) = watch::channel(Arc::new(plan.jobs.clone()));
+        let locks = member.locks();
+        tasks.spawn(forget(
+            locks.clone(),
+            store.clone(),
+            scheduled.clone(),
+            acquired.subscribe(),
+            events.clone(),
+        ));
+        for lock in locks {
+            let (refused, acquired) = (refused.clone(), acquired.clone());
+            let (store, events) = (store.clone(), events.clone());
+            tasks.spawn(relay(lock.events(), lock, store, events, refused, acquired));
         }
+        drop(acquired);
         for shards in &plan.shards {
             let asked = Standings { store: store.clone(), events: events.clone() };
             tasks.spawn(shards.spread(&member, Arc::new(asked))?);
@@ -104,7 +118,6 @@ impl Agent {
             alerts = Some((sender, tasks.spawn(watched)));
         }
         let cores = available_parallelism().map_or(1, usize::from);
-        let (jobs, scheduled) = watch::channel(Arc::new(plan.jobs.clone()));
         let mut agent = Agent {
             member,
             commands: watch::channel(Arc::new(plan.commands.clone())).0,
@@ -115,6 +128,7 @@ impl Agent {
             starts: Arc::new(Semaphore::new(cores * 2)),
             plan,
             alerts,
+            refused,
             events,
             tasks,
         };
@@ -122,13 +136,20 @@ impl Agent {
         Ok(agent)
     }
 
-    /// Enters the race for every role. Waits for the database's answer as [`Member::start_all`] does: without
-    /// one the roles follow, and are registered when it comes. Cancel-safe.
+    /// Enters the race for every role, and waits until the database has taken every registration, however long
+    /// that takes. Cancel-safe: the roles take part all the same.
     ///
     /// # Errors
     /// A role that the database knows otherwise.
     pub async fn campaign(&self) -> Result<(), TenureError> {
-        self.member.start_all().await
+        self.member.register_all().await
+    }
+
+    /// Waits until the database refuses a role that it had taken before: the role is stopped then. Cancel-safe.
+    pub async fn refused(&self) -> TenureError {
+        let mut refused = self.refused.subscribe();
+        let found = refused.wait_for(Option::is_some).await;
+        found.ok().and_then(|error| error.clone()).unwrap_or(TenureError::Stopped)
     }
 
     /// Starts what runs the commands and schedules of roles that had none before.
@@ -231,6 +252,8 @@ async fn relay(
     lock: LeaderLock,
     store: Arc<Store>,
     events: Events,
+    refused: watch::Sender<Option<TenureError>>,
+    acquired: watch::Sender<u64>,
 ) {
     let role = lock.role().as_str().to_owned();
     loop {
@@ -244,7 +267,10 @@ async fn relay(
             Err(RecvError::Closed) => return,
         };
         let event = match &notice {
-            Notice::Acquired { epoch } => Event::of("acquired", &role, Some(*epoch)),
+            Notice::Acquired { epoch } => {
+                acquired.send_modify(|count| *count += 1);
+                Event::of("acquired", &role, Some(*epoch))
+            }
             Notice::Released { epoch } => Event::of("released", &role, Some(*epoch)),
             Notice::Lost { epoch, reason } => {
                 Event::of("lost", &role, Some(*epoch)).because(reason.to_string())
@@ -255,6 +281,9 @@ async fn relay(
             Notice::Error(error) => Event::of("error", &role, None).because(error.clone()),
             Notice::Stopped => {
                 events.tell(Event::of("stopped", &role, None));
+                if let Some(error) = lock.refusal() {
+                    refused.send_replace(Some(error));
+                }
                 return;
             }
             Notice::StateChange { .. } | Notice::AcquireFailed { .. } => continue,

@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use tenure::RoleName;
+use tenure::{RoleName, TenureError};
 use tenure::config::{Config, ConfigError, RoleSpec, parse_period};
 use tenure::shards::{MOST, Shards};
 
@@ -46,6 +46,36 @@ pub struct Plan {
     http: Option<String>,
     page: Option<PageOptions>,
     roles: BTreeSet<String>,
+    election: Election,
+}
+
+/// The sections of the election as they are written: a running agent does not take them over.
+#[derive(Clone, Default, PartialEq)]
+struct Election(Vec<(&'static str, Option<toml::Value>)>);
+
+impl fmt::Debug for Election {
+    /// A password may be in them.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Election")
+    }
+}
+
+impl Election {
+    fn of(text: &str) -> Self {
+        let table: toml::Table = toml::from_str(text).unwrap_or_default();
+        let sections = ["database", "member", "role", "retry", "cluster"];
+        Election(sections.map(|name| (name, table.get(name).cloned())).into())
+    }
+
+    /// The sections that differ, as a file has them.
+    fn differences(&self, other: &Self) -> impl Iterator<Item = String> {
+        let both = self.0.iter().zip(&other.0).filter(|(old, new)| old != new);
+        both.map(|((name, _), _)| match *name {
+            "role" => "[[role]]".to_owned(),
+            "cluster" => "[cluster.leader_election]".to_owned(),
+            name => format!("[{name}]"),
+        })
+    }
 }
 
 /// What is wrong with a file, and where.
@@ -177,7 +207,8 @@ impl Plan {
     pub fn from_toml(text: &str, file: &Path) -> Result<Self, PlanError> {
         let reader = Reader { text, file };
         let written = reader.read()?;
-        let mut plan = Plan { http: written.agent.http, ..Plan::default() };
+        let mut plan = Plan { election: Election::of(text), ..Plan::default() };
+        plan.http = written.agent.http.map(|text| reader.http(text)).transpose()?;
         plan.page = written.page.map(|page| reader.page(page)).transpose()?;
         plan.retention = reader.retention(written.agent.retention)?;
         if plan.retention.is_some() {
@@ -373,6 +404,18 @@ impl Reader<'_> {
         Ok(Job::program(schedule, run))
     }
 
+    /// A name is looked up when the agent starts.
+    fn http(&self, text: String) -> Result<String, PlanError> {
+        let is_port = |text: &str| text.parse::<u16>().is_ok();
+        let named =
+            text.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && is_port(port));
+        if named || is_port(&text) {
+            return Ok(text);
+        }
+        Err(self
+            .bad("agent.http", "write a port, or an address or name with one, as localhost:9464"))
+    }
+
     fn page(&self, written: WrittenPage) -> Result<PageOptions, PlanError> {
         let text = written.listen.as_deref().unwrap_or(LISTEN);
         let port = text.parse().map(|port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
@@ -426,6 +469,7 @@ pub fn placed(error: &ConfigError, text: &str, file: &Path) -> PlanError {
         ConfigError::Field { field, .. } => vec![field.clone()],
         ConfigError::Dsn { field, .. } => vec![(*field).to_owned()],
         ConfigError::RoleName { index, .. } => vec![format!("role[{index}].name")],
+        ConfigError::Key { role, .. } => vec![role_path(text, role, "key")],
         ConfigError::Lease(_) => {
             ["lease", "heartbeat", "kill_grace", "statement_deadline", "margin"]
                 .map(|field| format!("member.{field}"))
@@ -441,6 +485,23 @@ pub fn placed(error: &ConfigError, text: &str, file: &Path) -> PlanError {
         place_of(text, section)
     });
     PlanError { file: file.to_owned(), place, message: error.to_string() }
+}
+
+/// That a role of a set of shards preempts, with the place in the file that says so.
+#[must_use]
+pub fn preempts(role: &RoleName, text: &str, file: &Path) -> PlanError {
+    let place = place_of(text, &role_path(text, role.as_str(), "preempt"));
+    let message = TenureError::ShardPreempts(role.clone()).to_string();
+    PlanError { file: file.to_owned(), place, message }
+}
+
+/// The path of a field of a role's `[[role]]`; the file's first one if it has none of that name.
+fn role_path(text: &str, role: &str, field: &str) -> String {
+    let table: toml::Table = toml::from_str(text).unwrap_or_default();
+    let roles = table.get("role").and_then(toml::Value::as_array);
+    let is_it = |entry: &toml::Value| entry.get("name").and_then(toml::Value::as_str) == Some(role);
+    let index = roles.and_then(|roles| roles.iter().position(is_it)).unwrap_or(0);
+    format!("role[{index}].{field}")
 }
 
 /// The same field under the names of FORGE's own section.
@@ -506,6 +567,7 @@ pub(crate) fn differences(old: &Plan, new: &Plan, config: &Config) -> Vec<String
     if !gone.is_empty() {
         found.push(format!("the set of roles ({} are led on, without work)", listed(gone)));
     }
+    found.extend(old.election.differences(&new.election));
     if old.shards != new.shards {
         found.push("[[shards]]".to_owned());
     }

@@ -10,7 +10,7 @@ use tenure::TenureError;
 use tenure::config::{Config, ConfigBuilder, ConfigError, RoleConfig, RoleSpec};
 use tenure::connect::dsn::{ProcessEnv, Secret};
 use tenure_agent::page::Page;
-use tenure_agent::plan::placed;
+use tenure_agent::plan::{placed, preempts as preempts_error};
 use tenure_agent::{Agent, Events, Plan, ScheduleStartError};
 use tenure_embedded::Embedded;
 use tenure_guardian::Strays;
@@ -123,9 +123,24 @@ pub(crate) async fn agent(args: AgentArgs) -> Result<Exit, Failure> {
     let watchdog = tokio::spawn(service.clone().watch(agent.member()));
     let strays = tokio::spawn(reap_strays());
     let mut refused = None;
-    if campaign(&agent, &mut signals, &mut refused).await {
+    let mut again = false;
+    if campaign(&agent, &mut signals, &mut refused, &mut again).await {
+        if again {
+            reload(&mut agent, &args, &journal);
+        }
         service.ready();
-        while let Wish::Reload = signals.next().await {
+        loop {
+            // Both branches are cancel-safe.
+            tokio::select! {
+                wish = signals.next() => match wish {
+                    Wish::End => break,
+                    Wish::Reload => {}
+                },
+                error = agent.refused() => {
+                    refused = Some(error);
+                    break;
+                }
+            }
             service.reloading();
             reload(&mut agent, &args, &journal);
             service.ready();
@@ -150,8 +165,14 @@ pub(crate) async fn agent(args: AgentArgs) -> Result<Exit, Failure> {
     }
 }
 
-/// Enters the races; false: a signal came first, or a role was refused.
-async fn campaign(agent: &Agent, signals: &mut Signals, refused: &mut Option<TenureError>) -> bool {
+/// Enters the races; false: a signal came first, or a role was refused. A file that is to be read again is read once
+/// the database has answered.
+async fn campaign(
+    agent: &Agent,
+    signals: &mut Signals,
+    refused: &mut Option<TenureError>,
+    again: &mut bool,
+) -> bool {
     let mut campaign = pin!(agent.campaign());
     loop {
         // Both branches are cancel-safe.
@@ -162,8 +183,7 @@ async fn campaign(agent: &Agent, signals: &mut Signals, refused: &mut Option<Ten
             }
             wish = signals.next() => match wish {
                 Wish::End => return false,
-                // The file is read again once the database has answered.
-                Wish::Reload => {}
+                Wish::Reload => *again = true,
             },
         }
     }
@@ -190,7 +210,6 @@ fn reload(agent: &mut Agent, args: &AgentArgs, journal: &Journal) {
                     &format!("{what} changed; restart the agent to take that over"),
                 );
             }
-            journal.say("note", "[database], [member] and [[role]] are read at a start only");
         }
         Err(failure) => journal.say("error", &format!("not reloaded: {failure}")),
     }
@@ -221,10 +240,10 @@ fn meant(args: &AgentArgs) -> Result<Meant, Failure> {
     let config = build(builder(args, &text, path, specs())?, &text, path)?;
     let preempts = |role: &&RoleConfig| role.preempts() && plan.is_shard(role.name().as_str());
     if let Some(role) = config.roles().iter().find(preempts) {
-        let error = TenureError::ShardPreempts(role.name().clone());
-        return Err(Failure::usage(format!("{}: {error}", path.display())));
+        let error = preempts_error(role.name(), &text, path);
+        return Err(Failure::usage(error.to_string()));
     }
-    if config.dsn().is_some() {
+    if config.dsn().is_some() || args.check {
         return Ok(Meant { plan, config, embedded: false });
     }
     if !args.embedded {

@@ -21,6 +21,9 @@ use crate::lock::{LeaderLock, Observed, SideSession, started};
 use crate::postgres::Postgres;
 use crate::seat::Profile;
 
+/// Longer than any process runs.
+const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 86_400);
+
 /// A member of the group.
 ///
 /// [`Member::shutdown`] lets every role go in good order and waits for it. When the member and all
@@ -207,6 +210,19 @@ impl Member {
     /// # Errors
     /// The first refusal; the other roles take part all the same.
     pub async fn start_all(&self) -> Result<(), TenureError> {
+        self.start_until(Instant::now() + self.handle.registration_wait()).await
+    }
+
+    /// As [`Member::start_all`], and waits until the database has taken every registration, however long that
+    /// takes. Cancel-safe: the roles take part all the same.
+    ///
+    /// # Errors
+    /// The first refusal; the other roles take part all the same.
+    pub async fn register_all(&self) -> Result<(), TenureError> {
+        self.start_until(Instant::now() + FOR_EVER).await
+    }
+
+    async fn start_until(&self, deadline: Instant) -> Result<(), TenureError> {
         let (answer, answers) = mpsc::unbounded_channel();
         let number = {
             let locks = self.locks.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -217,7 +233,6 @@ impl Member {
         };
         // The driver has the other ones: their end is its end.
         drop(answer);
-        let deadline = Instant::now() + self.handle.registration_wait();
         started(answers, number, deadline).await.map(drop)
     }
 

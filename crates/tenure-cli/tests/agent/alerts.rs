@@ -141,6 +141,34 @@ async fn evaluated(stage: &Stage, epoch: i64, times: u32) {
     }
 }
 
+#[tokio::test]
+async fn a_run_that_failed_for_good_pages_once() {
+    let (stage, receiver) = (Stage::new().await, Receiver::start().await);
+    let key = stage.path("key");
+    std::fs::write(&key, format!("{KEY}\n")).expect("written");
+    let text = format!(
+        "[alerting]\ninterval = '1s'\n\
+         [alerting.pagerduty]\nkey_file = '{key}'\nurl = 'http://{}/v2/enqueue'\n\
+         [[schedule]]\nname = 's'\nrole = 'x'\ncron = '0 0 0 1 1 *'\nrun = 'false'\n\
+         [[alerts]]\nname = 'dead_letters'\nfor = '0s'\nseverity = 'critical'\nnotify = ['pagerduty']\n\
+         condition = 'max by (schedule) (tenure_schedule_dead_letters) > 0'\n",
+        receiver.address
+    );
+    let file = stage.file("tenure.toml", &text);
+    let mut agents = [stage.agent(&file, &[])];
+    leader(&stage, "tenure:alerts", &mut agents).await;
+    stage.at_least("select count(*) from tenure_agent.schedule", 1).await;
+    let order = stage.ends(&["schedule", "run", "s", "--wait", "30s"]).await;
+    assert_eq!(order.status.code(), Some(1), "{}", said(&order));
+    receiver.at_least(1).await;
+    let epoch = stage.count(EPOCH).await - 1;
+    evaluated(&stage, epoch, 2).await;
+    let pages = receiver.pages();
+    assert_eq!((pages.len(), pages[0].0.as_str()), (1, "trigger"), "{pages:?}");
+    let summary = receiver.calls()[0].body["payload"].to_string();
+    assert!(summary.contains("dead_letters"), "{summary}");
+}
+
 const EPOCH: &str = "select epoch from tenure.role where name = 'tenure:alerts'";
 
 #[tokio::test]

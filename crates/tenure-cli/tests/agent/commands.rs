@@ -4,7 +4,7 @@ use serde_json::Value;
 use tenure_testkit::{Child, Signal};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::kit::{SOON, Stage, event, event_of, until};
+use crate::kit::{SOON, Stage, agent_at, event, event_of, said, until};
 
 /// Status and body of a GET.
 pub(crate) async fn get(address: &str, path: &str) -> (u16, String) {
@@ -111,8 +111,22 @@ async fn sighup_takes_commands_and_schedules_over_and_says_what_it_cannot() {
     event(&mut agent, "reloaded").await;
     let warning = event(&mut agent, "warning").await;
     assert!(warning["reason"].as_str().expect("text").contains("the set of roles"), "{warning}");
+    assert!(!warning["reason"].as_str().expect("text").contains("[member]"), "{warning}");
     agent.wait_line(|line| line == "two", SOON).await.expect("the second command");
     event_of(&mut agent, "run_ended", |event| event["schedule"] == "t").await;
+    // What is read at a start only is named where it changed.
+    let text = std::fs::read_to_string(&file).expect("the file");
+    std::fs::write(
+        &file,
+        format!("{}[[role]]\nname = 'worker'\npriority = 3\n", text.replace("800ms", "700ms")),
+    )
+    .expect("written");
+    agent.signal(Signal::HUP);
+    let named = |event: &Value| {
+        let why = event["reason"].as_str().unwrap_or_default();
+        why.contains("[member]") && why.contains("[[role]]") && !why.contains("[database]")
+    };
+    event_of(&mut agent, "warning", named).await;
     stage.at_least("select count(*) from tenure_agent.schedule where name = 's' and removed_at is not null", 1).await;
     end(&mut agent).await;
 }
@@ -160,4 +174,56 @@ async fn every_function_of_the_agent_finds_its_names_whatever_the_callers_search
     assert_eq!(stage.count(open).await, 0);
     agent.signal(Signal::TERM);
     agent.wait(SOON).await.expect("it ends");
+}
+
+#[tokio::test]
+async fn an_agent_that_hands_over_is_alive_until_its_run_has_ended() {
+    let stage = Stage::new().await;
+    let (up, go) = (stage.path("up"), stage.path("go"));
+    let file = stage.file(
+        "tenure.toml",
+        &format!(
+            "[[schedule]]\nname = 's'\nrole = 'cron'\ncron = '@every 1s'\n\
+             run = 'touch {up}; until test -e {go}; do sleep 0.05; done'\n"
+        ),
+    );
+    let mut agent = stage.agent(&file, &["--http", "0"]);
+    let probes = address(&event(&mut agent, "http").await);
+    until("the run", async || std::path::Path::new(&up).exists()).await;
+    assert_eq!(get(&probes, "/leader/cron").await.0, 200);
+    agent.signal(Signal::TERM);
+    until("the hand-over", async || get(&probes, "/leader/cron").await.0 == 503).await;
+    until("the member's goodbye", async || get(&probes, "/readyz").await.0 == 503).await;
+    assert_eq!(get(&probes, "/healthz").await.0, 200, "a restart would cut the run short");
+    std::fs::write(&go, "").expect("written");
+    assert_eq!(agent.wait(SOON).await.expect("it ends").code(), Some(0));
+    let done = "select count(*) from tenure_agent.slot where state = 'succeeded'";
+    assert_eq!(stage.count(done).await, 1);
+}
+
+#[tokio::test]
+async fn a_login_role_with_the_printed_grants_fires_schedules_and_prunes() {
+    let stage = Stage::new().await;
+    let user = format!("agents_{}", std::process::id());
+    let made = stage.ends(&["migrate", "--agent"]).await;
+    assert_eq!(made.status.code(), Some(0), "{}", said(&made));
+    let old = "insert into tenure.event (at, role, kind) values (now() - interval '1 year', 'r', 'pause')";
+    stage.client.batch_execute(&format!("create role {user} login; {old}")).await.expect("made");
+    let grants = stage.ends(&["migrate", "--agent", "--print-grants", &user]).await;
+    let grants = String::from_utf8(grants.stdout).expect("text");
+    stage.client.batch_execute(&grants).await.expect("granted");
+    let file = stage.file(
+        "tenure.toml",
+        "[[schedule]]\nname = 's'\nrole = 'cron'\ncron = '@every 1s'\nrun = 'true'\n",
+    );
+    let mut agent = agent_at(&stage.database.dsn_for(&user), &file, &[]);
+    let done = "select count(*) from tenure_agent.slot where state = 'succeeded'";
+    stage.at_least(done, 1).await;
+    until("the end of the old event", async || {
+        stage.count("select count(*) from tenure.event where kind = 'pause'").await == 0
+    })
+    .await;
+    end(&mut agent).await;
+    let away = format!("drop owned by {user}; drop role {user}");
+    stage.client.batch_execute(&away).await.expect("no login role is left");
 }

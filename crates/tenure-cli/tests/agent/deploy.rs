@@ -1,9 +1,9 @@
 //! The examples of a deployment, as their readers take them; and what a service manager is told.
 
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use tenure_testkit::{Child, Signal};
+use tenure_testkit::{Child, Proxy, Signal, shared_cluster};
 use tokio::net::UnixDatagram;
 use tokio::process::Command;
 use tokio::time::timeout;
@@ -97,10 +97,25 @@ async fn the_unit_is_one_of_systemd() {
     std::fs::write(&path, unit).expect("written");
     let mut verify = Command::new("systemd-analyze");
     verify.arg("verify").arg(&path);
-    match verify.output().await {
-        Ok(output) => assert!(output.status.success(), "{}", said(&output)),
-        Err(error) => assert_eq!(error.kind(), ErrorKind::NotFound),
-    }
+    let output = verify.output().await.expect("systemd-analyze; install systemd");
+    assert!(output.status.success(), "{}", said(&output));
+}
+
+/// Followers are never ready where readiness means leadership: a rollout that keeps a pod available would wait
+/// for them for ever.
+#[test]
+fn a_rollout_of_the_manifests_does_not_wait_for_followers_to_be_ready() {
+    let manifests = example("kubernetes.yaml");
+    let number = |key: &str| -> u32 {
+        let value = manifests.lines().find_map(|line| line.trim().strip_prefix(key));
+        value.and_then(|value| value.trim().parse().ok()).expect("a number")
+    };
+    assert!(manifests.contains("path: /leader/"), "a pod is ready while it leads");
+    assert!(number("maxUnavailable:") >= number("replicas:"), "no pod has to be available");
+    assert!(
+        number("maxSurge:") >= number("replicas:"),
+        "the new pods are there when the old ones go"
+    );
 }
 
 async fn datagram(socket: &UnixDatagram) -> String {
@@ -151,9 +166,48 @@ async fn an_agent_whose_database_does_not_answer_says_so_and_is_not_ready() {
     command.env("NOTIFY_SOCKET", &path);
     let mut agent = Child::spawn(command).expect("it runs");
     event_of(&mut agent, "error", |event| event["role"] == "r").await;
-    let received = socket.try_recv(&mut [0_u8; 64]);
-    assert_eq!(received.expect_err("nothing").kind(), ErrorKind::WouldBlock);
+    // Longer than a start waits for its answer: four statement deadlines. Time is the subject.
+    let nothing = timeout(Duration::from_secs(5), socket.recv(&mut [0_u8; 64])).await;
+    assert!(nothing.is_err(), "it said that it is ready");
     agent.signal(Signal::TERM);
     assert_eq!(news(&socket).await, "STOPPING=1");
     assert_eq!(agent.wait(SOON).await.expect("it ends").code(), Some(0));
+}
+
+#[tokio::test]
+async fn an_agent_is_ready_once_the_database_has_taken_its_roles_and_a_refusal_ends_it() {
+    let stage = Stage::new().await;
+    let proxy = Proxy::start(shared_cluster().await.addr()).await.expect("a proxy");
+    proxy.refuse(true).await.expect("it refuses");
+    let dsn = proxy.dsn(stage.database.name());
+    let start = |text: &str, name: &str| {
+        let file = stage.file(&format!("{name}.toml"), text);
+        let path = stage.path(name);
+        let socket = UnixDatagram::bind(&path).expect("a socket");
+        let mut command = agent_command(&dsn, &file, &["--instance", name]);
+        command.env("NOTIFY_SOCKET", &path);
+        (Child::spawn(command).expect("it runs"), socket)
+    };
+    let command = "[[command]]\nrole = 'r'\nrun = 'exec sleep 600'\n";
+    let (mut agent, socket) = start(command, "one");
+    event_of(&mut agent, "error", |event| event["role"] == "r").await;
+    // What is changed meanwhile is taken over as soon as it is ready.
+    stage.file("one.toml", &command.replace("600", "601"));
+    agent.signal(Signal::HUP);
+    proxy.heal();
+    assert_eq!(news(&socket).await, "READY=1");
+    event_of(&mut agent, "reloaded", |_| true).await;
+    let leads = "select count(*) from tenure.role where name = 'r' and debtor = holder";
+    stage.at_least(leads, 1).await;
+
+    // The database knows the role otherwise: found only once it answers.
+    proxy.refuse(true).await.expect("it refuses");
+    let fenced = "[[role]]\nname = 'r'\npolicy = 'fenced'\n";
+    let (mut other, socket) = start(fenced, "two");
+    event_of(&mut other, "error", |event| event["role"] == "r").await;
+    proxy.heal();
+    assert_eq!(news(&socket).await, "STOPPING=1");
+    assert_eq!(other.wait(SOON).await.expect("it ends").code(), Some(3));
+    agent.signal(Signal::TERM);
+    agent.wait(SOON).await.expect("it ends");
 }

@@ -32,6 +32,12 @@ async fn what_is_wrong_is_said_with_file_line_and_column() {
             "[[role]]\nname = 'r'\n[cluster.leader_election]\nlease_duration = '5s'\nrefresh_interval = '30s'\n",
             "line 4, column 18",
         ),
+        ("[[role]]\nname = 'r'\nkey = 'zz'\n", "line 3, column 7"),
+        ("[agent]\nhttp = 'here'\n[[role]]\nname = 'r'\n", "line 2, column 8"),
+        (
+            "[[shards]]\nname = 's'\ncount = 2\nrun = 'x'\n[[role]]\nname = 's-1'\npreempt = true\npreempt_after = '60s'\n",
+            "line 7, column 11",
+        ),
         ("[[role]\n", "line 1"),
     ] {
         let (code, said) = check(text).await;
@@ -62,6 +68,18 @@ async fn an_agent_without_a_database_or_anything_to_do_refuses_to_start() {
     let (code, said) = check(MEMBER).await;
     assert_eq!(code, 2);
     assert!(said.contains("nothing to do"), "{said}");
+}
+
+#[tokio::test]
+async fn a_check_needs_no_database_and_starts_none() {
+    let (folder, path) = written("[[command]]\nrole = 'r'\nrun = 'true'\n");
+    let mut command = bare();
+    command.env("HOME", folder.path()).env("XDG_DATA_HOME", folder.path());
+    command.args(["agent", "--check", "--embedded", "--config"]).arg(&path);
+    let output = finish(command).await;
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    let left = std::fs::read_dir(folder.path()).expect("readable").count();
+    assert_eq!(left, 1, "the file alone: no server was made");
 }
 
 #[tokio::test]
