@@ -1,7 +1,7 @@
 //! Many roles in one member: each shard has one leader, and a group of processes shares them.
 //!
 //! Start it twice: the second process takes over what the first one releases. The first process leads all of them
-//! until then: the roles are raced for, not spread. `tenure_agent::Shards` spreads them evenly.
+//! until then: the roles are raced for, not spread. `tenure::shards::Shards` spreads them evenly.
 //!
 //! `cargo run -p tenure --example shards -- postgresql://localhost/app 8`
 #![allow(clippy::print_stdout, reason = "it is a demonstration")]
