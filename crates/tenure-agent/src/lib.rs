@@ -77,8 +77,10 @@ pub mod alerts;
 pub mod child;
 mod commander;
 mod crew;
+#[doc(hidden)]
 pub mod definition;
 pub mod desk;
+#[doc(hidden)]
 pub mod engine;
 mod event;
 #[doc(hidden)]
@@ -89,7 +91,9 @@ pub mod probes;
 pub mod retention;
 mod schedules;
 pub mod schema;
+#[doc(hidden)]
 pub mod store;
+#[doc(hidden)]
 pub mod when;
 mod work;
 
@@ -99,4 +103,5 @@ pub use event::{Event, Events};
 pub use plan::{Plan, PlanError};
 pub use schedules::{ScheduleStartError, Schedules, Serving};
 pub use tenure::shards::{Shards, Spreading, placement};
+pub use store::StoreError;
 pub use work::{Job, Run};
