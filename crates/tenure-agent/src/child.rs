@@ -33,9 +33,6 @@ const STEADY: Duration = Duration::from_secs(10);
 /// The pauses before a child is started again.
 const RESTART: ExponentialBackoff =
     ExponentialBackoff::new(Duration::from_millis(200), Duration::from_secs(10));
-/// A wait for leadership without an end: longer than any process runs.
-#[doc(hidden)]
-pub const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 
 /// The pauses between a child that exits by itself and its next start: 200 ms, doubled up to 10 s for one that fails at
 /// once again.

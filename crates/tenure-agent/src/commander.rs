@@ -11,7 +11,7 @@ use tenure_guardian::EndedBy;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep};
 
-use crate::child::{End, FOR_EVER, Post, Program, Restarts, Stop, not_started};
+use crate::child::{End, Post, Program, Restarts, Stop, not_started};
 use crate::event::{Event, Events};
 
 /// The commands of an agent, by role.
@@ -34,7 +34,7 @@ impl Commander {
     pub(crate) async fn serve(mut self) {
         let lock = self.post.lock.clone();
         let mut restarts = Restarts::default();
-        while lock.wait_for_leadership(Some(FOR_EVER)).await.is_ok() {
+        while lock.led().await.is_ok() {
             let begun = Instant::now();
             if self.term().await {
                 sleep(restarts.pause(begun.elapsed())).await;

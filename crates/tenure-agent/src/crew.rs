@@ -14,7 +14,7 @@ use tenure::{Act, Epoch, LockState, Refusal};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep};
 
-use crate::child::{FOR_EVER, Post, Stop};
+use crate::child::{Post, Stop};
 use crate::definition::Schedule;
 use crate::engine::{Answer, Effect, Engine, Fate, Outcome, Slot, Then, Why};
 use crate::event::{Event, Events};
@@ -102,7 +102,7 @@ impl Crew {
     /// Runs until the role has stopped.
     pub(crate) async fn serve(mut self) {
         loop {
-            let Ok(token) = self.post.lock.wait_for_leadership(Some(FOR_EVER)).await else {
+            let Ok(token) = self.post.lock.led().await else {
                 return;
             };
             self.shift(token.epoch).await;
