@@ -102,6 +102,6 @@ pub use definition::{Missed, Overlap, Schedule, ScheduleError};
 pub use event::{Event, Events};
 pub use plan::{Plan, PlanError};
 pub use schedules::{ScheduleStartError, Schedules, Serving};
-pub use tenure::shards::{Shards, Spreading, placement};
 pub use store::StoreError;
+pub use tenure::shards::{Shards, Spreading, placement};
 pub use work::{Job, Run};

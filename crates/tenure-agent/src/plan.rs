@@ -23,9 +23,9 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use tenure::{RoleName, TenureError};
 use tenure::config::{Config, ConfigError, RoleSpec, parse_period};
 use tenure::shards::{MOST, Shards};
+use tenure::{RoleName, TenureError};
 
 use crate::alerts::setup::{WrittenAlert, WrittenAlerting};
 use crate::alerts::{ALERTS, Alerting};
