@@ -35,7 +35,7 @@ async fn what_is_wrong_is_said_with_file_line_and_column() {
         ("[[role]]\nname = 'r'\nkey = 'zz'\n", "line 3, column 7"),
         ("[agent]\nhttp = 'here'\n[[role]]\nname = 'r'\n", "line 2, column 8"),
         (
-            "[[shards]]\nname = 's'\ncount = 2\nrun = 'x'\n[[role]]\nname = 's-1'\npreempt = true\npreempt_after = '60s'\n",
+            "[[shards]]\nname = 's'\ncount = 2\nrun = 'x'\n[[role]]\nname = 's-1'\npreempt = true\n",
             "line 7, column 11",
         ),
         ("[[role]\n", "line 1"),
