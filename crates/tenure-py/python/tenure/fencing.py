@@ -18,8 +18,11 @@ class _Asynchronous(Protocol):
     def execute(self, *arguments: Any, **options: Any) -> Awaitable[Any]: ...
 
 
+# What is not known to be asynchronous is taken as synchronous; a driver without types is either.
 @overload
-def fence(cursor: _Asynchronous, role: str, epoch: int) -> Coroutine[Any, Any, None]: ...
+def fence(  # pyright: ignore[reportOverlappingOverload]
+    cursor: _Asynchronous, role: str, epoch: int
+) -> Coroutine[Any, Any, None]: ...
 @overload
 def fence(cursor: Any, role: str, epoch: int) -> None: ...
 def fence(cursor: Any, role: str, epoch: int) -> Optional[Coroutine[Any, Any, None]]:
@@ -67,7 +70,7 @@ def _through_sqlalchemy(subject: Any, role: str, epoch: int) -> None:
     """Sets the fence in the transaction of a connection or session."""
     from sqlalchemy import text
 
-    connection = subject.connection() if callable(subject.connection) else subject
+    connection: Any = subject.connection() if callable(subject.connection) else subject
     # As the driver has it: the isolation level may come from the engine, or from an option of the connection.
     if getattr(connection.connection.dbapi_connection, "autocommit", False):
         _outside()
