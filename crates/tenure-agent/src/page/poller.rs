@@ -247,6 +247,7 @@ impl Poller {
         let sql = include_str!("../../sql/history.sql")
             .replace("{limit}", "20")
             .replace("{dead}", "false")
+            .replace("{order}", "null")
             .replace("{name}", &literal(schedule));
         self.question(sql).await
     }
