@@ -98,9 +98,9 @@ async fn dkron_998_schedules_go_on_after_every_change_of_leader() {
         let done = stage.count(DONE).await;
         stage.at_least(DONE, done + 1).await;
     }
+    // The first end after a step-down may be the old leader's.
+    stage.at_least("select count(distinct epoch) from tenure_agent.attempt", 4).await;
     no_attempt_twice(&stage);
-    let epochs = "select count(distinct epoch) from tenure_agent.attempt";
-    assert!(stage.count(epochs).await >= 4);
     // No slot was lost to a change of leader.
     let lost = "select count(*) from tenure_agent.slot where state not in ('succeeded', 'running', 'queued')";
     assert_eq!(stage.count(lost).await, 0);

@@ -142,7 +142,8 @@ async fn a_refusal_that_is_not_known_is_an_answer_that_cannot_be_read() {
     let (member, _) = leader(quick(&database), RoleSpec::named("r")).await;
     client
         .batch_execute(
-            "create or replace function tenure.set_paused(p_role text, p_paused boolean, p_by text)
+            "create or replace function tenure.set_paused(p_role text, p_paused boolean, p_by text,
+                    p_epoch bigint default null)
                 returns jsonb language sql as $$ select '{\"error\": \"weather\"}'::jsonb $$",
         )
         .await
