@@ -4,12 +4,13 @@
 //! node is given in each of them where it changes anything, so that it can be repeated until all have made it.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde_json::Value;
 use tenure_gossip::{
-    Answer, Ask, CREDENTIALS, CredentialGoal, MemberChange, Outcome, PeerId, Record, TxId,
+    Answer, Ask, CREDENTIALS, ClientError, CommitError, CredentialGoal, MemberChange, Outcome,
+    PeerId, Record, TxId,
 };
 
 use super::{NamespaceArgs, NodeAddress, known, resolve, spaces};
@@ -19,6 +20,8 @@ use crate::output::out;
 
 /// How long the leader may take over an order.
 const ORDER: Duration = Duration::from_secs(30);
+/// Between two tries while another change of the members is under way.
+const BUSY: Duration = Duration::from_millis(200);
 
 /// A node to ask, and the namespaces that an order is about.
 #[derive(Debug, Args)]
@@ -231,15 +234,25 @@ async fn leader_of(at: &NamespaceArgs) -> Result<String, Failure> {
     })
 }
 
-/// Gives an order to the leader of the namespace, wherever it is.
+/// Gives an order to the leader of the namespace, wherever it is. A change of the members that is under way, as
+/// while nodes join, is waited for.
 async fn order(at: &NamespaceArgs, ask: Ask, patience: Duration) -> Result<Leader, Failure> {
-    let at = NodeAddress { node: leader_of(at).await?, ..at.at.clone() };
-    let mut client = at.connect().await?;
-    let id = client.node();
-    let answer = client.ask(ask, patience).await;
-    match answer.map_err(|error| at.failure(&error))? {
-        Answer::Done => Ok(Leader { id, at }),
-        other => Err(at.unexpected(&format!("{other:?}"))),
+    let deadline = Instant::now() + patience;
+    loop {
+        let at = NodeAddress { node: leader_of(at).await?, ..at.at.clone() };
+        let mut client = at.connect().await?;
+        let id = client.node();
+        let left = deadline.saturating_duration_since(Instant::now());
+        match client.ask(ask.clone(), left).await {
+            Ok(Answer::Done) => return Ok(Leader { id, at }),
+            Ok(other) => return Err(at.unexpected(&format!("{other:?}"))),
+            Err(ClientError::Refused(why))
+                if why == CommitError::Busy.to_string() && left > BUSY =>
+            {
+                tokio::time::sleep(BUSY).await;
+            }
+            Err(error) => return Err(at.failure(&error)),
+        }
     }
 }
 
