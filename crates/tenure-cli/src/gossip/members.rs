@@ -20,7 +20,9 @@ use crate::output::out;
 
 /// How long the leader may take over an order.
 const ORDER: Duration = Duration::from_secs(30);
-/// Between two tries while another change of the members is under way.
+/// How long a namespace may be without a leader: a failover takes one and a half seconds.
+const ELECTION: Duration = Duration::from_secs(5);
+/// Between two tries while another change of the members, or an election, is under way.
 const BUSY: Duration = Duration::from_millis(200);
 
 /// A node to ask, and the namespaces that an order is about.
@@ -224,14 +226,22 @@ struct Leader {
     at: NodeAddress,
 }
 
-/// Where the leader of the namespace is reached.
+/// Where the leader of the namespace is reached. An election that is under way is waited for: the node that the
+/// order is about may have led this namespace.
 async fn leader_of(at: &NamespaceArgs) -> Result<String, Failure> {
-    let space = at.space().await?;
-    space["leader_address"].as_str().map(ToOwned::to_owned).ok_or_else(|| {
-        let node = &at.at.node;
-        let why = format!("node {node} knows no leader at the moment; try again, or ask another");
-        Failure::new(Exit::NoLeader, why)
-    })
+    let deadline = Instant::now() + ELECTION;
+    loop {
+        if let Some(address) = at.space().await?["leader_address"].as_str() {
+            return Ok(address.to_owned());
+        }
+        if Instant::now() >= deadline {
+            let node = &at.at.node;
+            let why =
+                format!("node {node} knows no leader at the moment; try again, or ask another");
+            return Err(Failure::new(Exit::NoLeader, why));
+        }
+        tokio::time::sleep(BUSY).await;
+    }
 }
 
 /// Gives an order to the leader of the namespace, wherever it is. A change of the members that is under way, as
