@@ -202,12 +202,15 @@ pub fn cluster_with(folder: &Path, n: usize, args: &[&str]) -> Vec<Process> {
             &[&["--join", seed.as_str()], args].concat(),
         ));
     }
+    // In the credentials too: an order about the members is given in both.
     eventually("all nodes vote and know the leader", 30, || {
         nodes.iter().all(|node| {
-            let main = node.main();
-            main["voters"].as_array().is_some_and(|v| v.len() == n)
-                && main["learners"].as_array().is_some_and(Vec::is_empty)
-                && main["leader"].is_string()
+            let status = node.status();
+            [&status["namespaces"][0], &status["credentials"]].iter().all(|space| {
+                space["voters"].as_array().is_some_and(|v| v.len() == n)
+                    && space["learners"].as_array().is_some_and(Vec::is_empty)
+                    && space["leader"].is_string()
+            })
         })
     });
     nodes
