@@ -158,7 +158,10 @@ async fn a_follower_gives_news_and_no_task_and_as_the_leader_finds_what_fell_due
         until_final(&mut news, 10).await;
         fall_due(&node);
         until_final(&mut news, 15).await;
-        assert!(tasks.is_empty(), "a follower makes nothing act");
+        // While it led, it may have told more than once of the proof that was not accepted yet.
+        while let Ok(task) = tasks.try_recv() {
+            assert_eq!(task, Event::ProofDue(5), "a follower makes nothing act");
+        }
         bump(&db).await;
         election.lead(Epoch(2));
         // Both fell due while no instance led.
