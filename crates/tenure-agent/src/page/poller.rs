@@ -126,8 +126,9 @@ pub(super) struct Poller {
     wanted: Notify,
     asked: Mutex<Instant>,
     windows: tokio::sync::Mutex<Kept>,
-    /// Answers of the last second by their question: as many browsers may have one role open.
-    answers: tokio::sync::Mutex<HashMap<String, (Instant, Asked)>>,
+    /// Answers of the last second by their question, and the number of the picture before them: as many
+    /// browsers may have one role open.
+    answers: tokio::sync::Mutex<HashMap<String, (Instant, u64, Asked)>>,
     questions: Arc<Semaphore>,
 }
 
@@ -253,18 +254,18 @@ impl Poller {
     }
 
     /// One at a time, each shared for a second, and in a task of its own: a browser that goes away does not break
-    /// the session off.
+    /// the session off. An answer is shared until the next picture: a browser asks again because of what it shows.
     async fn question(self: Arc<Self>, sql: String) -> Asked {
         let place = timeout(TURN, Arc::clone(&self.questions).acquire_owned()).await;
         let Ok(Ok(place)) = place else { return Asked::Full };
         let task = tokio::spawn(async move {
             let _place = place;
             let mut answers = self.answers.lock().await;
-            answers.retain(|_, (at, _)| at.elapsed() < LOOK);
-            if let Some((_, known)) = answers.get(&sql) {
+            let (asked, number) = (Instant::now(), self.known.borrow().number);
+            answers.retain(|_, (at, of, _)| at.elapsed() < LOOK && *of == number);
+            if let Some((_, _, known)) = answers.get(&sql) {
                 return known.clone();
             }
-            let asked = Instant::now();
             let found = match self.asking.send(&sql).await {
                 Ok(None) => Asked::Answer(None),
                 Ok(Some(text)) => {
@@ -276,7 +277,7 @@ impl Poller {
                     Asked::Away
                 }
             };
-            answers.insert(sql, (asked, found.clone()));
+            answers.insert(sql, (asked, number, found.clone()));
             found
         });
         task.await.unwrap_or(Asked::Away)

@@ -102,10 +102,13 @@ async fn orders_from_the_page_run_a_schedule_now_and_a_dead_letter_again() {
     let now = json!({"order": "run", "schedule": "s"});
     assert_eq!(order("", now.clone()).await.0, 401);
     assert_eq!(order("see", now.clone()).await.0, 403);
+    let history = async || ask(&address, "GET", "/api/v1/runs/s", "", "").await.expect("an answer");
+    assert_eq!(history().await.0, 404, "no run yet");
     let (status, done) = order("do-something", now.clone()).await;
     assert_eq!((status, &done["by"], &done["role"]), (200, &"deploy-bot".into(), &"cron".into()));
     // It runs, once, on the role's leader; and the page shows by whose order.
     until("the failed run on the page", async || runs("failed").await.len() == 1).await;
+    assert_eq!(history().await.0, 200, "an answer is never older than the picture");
     assert_eq!(runs("failed").await[0][3], "deploy-bot, by the page");
     assert_eq!(stage.starts("log").len(), 1, "{:?}", stage.starts("log"));
 
@@ -124,8 +127,8 @@ async fn orders_from_the_page_run_a_schedule_now_and_a_dead_letter_again() {
     assert_eq!(shown["schedules"]["dead_count"], 0, "{shown}");
     let said = shown["events"].to_string();
     assert_eq!(said.matches("asked by deploy-bot, by the page, schedule s").count(), 2, "{said}");
-    let (_, history) = ask(&address, "GET", "/api/v1/runs/s", "", "").await.expect("an answer");
-    assert_eq!(history[0]["ordered_by"], "deploy-bot, by the page", "{history}");
+    let (_, told) = history().await;
+    assert_eq!(told[0]["ordered_by"], "deploy-bot, by the page", "{told}");
     assert_eq!(order("do-something", again).await.0, 404, "it is no dead letter any more");
 
     // While the role is paused orders wait, ten of them at most; then each is carried out, once.
