@@ -441,7 +441,8 @@ impl Engine {
         if entry.current() != Some(hash) || entry.phase != Phase::Submitting {
             return;
         }
-        let held = entry.hold.take();
+        entry.hold = None;
+        let paid = entry.unpaid && outcome == Outcome::Pooled;
         let taken = matches!(outcome, Outcome::Pooled | Outcome::AlreadyKnown);
         entry.too_dear = false;
         if let Some(answer) = outcome.answer() {
@@ -449,13 +450,16 @@ impl Engine {
         }
         match outcome {
             Outcome::Pooled => {
-                entry.pooled(held, now);
+                entry.pooled(now);
                 entry.answered(nonce, None, now, out);
             }
             // Known, but this connection has no watch on it: heads and ticks will look.
             Outcome::AlreadyKnown => {
                 entry.may_live = true;
-                entry.answered(nonce, None, now, out);
+                // A pool may know what it has refused: then its last answer stands.
+                if !entry.unpaid {
+                    entry.answered(nonce, None, now, out);
+                }
                 entry.wait(now, &config);
             }
             Outcome::Uncertain(_) => {
@@ -471,6 +475,7 @@ impl Engine {
             // For certain not taken. What is behind it waits with it.
             Outcome::Unfunded(_) => {
                 entry.hold = Some(Hold::Unfunded);
+                entry.unpaid = true;
                 entry.wait(now, &config);
             }
             Outcome::Outdated => {
@@ -510,7 +515,7 @@ impl Engine {
         }
         if let Some(leading) = self.leading.as_mut().filter(|_| taken) {
             leading.sends.answered();
-            if held == Some(Hold::Unfunded) {
+            if paid {
                 leading.resume(now, true);
             }
         }

@@ -13,7 +13,11 @@ impl Driver {
     pub(super) fn tell(&mut self, nonce: u64, outcome: &Outcome) {
         let Some(content) = self.contents.get_mut(&nonce) else { return };
         let Some(answer) = outcome.answer() else {
-            content.said = None;
+            // That a pool knows it takes back nothing: it may know what the account cannot pay for.
+            let refused = self.holds.lowest_unfunded == Some(nonce);
+            if *outcome != Outcome::AlreadyKnown || !refused {
+                content.said = None;
+            }
             return;
         };
         if content.said.as_deref() == Some(answer) {

@@ -93,6 +93,9 @@ pub(super) struct Entry {
     /// The current bytes will not be taken as they are: sign anew before sending again.
     pub(super) stale: bool,
     pub(super) hold: Option<Hold>,
+    /// A node said that the account cannot pay for it, and none has taken it since: only a pool that takes
+    /// it, or a block, proves the contrary. That a pool knows it, is full or does not answer proves nothing.
+    pub(super) unpaid: bool,
     /// Its newest form offers less than the chain asked for when it was signed: a cap keeps it down.
     capped: bool,
     /// When it was last to be signed anew, it would have cost more than the account pays.
@@ -144,6 +147,7 @@ impl Entry {
             may_live: false,
             stale: false,
             hold: None,
+            unpaid: false,
             capped: false,
             too_dear: false,
             outdated: false,
@@ -373,11 +377,12 @@ impl Entry {
     }
 
     /// A pool took it. If none had it for certain until now, its patience begins.
-    pub(super) fn pooled(&mut self, held: Option<Hold>, now: Tick) {
-        if !self.may_live || held == Some(Hold::Unfunded) {
+    pub(super) fn pooled(&mut self, now: Tick) {
+        if !self.may_live || self.unpaid {
             self.since = now;
         }
         self.may_live = true;
+        self.unpaid = false;
         self.tries = 0;
         self.refusals = 0;
         self.phase = Phase::Watching;
@@ -409,6 +414,7 @@ impl Entry {
         // What is in a block is kept from no pool.
         if status.state() == State::InBlock {
             self.hold = None;
+            self.unpaid = false;
             self.too_dear = false;
         }
         if let Some(hash) = self.current() {

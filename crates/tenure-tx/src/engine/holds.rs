@@ -19,7 +19,7 @@ pub struct Holds {
     pub uncertain: usize,
     /// The lowest of them.
     pub lowest_uncertain: Option<u64>,
-    /// Nonces that the account cannot pay for.
+    /// Nonces that the account cannot pay for, as a node said, and no pool took since.
     pub unfunded: usize,
     /// The lowest of them.
     pub lowest_unfunded: Option<u64>,
@@ -37,16 +37,16 @@ impl Engine {
     pub fn holds(&self) -> Holds {
         let Some(leading) = &self.leading else { return Holds::default() };
         let (entries, head, config) = (&leading.entries, &leading.head, &self.config);
-        let count = |hold| entries.values().filter(|e| e.hold == Some(hold)).count();
+        let count = |is: &dyn Fn(&Entry) -> bool| entries.values().filter(|e| is(e)).count();
         let lowest = |is: &dyn Fn(&Entry) -> bool| {
             entries.iter().find(|(_, entry)| is(entry)).map(|(nonce, _)| *nonce)
         };
         let capped = lowest(&|entry| entry.too_dear || entry.is_capped(head, config));
         Holds {
-            uncertain: count(Hold::Uncertain),
+            uncertain: count(&|entry| entry.hold == Some(Hold::Uncertain)),
             lowest_uncertain: lowest(&|entry| entry.hold == Some(Hold::Uncertain)),
-            unfunded: count(Hold::Unfunded),
-            lowest_unfunded: lowest(&|entry| entry.hold == Some(Hold::Unfunded)),
+            unfunded: count(&|entry| entry.unpaid),
+            lowest_unfunded: lowest(&|entry| entry.unpaid),
             above_cap: capped.is_some() || (!entries.is_empty() && head.is_above_cap()),
             lowest_capped: capped,
             wide_gap: leading.gaps(1).first().copied().filter(|_| leading.wide),
@@ -77,7 +77,9 @@ impl Leading {
         self.paused = None;
         let open = self.entries.values_mut();
         for entry in open.filter(|entry| entry.status.state() != State::InBlock) {
-            entry.hold = entry.hold.filter(|hold| !(funded && *hold == Hold::Unfunded));
+            if funded && entry.hold == Some(Hold::Unfunded) {
+                (entry.hold, entry.unpaid) = (None, false);
+            }
             if let Phase::Waiting { until } = &mut entry.phase {
                 *until = now.min(*until);
             }

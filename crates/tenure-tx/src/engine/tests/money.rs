@@ -95,6 +95,42 @@ fn an_account_without_funds_waits_and_loses_nothing() {
     assert_eq!(effects, all);
 }
 
+/// A pool may know what it refused for want of funds, and answer the same bytes with "already imported".
+#[test]
+fn an_account_without_funds_has_some_only_when_a_pool_takes_its_request_or_a_block_has_it() {
+    let nothing_said = [
+        Outcome::AlreadyKnown,
+        Outcome::Busy("the pool is full".to_owned()),
+        Outcome::NotSent("no connection".to_owned()),
+        Outcome::Uncertain("timed out".to_owned()),
+    ];
+    let submitted = |outcome| Input::Submitted { nonce: 0, hash: hash(1), outcome };
+    for outcome in nothing_said {
+        let mut engine = unfunded(2);
+        for second in [9, 99, 999] {
+            assert!(matches!(
+                later(&mut engine, second)[..],
+                [Effect::Submit { nonce: 0, .. }, ..]
+            ));
+            let effects = engine.handle(at(second), submitted(outcome.clone()));
+            let took_back =
+                |one: &Effect| matches!(one, Effect::Record { note, .. } if note.answer.is_none());
+            assert!(!effects.iter().any(took_back), "{outcome:?}: {effects:?}");
+            let holds = engine.holds();
+            assert_eq!((holds.unfunded, holds.lowest_unfunded), (2, Some(0)), "{outcome:?}");
+        }
+        later(&mut engine, 9_999);
+        engine.handle(at(9_999), submitted(Outcome::Pooled));
+        assert!(engine.holds().lowest_unfunded != Some(0), "{outcome:?}");
+    }
+    let mut engine = unfunded(1);
+    later(&mut engine, 9);
+    engine.handle(at(9), submitted(Outcome::AlreadyKnown));
+    let report = Report { status: TransactionStatus::InBlock(hash(77)), receipt: None };
+    engine.handle(at(10), Input::Status { nonce: 0, hash: hash(1), report });
+    assert_eq!(engine.holds().unfunded, 0);
+}
+
 /// The node that said so may have been wrong, and say something else the next time.
 #[test]
 fn what_waits_behind_an_unfunded_nonce_goes_on_whatever_is_said_of_it_next() {
