@@ -120,6 +120,9 @@ pub enum SignError {
     /// The key could not be read, or does not fit the chain.
     #[error("no usable key: {0}")]
     Key(String),
+    /// The signer signed something else than it was asked to. Nothing was sent.
+    #[error("the signer signed something else: {0}; nothing was sent, mend the signer")]
+    Mismatch(String),
     /// It would cost more than the account pays. A retry helps once the chain asks for less.
     #[error("it would cost {cost}, and at most {cap} is paid; raise --max-fee, or try again later")]
     TooDear {

@@ -120,7 +120,7 @@ impl SendError {
             Self::RequestIdReused(_) => "request_id_reused",
             Self::Sign(SignError::Unavailable(_)) => "signer_unavailable",
             Self::Sign(SignError::TooDear { .. }) => "too_dear",
-            Self::Sign(SignError::Key(_)) => "no_key",
+            Self::Sign(SignError::Key(_) | SignError::Mismatch(_)) => "no_key",
             Self::Sign(SignError::Malformed(_)) | Self::Chain(_) => "malformed",
             Self::ForeignAccount(_) => "foreign_account",
             Self::Uncertain { .. } => "uncertain",

@@ -10,7 +10,7 @@ use tenure_testkit::Database;
 use tenure_testkit::substrate::{Arrived, ScriptedNode, block_hash, storagehub_parachain};
 use tenure_tx::account::{AccountId, SignError, Signed, Signer as _, Unsigned};
 use tenure_tx::chain::substrate::{
-    Key, Period, Scheme, SubstrateCall, SubstrateChain, SubstrateSigner,
+    CommandSigner, Key, Period, Scheme, SubstrateCall, SubstrateChain, SubstrateSigner,
 };
 use tenure_tx::chain::{Chain as _, Located, Outcome, Receipt, Sought};
 use tenure_tx::service::{Mode, SendError, SendRequest, TransactionService};
@@ -101,6 +101,43 @@ async fn a_key_signs_by_the_metadata_and_signed_bytes_tell_their_nonce() {
     let refused = service.send(SendRequest::call(wrong.encode())).await;
     let Err(SendError::Sign(SignError::Malformed(why))) = refused else { panic!("{refused:?}") };
     assert!(why.contains("remrk"), "{why}");
+}
+
+/// A program that signs another nonce would let one request execute twice.
+#[tokio::test]
+async fn what_a_program_signs_is_of_the_account_nonce_and_call_that_were_asked() {
+    let node = node().await;
+    let (chain, signer) = signer(&node).await;
+    let own = sign(&chain, &signer, 2).await.expect("signs");
+    let later = sign(&chain, &signer, 3).await.expect("signs");
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("sign.sh");
+    let command = format!("sh {}", path.display());
+    let program = CommandSigner::new(signer.account().clone(), &command).expect("named");
+    let program = program.encoding_for(&chain);
+    let head = chain.head(signer.account()).await.expect("answers");
+    let signs = async |raw: &[u8], nonce: u64, call: Option<Bytes>| {
+        std::fs::write(&path, format!("echo 0x{}", hex::encode(raw))).expect("written");
+        let call = call.as_deref();
+        program.sign(Unsigned { nonce, tip: 0, call, head: &head, replaces: None }).await
+    };
+    let signed = signs(&own.raw, 2, Some(remark("gm"))).await.expect("as asked");
+    assert_eq!(signed.hash, own.hash);
+    signs(&own.raw, 2, None).await.expect("a no-op may be any call");
+    // What the metadata cannot read is the program's word.
+    signs(&[8, 1, 2], 2, Some(remark("gm"))).await.expect("believed");
+    let foreign = foreign(&chain).await;
+    let wrong: [(&[u8], u64, Option<Bytes>, &str); 4] = [
+        (&later.raw, 2, Some(remark("gm")), "nonce 3, asked was 2"),
+        (&later.raw, 2, None, "nonce 3, asked was 2"),
+        (&own.raw, 2, Some(remark("gn")), "another call"),
+        (&foreign, 0, Some(remark("gm")), "account 0x"),
+    ];
+    for (raw, nonce, call, why) in wrong {
+        let refused = signs(raw, nonce, call).await;
+        let Err(SignError::Mismatch(said)) = &refused else { panic!("{why}: {refused:?}") };
+        assert!(said.contains(why), "{said}");
+    }
 }
 
 /// Bytes that another account signed.

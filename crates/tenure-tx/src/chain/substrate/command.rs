@@ -11,10 +11,14 @@
 //!
 //! `call` is the SCALE-encoded call (one by name is encoded with the chain's metadata first), or null for a no-op (`System::remark` of nothing, say). Exit
 //! code 65 says that the call is malformed; any other but 0, that it could not sign now.
+//!
+//! What it printed is read with the chain's metadata: bytes for another nonce could execute one request
+//! twice. Those of an account, nonce or call that was not asked for are refused.
 
 use std::borrow::Cow;
 use std::process::Stdio;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use serde_json::json;
@@ -40,8 +44,10 @@ pub struct CommandSigner {
     account: AccountId,
     program: String,
     arguments: Vec<String>,
-    /// The chain whose metadata encodes calls by name.
+    /// The chain whose metadata encodes calls by name, and reads what was signed.
     line: Option<Arc<Line>>,
+    /// It was told that what the program signs cannot be read.
+    unread: Arc<AtomicBool>,
 }
 
 impl std::fmt::Debug for CommandSigner {
@@ -62,11 +68,12 @@ impl CommandSigner {
         let program = words.next().ok_or_else(|| {
             SignError::Key("the signer's command is empty; name a program".to_owned())
         })?;
-        Ok(CommandSigner { account, program, arguments: words.collect(), line: None })
+        let (arguments, unread) = (words.collect(), Arc::default());
+        Ok(CommandSigner { account, program, arguments, line: None, unread })
     }
 
-    /// Calls by name are encoded with this chain's metadata before the program is asked. Without a chain
-    /// they are refused.
+    /// Calls by name are encoded with this chain's metadata before the program is asked, and what it signed
+    /// is read with it. Without a chain calls by name are refused, and nothing is read.
     #[must_use]
     pub fn encoding_for(self, chain: &SubstrateChain) -> Self {
         CommandSigner { line: Some(Arc::clone(&chain.line)), ..self }
@@ -88,6 +95,36 @@ impl CommandSigner {
             )),
             Err(error) => Err(error),
         }
+    }
+
+    /// Refuses bytes of another account, nonce or call. A no-op may be any call.
+    ///
+    /// A program may sign for a runtime that cannot be read here: then its word counts, and that is told.
+    fn check(&self, raw: &[u8], nonce: u64, call: Option<&[u8]>) -> Result<(), SignError> {
+        let Some(line) = &self.line else { return Ok(()) };
+        let runtimes = line.runtimes();
+        let read = runtimes.iter().find_map(|runtime| runtime.parse(raw).ok());
+        let Some((signed, read)) = read.and_then(|read| Some((read.nonce?, read))) else {
+            if !self.unread.swap(true, Ordering::Relaxed) {
+                tracing::warn!(
+                    event = "tx_signed_unread",
+                    nonce,
+                    "WHAT THE SIGNER'S COMMAND SIGNS CANNOT BE READ with this chain's metadata: that it is \
+                     of the account, nonce and call it was asked for is not checked"
+                );
+            }
+            return Ok(());
+        };
+        let other = if read.account != self.account.as_bytes() {
+            format!("account 0x{}, asked was {}", hex::encode(read.account), self.account)
+        } else if signed != nonce {
+            format!("nonce {signed}, asked was {nonce}")
+        } else if call.is_some_and(|call| call != read.call) {
+            "another call than was asked".to_owned()
+        } else {
+            return Ok(());
+        };
+        Err(SignError::Mismatch(format!("the program signed {other}")))
     }
 
     async fn ask(&self, question: String) -> Result<String, SignError> {
@@ -156,7 +193,7 @@ impl Signer for CommandSigner {
             "account": self.account.to_string(),
             "nonce": unsigned.nonce,
             "tip": unsigned.tip.to_string(),
-            "call": call.map(|call| format!("0x{}", hex::encode(call))),
+            "call": call.as_ref().map(|call| format!("0x{}", hex::encode(call))),
             "best": block(&unsigned.head.best),
             "finalized": block(&unsigned.head.finalized),
         });
@@ -171,6 +208,7 @@ impl Signer for CommandSigner {
         let raw = raw.ok_or_else(unclear)?;
         let valid_until =
             words.next().map(|word| word.parse::<u64>().map_err(|_| unclear())).transpose()?;
+        self.check(&raw, unsigned.nonce, call.as_deref())?;
         Ok(Signed {
             hash: extrinsic_hash(&raw),
             raw: raw.into(),

@@ -125,7 +125,7 @@ pub(super) struct Extrinsic<'a> {
     scheme: Option<Scheme>,
     signature: &'a [u8],
     inside: &'a [u8],
-    call: &'a [u8],
+    pub(super) call: &'a [u8],
 }
 
 impl Runtime {
