@@ -133,12 +133,41 @@ pub enum SignError {
     },
 }
 
+/// How long a pipe may take to give a key.
+#[cfg(any(feature = "ethereum", feature = "substrate"))]
+const PIPE: std::time::Duration = std::time::Duration::from_secs(10);
+
+/// The text of a file that holds a key.
+///
+/// A pipe (`<(vault read …)`) gives it once, and within ten seconds.
+///
+/// # Errors
+/// [`SignError::Key`] if it cannot be read, may be read by others, or is a pipe that gives nothing.
+#[cfg(any(feature = "ethereum", feature = "substrate"))]
+pub fn read_key_file(path: &std::path::Path) -> Result<String, SignError> {
+    read_within(path, PIPE)
+}
+
+#[cfg(any(feature = "ethereum", feature = "substrate"))]
+fn read_within(path: &std::path::Path, limit: std::time::Duration) -> Result<String, SignError> {
+    refuse_public_file(path)?;
+    // Already the opening of a pipe without a writer waits, and nothing ends that: a thread does it.
+    let (reply, answer) = std::sync::mpsc::channel();
+    let file = path.to_owned();
+    std::thread::spawn(move || reply.send(std::fs::read_to_string(file)));
+    let failed = |why: &dyn fmt::Display| SignError::Key(format!("{}: {why}", path.display()));
+    match answer.recv_timeout(limit) {
+        Ok(read) => read.map_err(|error| failed(&error)),
+        Err(_) => Err(failed(&format_args!("nothing came from it within {limit:?}"))),
+    }
+}
+
 /// A key that other users can read is not used.
 ///
 /// The rule for private keys of the database's connection: private, or owned by root and readable by a
 /// group at most. A pipe (`<(vault read …)`) has no bits that matter.
 #[cfg(any(feature = "ethereum", feature = "substrate"))]
-pub(crate) fn refuse_public_file(path: &std::path::Path) -> Result<(), SignError> {
+fn refuse_public_file(path: &std::path::Path) -> Result<(), SignError> {
     #[cfg(unix)]
     {
         use std::os::unix::fs::MetadataExt as _;
@@ -154,4 +183,21 @@ pub(crate) fn refuse_public_file(path: &std::path::Path) -> Result<(), SignError
         }
     }
     Ok(())
+}
+
+#[cfg(all(test, unix, any(feature = "ethereum", feature = "substrate")))]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_pipe_gives_a_key_or_is_given_up() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("key");
+        let made = std::process::Command::new("mkfifo").arg(&path).status().expect("runs");
+        assert!(made.success());
+        let error = read_within(&path, Duration::from_millis(20)).expect_err("no writer");
+        assert!(error.to_string().contains("nothing came"), "{error}");
+    }
 }

@@ -11,7 +11,7 @@ use serde_json::json;
 use tenure::config::{Config, RoleSpec};
 use tenure::connect::dsn::Secret;
 use tenure::{Lease, Member, TakeoverPolicy};
-use tenure_tx::account::{AccountId, Signer};
+use tenure_tx::account::{AccountId, Signer, read_key_file};
 use tenure_tx::chain::ethereum::{EthereumChain, EthereumOptions, EthereumSigner, Finality};
 use tenure_tx::chain::substrate::{
     CommandSigner, Key, Period, Scheme, SubstrateChain, SubstrateSigner, account_of,
@@ -173,8 +173,11 @@ async fn chain(args: &NodeArgs) -> Result<(Arc<dyn Chain>, Arc<dyn Signer>), Fai
             let chain = EthereumChain::with_endpoints(args.rpc.reveal().split(','), options)
                 .map_err(wrong)?;
             // Before the chain is waited for: a bad key is known at once.
-            let key = |id| match (&args.key_file, &args.key_env) {
-                (Some(path), _) => EthereumSigner::from_file(path, id, chain.fees()).map_err(wrong),
+            let file = key_file(args)?;
+            let key = |id| match (&file, &args.key_env) {
+                (Some(text), _) => {
+                    EthereumSigner::from_hex(text.reveal(), id, chain.fees()).map_err(wrong)
+                }
                 (None, Some(name)) => {
                     EthereumSigner::from_env(name, id, chain.fees()).map_err(wrong)
                 }
@@ -185,6 +188,32 @@ async fn chain(args: &NodeArgs) -> Result<(Arc<dyn Chain>, Arc<dyn Signer>), Fai
             Ok((Arc::new(chain), Arc::new(signer)))
         }
         Kind::Substrate => substrate(args).await,
+    }
+}
+
+/// The key's text, read once: a pipe gives it only once.
+fn key_file(args: &NodeArgs) -> Result<Option<Secret>, Failure> {
+    let text = args.key_file.as_deref().map(read_key_file).transpose().map_err(wrong)?;
+    Ok(text.map(Secret::new))
+}
+
+/// Waits for the chain: an account of another length is none of it. A chain whose metadata cannot be read is
+/// the program's to know.
+async fn fits(chain: &SubstrateChain, account: &AccountId) -> Result<(), Failure> {
+    loop {
+        match chain.account_len().await {
+            Ok(length) if length == account.as_bytes().len() => return Ok(()),
+            Ok(length) => {
+                return Err(Failure::usage(format!(
+                    "--account has {} bytes, and accounts of this chain have {length}; give the \
+                     address of this chain that --signer-command signs for",
+                    account.as_bytes().len()
+                )));
+            }
+            Err(ChainError::Unsupported(_)) => return Ok(()),
+            Err(error) => tracing::warn!(%error, "waiting for the chain's node"),
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
     }
 }
 
@@ -207,12 +236,14 @@ async fn substrate(args: &NodeArgs) -> Result<(Arc<dyn Chain>, Arc<dyn Signer>),
         let account = args.account.clone().ok_or_else(|| {
             Failure::usage("no account; give --account with the address --signer-command signs for")
         })?;
-        let signer = CommandSigner::new(account, command.reveal()).map_err(wrong)?;
+        let signer = CommandSigner::new(account.clone(), command.reveal()).map_err(wrong)?;
+        fits(&chain, &account).await?;
         let signer = signer.encoding_for(&chain);
         return Ok((Arc::new(chain), Arc::new(signer)));
     }
-    let key = |scheme| match (&args.key_file, &args.key_env) {
-        (Some(path), _) => Key::from_file(path, scheme).map_err(wrong),
+    let file = key_file(args)?;
+    let key = |scheme| match (&file, &args.key_env) {
+        (Some(text), _) => Key::from_suri(text.reveal(), scheme).map_err(wrong),
         (None, Some(name)) => Key::from_env(name, scheme).map_err(wrong),
         (None, None) => Err(Failure::usage(
             "no key; give --key-file or --key-env, or a program that signs with --signer-command",

@@ -74,6 +74,43 @@ async fn a_runtime_with_an_extension_that_is_not_known_is_refused_at_the_start_b
     assert!(said.contains("CheckOther") && said.contains("--signer-command"), "{said}");
 }
 
+#[tokio::test]
+async fn an_account_of_another_length_than_the_chains_is_refused_at_the_start() {
+    let chain = ScriptedNode::start().await;
+    chain.ledger.lock().expect("unpoisoned").metadata = storagehub_parachain();
+    let short = "0x1111111111111111111111111111111111111111";
+    let mut command = program();
+    command.args(["node", "--chain", "substrate", "--rpc", &chain.url, "--account", short]);
+    command.args(["--signer-command", "./sign", "--dsn", "host=127.0.0.1 port=1"]);
+    let refused = timeout(Duration::from_secs(60), command.output()).await.expect("ends");
+    let refused = refused.expect("runs");
+    assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(said.contains("20 bytes") && said.contains("have 32"), "{said}");
+}
+
+#[tokio::test]
+async fn a_key_is_read_once_from_a_pipe() {
+    let database = shared_cluster().await.database().await.expect("a database");
+    let chain = ScriptedNode::start().await;
+    chain.ledger.lock().expect("unpoisoned").metadata = storagehub_parachain();
+    let folder = tempfile::tempdir().expect("a folder");
+    let pipe = folder.path().join("key").display().to_string();
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status().expect("runs");
+    assert!(made.success());
+    let writer = std::thread::spawn({
+        let pipe = pipe.clone();
+        move || std::fs::write(pipe, "//Alice\n")
+    });
+    let mut command = program();
+    command.args(["node", "--chain", "substrate", "--rpc", &chain.url, "--key-file", &pipe]);
+    command.args(["--dsn", &database.dsn()]);
+    let (mut child, _) = listening(command).await;
+    writer.join().expect("no panic").expect("read");
+    child.signal(Signal::TERM);
+    assert!(child.wait(Duration::from_secs(20)).await.expect("ends").success());
+}
+
 /// What an instance of a provider has, whose lock was made by hand.
 async fn role(address: &str) -> Option<String> {
     let address = address.parse().expect("an address");

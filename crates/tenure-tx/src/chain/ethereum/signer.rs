@@ -136,9 +136,7 @@ impl EthereumSigner {
     /// # Errors
     /// [`SignError::Key`] if the file cannot be read, may be read by others or holds no key.
     pub fn from_file(path: &Path, chain_id: u64, fees: Fees) -> Result<Self, SignError> {
-        crate::account::refuse_public_file(path)?;
-        let text = std::fs::read_to_string(path)
-            .map_err(|error| SignError::Key(format!("{}: {error}", path.display())))?;
+        let text = crate::account::read_key_file(path)?;
         Self::from_hex(&text, chain_id, fees)
     }
 

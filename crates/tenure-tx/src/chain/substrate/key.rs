@@ -87,9 +87,7 @@ impl Key {
     /// # Errors
     /// [`SignError::Key`] if the file cannot be read, may be read by others or holds no key.
     pub fn from_file(path: &Path, scheme: Scheme) -> Result<Self, SignError> {
-        crate::account::refuse_public_file(path)?;
-        let text = std::fs::read_to_string(path)
-            .map_err(|error| SignError::Key(format!("{}: {error}", path.display())))?;
+        let text = crate::account::read_key_file(path)?;
         Self::from_suri(&Zeroizing::new(text), scheme)
     }
 

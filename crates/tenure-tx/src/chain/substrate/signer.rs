@@ -44,20 +44,32 @@ impl SubstrateChain {
     /// # Errors
     /// [`ChainError::Unsupported`] if it does not; others: ask again.
     pub async fn scheme(&self, chosen: Option<Scheme>) -> Result<Scheme, ChainError> {
-        let best = self.line.best().await.map_err(Unread::from);
-        let runtime = match best {
-            Ok(best) => self.line.runtime_at(best.hash).await,
-            Err(error) => Err(error),
-        };
-        let runtime = runtime.map_err(|error| match error {
-            Unread::Node(_) => ChainError::Unreachable(error.plainly()),
-            Unread::Runtime(error) => ChainError::Unsupported(error.to_string()),
-        })?;
+        let runtime = self.best_runtime().await?;
         let scheme = chosen.unwrap_or_else(|| runtime.usual_scheme());
         let terms = Terms { nonce: 0, tip: 0, mortal: None };
         let able = runtime.signature_tag(scheme).and(runtime.payload(&[], &terms));
         able.map_err(|error| ChainError::Unsupported(error.to_string()))?;
         Ok(scheme)
+    }
+
+    /// How many bytes an account of this chain has.
+    ///
+    /// # Errors
+    /// [`ChainError::Unsupported`] if its metadata cannot be read; others: ask again.
+    pub async fn account_len(&self) -> Result<usize, ChainError> {
+        Ok(self.best_runtime().await?.account_len)
+    }
+
+    async fn best_runtime(&self) -> Result<Arc<Runtime>, ChainError> {
+        let best = self.line.best().await.map_err(Unread::from);
+        let runtime = match best {
+            Ok(best) => self.line.runtime_at(best.hash).await,
+            Err(error) => Err(error),
+        };
+        runtime.map_err(|error| match error {
+            Unread::Node(_) => ChainError::Unreachable(error.plainly()),
+            Unread::Runtime(error) => ChainError::Unsupported(error.to_string()),
+        })
     }
 }
 
