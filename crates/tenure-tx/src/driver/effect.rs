@@ -34,7 +34,7 @@ impl Driver {
                     }
                     self.build(nonce, tip, noop);
                 }
-                Effect::Refuse { request, error } => self.refuse(&request, error.into()),
+                Effect::Refuse { request, error } => self.refuse_nonce(&request, error),
                 Effect::Free { nonce } => drop(self.contents.remove(&nonce)),
                 Effect::Submit { nonce, hash } => self.submit(nonce, hash),
                 Effect::Locate { nonce, hashes: attempts } => {

@@ -11,7 +11,7 @@ use super::effect::MAX_CLASHES;
 use super::{Answer, Driver, Phase};
 use crate::account::Signed;
 use crate::chain::ChainError;
-use crate::engine::{Attempt, Input, Request};
+use crate::engine::{Attempt, Input, NonceError, Request};
 use crate::service::{Payload, SendError, SendRequest, TransactionHandle};
 use crate::store::StoredTransaction;
 
@@ -225,6 +225,23 @@ impl Driver {
         if let Some(pending) = self.pending.remove(id) {
             pending.answer(Err(error));
         }
+    }
+
+    /// Tells why there is no nonce. Bytes that are at their nonce already, under another id, need not be
+    /// signed again: that would do the same twice.
+    pub(super) fn refuse_nonce(&mut self, id: &str, error: NonceError) {
+        let pending = self.pending.get(id);
+        let same = match (&error, pending.map(|pending| &pending.request.payload)) {
+            (NonceError::Taken(nonce), Some(payload @ Payload::Signed(_))) => {
+                let content = self.contents.get(nonce);
+                let (call, attempts) =
+                    (content.and_then(|c| c.call.as_ref()), self.engine.attempts(*nonce));
+                content.filter(|_| self.is_same(payload, call, attempts))
+            }
+            _ => None,
+        };
+        let same = same.map(|content| SendError::SameBytes(content.request_id.clone()));
+        self.refuse(id, same.unwrap_or_else(|| error.into()));
     }
 
     /// Asks the engine for a nonce.

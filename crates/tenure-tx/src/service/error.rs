@@ -80,6 +80,9 @@ pub enum SendError {
         "request id {0} stands for another transaction; repeat that one unchanged, or choose a new id"
     )]
     RequestIdReused(String),
+    /// These signed bytes are another request already, which is open. Nothing was done.
+    #[error("these bytes are request {0} already; ask for that one, and sign nothing again")]
+    SameBytes(String),
     /// Another creator's live row has the nonce. Nothing was stored; the table is read again.
     #[error("nonce {0} belongs to another live transaction in the table; retry")]
     Clash(u64),
@@ -118,6 +121,7 @@ impl SendError {
             Self::BadRequestId => "bad_request_id",
             Self::NotOpen(_) => "not_found",
             Self::RequestIdReused(_) => "request_id_reused",
+            Self::SameBytes(_) => "same_bytes",
             Self::Sign(SignError::Unavailable(_)) => "signer_unavailable",
             Self::Sign(SignError::TooDear { .. }) => "too_dear",
             Self::Sign(SignError::Key(_) | SignError::Mismatch(_)) => "no_key",

@@ -95,6 +95,10 @@ async fn a_key_signs_by_the_metadata_and_signed_bytes_tell_their_nonce() {
     assert_eq!(seen.hash, first.state().hash);
     let second = service.send(SendRequest::signed(next.raw.clone())).await.expect("accepted");
     assert_eq!((second.nonce, second.state().hash), (1, next.hash));
+    // The same bytes under another id are no reason to sign again.
+    let again = service.send(SendRequest::signed(next.raw.clone()).with_id("again")).await;
+    let Err(SendError::SameBytes(id)) = &again else { panic!("{again:?}") };
+    assert_eq!(*id, second.request_id);
     let refused = service.send(SendRequest::signed(foreign)).await;
     assert!(matches!(refused, Err(SendError::ForeignAccount(_))), "{refused:?}");
     let wrong = SubstrateCall { pallet: "System".into(), call: "remrk".into(), args: json!({}) };
