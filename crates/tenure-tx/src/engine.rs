@@ -455,11 +455,7 @@ impl Engine {
             }
             // Known, but this connection has no watch on it: heads and ticks will look.
             Outcome::AlreadyKnown => {
-                entry.may_live = true;
-                // A pool may know what it has refused: then its last answer stands.
-                if !entry.unpaid {
-                    entry.answered(nonce, None, now, out);
-                }
+                entry.known(nonce, now, out);
                 entry.wait(now, &config);
             }
             Outcome::Uncertain(_) => {

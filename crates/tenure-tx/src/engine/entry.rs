@@ -388,6 +388,14 @@ impl Entry {
         self.phase = Phase::Watching;
     }
 
+    /// A pool knows it. It may know what it has refused: then its last answer stands.
+    pub(super) fn known(&mut self, nonce: u64, now: Tick, out: &mut Vec<Effect>) {
+        self.may_live = true;
+        if !self.unpaid {
+            self.answered(nonce, None, now, out);
+        }
+    }
+
     /// Notes the node's last answer beside the status.
     pub(super) fn answered(
         &mut self,
