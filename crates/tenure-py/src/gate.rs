@@ -59,7 +59,7 @@ impl Gate {
     /// A token whose epoch goes with every effect; raises `NotLeader`.
     fn require_leader(&self, py: Python<'_>) -> PyResult<Token> {
         let token = self.ask(py, |lock| lock.gate().require_leader())?;
-        Ok(Token { generation: fork::generation(), token })
+        Ok(Token { generation: fork::generation(), has_epoch: self.place.has_epochs(), token })
     }
 
     /// Returns if this process leads under exactly this epoch; raises `NotLeader` otherwise.
@@ -73,7 +73,8 @@ impl Gate {
         let within = Duration::try_from_secs_f64(within_s)
             .map_err(|_| error::value("within_s must be a number of seconds, 0 or more"))?;
         let act = self.ask(py, |lock| lock.begin_act(within))?;
-        Ok(Act { epoch: act.epoch().get(), act: Own::new(Mutex::new(Some(act))) })
+        let epoch = self.place.has_epochs().then(|| act.epoch().get());
+        Ok(Act { epoch, act: Own::new(Mutex::new(Some(act))) })
     }
 }
 
@@ -81,14 +82,20 @@ impl Gate {
 #[pyclass(frozen, module = "tenure._tenure")]
 pub(crate) struct Token {
     generation: u64,
+    has_epoch: bool,
     token: LeaderToken,
 }
 
 #[pymethods]
 impl Token {
-    /// The fencing token: write it with every effect.
+    /// The fencing token: write it with every effect. `None` with `lock_only`.
     #[getter]
-    fn epoch(&self) -> i64 {
+    fn epoch(&self) -> Option<i64> {
+        self.has_epoch.then(|| self._number_of_term())
+    }
+
+    /// The number of the term: its epoch where there are epochs.
+    fn _number_of_term(&self) -> i64 {
         self.token.epoch.get()
     }
 
@@ -108,14 +115,15 @@ impl Token {
     }
 
     fn __repr__(&self) -> String {
-        format!("LeaderToken(epoch={}, holder_identity={:?})", self.epoch(), self.holder_identity())
+        let epoch = self.epoch().map_or_else(|| "None".to_owned(), |epoch| epoch.to_string());
+        format!("LeaderToken(epoch={epoch}, holder_identity={:?})", self.holder_identity())
     }
 }
 
 /// A side effect in flight: a context manager.
 #[pyclass(frozen, module = "tenure._tenure")]
 pub(crate) struct Act {
-    epoch: i64,
+    epoch: Option<i64>,
     /// Only Python's threads lock it, while they hold the interpreter's lock.
     act: Own<Mutex<Option<tenure::Act>>>,
 }
@@ -129,9 +137,9 @@ impl Act {
 
 #[pymethods]
 impl Act {
-    /// The epoch to write with the effect.
+    /// The epoch to write with the effect. `None` with `lock_only`.
     #[getter]
-    fn epoch(&self) -> i64 {
+    fn epoch(&self) -> Option<i64> {
         self.epoch
     }
 

@@ -1,5 +1,6 @@
 //! One role of one member, as Python holds it; `tenure.LeaderLock` is a subclass.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use pyo3::prelude::*;
@@ -15,13 +16,22 @@ use crate::member::Member;
 ///
 /// Only Python's threads lock it, while they hold the interpreter's lock: see [`crate::runtime`].
 #[derive(Default)]
-pub(crate) struct Place(RwLock<Option<Own<LeaderLock>>>);
+pub(crate) struct Place {
+    bound: RwLock<Option<Own<LeaderLock>>>,
+    /// Without tables no epoch is issued: the number of a term means nothing outside this process.
+    lock_only: AtomicBool,
+}
 
 impl Place {
     /// Asks the lock of this process; the inner `None` is a lock of another process.
     pub(crate) fn ask<T>(&self, ask: impl FnOnce(&LeaderLock) -> T) -> Option<Option<T>> {
-        let bound = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let bound = self.bound.read().unwrap_or_else(PoisonError::into_inner);
         bound.as_ref().map(|own| own.get().map(ask))
+    }
+
+    /// Whether its terms have epochs.
+    pub(crate) fn has_epochs(&self) -> bool {
+        !self.lock_only.load(Ordering::Relaxed)
     }
 
     /// The lock of this process, if it is bound.
@@ -56,9 +66,14 @@ impl Handle {
         Gate::new(self.place.clone())
     }
 
-    /// The epoch under which this process leads, or `None`.
+    /// The epoch under which this process leads, or `None`; with `lock_only` there is none.
     #[getter]
     fn epoch(&self) -> Option<i64> {
+        self._number_of_term().filter(|_| self.place.has_epochs())
+    }
+
+    /// The number of the term in which this process leads: its epoch where there are epochs.
+    fn _number_of_term(&self) -> Option<i64> {
         self.place.ask(|lock| lock.gate().epoch()).flatten().flatten().map(|epoch| epoch.get())
     }
 
@@ -82,13 +97,14 @@ impl Handle {
     /// Becomes the handle of that role of the member.
     fn _bind(&self, py: Python<'_>, member: &Member, role: usize) -> PyResult<()> {
         let lock = member.lock(py, role)?;
-        *self.place.0.write().unwrap_or_else(PoisonError::into_inner) = Some(Own::new(lock));
+        self.place.lock_only.store(member.lock_only(py)?, Ordering::Relaxed);
+        *self.place.bound.write().unwrap_or_else(PoisonError::into_inner) = Some(Own::new(lock));
         Ok(())
     }
 
     /// Its member has ended, or another one will be started.
     fn _unbind(&self) {
-        *self.place.0.write().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.place.bound.write().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     /// Says whether this process is ready to lead.

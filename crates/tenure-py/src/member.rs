@@ -27,6 +27,8 @@ use crate::settings;
 pub(crate) struct Group {
     post: Arc<Post>,
     renewal: Arc<Wanted>,
+    /// It has no tables, and hence no epochs.
+    lock_only: bool,
     state: Mutex<State>,
 }
 
@@ -98,6 +100,10 @@ impl Member {
         lock.ok_or_else(|| error::raise(py, &TenureError::Stopped))
     }
 
+    pub(crate) fn lock_only(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.group(py)?.lock_only)
+    }
+
     /// Carries an operation out on the runtime; its end is a letter.
     fn spawn<F>(&self, py: Python<'_>, op: u64, work: F) -> PyResult<()>
     where
@@ -155,7 +161,8 @@ impl Member {
         let sets = settings::sets(settings)?;
         let migrate = asks("migrate")?;
         let runtime = runtime::handle()?;
-        let group = Arc::new(Group { post, renewal, state: Mutex::default() });
+        let lock_only = config.is_lock_only();
+        let group = Arc::new(Group { post, renewal, lock_only, state: Mutex::default() });
         runtime::remember(&group)?;
         let member = Member(Own::new(group.clone()));
         member.spawn(py, op, start(runtime, group, config, sets, migrate))?;
@@ -176,7 +183,7 @@ impl Member {
         let lock = memory.group(py)?.candidate(spec).map_err(|error| error::raise(py, &error))?;
         let post = mailbox.post(py)?;
         let renewal = Wanted::new(post.clone());
-        let group = Arc::new(Group { post, renewal, state: Mutex::default() });
+        let group = Arc::new(Group { post, renewal, lock_only: false, state: Mutex::default() });
         runtime::remember(&group)?;
         group.add(&runtime, lock);
         Ok(Member(Own::new(group)))

@@ -48,6 +48,18 @@ def forked() -> errors.ForkError:
     )
 
 
+def here(life: "Optional[Life]") -> "Optional[Life]":
+    """The same life; raises on an event loop that is not its own, on which nothing of it would be woken."""
+    if life is not None and not life.over and life.loop is not asyncio.get_running_loop():
+        raise elsewhere()
+    return life
+
+
+def elsewhere() -> errors.LockError:
+    """What the use of a lock on a second event loop raises."""
+    return errors.LockError("it was started on another event loop; use it there, or shut it down there first")
+
+
 class Interrupted(errors.LockError):
     """A start found that a shutdown had begun."""
 
@@ -102,6 +114,10 @@ class Life:
         self._numbers = itertools.count(1)
         #: The number of the operation that starts the member.
         self._opening = 0
+        #: Done once a start is to end early.
+        self._interrupted: "asyncio.Future[None]" = self.loop.create_future()
+        #: The calls of ``connect_fn`` under way.
+        self._renewals: Set["asyncio.Task[None]"] = set()
         self._tasks: Set["asyncio.Task[None]"] = set()
         self.loop.add_reader(self.mailbox.fileno(), _Doorbell(self))
 
@@ -125,8 +141,6 @@ class Life:
         """Starts the member."""
         if self._connect_fn is not None:
             settings = dict(settings, dsn=await self._first_dsn(self._connect_fn), renew=True)
-            if self.closed:
-                raise Interrupted()
         _end_with_the_process()
 
         def start(op: int) -> None:
@@ -139,15 +153,23 @@ class Life:
 
     async def _first_dsn(self, connect_fn: Callable[[], Any]) -> str:
         """What ``connect_fn`` gives before the first session, or why it never can. It asks again for every
-        session, so a database that is away now is told and no error."""
+        session, so a database that is away now is told and no error. A shutdown does not wait for it."""
+        asked = asyncio.ensure_future(connection_string(connect_fn))
         try:
-            return await connection_string(connect_fn)
+            first: "Set[asyncio.Future[Any]]" = {asked, self._interrupted}
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+            if self.closed:
+                raise Interrupted()
+            return asked.result()
         except (TypeError, errors.TenureError):
             raise
         except Exception as error:
             for lock in self.locks:
-                lock._fail(error)
+                lock._fail_to_connect(error)
             return _NOWHERE
+        finally:
+            if not asked.cancel() and not asked.cancelled():
+                asked.exception()  # Read, or asyncio would complain that it was not.
 
     def open_in_memory(self, group: _tenure.MemoryGroup, role: Dict[str, Any]) -> _tenure.Member:
         """Starts a member of a group in memory."""
@@ -175,7 +197,9 @@ class Life:
             elif kind == "done":
                 self._answer(*letter[1:])
             else:
-                self.spawn(self._renew(letter[1]))
+                renewal = self.spawn(self._renew(letter[1]))
+                self._renewals.add(renewal)
+                renewal.add_done_callback(self._renewals.discard)
         for level, text in _tenure.take_log():
             _logging.relay(level, text)
 
@@ -195,15 +219,16 @@ class Life:
             self.native.renewed(number, await connection_string(self._connect_fn), None)
         except Exception as error:
             for lock in self.locks:
-                lock._fail(error)
+                lock._fail_to_connect(error)
             # The text of a stranger's exception may hold a secret; its kind does not.
             self.native.renewed(number, None, f"connect_fn raised {type(error).__name__}")
 
-    def spawn(self, coroutine: Any) -> None:
+    def spawn(self, coroutine: Any) -> "asyncio.Task[None]":
         """Runs a coroutine beside, and keeps it alive."""
         task = self.loop.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def forget_tasks(self) -> None:
         """The loop was closed under its tasks. Their end is known: asyncio need not warn of it."""
@@ -220,6 +245,8 @@ class Life:
     def interrupt(self) -> None:
         """Ends a start: it may wait for a server that is silent, and the member leaves once it has started."""
         self.leave()
+        if not self._interrupted.done():
+            self._interrupted.set_result(None)
         opening = self._asked.get(self._opening)
         if opening is not None and not opening.done():
             opening.set_exception(Interrupted())
@@ -229,3 +256,5 @@ class Life:
         self.closed = True
         if not self.loop.is_closed() and not self.inherited:
             self.loop.remove_reader(self.mailbox.fileno())
+            for renewal in self._renewals:
+                renewal.cancel()

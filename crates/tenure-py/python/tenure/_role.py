@@ -8,8 +8,8 @@ import inspect
 import time
 from typing import Any, Callable, Deque, Dict, List, Optional, Set, TypeVar
 
-from . import _tenure
-from ._life import Life, OfOneProcess
+from . import _check, _tenure
+from ._life import Life, OfOneProcess, elsewhere, here
 from ._logging import get_logger
 from .errors import ConnectionError, LockError
 from .models import Leader, LockState
@@ -36,10 +36,15 @@ class RoleLock(OfOneProcess, _tenure.Handle):
 
     _logger = get_logger("tenure")
 
+    #: Without tables: no epochs, and nothing that tells who leads.
+    _lock_only = False
+
     def __init__(self, **context: Any) -> None:
         self._context = context
         self._number = 0
         self._life: Optional[Life] = None
+        #: The life whose events the task tells: a new one may have begun before all of the last has ended.
+        self._tells: Optional[Life] = None
         self._callbacks: Dict[str, List[Callable[..., Any]]] = {name: [] for name in _EVENTS}
         self._events: Deque[Any] = collections.deque()
         self._wake: Optional[asyncio.Event] = None
@@ -124,6 +129,8 @@ class RoleLock(OfOneProcess, _tenure.Handle):
     async def wait_for_leadership(self, timeout_s: Optional[float] = None) -> bool:
         """Waits until this process leads. False after ``timeout_s``, or when the lock stops or has stopped.
         A lock that was never started is waited for."""
+        _check.seconds("timeout_s", timeout_s, negative=True)
+        here(self._running())
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while not (self._term is not None and self.is_leader):
             if self._has_ended():
@@ -148,7 +155,9 @@ class RoleLock(OfOneProcess, _tenure.Handle):
         ``to`` names, by identity, the member that should lead next. Past ``timeout_s`` the lock is
         freed by force. A member that does not lead does nothing.
         """
-        life = self._running()
+        _check.seconds("timeout_s", timeout_s)
+        _check.text("to", to)
+        life = here(self._running())
         if life is None or life.native is None:
             return
         native, number, term = life.native, self._number, self._term
@@ -157,21 +166,34 @@ class RoleLock(OfOneProcess, _tenure.Handle):
             await self._told(self._over)
 
     async def leader(self) -> Optional[Leader]:
-        """Asks the database which member leads the role now; ``None`` if no member does."""
-        life = self._running()
+        """Asks the database which member leads the role now; ``None`` if no member does. With ``lock_only``
+        there is nothing to ask, and it raises :class:`tenure.errors.LockError`."""
+        life = here(self._running())
         if life is None or life.native is None:
             raise LockError("the lock is not started; start it first")
+        if self._lock_only:
+            raise LockError(
+                "lock_only has no tables, so which member leads is not known; is_leader says whether this one does"
+            )
         native, number = life.native, self._number
         found = await life.ask(lambda op: native.leader(number, op))
         return None if found is None else Leader(*found)
 
     def set_ready(self, ready: bool) -> None:
         """Says whether this process is ready to lead. One that is not leads only if no other is."""
+        _check.switch("ready", ready)
+        self._must_be_started()
         self._set_ready(ready)
 
     def set_priority(self, priority: int) -> None:
         """Changes the priority in the race."""
+        _check.priority(priority)
+        self._must_be_started()
         self._set_priority(priority)
+
+    def _must_be_started(self) -> None:
+        if self._running() is None:
+            raise LockError("the lock is not started; start it first")
 
     # --- the lifecycle ---
 
@@ -186,7 +208,10 @@ class RoleLock(OfOneProcess, _tenure.Handle):
 
     def _begin(self, life: Life) -> None:
         """Joins a life that has begun: events are told from now on."""
-        self._life = life
+        self._life = self._tells = life
+        for waiter in list(self._waiting):
+            if waiter.get_loop() is not life.loop:
+                _fail_there(waiter)
         self._events.clear()
         self._wake, self._over, self._stopped = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._over.set()
@@ -212,7 +237,7 @@ class RoleLock(OfOneProcess, _tenure.Handle):
         """That life is over: nothing is told any more."""
         if self._life is life:
             self._life = None
-        if self._task is not None:
+        if self._tells is life and self._task is not None:
             self._task.cancel()
 
     async def _run(self, life: Life) -> None:
@@ -246,7 +271,11 @@ class RoleLock(OfOneProcess, _tenure.Handle):
             self._wake.set()
 
     def _fail(self, error: Exception) -> None:
-        self._deliver(("exception", error))
+        self._deliver(("exception", error, repr(error)))
+
+    def _fail_to_connect(self, error: Exception) -> None:
+        # The text of what ``connect_fn`` raised may hold a password; its kind does not.
+        self._deliver(("exception", error, f"connect_fn raised {type(error).__name__}"))
 
     def _fail_from_a_thread(self, error: Exception) -> None:
         life = self._life
@@ -268,12 +297,12 @@ class RoleLock(OfOneProcess, _tenure.Handle):
             if self._term != event[1]:
                 await self._begin_term(event[1])
         elif kind == "released":
-            log.info("lock_released", **context, epoch=event[1])
+            log.info("lock_released", **context, **self._epoch_of(event[1]))
             await self._end_term("released", event[1])
         elif kind == "lost":
             if event[2].startswith(_SESSION_LOST):
                 log.warning("health_check_failed", error=event[2][len(_SESSION_LOST) :], **context)
-            log.warning("lock_lost", error=event[2], **context, epoch=event[1])
+            log.warning("lock_lost", error=event[2], **context, **self._epoch_of(event[1]))
             await self._end_term("lost", event[1])
         elif kind == "acquire_failed":
             log.debug("acquire_failed", reason=event[1], **context, attempt=self._attempt)
@@ -284,13 +313,13 @@ class RoleLock(OfOneProcess, _tenure.Handle):
             kind_of = LockError if self._told_state is LockState.RELEASING else ConnectionError
             await self._tell_error(kind_of(event[1]))
         elif kind == "exception":
-            log.error("error", error=repr(event[1]), **context)
+            log.error("error", error=event[2], **context)
             await self._tell_error(event[1])
         elif kind == "late":
             log.warning("health_check_failed", error="the heartbeat is late", **context)
         elif kind in ("well", "recovered"):
-            log.info("leadership_recovered", **context, epoch=event[1])
-            if self._term != event[1] and self.epoch == event[1]:
+            log.info("leadership_recovered", **context, **self._epoch_of(event[1]))
+            if self._term != event[1] and self._number_of_term() == event[1]:
                 # Its beginning was among events that were missed.
                 await self._end_term("lost", event[1])
                 await self._begin_term(event[1])
@@ -305,7 +334,8 @@ class RoleLock(OfOneProcess, _tenure.Handle):
         self._term = epoch
         if self._over is not None:
             self._over.clear()
-        self._logger.info("lock_acquired", **self._context, attempt=max(1, self._attempt), epoch=epoch)
+        context = dict(self._context, attempt=max(1, self._attempt), **self._epoch_of(epoch))
+        self._logger.info("lock_acquired", **context)
         self._attempt = 0
         # Tasks that wait for leadership go on after the callbacks, but do not wait for a slow one.
         soon = asyncio.get_running_loop().call_later(_SOON_S, self._wake_waiters, True)
@@ -330,7 +360,7 @@ class RoleLock(OfOneProcess, _tenure.Handle):
     async def _catch_up(self) -> None:
         """Events are missing. What callbacks know of the term is brought in line with the gate, so that
         every beginning that is told has its end, and no task waits for a beginning that was not told."""
-        known, epoch, state = self._term, self.epoch, LockState(self._state())
+        known, epoch, state = self._term, self._number_of_term(), LockState(self._state())
         # The gate has no epoch either while a heartbeat is late or acts drain: the next event tells the rest.
         late = epoch is None and state in (LockState.LEADER, LockState.RECONNECTING, LockState.RELEASING)
         if known is not None and epoch != known and not late:
@@ -340,6 +370,10 @@ class RoleLock(OfOneProcess, _tenure.Handle):
         self._told_state = LockState(self._state())
         if self._told_state is LockState.STOPPED:
             await self._stop()
+
+    def _epoch_of(self, term: int) -> Dict[str, int]:
+        """What a line of the log says of a term's epoch; without tables a term has none."""
+        return {} if self._lock_only else {"epoch": term}
 
     def _is_stopped(self) -> bool:
         return self._stopped is not None and self._stopped.is_set()
@@ -354,7 +388,8 @@ class RoleLock(OfOneProcess, _tenure.Handle):
 
     def _wake_waiters(self, answer: bool) -> None:
         for waiter in list(self._waiting):
-            if not waiter.done():
+            # One of another event loop was told already that it waits in vain.
+            if not waiter.done() and (self._task is None or waiter.get_loop() is self._task.get_loop()):
                 waiter.set_result(answer)
 
     async def _call(self, name: str, *arguments: Any) -> None:
@@ -410,3 +445,16 @@ class RoleLock(OfOneProcess, _tenure.Handle):
             )
         finally:
             told.cancel()
+
+
+def _fail_there(waiter: "asyncio.Future[bool]") -> None:
+    """Ends a task's waiting on an event loop that is not the lock's."""
+
+    def fail() -> None:
+        if not waiter.done():
+            waiter.set_exception(elsewhere())
+
+    try:
+        waiter.get_loop().call_soon_threadsafe(fail)
+    except RuntimeError:
+        pass  # That loop is closed: nothing waits on it.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Awaitable, Callable, Dict, List, Optional, TypeVar
 
-from ._life import Life, OfOneProcess
+from . import _check
+from ._life import Interrupted, Life, OfOneProcess, here
 from ._logging import StructuredLogger, get_logger
-from .errors import LockError, ShutdownError
+from .errors import LockError, RefusedError, ShutdownError
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection
@@ -44,6 +45,10 @@ class Starter(OfOneProcess):
         """The life that goes on, if one does; raises in a fork of the process that began it."""
         return None if self._life is None else self._life.own()
 
+    def _here(self) -> Optional[Life]:
+        """The same; raises also on an event loop that is not the life's own."""
+        return here(self._running())
+
     async def start(self) -> None:
         """Takes part in the race. Idempotent; after a stop it starts anew.
 
@@ -51,11 +56,9 @@ class Starter(OfOneProcess):
         which the promises cannot hold raises :class:`tenure.errors.RefusedError`.
         """
         while True:
-            life = self._running()
+            life = self._here()
             if life is None or life.over:
                 break
-            if life.loop is not asyncio.get_running_loop():
-                raise LockError("it was started on another event loop; shut it down there first")
             if self._starting is not None:
                 await asyncio.shield(self._starting)
             if life.ending is None:
@@ -71,12 +74,18 @@ class Starter(OfOneProcess):
         self._starting, self._life = starting, life
         try:
             await self._open(life)
-        except BaseException as error:
+        except BaseException as cause:
             life.leave()
             self._close(life)
+            error = cause
+            if isinstance(cause, LockError) and not isinstance(cause, RefusedError) and life.ending is not None:
+                # However far it had come when the shutdown met it.
+                error = Interrupted()
             # A cancelled start is not another caller's cancellation.
             told = error if isinstance(error, Exception) else ShutdownError("the start was cancelled")
             starting.set_exception(told)
+            if error is not cause:
+                raise error from None
             raise
         finally:
             self._starting = None
@@ -87,6 +96,7 @@ class Starter(OfOneProcess):
         for lock, role in self._all():
             lock._unbind()
             life.locks.append(lock)
+            lock._lock_only = bool(self._settings["lock_only"])
             lock._begin(life)
             roles.append(role._settings())
         if self._group is not None:
@@ -102,10 +112,12 @@ class Starter(OfOneProcess):
         """Releases everything and stops. Idempotent. Past ``timeout_s`` everything is dropped, and
         :class:`tenure.errors.ShutdownError` is raised. A caller that finds a shutdown under way waits for
         it, within its own ``timeout_s``."""
+        _check.seconds("timeout_s", timeout_s)
         life = self._life
         if life is None or life.inherited or life.over:
             # A child of a fork has nothing to release: it is its parent's.
             return
+        here(life)
         joins = life.ending is not None
         ending = self._end_soon(life, timeout_s)
         if any(lock._in_callback() for lock in life.locks):
@@ -176,6 +188,14 @@ def settings(
     """What a member is made of, but for its roles, as the extension reads it."""
     if not isinstance(dsn, str):
         raise TypeError(f"dsn must be a str, not {type(dsn).__name__}")
+    _check.seconds("health_interval_s", health_interval_s)
+    _check.seconds("lease_s", lease_s)
+    _check.seconds("statement_deadline_s", statement_deadline_s)
+    _check.seconds("reconnect_grace_s", reconnect_grace_s)
+    _check.switch("lock_only", lock_only)
+    _check.switch("migrate", migrate)
+    _check.text("scope", scope)
+    _check.text("instance", instance)
     return {
         "dsn": dsn or None,
         "heartbeat_s": health_interval_s,

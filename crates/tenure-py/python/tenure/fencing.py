@@ -38,6 +38,8 @@ def fence(cursor: Any, role: str, epoch: int) -> Optional[Coroutine[Any, Any, No
     Raises :class:`tenure.StaleEpoch` if another member leads: roll back and stop acting. Set the fence
     outside any savepoint: a rollback to one gives the fence back.
     """
+    if isinstance(epoch, bool) or not isinstance(epoch, int):
+        raise TypeError(f"epoch must be an int, not {type(epoch).__name__}; a lock with lock_only has none")
     kinds = {kind.__module__.split(".")[0] for kind in type(cursor).__mro__}
     if "asyncpg" in kinds:
         if not cursor.is_in_transaction():

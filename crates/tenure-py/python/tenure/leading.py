@@ -78,7 +78,7 @@ async def _term(lock: RoleLock, token: Token, work: Awaitable[_T]) -> "tuple[boo
             finally:
                 look.cancel()
             changed.clear()
-            if not task.done() and lock.epoch != token.epoch:
+            if not task.done() and lock._number_of_term() != token._number_of_term():
                 ended_by_us = True
                 task.cancel()
                 await asyncio.wait({task})

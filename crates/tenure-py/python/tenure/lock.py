@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
+from . import _check
 from . import retry as _retry
 from ._life import Interrupted, Life
 from ._role import RoleLock
@@ -58,6 +59,9 @@ class LeaderLock(Starter, RoleLock):
         scope: Optional[str] = None,
         instance: Optional[str] = None,
     ) -> None:
+        _check.text("role", role)
+        _check.event("shutdown_event", shutdown_event)
+        _check.connect_fn(connect_fn)
         check_key("key1", key1, 32)
         check_key("key2", key2, 32)
         if (key1 is None) != (key2 is None):

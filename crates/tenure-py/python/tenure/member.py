@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 from typing import TYPE_CHECKING, Dict, Iterable, List, Optional, Tuple, Union
 
+from . import _check
 from . import retry as _retry
 from ._role import RoleLock
 from ._starter import Starter, settings
@@ -63,6 +64,9 @@ class Member(Starter):
         )
         self._settings["retry"] = _retry.native(retry_strategy, self._strategy_failed)
         self._settings["many_roles"] = True
+        _check.connect_fn(connect_fn)
+        if isinstance(roles, str):
+            raise TypeError(f"roles takes a list of names, as in [{roles!r}]")
         self._connect_fn = connect_fn
         self._locks: Dict[str, Tuple[RoleLock, Role]] = {}
         for role in roles:
@@ -90,6 +94,8 @@ class Member(Starter):
         return list(self._locks.values())
 
     def _add(self, role: Union[str, Role]) -> "tuple[RoleLock, Role]":
+        if not isinstance(role, (str, Role)):
+            raise TypeError(f"a role is a name or a tenure.Role, not {type(role).__name__}")
         spec = Role(role) if isinstance(role, str) else role
         name = spec._called()
         if name in self._locks:
@@ -129,7 +135,7 @@ class Member(Starter):
 
     async def add_role(self, role: Union[str, Role]) -> RoleLock:
         """Adds a role while the member runs, and starts it."""
-        if self._running() is not None and self._starting is not None:
+        if self._here() is not None and self._starting is not None:
             await asyncio.shield(self._starting)
         lock, spec = self._add(role)
         life = self._running()
@@ -143,6 +149,7 @@ class Member(Starter):
             raise
         assert number == lock._number
         life.locks.append(lock)
+        lock._lock_only = bool(self._settings["lock_only"])
         lock._begin(life)
         lock._bind(native, number)
         await lock._join(life, native)

@@ -6,6 +6,8 @@ import enum
 from dataclasses import dataclass
 from typing import Any, Awaitable, Callable, List, Optional, Union
 
+from . import _check
+
 __all__ = [
     "Callback",
     "ErrorCallback",
@@ -90,6 +92,15 @@ class Role:
     cool_down_s: Optional[float] = None
     #: How long a step-down waits for acts in flight; default: 10.
     drain_limit_s: Optional[float] = None
+
+    def __post_init__(self) -> None:
+        _check.text("name", self.name)
+        _check.text("policy", self.policy)
+        _check.priority(self.priority)
+        for switch in ("candidate", "preempt", "auto_reacquire"):
+            _check.switch(switch, getattr(self, switch))
+        for period in ("cool_down_s", "drain_limit_s"):
+            _check.seconds(period, getattr(self, period))
 
     def _called(self) -> str:
         """The name under which a member knows it; one with keys alone is called by them."""

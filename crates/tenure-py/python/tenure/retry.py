@@ -93,6 +93,8 @@ def native(strategy: Optional[RetryStrategy], tell: Callable[[Exception], None])
     """
     if strategy is None:
         return None
+    if isinstance(strategy, type):
+        raise TypeError(f"retry_strategy takes an object, not a class; write {strategy.__name__}()")
     if type(strategy) in _BUNDLED:
         return strategy._native()  # type: ignore[attr-defined]
     if not callable(getattr(strategy, "next_delay_s", None)):
