@@ -6,19 +6,19 @@ Every lock, and every member, has a thread of its own, on which its callbacks ru
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import os
 import threading
 from typing import TYPE_CHECKING, Any, Callable, Coroutine, List, Optional, TypeVar, Union
 
-from . import _tenure
+from . import _check, _starter, _tenure
 from . import lock as _lock
 from . import member as _member
 from ._life import OfOneProcess, forked
 from ._role import RoleLock as _RoleLock
 from ._starter import Starter
-from .errors import LockError
+from ._thread import Gone, Late, LoopThread
+from .errors import LockError, ShutdownError
 from .models import Leader, LockState, Role
 
 if TYPE_CHECKING:
@@ -28,12 +28,11 @@ if TYPE_CHECKING:
 
 __all__ = ["LeaderLock", "Member", "RoleLock"]
 
-_T = TypeVar("_T")
 _C = TypeVar("_C", bound=Callable[..., Any])
 _Self = TypeVar("_Self", bound="_Owner")
 
-#: How long the end of a thread waits for what still runs on it.
-_LAST_S = 1.0
+#: How much later than the loop itself a caller gives up, so that the loop can say why.
+_SLACK_S = 0.25
 
 
 def _takes(
@@ -47,121 +46,127 @@ def _takes(
     return decorate
 
 
-class _Thread:
-    """An event loop on a thread, in one process."""
-
-    def __init__(self) -> None:
-        self.pid = os.getpid()
-        self.loop = asyncio.new_event_loop()
-        #: What a callback began last: asyncio itself keeps no task alive.
-        self._begun: Optional["asyncio.Task[None]"] = None
-        # A daemon: the end of the interpreter releases the roles, and does not wait for the thread.
-        self._thread = threading.Thread(target=self._run, name="tenure-callbacks", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
-        tasks = asyncio.all_tasks(self.loop)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            self.loop.run_until_complete(asyncio.wait(tasks, timeout=_LAST_S))
-        self.loop.close()
-
-    @property
-    def is_current(self) -> bool:
-        """Whether this is called by a callback, which must not wait for its own end."""
-        return threading.current_thread() is self._thread
-
-    def run(self, coroutine: "Coroutine[Any, Any, _T]") -> _T:
-        if self.is_current:
-            coroutine.close()
-            raise LockError("a callback cannot wait for its own lock; do this in another thread")
-        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
-        try:
-            return future.result()
-        except BaseException:
-            # An interrupt while it waits: what was begun is cancelled there.
-            future.cancel()
-            raise
-
-    def run_or_begin(self, coroutine: "Coroutine[Any, Any, None]", then: Callable[[], None]) -> None:
-        """Runs it; called by a callback, it only begins it. ``then`` is called at its end."""
-        if self.is_current:
-
-            def done(task: "asyncio.Task[None]") -> None:
-                if not task.cancelled():
-                    task.exception()  # Read, or asyncio would complain that it was not.
-                then()
-
-            self._begun = self.loop.create_task(coroutine)
-            self._begun.add_done_callback(done)
-            return
-        try:
-            self.run(coroutine)
-        finally:
-            then()
-
-    def end(self) -> None:
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        if not self.is_current:
-            self._thread.join()
-
-
 class _Owner(OfOneProcess):
-    """The start and the end of what has a thread of its own."""
+    """The start and the end of what has a thread of its own.
+
+    The thread is there from the first ``start()`` on. It ends with the last start or shutdown under way that
+    leaves nothing started behind: none of them ends it under another one.
+    """
 
     def __init__(self, inner: Starter) -> None:
         self._inner = inner
-        self._thread: Optional[_Thread] = None
+        self._thread: Optional[LoopThread] = None
+        #: Guards the thread, its number of users, and whether it takes work.
         self._changing = threading.Lock()
 
     def start(self) -> None:
         """Takes part in the race. Idempotent."""
         self._refuse_inherited()
-        with self._changing:
-            if self._thread is None:
-                self._thread = _Thread()
-            thread = self._thread
+        thread = self._enter()
         try:
-            thread.run(self._inner.start())
-        except BaseException:
-            self._end_thread(thread)
-            raise
+            thread.run(self._inner.start(), lambda: self._leave(thread))
+        finally:
+            thread.join()
+
+    def _enter(self) -> LoopThread:
+        """The thread, with one user more. A new one takes over only after all on the last one has ended."""
+        while True:
+            last = self._thread
+            if last is not None:
+                _refuse_callback(last)
+                last.join()
+            with self._changing:
+                thread = self._thread
+                if thread is last and (thread is None or thread.ending):
+                    thread = self._thread = LoopThread(self._changing)
+                if thread is not None and not thread.ending:
+                    thread.users += 1
+                    return thread
 
     def shutdown(self, timeout_s: Optional[float] = None) -> None:
-        """Releases everything and stops. Idempotent. Called by a callback, it returns at once."""
-        self._end(lambda: self._inner.shutdown(timeout_s))
+        """Releases everything and stops. Idempotent. Past ``timeout_s``, also where a callback blocks, it raises
+        :class:`tenure.errors.ShutdownError`. Called by a callback, it returns at once."""
+        _check.seconds("timeout_s", timeout_s)
+        self._end(lambda: self._inner.shutdown(timeout_s), timeout_s)
 
-    def _end(self, ending: "Callable[[], Coroutine[Any, Any, None]]") -> None:
+    def _end(self, ending: "Callable[[], Coroutine[Any, Any, None]]", timeout_s: Optional[float]) -> None:
         thread = self._thread
-        if thread is not None and thread.pid == os.getpid():
-            thread.run_or_begin(ending(), lambda: self._end_thread(thread))
+        if thread is None or thread.pid != os.getpid():
+            return
+        with self._changing:
+            over = thread.ending
+            if not over:
+                thread.users += 1
+        if not over and thread.is_current:
+            thread.post(ending(), lambda: self._leave(thread))
+            return
+        try:
+            if not over:
+                _in_time(thread, "shutdown", ending(), timeout_s, lambda: self._leave(thread))
+        finally:
+            thread.join()
 
     def __enter__(self: _Self) -> _Self:
         self.start()
         return self
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
-        self._end(lambda: self._inner.__aexit__(kind, value, traceback))
+        failed = kind is not None
+        timeout_s = _starter.EXCEPTION_TIMEOUT_S if failed else None
+        try:
+            self._end(lambda: self._inner.__aexit__(kind, value, traceback), timeout_s)
+        except ShutdownError as error:
+            if not failed:
+                raise
+            # The block's own exception goes on: it says what went wrong first.
+            self._inner._logger.error("shutdown_failed", error=str(error))
 
     def _refuse_inherited(self) -> None:
-        if self._thread is not None and self._thread.pid != os.getpid():
+        thread = self._current()
+        if thread is not None and thread.pid != os.getpid():
             raise forked()
 
-    def _running(self) -> _Thread:
-        self._refuse_inherited()
-        if self._thread is None:
-            raise LockError("the lock is not started; start it first")
-        return self._thread
+    def _current(self) -> Optional[LoopThread]:
+        thread = self._thread
+        return None if thread is None or thread.ending else thread
 
-    def _end_thread(self, thread: _Thread) -> None:
+    def _running(self) -> LoopThread:
+        self._refuse_inherited()
+        thread = self._current()
+        if thread is None:
+            raise LockError("the lock is not started; start it first")
+        _refuse_callback(thread)
+        return thread
+
+    def _leave(self, thread: LoopThread) -> None:
+        """A start or a shutdown is over, on the loop."""
         with self._changing:
-            if self._thread is not thread:
-                return
-            self._thread = None
-        thread.end()
+            thread.users -= 1
+            life = self._inner._life
+            if thread.users == 0 and not thread.ending and (life is None or life.over):
+                thread.end()
+
+
+def _refuse_callback(thread: LoopThread) -> None:
+    if thread.is_current:
+        raise LockError("a callback cannot wait for its own lock; do this in another thread")
+
+
+def _in_time(
+    thread: LoopThread,
+    what: str,
+    coroutine: "Coroutine[Any, Any, None]",
+    timeout_s: Optional[float],
+    then: Optional[Callable[[], None]] = None,
+) -> None:
+    """Waits for an end that has a time limit of its own, which does not hold while a callback blocks."""
+    try:
+        thread.run(coroutine, then, None if timeout_s is None else timeout_s + _SLACK_S)
+    except Late:
+        raise ShutdownError(
+            f"the {what} did not end within {timeout_s} s, for a callback is not done; it goes on in the "
+            "background"
+        ) from None
 
 
 class RoleLock:
@@ -212,14 +217,37 @@ class RoleLock:
     def step_down(self, timeout_s: Optional[float] = None, *, to: Optional[str] = None) -> None:
         """Releases the role and stays out of the race for the cool-down. Called by a callback, it
         returns at once."""
+        _check.seconds("timeout_s", timeout_s)
+        _check.text("to", to)
         self._owner._refuse_inherited()
-        thread = self._owner._thread
-        if thread is not None:
-            thread.run_or_begin(self._lock.step_down(timeout_s, to=to), lambda: None)
+        thread = self._owner._current()
+        if thread is None:
+            return
+        try:
+            if thread.is_current:
+                thread.post(self._lock.step_down(timeout_s, to=to))
+            else:
+                _in_time(thread, "step-down", self._lock.step_down(timeout_s, to=to), timeout_s)
+        except Gone:
+            pass  # What is shut down leads no more.
 
     def wait_for_leadership(self, timeout_s: Optional[float] = None) -> bool:
-        """Waits until this process leads. False after ``timeout_s``, or when the lock stops."""
-        return self._owner._running().run(self._lock.wait_for_leadership(timeout_s))
+        """Waits until this process leads. False after ``timeout_s``, or when the lock stops or has stopped."""
+        _check.seconds("timeout_s", timeout_s, negative=True)
+        thread = self._owner._current()
+        if thread is None and self._lock._stopped is not None:
+            return False
+        thread = thread or self._owner._running()
+        self._owner._refuse_inherited()
+        _refuse_callback(thread)
+        within_s = None if timeout_s is None else max(0.0, timeout_s) + _SLACK_S
+        try:
+            return thread.run(self._lock.wait_for_leadership(timeout_s), None, within_s, drop=True)
+        except Late:
+            # A callback blocks the loop, which says nothing meanwhile.
+            return self._lock.is_leader
+        except Gone:
+            return False
 
     def leader(self) -> Optional[Leader]:
         """Asks the database which member leads the role now."""
