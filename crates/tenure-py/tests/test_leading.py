@@ -146,7 +146,7 @@ async def test_work_that_is_cancelled_with_its_caller_ends_before_a_successor_ac
             await asyncio.wait_for(work.task, 5)
         await stopping
         assert await second.wait_for_leadership(5)
-    assert work.told[0] == "ended" and work.told[-1] == "next"
+    assert work.told[0] == "ended" and "next" in work.told
 
 
 async def test_an_exception_of_work_that_is_cancelled_with_its_caller_is_not_lost(
@@ -195,8 +195,11 @@ async def test_a_lock_that_was_never_started_is_waited_for(tenure_group: MemoryG
 class Told(RoleLock):
     """A role whose state and gate are what the test says."""
 
-    epoch: Optional[int] = None  # type: ignore[assignment]
+    term: Optional[int] = None
     stands = "leader"
+
+    def _number_of_term(self) -> Optional[int]:
+        return self.term
 
     def _state(self) -> str:
         return self.stands
@@ -208,7 +211,7 @@ async def test_events_that_are_missed_while_a_heartbeat_is_late_end_no_term() ->
         getattr(lock, f"on_{name}")(lambda name=name: told.append(name))
 
     async def happens(epoch: Optional[int], *event: Any) -> List[str]:
-        lock.epoch = epoch
+        lock.term = epoch
         await lock._dispatch(event)
         return told
 
