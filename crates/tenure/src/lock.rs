@@ -137,6 +137,7 @@ impl LeaderLock {
         if self.send(Command::Stop { role: self.publisher.name.clone() }).is_err() {
             return Ok(());
         }
+        self.publisher.stop_was_asked();
         let stopped = self.publisher.until(|view| view.state == LockState::Stopped);
         match within {
             None => stopped.await,

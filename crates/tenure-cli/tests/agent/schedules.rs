@@ -90,6 +90,7 @@ async fn dkron_998_schedules_go_on_after_every_change_of_leader() {
     let file = stage.file("tenure.toml", &text);
     let mut agents = [stage.agent(&file, &[]), stage.agent(&file, &[])];
     stage.at_least("select count(*) from tenure.candidate where role = 'cron'", 2).await;
+    stage.at_least(DONE, 1).await;
     for _ in 0..3 {
         leader(&stage, &mut agents).await;
         let done = stage.count(DONE).await;

@@ -13,6 +13,7 @@ use tokio::time::sleep;
 
 use super::LeaderLock;
 use crate::error::TenureError;
+use crate::publisher::RoleView;
 
 /// The gate is looked at this often although nothing wakes the task: the runtime's timers do not
 /// count the time that the machine was suspended.
@@ -72,7 +73,8 @@ impl LeaderLock {
         W: FnMut(LeaderToken) -> F,
         F: Future<Output = ()>,
     {
-        if !self.join().await? && !self.has_begun().await {
+        let stops = self.publisher.stops();
+        if !self.join().await? && !self.has_begun(stops).await {
             return Ok(());
         }
         let mut finished = None;
@@ -155,10 +157,14 @@ impl LeaderLock {
         }
     }
 
-    /// Waits until the role has left STOPPED; false if the member is gone.
-    async fn has_begun(&self) -> bool {
+    /// Waits until the role has left STOPPED; false if it was told to stop since `stops` were counted, or if the
+    /// member is gone.
+    async fn has_begun(&self, stops: u64) -> bool {
+        let begun = |view: RoleView| view.state != LockState::Stopped;
         tokio::select! {
-            () = self.publisher.until(|view| view.state != LockState::Stopped) => true,
+            () = self.publisher.until(|view| begun(view) || self.publisher.stops() != stops) => {
+                begun(self.publisher.view())
+            }
             () = self.commands.closed() => false,
         }
     }
@@ -183,6 +189,7 @@ mod tests {
     use tenure_core::identity::Identity;
     use tenure_core::key::RoleName;
     use tenure_core::lease::Lease;
+    use tenure_core::lifecycle::Notice;
     use tokio::sync::mpsc;
     use tokio::time::timeout;
 
@@ -198,7 +205,7 @@ mod tests {
         lock: LeaderLock,
         keeper: GateKeeper,
         deadline: Tick,
-        _commands: mpsc::UnboundedReceiver<crate::driver::Command>,
+        commands: mpsc::UnboundedReceiver<crate::driver::Command>,
     }
 
     fn unattended() -> Unattended {
@@ -215,7 +222,7 @@ mod tests {
         let observed = Observed::new(Arc::new(NoLeaders), Lease::default());
         let (patience, lease) = (None, LEASE);
         let lock = LeaderLock { publisher, commands, patience, registration_wait, lease, observed };
-        Unattended { lock, keeper, deadline, _commands: inbox }
+        Unattended { lock, keeper, deadline, commands: inbox }
     }
 
     struct NoLeaders;
@@ -268,6 +275,23 @@ mod tests {
         let end = timeout(PATIENCE, ends.recv()).await.expect("it is dropped").expect("an end");
         assert!(end >= deadline);
         task.abort();
+    }
+
+    #[tokio::test]
+    async fn a_role_that_is_stopped_before_it_began_ends_its_work() {
+        let mut role = unattended();
+        role.lock.publisher.set_leading(None);
+        role.lock.publisher.publish(
+            Notice::StateChange { from: LockState::Leader, to: LockState::Stopped },
+            BootClock.now(),
+        );
+        let lock = role.lock.clone();
+        let task =
+            tokio::spawn(async move { lock.while_leading(|_| std::future::pending()).await });
+        // Kept: its answer never comes.
+        let _start = role.commands.recv().await.expect("it asks to start");
+        role.lock.shutdown(Some(PATIENCE)).await.expect("it is stopped");
+        timeout(PATIENCE, task).await.expect("it returns").expect("no panic").expect("no error");
     }
 
     #[tokio::test]

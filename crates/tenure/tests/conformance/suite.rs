@@ -295,6 +295,11 @@ async fn work_runs_while_its_member_leads_and_never_beside_its_successor<S: Stag
             .await
         }));
     }
+    // A busy machine may take long over a registration, and one candidate may have all four terms meanwhile.
+    tenure_testkit::until("both take part", async || {
+        [&first, &second].iter().all(|lock| lock.state() != LockState::Stopped)
+    })
+    .await;
     let mut last = Epoch::ZERO;
     for _ in 0..4 {
         let (leader, epoch) = timeout(PATIENCE, terms.recv()).await.expect("in time").unwrap();
