@@ -57,6 +57,7 @@ class RoleLock(OfOneProcess, _tenure.Handle):
         self._term: Optional[int] = None
         #: Set while no term is told, and once the role is told to be stopped.
         self._over: Optional[asyncio.Event] = None
+        self._settled: Optional[asyncio.Event] = None
         self._stopped: Optional[asyncio.Event] = None
         self._attempt = 0
         #: The state that callbacks were told of last.
@@ -164,6 +165,8 @@ class RoleLock(OfOneProcess, _tenure.Handle):
         await life.ask(lambda op: native.step_down(number, op, to, timeout_s))
         if term is not None and self._term == term:
             await self._told(self._over)
+        # The state after the release is told after the release itself.
+        await self._told(self._settled)
 
     async def leader(self) -> Optional[Leader]:
         """Asks the database which member leads the role now; ``None`` if no member does. With ``lock_only``
@@ -214,7 +217,9 @@ class RoleLock(OfOneProcess, _tenure.Handle):
                 _fail_there(waiter)
         self._events.clear()
         self._wake, self._over, self._stopped = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._settled = asyncio.Event()
         self._over.set()
+        self._settled.set()
         self._term, self._attempt = None, 0
         self._told_state = LockState.STOPPED
         self._task = life.loop.create_task(self._run(life))
@@ -292,7 +297,13 @@ class RoleLock(OfOneProcess, _tenure.Handle):
             if after is LockState.RECONNECTING:
                 log.warning("health_check_failed", error="the session was lost", **context)
             log.info("state_change", from_=event[1], to=event[2], **context)
-            await self._call("state_change", before, after)
+            if after is LockState.RELEASING and self._settled is not None:
+                self._settled.clear()
+            try:
+                await self._call("state_change", before, after)
+            finally:
+                if after is not LockState.RELEASING and self._settled is not None:
+                    self._settled.set()
         elif kind == "acquired":
             if self._term != event[1]:
                 await self._begin_term(event[1])
@@ -368,6 +379,8 @@ class RoleLock(OfOneProcess, _tenure.Handle):
         if epoch is not None and self._term is None:
             await self._begin_term(epoch)
         self._told_state = LockState(self._state())
+        if self._told_state is not LockState.RELEASING and self._settled is not None:
+            self._settled.set()
         if self._told_state is LockState.STOPPED:
             await self._stop()
 
