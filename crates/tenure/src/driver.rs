@@ -387,7 +387,11 @@ impl<D: Database> Driver<D> {
                 }
                 self.engine.input(&role, Input::Start, now);
             }
-            Command::Stop { role } => self.engine.input(&role, Input::StopRequested, now),
+            Command::Stop { role, done } => {
+                let stopped = matches!(self.engine.state(&role), Some((LockState::Stopped, _)));
+                self.roles.await_stop(&role, stopped, done);
+                self.engine.input(&role, Input::StopRequested, now);
+            }
             Command::StepDown { role, to, within } => {
                 let deadline = within.map(|within| now + within);
                 self.engine.input(&role, Input::ReleaseRequested { to, deadline }, now);

@@ -12,7 +12,7 @@ use tenure_core::gate::{Act, LeaderGate, LeaderToken, NotLeader};
 use tenure_core::identity::Identity;
 use tenure_core::key::{LockKey, RoleName};
 use tenure_core::lifecycle::{LockState, LostReason, NotAcquired, Notice};
-use tokio::sync::{broadcast, mpsc, watch};
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::driver::{Answer, Command};
@@ -134,13 +134,14 @@ impl LeaderLock {
     /// # Errors
     /// [`TenureError::Timeout`] if that took longer than `within`; it goes on in the background.
     pub async fn shutdown(&self, within: Option<Duration>) -> Result<(), TenureError> {
-        if self.send(Command::Stop { role: self.publisher.name.clone() }).is_err() {
+        let (done, stopped) = oneshot::channel();
+        if self.send(Command::Stop { role: self.publisher.name.clone(), done }).is_err() {
             return Ok(());
         }
         self.publisher.stop_was_asked();
-        let stopped = self.publisher.until(|view| view.state == LockState::Stopped);
         match within {
-            None => stopped.await,
+            // Answered or dropped: either way the role is stopped.
+            None => drop(stopped.await),
             Some(limit) => {
                 let done = timeout(limit, stopped).await;
                 done.map_err(|_| TenureError::Timeout { what: "the shutdown", limit })?;

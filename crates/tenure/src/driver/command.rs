@@ -26,11 +26,28 @@ pub(crate) type Answer = mpsc::UnboundedSender<Result<(), TenureError>>;
 
 pub(crate) enum Command {
     Add(Box<NewRole>),
-    Start { role: RoleName, answer: Answer },
-    Stop { role: RoleName },
-    StepDown { role: RoleName, to: Option<String>, within: Option<Duration> },
-    Candidacy { role: RoleName, ready: Option<bool>, priority: Option<i32> },
-    Health { answer: oneshot::Sender<Health> },
+    Start {
+        role: RoleName,
+        answer: Answer,
+    },
+    /// `done` is answered, or dropped with the driver, when the role has stopped.
+    Stop {
+        role: RoleName,
+        done: oneshot::Sender<()>,
+    },
+    StepDown {
+        role: RoleName,
+        to: Option<String>,
+        within: Option<Duration>,
+    },
+    Candidacy {
+        role: RoleName,
+        ready: Option<bool>,
+        priority: Option<i32>,
+    },
+    Health {
+        answer: oneshot::Sender<Health>,
+    },
     Leave,
 }
 

@@ -10,6 +10,7 @@ use tenure_core::epoch::Epoch;
 use tenure_core::key::{LockKey, RoleName};
 use tenure_core::lifecycle::{LockState, Notice};
 use tenure_core::protocol::RegisterRefusal;
+use tokio::sync::oneshot;
 
 use super::RoleHealth;
 use super::command::Answer;
@@ -24,6 +25,8 @@ struct Role {
     publisher: Arc<Publisher>,
     /// Callers of `start` that wait for the registration.
     starts: Vec<Answer>,
+    /// Callers of `shutdown` that wait for the stop. A later start may follow it at once, so the state would not do.
+    stops: Vec<oneshot::Sender<()>>,
     /// When the term began that goes on.
     led_since: Option<Tick>,
     /// The attempts to lead since the last term.
@@ -52,8 +55,14 @@ impl Role {
 impl Roles {
     pub(super) fn add(&mut self, publisher: Arc<Publisher>) {
         metrics::role_added(&publisher.name);
-        let role =
-            Role { starts: Vec::new(), led_since: None, attempts: 0, obstacle: None, publisher };
+        let role = Role {
+            starts: Vec::new(),
+            stops: Vec::new(),
+            led_since: None,
+            attempts: 0,
+            obstacle: None,
+            publisher,
+        };
         self.0.insert(role.publisher.name.clone(), Box::new(role));
     }
 
@@ -62,6 +71,16 @@ impl Roles {
         match self.0.get_mut(role) {
             Some(role) => role.starts.push(answer),
             None => drop(answer.send(Err(TenureError::Stopped))),
+        }
+    }
+
+    /// The answer comes when the role has stopped, and its handles see it: a role that the engine has stopped may
+    /// not have been told of yet.
+    pub(super) fn await_stop(&mut self, role: &RoleName, stopped: bool, done: oneshot::Sender<()>) {
+        if let Some(role) = self.0.get_mut(role)
+            && !(stopped && role.publisher.view().state == LockState::Stopped)
+        {
+            role.stops.push(done);
         }
     }
 
@@ -111,15 +130,19 @@ impl Roles {
             Notice::Late { .. } | Notice::Well { .. } | Notice::Recovered { .. } => {}
             Notice::StateChange { .. } | Notice::AcquireFailed { .. } | Notice::Error(_) => {}
         }
-        let Role { publisher, attempts, .. } = &mut **role;
+        let Role { publisher, attempts, stops, .. } = &mut **role;
         metrics::notice(name, member, publisher.key, epoch, *attempts, &notice, logged);
         if matches!(notice, Notice::Acquired { .. }) {
             *attempts = 0;
         }
-        if matches!(notice, Notice::Stopped) {
+        let has_stopped = matches!(notice, Notice::Stopped);
+        if has_stopped {
             publisher.set_leading(None);
         }
         publisher.publish(notice, now);
+        if has_stopped {
+            std::mem::take(stops).into_iter().for_each(|done| drop(done.send(())));
+        }
     }
 
     pub(super) fn gate(&mut self, name: &RoleName, epoch: Option<Epoch>) {

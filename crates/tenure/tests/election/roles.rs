@@ -463,6 +463,28 @@ async fn concurrent_and_repeated_calls_do_no_harm() {
     assert_eq!(advisory_locks(&database).await, "0");
 }
 
+/// On one thread the start is carried out before the caller of `shutdown` runs again: the state it waits for has come
+/// and gone.
+#[tokio::test]
+async fn a_shutdown_ends_although_a_start_follows_it_at_once() {
+    let database = database().await;
+    let (member, lock) = leader(&database, "r").await;
+    for _ in 0..3 {
+        let (stopped, started) = tokio::join!(lock.shutdown(Some(Duration::from_secs(5))), async {
+            // Not before the stop has begun: a start of a role that leads does nothing.
+            lock.changes().wait_for(|change| !change.is_leader).await.unwrap();
+            while lock.state() != LockState::Stopped {
+                tokio::task::yield_now().await;
+            }
+            lock.start().await
+        });
+        stopped.expect("the stop was carried out");
+        started.unwrap();
+        leads(&lock).await;
+    }
+    gone(member).await;
+}
+
 #[tokio::test]
 async fn health_tells_role_epoch_and_the_age_of_the_heartbeat() {
     let database = database().await;
