@@ -6,6 +6,7 @@ mod work;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use tenure_core::clock::Tick;
 use tenure_core::epoch::Epoch;
 use tenure_core::gate::{Act, LeaderGate, LeaderToken, NotLeader};
@@ -139,9 +140,10 @@ impl LeaderLock {
             return Ok(());
         }
         self.publisher.stop_was_asked();
+        // Answered or dropped: either way the role is stopped.
+        let stopped = stopped.map(drop);
         match within {
-            // Answered or dropped: either way the role is stopped.
-            None => drop(stopped.await),
+            None => stopped.await,
             Some(limit) => {
                 let done = timeout(limit, stopped).await;
                 done.map_err(|_| TenureError::Timeout { what: "the shutdown", limit })?;

@@ -141,7 +141,9 @@ impl Roles {
         }
         publisher.publish(notice, now);
         if has_stopped {
-            std::mem::take(stops).into_iter().for_each(|done| drop(done.send(())));
+            for waiting in std::mem::take(stops) {
+                let _ = waiting.send(());
+            }
         }
     }
 
