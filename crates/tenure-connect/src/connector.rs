@@ -2,11 +2,12 @@
 //!
 //! A [`Connector`] tries the servers of a [`Dsn`] in order and returns the first session of the
 //! wanted kind. *Everything* counts against the one deadline: name look-up, TCP, TLS, login and
-//! the check of `target_session_attrs`. Each server gets an equal share of what is left, so that
-//! a first server that accepts and says nothing cannot use up the second one's time.
+//! the check of `target_session_attrs`. A server that says nothing for a quarter of a second (it is frozen, or
+//! cut off) is waited for beside the next one: it must not hold up a failover.
 //!
 //! | what happens | what follows |
 //! |---|---|
+//! | no answer for a while | the next server is tried too |
 //! | no answer, refused, name unknown, TLS fails, "starting up", wrong kind | the next address, then the next server |
 //! | login refused | the end (as in libpq: a wrong password is wrong everywhere, and retries lock accounts) |
 //! | deadline | the end, naming the server that was waited for |
@@ -15,6 +16,7 @@
 //! It guarantees that a session it returns was verified as [`crate::tls`] says. It does not
 //! retry, does not pool, and does not look whether the server can hold an election (preflight does).
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::io;
@@ -26,9 +28,11 @@ use std::sync::{Arc, Once};
 use std::task::Poll;
 use std::time::Duration;
 
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, StreamExt as _};
 use rand::seq::SliceRandom;
 use socket2::{SockRef, TcpKeepalive};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_postgres::SimpleQueryMessage;
 use tokio_postgres::config::{self as driver, SslNegotiation};
 use tokio_postgres::tls::MakeTlsConnect;
@@ -39,6 +43,9 @@ use crate::dsn::{ChannelBinding, Dsn, Host, SslMode, TargetSessionAttrs};
 use crate::error::whole_millis;
 use crate::socket::Socket;
 use crate::tls::{Tls, TlsError, TlsOptions, Verify};
+
+/// How long a server may be silent before the next one is tried beside it.
+const HEAD_START: Duration = Duration::from_millis(250);
 
 /// The driver's half of a session: nothing happens unless its owner polls it.
 ///
@@ -236,23 +243,53 @@ impl Connector {
             ref target => std::slice::from_ref(target),
         };
         let hosts = self.hosts();
-        let mut turns = passes.len() * hosts.len();
         let mut failures = Vec::new();
-        for wanted in passes {
-            for host in &hosts {
-                let share = share(until, turns);
-                turns -= 1;
-                match self.connect_host(host, application_name, *wanted, share, &mut failures).await
-                {
-                    Ok(session) => return Ok(session),
-                    Err(Stop::Here(error)) => return Err(error),
-                    Err(Stop::Next) => {}
-                }
+        for (at, wanted) in passes.iter().enumerate() {
+            let until = share(until, passes.len() - at);
+            match self.connect_any(&hosts, application_name, *wanted, until).await {
+                Ok(session) => return Ok(session),
+                Err(Stop::Here(error)) => return Err(error),
+                Err(Stop::Next(more)) => failures.extend(more),
             }
         }
         match failures.len() {
             1 => Err(failures.swap_remove(0)),
             _ => Err(ConnectError::Several(failures)),
+        }
+    }
+
+    /// Tries the servers in order: each when the one before it has failed, or has had its head start.
+    async fn connect_any(
+        &self,
+        hosts: &[&Host],
+        application_name: &str,
+        wanted: TargetSessionAttrs,
+        until: Instant,
+    ) -> Result<Session, Stop> {
+        let equal = share(until, hosts.len()).saturating_duration_since(Instant::now());
+        let head_start = equal.min(HEAD_START);
+        let mut left = hosts.iter().enumerate();
+        let mut tried = FuturesUnordered::new();
+        let mut failures = BTreeMap::new();
+        loop {
+            if let Some((at, host)) = left.next() {
+                let session = self.connect_host(host, application_name, wanted, until);
+                tried.push(session.map(move |session| (at, session)));
+            }
+            // Cancel-safe: what is tried stays in the list.
+            let done = match left.len() {
+                0 => tried.next().await,
+                _ => timeout(head_start, tried.next()).await.unwrap_or_default(),
+            };
+            match done {
+                Some((_, Ok(session))) => return Ok(session),
+                Some((_, Err(Stop::Here(error)))) => return Err(Stop::Here(error)),
+                Some((at, Err(Stop::Next(more)))) => drop(failures.insert(at, more)),
+                None if left.len() == 0 => {
+                    return Err(Stop::Next(failures.into_values().flatten().collect()));
+                }
+                None => {}
+            }
         }
     }
 
@@ -263,15 +300,10 @@ impl Connector {
         application_name: &str,
         wanted: TargetSessionAttrs,
         until: Instant,
-        failures: &mut Vec<ConnectError>,
     ) -> Result<Session, Stop> {
-        let addresses = match self.addresses(host, until).await {
-            Ok(addresses) => addresses,
-            Err(error) => {
-                failures.push(error);
-                return Err(Stop::Next);
-            }
-        };
+        let addresses =
+            self.addresses(host, until).await.map_err(|error| Stop::Next(vec![error]))?;
+        let mut failures = Vec::new();
         let count = addresses.len();
         for (at, address) in addresses.into_iter().enumerate() {
             let mut until = share(until, count - at);
@@ -284,7 +316,7 @@ impl Connector {
                 Err(error) => failures.push(error),
             }
         }
-        Err(Stop::Next)
+        Err(Stop::Next(failures))
     }
 
     /// The addresses of a server; one `None` for a Unix socket.
@@ -515,7 +547,7 @@ struct Plan {
 
 /// What a server's failure means for the others.
 enum Stop {
-    Next,
+    Next(Vec<ConnectError>),
     Here(ConnectError),
 }
 

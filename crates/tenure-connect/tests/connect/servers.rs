@@ -50,14 +50,15 @@ async fn a_server_that_accepts_and_says_nothing_ends_at_the_deadline() {
 }
 
 #[tokio::test]
-async fn a_silent_first_server_leaves_time_for_the_second() {
+async fn a_silent_first_server_does_not_hold_up_the_second() {
     let (_listener, silent) = silent().await;
     let cluster = shared_cluster().await;
     let dsn = format!("host=127.0.0.1,127.0.0.1 port={silent},{} user=postgres", cluster.port());
     let begun = Instant::now();
-    let session = connect(&dsn, Duration::from_secs(2)).await.unwrap();
+    let session = connect(&dsn, LONG).await.unwrap();
     assert_eq!(session.host.port, cluster.port());
-    assert!(begun.elapsed() >= Duration::from_millis(900));
+    // An equal share of the time would be the half.
+    assert!(begun.elapsed() < LONG / 4, "{:?}", begun.elapsed());
 }
 
 #[tokio::test]
