@@ -55,6 +55,8 @@ return case when pair then pg_advisory_unlock((k >> 32)::integer, (k << 32 >> 32
             else pg_advisory_unlock(k) end;
 
 -- One role of a claim, as it is asked for.
+create type tenure.candidacy as (role text, key bigint, pair boolean, policy text, priority integer,
+                                 ready boolean, observer boolean, withdraw boolean);
 create type tenure.ask as (role text, key bigint, pair boolean, seen bigint, keep bigint,
                            insist boolean);
 
@@ -204,29 +206,31 @@ declare
     -- New on the line of history on which the schema was born: no member ever led it.
     fresh text := (select m.incarnation from tenure.origin
                    where lineage = tenure.lineage_of(m.incarnation));
-    -- Tenure never uses more than a quarter of the lock table. Only a candidate can hold a role's lock, and
-    -- no observer.
-    known bigint := (select count(*) from (select distinct role from tenure.candidate
-                                           where not observer) c);
-    over  text[];
+    -- Read once: there may be a thousand.
+    asked tenure.candidacy[] :=
+        array(select x from jsonb_populate_recordset(null::tenure.candidacy, p_roles) x);
+    -- Tenure never uses more than a quarter of the lock table.
+    over  text[] := '{}';
     room  bigint := current_setting('max_locks_per_transaction')::bigint / 4.0
         * (current_setting('max_connections')::bigint
            + current_setting('max_prepared_transactions')::bigint);
 begin
     -- Lowering a role's lease must see every registration: see tenure.lower_lease().
     perform pg_advisory_xact_lock_shared(tenure.lease_key());
-    delete from tenure.candidate c using jsonb_to_recordset(p_roles) as x(role text, withdraw boolean)
+    delete from tenure.candidate c using unnest(asked) x
         where x.withdraw and c.member = me and c.role = x.role;
-    p_roles := (select coalesce(jsonb_agg(x), '[]') from jsonb_array_elements(p_roles) x
-                where (x->'withdraw') is distinct from 'true');
-    over := array(select x.role
-        from jsonb_to_recordset(p_roles) as x(role text, key bigint, pair boolean, observer boolean)
-        where not x.observer
-          and not exists (select from tenure.candidate c where c.role = x.role and not c.observer)
-        order by x.pair, x.key offset greatest(room - known, 0));
+    asked := array(select x from unnest(asked) x where x.withdraw is not true);
+    -- Only a candidate can hold a role's lock, and no observer. The roles are counted when it matters.
+    if (select count(*) from tenure.candidate where not observer) + cardinality(asked) > room then
+        over := array(select x.role from unnest(asked) x
+            where not x.observer
+              and not exists (select from tenure.candidate c where c.role = x.role and not c.observer)
+            order by x.pair, x.key offset greatest(0, room
+                - (select count(distinct role) from tenure.candidate where not observer)));
+    end if;
     insert into tenure.role (name, key, pair, policy, lease_ms, paid_in, epoch, debtor, debtor_lease_ms)
         select x.role, x.key, x.pair, x.policy, m.lease_ms, fresh, 0, null, null
-        from jsonb_to_recordset(p_roles) as x(role text, key bigint, pair boolean, policy text)
+        from unnest(asked) x
         where x.role <> all (over)
           and not exists (select from tenure.role r where r.name = x.role)
           and not exists (select from tenure.term t where t.role = x.role)
@@ -235,7 +239,7 @@ begin
         -- It was led, and its row was deleted: by which member, and whether that still acts, is not known. Its
         -- lease is, if the role was forgotten in good order.
         select x.role, x.key, x.pair, x.policy, longest, null, greatest(led, t.epoch), '(unknown)', longest
-        from jsonb_to_recordset(p_roles) as x(role text, key bigint, pair boolean, policy text)
+        from unnest(asked) x
             left join tenure.tombstone t on t.role = x.role
             cross join lateral (select max(e.epoch) as led from tenure.term e where e.role = x.role) e
             cross join lateral (select greatest(m.lease_ms, case when led is null then t.lease_ms
@@ -246,7 +250,7 @@ begin
         order by 3, 2
         on conflict do nothing;
     -- Raised before it is used: successors wait at least this long.
-    low := array(select r.name from jsonb_to_recordset(p_roles) as x(role text)
+    low := array(select r.name from unnest(asked) x
                  join tenure.role r on r.name = x.role where r.lease_ms < m.lease_ms);
     if low <> '{}' then
         update tenure.role set lease_ms = m.lease_ms
@@ -256,10 +260,10 @@ begin
     insert into tenure.event (role, member, kind, detail)
         select c.role, me, case when x.ready then 'ready' else 'not_ready' end,
                case when x.ready then 'the candidate may lead' else 'another candidate should lead' end
-        from jsonb_to_recordset(p_roles) as x(role text, ready boolean)
+        from unnest(asked) x
             join tenure.candidate c on c.member = me and c.role = x.role
         where c.ready <> x.ready;
-    with asked as materialized (
+    with judged as materialized (
         select x.*, case
             when r.name is null then coalesce(
                 (select jsonb_build_object('because', 'collision', 'with', name)
@@ -274,19 +278,18 @@ begin
                 jsonb_build_object('because', 'policy', 'known', r.policy)
             when r.lease_ms < m.lease_ms then
                 jsonb_build_object('because', 'blocked') end as why
-        from jsonb_to_recordset(p_roles) as x(role text, key bigint, pair boolean, policy text,
-                priority integer, ready boolean, observer boolean)
+        from unnest(asked) x
             left join tenure.role r on r.name = x.role
     ), candidates as (
         insert into tenure.candidate as c (role, member, priority, ready, observer)
-        select role, me, priority, ready, observer from asked where why is null
+        select role, me, priority, ready, observer from judged where why is null
         on conflict (role, member) do update set priority = excluded.priority,
             ready = excluded.ready, observer = excluded.observer
         where (c.priority, c.ready, c.observer)
               is distinct from (excluded.priority, excluded.ready, excluded.observer)
     )
     select coalesce(jsonb_agg(jsonb_build_object('role', role, 'refused', why)), '[]')
-        into out from asked;
+        into out from judged;
     return out;
 end $$;
 
