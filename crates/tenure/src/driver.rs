@@ -31,7 +31,7 @@ use crate::metrics;
 use crate::seat::Profile;
 use crate::sentinel::{DEATH, call_sign};
 
-pub(crate) use command::{Answer, Command, Handle};
+pub(crate) use command::{Answer, Command, Handle, Stopped};
 pub use command::{Health, RoleHealth};
 pub(crate) use database::{Blocked, Database, SentinelEvent, Taken, Watch};
 
@@ -379,17 +379,24 @@ impl<D: Database> Driver<D> {
             Command::Start { answer, .. } if self.engine.is_leaving() => {
                 drop(answer.send(Err(TenureError::Stopped)));
             }
-            Command::Start { role, answer } => {
+            Command::Start { role, answer, stopped } => {
+                // A stop before this start is told first: it is not the one that `stopped` waits for.
+                self.outputs(now);
                 match self.engine.state(&role) {
                     Some((LockState::Stopped, _)) => self.roles.await_registration(&role, answer),
                     Some(_) => drop(answer.send(Ok(()))),
                     None => drop(answer.send(Err(TenureError::Stopped))),
                 }
                 self.engine.input(&role, Input::Start, now);
+                if let Some(stopped) = stopped {
+                    self.roles.await_stop(&role, stopped);
+                }
             }
-            Command::Stop { role, done } => {
-                let stopped = matches!(self.engine.state(&role), Some((LockState::Stopped, _)));
-                self.roles.await_stop(&role, stopped, done);
+            Command::Stop { role, stopped } => {
+                self.outputs(now);
+                if !matches!(self.engine.state(&role), Some((LockState::Stopped, _))) {
+                    self.roles.await_stop(&role, stopped);
+                }
                 self.engine.input(&role, Input::StopRequested, now);
             }
             Command::StepDown { role, to, within } => {

@@ -16,7 +16,7 @@ use tenure_core::lifecycle::{LockState, LostReason, NotAcquired, Notice};
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::driver::{Answer, Command};
+use crate::driver::{Answer, Command, Handle, Stopped};
 use crate::error::TenureError;
 use crate::publisher::{Event, LeaderStateChanged, Publisher};
 pub use leader::Leader;
@@ -27,28 +27,24 @@ pub(crate) use leader::{LeaderSource, Observed, SideSession};
 #[derive(Clone)]
 pub struct LeaderLock {
     pub(crate) publisher: Arc<Publisher>,
-    pub(crate) commands: mpsc::UnboundedSender<Command>,
-    pub(crate) patience: Option<Duration>,
-    pub(crate) registration_wait: Duration,
-    pub(crate) lease: Duration,
-    pub(crate) observed: Arc<Observed>,
+    /// What all roles of the member have in common: there may be ten thousand.
+    pub(crate) member: Arc<Handle>,
 }
 
-/// Waits for so many answers to starts: the first refusal, or whether all came by then. A role without an answer
-/// takes part all the same.
+/// Waits until then for so many answers to starts; the first refusal is told at once. A role without an answer takes
+/// part all the same.
 pub(crate) async fn started(
     mut answers: mpsc::UnboundedReceiver<Result<(), TenureError>>,
     number: usize,
     deadline: Instant,
-) -> Result<bool, TenureError> {
-    let mut refused = Ok(());
+) -> Result<(), TenureError> {
     for _ in 0..number {
         match timeout_at(deadline, answers.recv()).await {
-            Ok(answer) => refused = refused.and(answer.unwrap_or(Err(TenureError::Stopped))),
-            Err(_) => return refused.map(|()| false),
+            Ok(answer) => answer.unwrap_or(Err(TenureError::Stopped))?,
+            Err(_) => break,
         }
     }
-    refused.map(|()| true)
+    Ok(())
 }
 
 impl std::fmt::Debug for LeaderLock {
@@ -73,7 +69,7 @@ impl LeaderLock {
 
     /// How long the gate stays open after the last successful heartbeat was sent.
     pub fn lease(&self) -> Duration {
-        self.lease
+        self.member.lease.lease()
     }
 
     /// The member that this handle belongs to.
@@ -106,19 +102,23 @@ impl LeaderLock {
     /// [`TenureError::Registration`] if the database knows the role otherwise,
     /// [`TenureError::Stopped`] if the member was shut down.
     pub async fn start(&self) -> Result<(), TenureError> {
-        self.join().await.map(drop)
+        self.join(None).await
     }
 
-    /// As [`LeaderLock::start`]; says whether the member has answered.
-    async fn join(&self) -> Result<bool, TenureError> {
+    /// As [`LeaderLock::start`]; `stopped` tells of the first stop after it.
+    async fn join(&self, stopped: Option<Stopped>) -> Result<(), TenureError> {
         let (answer, answers) = mpsc::unbounded_channel();
-        self.ask_to_start(answer)?;
-        started(answers, 1, Instant::now() + self.registration_wait).await
+        self.ask_to_start(answer, stopped)?;
+        started(answers, 1, Instant::now() + self.member.registration_wait()).await
     }
 
     /// Tells the driver to take part; its answer is waited for separately.
-    pub(crate) fn ask_to_start(&self, answer: Answer) -> Result<(), TenureError> {
-        self.send(Command::Start { role: self.publisher.name.clone(), answer })
+    pub(crate) fn ask_to_start(
+        &self,
+        answer: Answer,
+        stopped: Option<Stopped>,
+    ) -> Result<(), TenureError> {
+        self.send(Command::Start { role: self.publisher.name.clone(), answer, stopped })
     }
 
     /// Why the database refused this role's last registration, if it did. A registration is renewed with
@@ -135,13 +135,12 @@ impl LeaderLock {
     /// # Errors
     /// [`TenureError::Timeout`] if that took longer than `within`; it goes on in the background.
     pub async fn shutdown(&self, within: Option<Duration>) -> Result<(), TenureError> {
-        let (done, stopped) = oneshot::channel();
-        if self.send(Command::Stop { role: self.publisher.name.clone(), done }).is_err() {
+        let (stopped, told) = oneshot::channel();
+        if self.send(Command::Stop { role: self.publisher.name.clone(), stopped }).is_err() {
             return Ok(());
         }
-        self.publisher.stop_was_asked();
         // Answered or dropped: either way the role is stopped.
-        let stopped = stopped.map(drop);
+        let stopped = told.map(drop);
         match within {
             None => stopped.await,
             Some(limit) => {
@@ -176,7 +175,7 @@ impl LeaderLock {
         &self,
         within: Option<Duration>,
     ) -> Result<LeaderToken, TenureError> {
-        match within.or(self.patience) {
+        match within.or(self.member.patience) {
             None => self.opened(None).await,
             Some(limit) => {
                 let what = "waiting for leadership";
@@ -350,6 +349,6 @@ impl LeaderLock {
     }
 
     fn send(&self, command: Command) -> Result<(), TenureError> {
-        self.commands.send(command).map_err(|_| TenureError::Stopped)
+        self.member.send(command)
     }
 }

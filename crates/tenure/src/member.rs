@@ -30,7 +30,7 @@ const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 /// its locks are dropped the same happens in the background, as far as the runtime lives.
 pub struct Member {
     config: Config,
-    handle: Handle,
+    handle: Arc<Handle>,
     task: JoinHandle<()>,
     locks: std::sync::Mutex<Locks>,
 }
@@ -129,7 +129,7 @@ impl Member {
         let driver = Driver::new(database, profile, clock.clone(), engine, reconnect, inbox);
         let task = tokio::spawn(driver.run());
         let roles = config.roles().to_vec();
-        let handle = Handle {
+        let handle = Arc::new(Handle {
             commands,
             clock,
             identity,
@@ -138,7 +138,7 @@ impl Member {
             enabled: config.is_enabled(),
             patience: config.acquire_timeout(),
             observed: Observed::new(Arc::new(side), lease),
-        };
+        });
         let member = Member { config, handle, task, locks: std::sync::Mutex::default() };
         for role in &roles {
             member.add(role)?;
@@ -227,13 +227,13 @@ impl Member {
         let number = {
             let locks = self.locks.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             for lock in &locks.all {
-                lock.ask_to_start(answer.clone())?;
+                lock.ask_to_start(answer.clone(), None)?;
             }
             locks.all.len()
         };
         // The driver has the other ones: their end is its end.
         drop(answer);
-        started(answers, number, deadline).await.map(drop)
+        started(answers, number, deadline).await
     }
 
     /// How the member and its roles are, without asking the database. Cancel-safe.

@@ -136,7 +136,7 @@ impl MemoryGroup {
         self.drivers().insert(name, tokio::spawn(driver.run()));
         let retry = Arc::new(ExponentialBackoff::default());
         let observed = Observed::new(self.shared.clone(), lease);
-        let handle = Handle {
+        let handle = Arc::new(Handle {
             commands,
             clock,
             identity,
@@ -145,7 +145,7 @@ impl MemoryGroup {
             enabled: true,
             patience: None,
             observed,
-        };
+        });
         handle.add(&role)
     }
 

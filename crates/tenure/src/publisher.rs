@@ -1,7 +1,6 @@
 //! What the driver publishes of a role: its state, its events, its callbacks.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use tenure_core::clock::Tick;
@@ -68,8 +67,6 @@ pub(crate) struct Publisher {
     view: Mutex<RoleView>,
     /// Wakes the tasks that wait for another view, or for a gate that opens.
     changed: Notify,
-    /// How often a stop was asked for: also one that finds the role stopped, as before its first registration.
-    stops: AtomicU64,
     leading: OnceLock<watch::Sender<LeaderStateChanged>>,
     deadline: OnceLock<watch::Sender<Option<Tick>>>,
     events: OnceLock<broadcast::Sender<Event>>,
@@ -98,7 +95,6 @@ impl Publisher {
                 leading: LeaderStateChanged::new(false, None),
             }),
             changed: Notify::new(),
-            stops: AtomicU64::new(0),
             leading: OnceLock::new(),
             deadline: OnceLock::new(),
             events: OnceLock::new(),
@@ -110,15 +106,6 @@ impl Publisher {
 
     pub(crate) fn view(&self) -> RoleView {
         *self.view.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn stops(&self) -> u64 {
-        self.stops.load(Ordering::SeqCst)
-    }
-
-    pub(crate) fn stop_was_asked(&self) {
-        self.stops.fetch_add(1, Ordering::SeqCst);
-        self.changed.notify_waiters();
     }
 
     /// Ends with the next change of the view or of the gate's deadline after this call, not after the

@@ -24,30 +24,17 @@ use crate::publisher::Publisher;
 /// the roles.
 pub(crate) type Answer = mpsc::UnboundedSender<Result<(), TenureError>>;
 
+/// Answered, or dropped, when the role has stopped. A state that is looked at would not do: a start may follow the stop
+/// before the task that waits has looked.
+pub(crate) type Stopped = oneshot::Sender<()>;
+
 pub(crate) enum Command {
     Add(Box<NewRole>),
-    Start {
-        role: RoleName,
-        answer: Answer,
-    },
-    /// `done` is answered, or dropped with the driver, when the role has stopped.
-    Stop {
-        role: RoleName,
-        done: oneshot::Sender<()>,
-    },
-    StepDown {
-        role: RoleName,
-        to: Option<String>,
-        within: Option<Duration>,
-    },
-    Candidacy {
-        role: RoleName,
-        ready: Option<bool>,
-        priority: Option<i32>,
-    },
-    Health {
-        answer: oneshot::Sender<Health>,
-    },
+    Start { role: RoleName, answer: Answer, stopped: Option<Stopped> },
+    Stop { role: RoleName, stopped: Stopped },
+    StepDown { role: RoleName, to: Option<String>, within: Option<Duration> },
+    Candidacy { role: RoleName, ready: Option<bool>, priority: Option<i32> },
+    Health { answer: oneshot::Sender<Health> },
     Leave,
 }
 
@@ -75,7 +62,7 @@ pub(crate) struct Handle {
 
 impl Handle {
     /// Hands a role to the driver, not started yet.
-    pub(crate) fn add(&self, role: &RoleConfig) -> Result<LeaderLock, TenureError> {
+    pub(crate) fn add(self: &Arc<Self>, role: &RoleConfig) -> Result<LeaderLock, TenureError> {
         let name = role.name().clone();
         let refused: OnRefusal = Box::new(move || metrics::act_refused(&name));
         let (keeper, gate) =
@@ -104,14 +91,7 @@ impl Handle {
             keeper,
             publisher: publisher.clone(),
         })))?;
-        Ok(LeaderLock {
-            publisher,
-            commands: self.commands.clone(),
-            patience: self.patience,
-            registration_wait: self.registration_wait(),
-            lease: self.lease.lease(),
-            observed: self.observed.clone(),
-        })
+        Ok(LeaderLock { publisher, member: self.clone() })
     }
 
     /// How long a start waits for the database's answer before it goes on without.

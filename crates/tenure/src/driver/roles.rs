@@ -10,10 +10,9 @@ use tenure_core::epoch::Epoch;
 use tenure_core::key::{LockKey, RoleName};
 use tenure_core::lifecycle::{LockState, Notice};
 use tenure_core::protocol::RegisterRefusal;
-use tokio::sync::oneshot;
 
 use super::RoleHealth;
-use super::command::Answer;
+use super::command::{Answer, Stopped};
 use crate::error::TenureError;
 use crate::metrics;
 use crate::publisher::Publisher;
@@ -25,8 +24,8 @@ struct Role {
     publisher: Arc<Publisher>,
     /// Callers of `start` that wait for the registration.
     starts: Vec<Answer>,
-    /// Callers of `shutdown` that wait for the stop. A later start may follow it at once, so the state would not do.
-    stops: Vec<oneshot::Sender<()>>,
+    /// Callers of `shutdown` and of `while_leading` that wait for the next stop.
+    stops: Vec<Stopped>,
     /// When the term began that goes on.
     led_since: Option<Tick>,
     /// The attempts to lead since the last term.
@@ -74,13 +73,12 @@ impl Roles {
         }
     }
 
-    /// The answer comes when the role has stopped, and its handles see it: a role that the engine has stopped may
-    /// not have been told of yet.
-    pub(super) fn await_stop(&mut self, role: &RoleName, stopped: bool, done: oneshot::Sender<()>) {
-        if let Some(role) = self.0.get_mut(role)
-            && !(stopped && role.publisher.view().state == LockState::Stopped)
-        {
-            role.stops.push(done);
+    /// The answer comes when the role has stopped, and its handles see it.
+    pub(super) fn await_stop(&mut self, role: &RoleName, stopped: Stopped) {
+        if let Some(role) = self.0.get_mut(role) {
+            // Callers may have gone: one that begins its work anew for every term must not fill the list.
+            role.stops.retain(|waiting| !waiting.is_closed());
+            role.stops.push(stopped);
         }
     }
 
@@ -130,7 +128,7 @@ impl Roles {
             Notice::Late { .. } | Notice::Well { .. } | Notice::Recovered { .. } => {}
             Notice::StateChange { .. } | Notice::AcquireFailed { .. } | Notice::Error(_) => {}
         }
-        let Role { publisher, attempts, stops, .. } = &mut **role;
+        let Role { publisher, attempts, starts, stops, .. } = &mut **role;
         metrics::notice(name, member, publisher.key, epoch, *attempts, &notice, logged);
         if matches!(notice, Notice::Acquired { .. }) {
             *attempts = 0;
@@ -143,6 +141,10 @@ impl Roles {
         if has_stopped {
             for waiting in std::mem::take(stops) {
                 let _ = waiting.send(());
+            }
+            // A registration that did not come to its answer never will.
+            for waiting in std::mem::take(starts) {
+                let _ = waiting.send(Err(TenureError::Stopped));
             }
         }
     }

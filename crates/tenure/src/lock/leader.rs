@@ -226,7 +226,7 @@ impl LeaderLock {
     /// # Errors
     /// If the database cannot be asked.
     pub async fn leader(&self) -> Result<Option<Leader>, TenureError> {
-        self.observed.leader(&self.publisher.name).await
+        self.member.observed.leader(&self.publisher.name).await
     }
 
     /// Which member leads the role, as that changes. None: no member does, or the database has not
@@ -236,7 +236,7 @@ impl LeaderLock {
     /// there are receivers, the member has one session and sends one statement a heartbeat more,
     /// whatever the number of observed roles.
     pub fn observe(&self) -> watch::Receiver<Option<Leader>> {
-        self.observed.observe(&self.publisher.name, self.commands.downgrade())
+        self.member.observed.observe(&self.publisher.name, self.member.commands.downgrade())
     }
 }
 

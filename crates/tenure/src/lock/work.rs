@@ -8,12 +8,11 @@ use std::time::Duration;
 
 use tenure_core::epoch::Epoch;
 use tenure_core::gate::{Act, LeaderToken};
-use tenure_core::lifecycle::LockState;
+use tokio::sync::oneshot;
 use tokio::time::sleep;
 
 use super::LeaderLock;
 use crate::error::TenureError;
-use crate::publisher::RoleView;
 
 /// The gate is looked at this often although nothing wakes the task: the runtime's timers do not
 /// count the time that the machine was suspended.
@@ -73,15 +72,14 @@ impl LeaderLock {
         W: FnMut(LeaderToken) -> F,
         F: Future<Output = ()>,
     {
-        let stops = self.publisher.stops();
-        if !self.join().await? && !self.has_begun(stops).await {
-            return Ok(());
-        }
+        let (stopped, mut told) = oneshot::channel();
+        self.join(Some(stopped)).await?;
         let mut finished = None;
         loop {
             let token = tokio::select! {
                 biased;
-                () = self.stopped() => return Ok(()),
+                // Told, or dropped with the driver.
+                _ = &mut told => return Ok(()),
                 // Both branches are cancel-safe: they only look.
                 opened = self.opened(finished) => match opened {
                     Ok(token) => token,
@@ -152,27 +150,8 @@ impl LeaderLock {
             }
             tokio::select! {
                 () = changed => {}
-                () = self.commands.closed() => return Err(TenureError::Stopped),
+                () = self.member.commands.closed() => return Err(TenureError::Stopped),
             }
-        }
-    }
-
-    /// Waits until the role has left STOPPED; false if it was told to stop since `stops` were counted, or if the
-    /// member is gone.
-    async fn has_begun(&self, stops: u64) -> bool {
-        let begun = |view: RoleView| view.state != LockState::Stopped;
-        tokio::select! {
-            () = self.publisher.until(|view| begun(view) || self.publisher.stops() != stops) => {
-                begun(self.publisher.view())
-            }
-            () = self.commands.closed() => false,
-        }
-    }
-
-    async fn stopped(&self) {
-        tokio::select! {
-            () = self.publisher.until(|view| view.state == LockState::Stopped) => {}
-            () = self.commands.closed() => {}
         }
     }
 }
@@ -188,12 +167,13 @@ mod tests {
     use tenure_core::gate::{GateKeeper, LeaderGate};
     use tenure_core::identity::Identity;
     use tenure_core::key::RoleName;
-    use tenure_core::lease::Lease;
-    use tenure_core::lifecycle::Notice;
+    use tenure_core::lease::{Lease, LeaseSpec};
+    use tenure_core::retry::ExponentialBackoff;
     use tokio::sync::mpsc;
     use tokio::time::timeout;
 
     use super::*;
+    use crate::driver::{Command, Handle};
     use crate::lock::{Leader, LeaderSource, Observed};
     use crate::publisher::Publisher;
 
@@ -210,7 +190,7 @@ mod tests {
 
     fn unattended() -> Unattended {
         let identity = Identity::generate("test").expect("a name");
-        let (mut keeper, gate) = LeaderGate::pair(Arc::new(BootClock), identity);
+        let (mut keeper, gate) = LeaderGate::pair(Arc::new(BootClock), identity.clone());
         let deadline = BootClock.now() + LEASE;
         assert!(keeper.open(Epoch(7), deadline));
         let name = RoleName::new("r").expect("a name");
@@ -218,10 +198,24 @@ mod tests {
         let publisher = Publisher::new(name, key, gate);
         publisher.set_leading(Some(Epoch(7)));
         let (commands, inbox) = mpsc::unbounded_channel();
-        let registration_wait = Duration::from_millis(1);
-        let observed = Observed::new(Arc::new(NoLeaders), Lease::default());
-        let (patience, lease) = (None, LEASE);
-        let lock = LeaderLock { publisher, commands, patience, registration_wait, lease, observed };
+        let short = LeaseSpec {
+            heartbeat: Some(LEASE / 5),
+            lease: Some(LEASE),
+            statement_deadline: Some(LEASE / 20),
+            ..LeaseSpec::default()
+        };
+        let lease = short.resolve().expect("a lease");
+        let member = Arc::new(Handle {
+            commands,
+            clock: Arc::new(BootClock),
+            identity,
+            lease,
+            retry: Arc::new(ExponentialBackoff::default()),
+            enabled: true,
+            patience: None,
+            observed: Observed::new(Arc::new(NoLeaders), Lease::default()),
+        });
+        let lock = LeaderLock { publisher, member };
         Unattended { lock, keeper, deadline, commands: inbox }
     }
 
@@ -281,16 +275,16 @@ mod tests {
     async fn a_role_that_is_stopped_before_it_began_ends_its_work() {
         let mut role = unattended();
         role.lock.publisher.set_leading(None);
-        role.lock.publisher.publish(
-            Notice::StateChange { from: LockState::Leader, to: LockState::Stopped },
-            BootClock.now(),
-        );
         let lock = role.lock.clone();
         let task =
             tokio::spawn(async move { lock.while_leading(|_| std::future::pending()).await });
-        // Kept: its answer never comes.
-        let _start = role.commands.recv().await.expect("it asks to start");
-        role.lock.shutdown(Some(PATIENCE)).await.expect("it is stopped");
+        // The answer to the start is kept: it never comes.
+        let Some(Command::Start { stopped: Some(stopped), answer: _answer, .. }) =
+            role.commands.recv().await
+        else {
+            panic!("it asks to start")
+        };
+        stopped.send(()).expect("it waits for the stop");
         timeout(PATIENCE, task).await.expect("it returns").expect("no panic").expect("no error");
     }
 

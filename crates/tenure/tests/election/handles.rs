@@ -77,10 +77,10 @@ async fn a_question_is_answered_although_the_kept_session_has_ended() {
     leader.wait_for(Option::is_some).await.expect("it is observed");
     for _ in 0..3 {
         let side = "select count(pg_terminate_backend(pid)) from pg_stat_activity \
-                    where application_name like 'tenure side %'";
+                    where application_name like 'tenure side %' and datname = current_database()";
         assert_eq!(one(&client, side).await, "1");
-        let left =
-            "select count(*) from pg_stat_activity where application_name like 'tenure side %'";
+        let left = "select count(*) from pg_stat_activity \
+                    where application_name like 'tenure side %' and datname = current_database()";
         until(&client, left, "0").await;
         let now = lock.leader().await.expect("an answer");
         assert_eq!(now.map(|now| now.identity).as_ref(), Some(lock.identity()));
