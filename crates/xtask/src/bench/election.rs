@@ -9,7 +9,8 @@
 //! | step-down | `hand_over` in the library | the successor's open gate |
 //! | program | SIGTERM of `tenure run` | the successor's event `acquired` |
 //! | with a child | the end of its child (`child_gone`) after SIGTERM of `tenure run -- CMD` | the successor's event `acquired` |
-//! | etcd | unlock of its lock service | the blocked lock of another client |
+//! | etcd | unlock of its lock service, over a connection that is kept | the blocked lock of another client |
+//! | etcdctl | SIGTERM of `etcdctl lock` | the key that another `etcdctl lock` prints |
 
 mod etcd;
 
@@ -50,6 +51,9 @@ pub(crate) struct BenchArgs {
     /// An etcd server program to compare with; without it that figure is left out
     #[arg(long)]
     etcd: Option<PathBuf>,
+    /// Its client program; without it that figure is left out
+    #[arg(long, requires = "etcd")]
+    etcdctl: Option<PathBuf>,
     /// What this process is, if it is one of the bench's own
     #[arg(long, hide = true)]
     part: Option<Part>,
@@ -127,7 +131,7 @@ async fn measure(args: &BenchArgs) -> anyhow::Result<()> {
 
         tokio::time::sleep(SETTLE).await;
         let begun = Instant::now();
-        programs.0.terminate()?;
+        terminate(&programs.0.child)?;
         programs.1.leads().await?;
         figures.program.push(begun.elapsed());
         programs.0.ended().await?;
@@ -135,7 +139,7 @@ async fn measure(args: &BenchArgs) -> anyhow::Result<()> {
         programs.1.follows().await?;
 
         tokio::time::sleep(SETTLE).await;
-        parents.0.terminate()?;
+        terminate(&parents.0.child)?;
         let (gone, led) = tokio::join!(parents.0.says("child_gone"), parents.1.leads());
         figures.child.push(led?.saturating_sub(gone?));
         parents.0.ended().await?;
@@ -144,6 +148,9 @@ async fn measure(args: &BenchArgs) -> anyhow::Result<()> {
 
         if let Some(etcd) = &mut etcd {
             figures.etcd.push(etcd.hand_over().await?);
+            if let Some(program) = &args.etcdctl {
+                figures.etcdctl.push(etcd.hand_over_of_programs(program).await?);
+            }
         }
     }
     figures.tell()
@@ -157,6 +164,7 @@ struct Figures {
     program: Vec<Duration>,
     child: Vec<Duration>,
     etcd: Vec<Duration>,
+    etcdctl: Vec<Duration>,
 }
 
 impl Figures {
@@ -181,8 +189,10 @@ impl Figures {
         let program = median("program", &mut self.program)?;
         let child = median("with a child", &mut self.child)?;
         let etcd = median("etcd", &mut self.etcd)?;
+        let etcdctl = median("etcdctl", &mut self.etcdctl)?;
         say(format!("crash / bare lock      {:.2}  (wanted: at most 2)", crash / bare))?;
         say(format!("step-down / etcd       {:.2}  (wanted: at most 0.3)", step_down / etcd))?;
+        say(format!("program / etcdctl      {:.2}", program / etcdctl))?;
         say(format!("program / step-down    {:.2}  (wanted: at most 2)", program / step_down))?;
         say(format!("with a child / step-down {:.2}  (wanted: at most 2)", child / step_down))
     }
@@ -259,6 +269,11 @@ async fn crash(heir: &LeaderLock, dsn: &str) -> anyhow::Result<Duration> {
     Ok(took)
 }
 
+fn terminate(child: &Child) -> anyhow::Result<()> {
+    let pid = rustix::process::Pid::from_raw(i32::try_from(child.id().context("it runs")?)?);
+    Ok(rustix::process::kill_process(pid.context("not 0")?, rustix::process::Signal::TERM)?)
+}
+
 /// `tenure run`, with or without a child.
 struct Run {
     child: Child,
@@ -320,12 +335,6 @@ impl Run {
         // Until its sentinel and its LISTEN are there.
         tokio::time::sleep(Duration::from_millis(500)).await;
         Ok(())
-    }
-
-    fn terminate(&self) -> anyhow::Result<()> {
-        let pid = self.child.id().context("it runs")?;
-        let pid = rustix::process::Pid::from_raw(i32::try_from(pid)?).context("not 0")?;
-        Ok(rustix::process::kill_process(pid, rustix::process::Signal::TERM)?)
     }
 
     async fn ended(&mut self) -> anyhow::Result<()> {

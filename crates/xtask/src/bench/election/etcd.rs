@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::net::TcpStream;
-use tokio::process::{Child, Command};
+use tokio::process::{Child, ChildStdout, Command};
 
 /// base64 of "bench".
 const NAME: &str = "YmVuY2g=";
@@ -19,6 +19,15 @@ pub(super) struct Etcd {
     /// The first one holds the lock, under this key.
     clients: (Client, Client),
     key: String,
+    address: String,
+    /// The `etcdctl lock` that holds another lock, once there was a round of them.
+    holder: Option<Process>,
+}
+
+/// An `etcdctl lock`.
+struct Process {
+    child: Child,
+    out: Lines<BufReader<ChildStdout>>,
 }
 
 /// One connection that is kept.
@@ -54,7 +63,32 @@ impl Etcd {
             }
         };
         let key = first.lock().await?;
-        Ok(Etcd { _server: server, _data: data, clients: (first, second), key })
+        let clients = (first, second);
+        Ok(Etcd { _server: server, _data: data, clients, key, address: client, holder: None })
+    }
+
+    /// A second `etcdctl lock` waits, and the first one is told to end.
+    pub(super) async fn hand_over_of_programs(
+        &mut self,
+        program: &Path,
+    ) -> anyhow::Result<Duration> {
+        let holder = match self.holder.take() {
+            Some(holder) => holder,
+            None => {
+                let mut first = Process::start(program, &self.address)?;
+                first.locked().await?;
+                first
+            }
+        };
+        let mut waits = Process::start(program, &self.address)?;
+        // It waits by then.
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let begun = Instant::now();
+        super::terminate(&holder.child)?;
+        waits.locked().await?;
+        let took = begun.elapsed();
+        self.holder = Some(waits);
+        Ok(took)
     }
 
     /// The second client waits for the lock, and the first one gives it back.
@@ -72,6 +106,25 @@ impl Etcd {
         self.key = key;
         std::mem::swap(&mut self.clients.0, &mut self.clients.1);
         Ok(end.saturating_duration_since(begun?))
+    }
+}
+
+impl Process {
+    fn start(program: &Path, address: &str) -> anyhow::Result<Self> {
+        let mut child = Command::new(program)
+            .args(["--endpoints", address, "lock", "programs"])
+            .env("ETCDCTL_API", "3")
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .with_context(|| format!("cannot run {}", program.display()))?;
+        let out = child.stdout.take().context("it is piped")?;
+        Ok(Process { child, out: BufReader::new(out).lines() })
+    }
+
+    async fn locked(&mut self) -> anyhow::Result<()> {
+        let key = tokio::time::timeout(super::PATIENCE, self.out.next_line()).await??;
+        key.map(drop).context("etcdctl ended without the lock")
     }
 }
 
