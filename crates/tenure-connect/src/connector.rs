@@ -268,11 +268,15 @@ impl Connector {
     ) -> Result<Session, Stop> {
         let equal = share(until, hosts.len()).saturating_duration_since(Instant::now());
         let head_start = equal.min(HEAD_START);
+        // A server that stays silent must not keep the attempt from its end, and the next one from its beginning,
+        // when all the others have answered.
+        let each = share(until, hosts.len().min(3)).saturating_duration_since(Instant::now());
         let mut left = hosts.iter().enumerate();
         let mut tried = FuturesUnordered::new();
         let mut failures = BTreeMap::new();
         loop {
             if let Some((at, host)) = left.next() {
+                let until = until.min(Instant::now() + each);
                 let session = self.connect_host(host, application_name, wanted, until);
                 tried.push(session.map(move |session| (at, session)));
             }

@@ -248,7 +248,8 @@ impl<D: Database> Driver<D> {
             None => {
                 let due = self.connecting.due_at().is_some_and(|at| at <= now);
                 if due && self.engine.wants_seat() {
-                    self.connecting.start(Box::pin(async move { database.take_seat().await }));
+                    let attempt = async move { database.take_seat().await };
+                    self.connecting.start(Box::pin(attempt), now);
                 }
             }
             Some(session) if !session.is_busy() => {

@@ -15,6 +15,8 @@ const LAST_PAUSE: Duration = Duration::from_secs(1);
 
 pub(super) struct Connecting<S> {
     attempt: Option<Boxed<Result<Taken<S>, TenureError>>>,
+    /// When the attempt began that has failed, or is under way.
+    started: Option<Tick>,
     strategy: Arc<dyn RetryStrategy>,
     retry_at: Tick,
     /// Attempts that failed, and seats that did not last, since the last one that did.
@@ -30,6 +32,7 @@ impl<S> Connecting<S> {
     pub(super) fn new(strategy: Arc<dyn RetryStrategy>) -> Self {
         Connecting {
             attempt: None,
+            started: None,
             strategy,
             retry_at: Tick::ZERO,
             failures: 0,
@@ -44,14 +47,16 @@ impl<S> Connecting<S> {
         self.attempt.is_none().then_some(self.retry_at)
     }
 
-    pub(super) fn start(&mut self, attempt: Boxed<Result<Taken<S>, TenureError>>) {
+    pub(super) fn start(&mut self, attempt: Boxed<Result<Taken<S>, TenureError>>, now: Tick) {
         self.attempt = Some(attempt);
+        self.started = Some(now);
     }
 
     /// The end of the attempt under way. Cancel-safe: it is kept and only borrowed here.
     pub(super) async fn next(&mut self) -> Result<Taken<S>, TenureError> {
         let taken = present(self.attempt.as_mut()).await;
         self.attempt = None;
+        self.started = self.started.filter(|_| taken.is_err());
         taken
     }
 
@@ -71,7 +76,8 @@ impl<S> Connecting<S> {
         let next = self.strategy.next_delay(&context, self.pause, rand::random());
         let pause = next.or(self.pause).unwrap_or(LAST_PAUSE);
         self.pause = Some(pause);
-        self.retry_at = now + pause;
+        // The pause is between the beginnings: the time for which an attempt waited for a silent server counts.
+        self.retry_at = now.max(self.started.take().unwrap_or(now) + pause);
     }
 
     /// The setup was refused: an operator has to change it first.
