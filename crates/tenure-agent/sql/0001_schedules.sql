@@ -90,10 +90,28 @@ begin
     return jsonb_build_object('now', tenure_agent.micros(clock_timestamp()));
 end $$;
 
+-- Whether a slot that this term runs, as its row says, may still be at work. A lost session is no proof that it is
+-- not: the gate and the work outlive it by up to a lease. Proof is
+--   * a role without a debt: that is cleared with nothing in flight;
+--   * a later term that acts: another member has waited for that, and the same member has long begun it;
+--   * a member that was silent for longer than its lease, by this server's clock: the role may have no candidate any
+--     more, and then no claimant waits for it.
+create function tenure_agent.may_run(p_role text, p_epoch bigint, p_member text) returns boolean
+language sql volatile
+begin atomic
+    select exists (select from tenure.role r where r.name = p_role and r.debtor is not null)
+       and exists (select from tenure.member m
+                       cross join lateral (select clock_timestamp() - m.lease_ms * interval '1.1 ms' as long_ago) l
+                   where m.identity = p_member and m.seen_at > l.long_ago
+                     and not exists (select from tenure.term t
+                                     where t.role = p_role and t.epoch > p_epoch and t.acting_at is not null
+                                       and (t.member <> p_member or t.acting_at < l.long_ago)));
+end;
+
 -- The leader's file decides: makes the role's schedules what it says, and answers with their state.
 -- A schedule that is new, or whose timing changed, begins now: a changed definition never fires the past.
 -- A schedule of another role stays that role's, and is left out of the answer, while a member acts in that role and
--- has it in its file, or runs a slot of it: a schedule that moves is never run by two terms at once.
+-- has it in its file, or may run a slot of it: a schedule that moves is never run by two terms at once.
 create function tenure_agent.define(p_role text, p_epoch bigint, p_schedules jsonb) returns jsonb
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
@@ -111,10 +129,12 @@ begin
                            then s.next_at else excluded.next_at end,
             removed_at = null
             where s.role = p_role
-               or not exists (select from tenure.role r join tenure.member m on m.identity = r.holder
-                              where r.name = s.role and r.debtor = r.holder and m.left_at is null)
-               or s.removed_at is not null and not exists (
-                      select from tenure_agent.slot o where o.schedule = s.name and o.state = 'running');
+               or (s.removed_at is not null
+                   or not exists (select from tenure.role r join tenure.member m on m.identity = r.holder
+                                  where r.name = s.role and r.debtor = r.holder and m.left_at is null))
+                  and not exists (select from tenure_agent.slot o
+                                  where o.schedule = s.name and o.state = 'running'
+                                    and tenure_agent.may_run(s.role, o.epoch, o.member));
     update tenure_agent.schedule s set removed_at = clock_timestamp(), next_at = null
         where s.role = p_role and s.removed_at is null
           and not exists (select from jsonb_array_elements(p_schedules) d where d->>'name' = s.name);
@@ -236,13 +256,17 @@ begin
     return jsonb_build_object('now', tenure_agent.micros(clock_timestamp()));
 end $$;
 
--- Records how a slot's attempt ended, and what becomes of the slot. An attempt that has ended stays as it is.
+-- Records how a slot's attempt ended, and what becomes of the slot. An attempt that has ended stays as it is; so does
+-- all of a schedule that is another role's by now, and a slot that has another attempt.
 create function tenure_agent.finish(p_role text, p_epoch bigint, p_member text, p_end jsonb) returns jsonb
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
     slot_at timestamptz := tenure_agent.instant((p_end->>'at')::bigint);
 begin
     perform tenure.fence(p_role, p_epoch);
+    if not exists (select from tenure_agent.schedule c where c.name = p_end->>'schedule' and c.role = p_role) then
+        return jsonb_build_object('now', tenure_agent.micros(clock_timestamp()));
+    end if;
     update tenure_agent.attempt a set ended_at = clock_timestamp(), how = p_end->>'how',
         code = (p_end->>'code')::integer, reason = p_end->>'reason', output = p_end->>'output'
         where a.schedule = p_end->>'schedule' and a.at = slot_at
@@ -251,7 +275,7 @@ begin
         retry_at = tenure_agent.instant((p_end->>'retry_at')::bigint),
         ended_at = case when p_end->>'state' in ('queued', 'waiting') then null else clock_timestamp() end
         where s.schedule = p_end->>'schedule' and s.at = slot_at
-          and s.state in ('queued', 'running', 'waiting');
+          and s.attempts = (p_end->>'attempt')::integer and s.state in ('queued', 'running', 'waiting');
     return jsonb_build_object('now', tenure_agent.micros(clock_timestamp()));
 end $$;
 

@@ -1,5 +1,6 @@
 //! What programs use of the agent, on a real server.
 
+mod moves;
 mod probes;
 mod schedules;
 mod shards;

@@ -1,0 +1,123 @@
+//! A schedule that moves from one role to another, as the tables decide it: terms and members written by hand.
+
+use tenure::Member;
+use tenure::config::Config;
+use tenure_agent::schema;
+use tenure_testkit::{Database, shared_cluster};
+use tokio_postgres::Client;
+
+/// The role `cron` is led by `one`, which runs a slot of `s` in epoch 3; `two` leads `batch` in epoch 1. Both have a
+/// lease of a minute.
+const GROUP: &str = "
+    insert into tenure.role (name, key, policy, lease_ms, epoch, holder, debtor)
+        values ('cron', 1, 'exclusive', 60000, 3, 'one', 'one'), ('batch', 2, 'exclusive', 60000, 1, 'two', 'two');
+    insert into tenure.member (identity, host, pid, backend_pid, backend_start, seat, key, lease_ms, incarnation)
+        select name, 'h', 1, 1, now(), '', 0, 60000, 'i' from unnest(array['one', 'two']) name;
+    insert into tenure.term (role, epoch, member, acting_at)
+        values ('cron', 3, 'one', now()), ('batch', 1, 'two', now());
+    insert into tenure_agent.schedule (name, role, timing, definition, digest, epoch, watermark)
+        values ('s', 'cron', '@every 1s', '{}', 'd', 3, now());
+    insert into tenure_agent.slot (schedule, at, state, attempts, epoch, member)
+        values ('s', to_timestamp(1000), 'running', 1, 3, 'one');
+    insert into tenure_agent.attempt (schedule, at, number, epoch, member)
+        values ('s', to_timestamp(1000), 1, 3, 'one');";
+/// As a sentinel records a death: the session is gone, and nothing is known of the process.
+const LOST: &str = "update tenure.member set left_at = now() where identity = 'one';";
+
+async fn group() -> (Database, Client) {
+    let database = shared_cluster().await.database().await.expect("a database");
+    let config = Config::builder().dsn(database.dsn()).build().expect("valid");
+    Member::start(config.clone())
+        .await
+        .expect("it starts")
+        .shutdown(None)
+        .await
+        .expect("it leaves");
+    schema::migrate(&config).await.expect("migrated");
+    let client = database.client().await.expect("a session");
+    client.batch_execute(GROUP).await.expect("a group");
+    (database, client)
+}
+
+async fn is(client: &Client, sql: &str) -> bool {
+    client.query_one(&format!("select ({sql})::boolean"), &[]).await.expect(sql).get(0)
+}
+
+/// Whether the leader of `batch` gets the schedule, with that having happened before; nothing of it stays.
+async fn moves(client: &Client, before: &str) -> bool {
+    client.batch_execute(&format!("begin; {before}")).await.expect(before);
+    let got = r#"tenure_agent.define('batch', 1, '[{"name": "s", "timing": "@every 1s", "definition": {},
+        "digest": "d"}]')->'schedules' ? 's'"#;
+    let got = is(client, got).await;
+    client.batch_execute("rollback").await.expect("as before");
+    got
+}
+
+#[tokio::test]
+async fn a_schedule_whose_run_may_go_on_after_a_lost_session_does_not_move() {
+    let (_database, client) = group().await;
+    assert!(!moves(&client, "").await, "a leader that acts has it");
+    assert!(!moves(&client, LOST).await, "the work outlives a lost session by up to a lease");
+    let let_go = "update tenure_agent.schedule set removed_at = now();";
+    assert!(!moves(&client, let_go).await, "it is out of its leader's file, and a run goes on");
+    assert!(!moves(&client, &format!("{LOST} {let_go}")).await);
+
+    let over = "update tenure_agent.slot set state = 'succeeded';";
+    assert!(moves(&client, &format!("{LOST} {over}")).await, "nothing runs");
+    assert!(moves(&client, &format!("{let_go} {over}")).await);
+    let silent = |ms: u32| {
+        format!(
+            "update tenure.member set seen_at = now() - {ms} * interval '1 ms' where identity = 'one';"
+        )
+    };
+    assert!(!moves(&client, &format!("{LOST} {}", silent(60_500))).await, "clocks differ a little");
+    assert!(moves(&client, &format!("{LOST} {}", silent(67_000))).await, "its lease is over");
+    let paid = "update tenure.role set debtor = null, holder = null where name = 'cron';";
+    assert!(moves(&client, &format!("{LOST} {paid}")).await, "released with nothing in flight");
+}
+
+#[tokio::test]
+async fn a_later_term_that_acts_lets_a_schedule_go_whose_run_it_waited_for() {
+    let (_database, client) = group().await;
+    let claimed = |member: &str, acting: &str| {
+        format!(
+            "{LOST} update tenure_agent.schedule set removed_at = now();
+             update tenure.role set epoch = 4, holder = '{member}', debtor = '{member}' where name = 'cron';
+             insert into tenure.term (role, epoch, member, acting_at) values ('cron', 4, '{member}', {acting});"
+        )
+    };
+    assert!(!moves(&client, &claimed("two", "null")).await, "it waits for the debt itself");
+    assert!(moves(&client, &claimed("two", "now()")).await);
+    // The same member need not wait for itself: its own work may go on for a lease.
+    assert!(!moves(&client, &claimed("one", "now()")).await);
+    assert!(moves(&client, &claimed("one", "now() - interval '67 s'")).await);
+}
+
+#[tokio::test]
+async fn an_end_that_is_told_after_a_move_or_for_an_earlier_attempt_changes_nothing() {
+    let (_database, client) = group().await;
+    let finish = |attempt: u32| {
+        format!(
+            r#"select tenure_agent.finish('cron', 3, 'one', '{{"schedule": "s", "at": 1000000000,
+                "attempt": {attempt}, "how": "succeeded", "state": "succeeded"}}')"#
+        )
+    };
+    let again = "update tenure_agent.attempt set ended_at = now(), how = 'interrupted';
+        update tenure_agent.slot set attempts = 2, epoch = 1, member = 'two';
+        insert into tenure_agent.attempt (schedule, at, number, epoch, member)
+            values ('s', to_timestamp(1000), 2, 1, 'two');";
+    let runs = "exists (select from tenure_agent.slot where state = 'running' and member = 'two')
+        and exists (select from tenure_agent.attempt where number = 2 and ended_at is null)";
+    // Another term tried it again: the late end of the first attempt is not that of the second.
+    client.batch_execute(&format!("begin; {again} {}", finish(1))).await.expect("told");
+    assert!(is(&client, runs).await, "the second attempt still runs");
+    client.batch_execute("rollback").await.expect("as before");
+    // It is the other role's now: this term has no say, whatever the attempt.
+    let moved = "update tenure_agent.schedule set role = 'batch';";
+    client.batch_execute(&format!("begin; {again} {moved} {}", finish(2))).await.expect("told");
+    assert!(is(&client, runs).await, "the other role's leader runs it");
+    client.batch_execute("rollback").await.expect("as before");
+    client.batch_execute(&finish(1)).await.expect("told");
+    let ended = "exists (select from tenure_agent.slot where state = 'succeeded')";
+    assert!(is(&client, ended).await, "its own end counts");
+}
