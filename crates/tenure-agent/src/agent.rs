@@ -12,7 +12,7 @@ use tenure::{LeaderLock, Member, Notice, TenureError};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{Semaphore, broadcast, watch};
 use tokio::task::{AbortHandle, JoinSet};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::alerts::{self, ALERTS, Setup};
 use crate::commander::{Commander, Commands};
@@ -77,22 +77,22 @@ impl Agent {
         let name = format!("tenure agent {}", member.identity());
         let store = Arc::new(Store::new(&config, &name)?);
         let mut tasks = JoinSet::new();
-        let (refused, acquired) = (watch::channel(None).0, watch::channel(0).0);
+        let (refused, led) = (watch::channel(None).0, watch::channel(0).0);
         let (jobs, scheduled) = watch::channel(Arc::new(plan.jobs.clone()));
         let locks = member.locks();
         tasks.spawn(forget(
             locks.clone(),
             store.clone(),
             scheduled.clone(),
-            acquired.subscribe(),
+            led.subscribe(),
             events.clone(),
         ));
         for lock in locks {
-            let (refused, acquired) = (refused.clone(), acquired.clone());
+            let (refused, led) = (refused.clone(), led.clone());
             let (store, events) = (store.clone(), events.clone());
-            tasks.spawn(relay(lock.events(), lock, store, events, refused, acquired));
+            tasks.spawn(relay(lock.events(), lock, store, events, refused, led));
         }
-        drop(acquired);
+        drop(led);
         for shards in &plan.shards {
             let asked = Standings { store: store.clone(), events: events.clone() };
             tasks.spawn(shards.spread(&member, Arc::new(asked))?);
@@ -211,7 +211,7 @@ impl Agent {
     }
 
     /// Drains and releases every role, waits for every child and run, and leaves the group. Past `within`
-    /// everything is dropped: guardians end their children at once, and the server frees the locks.
+    /// everything is dropped: guardians end their children at once, and the server frees the locks that are held.
     ///
     /// # Errors
     /// [`TenureError::Timeout`].
@@ -229,9 +229,13 @@ impl Agent {
         if let Some((_, watching)) = &alerts {
             watching.abort();
         }
-        let left = member.shutdown(Some(within)).await;
+        let until = Instant::now() + within;
+        let mut left = member.shutdown(Some(within)).await;
         if left.is_ok() {
-            while tasks.join_next().await.is_some() {}
+            let ended = timeout_at(until, async { while tasks.join_next().await.is_some() {} });
+            let late =
+                TenureError::Timeout { what: "the end of what its leaders ran", limit: within };
+            left = ended.await.map_err(|_| late);
         }
         drop((commands, jobs, retention, alerts));
         left
@@ -246,14 +250,15 @@ impl Agent {
     }
 }
 
-/// Passes on what a role's lifecycle says, and writes down for people what no other table has.
+/// Passes on what a role's lifecycle says, and writes down for people what no other table has. `led` counts how often
+/// the role's gate opened.
 async fn relay(
     mut notices: broadcast::Receiver<tenure::Event>,
     lock: LeaderLock,
     store: Arc<Store>,
     events: Events,
     refused: watch::Sender<Option<TenureError>>,
-    acquired: watch::Sender<u64>,
+    led: watch::Sender<u64>,
 ) {
     let role = lock.role().as_str().to_owned();
     loop {
@@ -262,15 +267,14 @@ async fn relay(
             Err(RecvError::Lagged(missed)) => {
                 let why = format!("{missed} events were missed");
                 events.tell(Event::of("error", &role, None).because(why));
+                // The gate may have opened meanwhile.
+                led.send_modify(|count| *count += 1);
                 continue;
             }
             Err(RecvError::Closed) => return,
         };
         let event = match &notice {
-            Notice::Acquired { epoch } => {
-                acquired.send_modify(|count| *count += 1);
-                Event::of("acquired", &role, Some(*epoch))
-            }
+            Notice::Acquired { epoch } => Event::of("acquired", &role, Some(*epoch)),
             Notice::Released { epoch } => Event::of("released", &role, Some(*epoch)),
             Notice::Lost { epoch, reason } => {
                 Event::of("lost", &role, Some(*epoch)).because(reason.to_string())
@@ -289,10 +293,48 @@ async fn relay(
             Notice::StateChange { .. } | Notice::AcquireFailed { .. } => continue,
         };
         events.tell(event);
+        if let Notice::Acquired { .. } | Notice::Well { .. } | Notice::Recovered { .. } = notice {
+            led.send_modify(|count| *count += 1);
+        }
         if let Notice::Recovered { epoch } = notice {
             let (member, detail) = (lock.identity().as_str(), "won back within the grace period");
             // For people: a note that is lost costs nothing else.
             let _ = store.note(&role, member, Some(epoch), "recovered", detail).await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tenure::memory::MemoryGroup;
+    use tokio::time::timeout;
+
+    use super::*;
+
+    /// On the group's own time.
+    const SOON: Duration = Duration::from_secs(600);
+
+    async fn reaches(count: u64, openings: &mut watch::Receiver<u64>) {
+        let reached = timeout(SOON, openings.wait_for(|openings| *openings >= count)).await;
+        reached.expect("the gate opens").expect("the relay runs");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn every_opening_of_a_gate_is_counted_also_one_of_the_same_term() {
+        let group = MemoryGroup::new();
+        let lock = group.lock("r").expect("a name");
+        let config = Config::builder().dsn("postgresql://localhost:1/none").build().expect("valid");
+        let store = Arc::new(Store::new(&config, "test").expect("a store"));
+        let (led, mut openings) = watch::channel(0);
+        let (events, refused) = (Events::channel().0, watch::channel(None).0);
+        tokio::spawn(relay(lock.events(), lock.clone(), store, events, refused, led));
+        lock.start().await.expect("it takes part");
+        reaches(1, &mut openings).await;
+        let mut changes = lock.changes();
+        group.partition(&lock);
+        timeout(SOON, changes.wait_for(|now| !now.is_leader)).await.expect("late").expect("led");
+        group.heal(&lock);
+        reaches(2, &mut openings).await;
+        assert_eq!(lock.gate().epoch().map(tenure::Epoch::get), Some(1), "the same term goes on");
     }
 }

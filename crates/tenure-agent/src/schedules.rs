@@ -10,7 +10,7 @@ use tenure::config::Config;
 use tenure::{LeaderLock, Member, TakeoverPolicy, TenureError};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::child::Post;
 use crate::crew::Crew;
@@ -265,46 +265,85 @@ async fn look(
 }
 
 /// Removes the schedules of roles that this member begins to lead and whose schedules its file does not have: the
-/// leader's file decides. Asks once after roles were acquired, for all of them; never at rest.
+/// leader's file decides. Asks once after roles were acquired, for all of them; never at rest. Ends with the last
+/// sender of `led`.
 pub(crate) async fn forget(
     locks: Vec<LeaderLock>,
     store: Arc<Store>,
     jobs: watch::Receiver<Arc<Vec<Job>>>,
-    mut acquired: watch::Receiver<u64>,
+    mut led: watch::Receiver<u64>,
     events: Events,
 ) {
-    // A sender that is gone has no more to say.
-    while acquired.changed().await.is_ok() {
-        let named: BTreeSet<String> =
-            jobs.borrow().iter().map(|job| job.schedule.role().as_str().to_owned()).collect();
-        let is_bare =
-            |lock: &&LeaderLock| lock.is_leader() && !named.contains(lock.role().as_str());
-        let bare: Vec<String> =
-            locks.iter().filter(is_bare).map(|lock| lock.role().as_str().to_owned()).collect();
-        let removed = async {
-            for role in store.scheduled(&bare).await? {
-                let lock = locks.iter().find(|lock| lock.role().as_str() == role);
-                let Some((lock, epoch)) = lock.and_then(|lock| Some((lock, lock.gate().epoch()?)))
-                else {
-                    continue;
-                };
-                let member = lock.identity().as_str().to_owned();
-                store.define(&Term { role: role.clone(), epoch, member }, &[]).await?;
+    let (mut is_due, mut told) = (false, None);
+    loop {
+        if !is_due && led.changed().await.is_err() {
+            return;
+        }
+        let pause = match remove_bare(&locks, &store, &jobs, &events).await {
+            Ok(()) => {
+                (is_due, told) = (false, None);
+                PAUSE
+            }
+            Err(error) => {
+                is_due = true;
+                let text = error.to_string();
+                if told.as_ref() != Some(&text) {
+                    let why = format!("schedules that this file does not have stay: {text}");
+                    events.tell(Event::new("error").because(why));
+                    told = Some(text);
+                }
+                LOOK
+            }
+        };
+        let until = Instant::now() + pause;
+        // A sender that is gone has no more to say, whatever is due.
+        while let Ok(changed) = timeout_at(until, led.changed()).await {
+            if changed.is_err() {
+                return;
+            }
+            is_due = true;
+        }
+    }
+}
+
+/// One look: the roles that are led here, and that no job names.
+async fn remove_bare(
+    locks: &[LeaderLock],
+    store: &Store,
+    jobs: &watch::Receiver<Arc<Vec<Job>>>,
+    events: &Events,
+) -> Result<(), StoreError> {
+    let is_named =
+        |role: &str| jobs.borrow().iter().any(|job| job.schedule.role().as_str() == role);
+    let named: BTreeSet<String> =
+        jobs.borrow().iter().map(|job| job.schedule.role().as_str().to_owned()).collect();
+    let is_bare = |lock: &&LeaderLock| lock.is_leader() && !named.contains(lock.role().as_str());
+    let bare: Vec<String> =
+        locks.iter().filter(is_bare).map(|lock| lock.role().as_str().to_owned()).collect();
+    if bare.is_empty() {
+        return Ok(());
+    }
+    for role in store.scheduled(&bare).await? {
+        let lock = locks.iter().find(|lock| lock.role().as_str() == role);
+        let Some((lock, epoch)) = lock.and_then(|lock| Some((lock, lock.gate().epoch()?))) else {
+            continue;
+        };
+        // The file may have been read again meanwhile.
+        if is_named(&role) {
+            continue;
+        }
+        let member = lock.identity().as_str().to_owned();
+        match store.define(&Term { role: role.clone(), epoch, member }, &[]).await {
+            Ok(_) => {
                 let why = "this leader's file has no schedule of the role";
                 events.tell(Event::of("schedules_removed", &role, Some(epoch)).because(why));
             }
-            Ok::<(), StoreError>(())
-        };
-        match removed.await {
-            // Another term has begun, or the next change of leader comes here again.
-            Ok(()) | Err(StoreError::Stale) => sleep(PAUSE).await,
-            Err(error) => {
-                events.tell(Event::new("error").because(error.to_string()));
-                acquired.mark_changed();
-                sleep(LOOK).await;
-            }
+            // Another term of this role has begun.
+            Err(StoreError::Stale) => {}
+            Err(error) => return Err(error),
         }
     }
+    Ok(())
 }
 
 /// Ends when every crew has.

@@ -183,7 +183,7 @@ impl Store {
         term: &Term,
         schedules: &[Schedule],
     ) -> Result<BTreeMap<String, Known>, StoreError> {
-        if self.now().is_none() {
+        if self.now().is_none() && !schedules.is_empty() {
             self.look(&[]).await?;
         }
         let next = |schedule: &Schedule| schedule.when().next(self.now()?);
@@ -320,12 +320,16 @@ impl Store {
         self.ask::<Value>(&sql).await.map(drop)
     }
 
-    /// Which of these roles have schedules, as their last leaders had it. None where there is no schema.
+    /// Which of these roles have schedules, as their last leaders had it. None where there is no schema, or none that
+    /// this login role may read: a member without schedules needs no right to it.
     ///
     /// # Errors
     /// [`StoreError`].
     pub(crate) async fn scheduled(&self, roles: &[String]) -> Result<Vec<String>, StoreError> {
-        if !self.is_there().await? {
+        // In a schema that must not be used even the name of a table is an error.
+        let readable = "select case when has_schema_privilege(to_regnamespace('tenure_agent'), 'usage') \
+            then has_table_privilege(to_regclass('tenure_agent.schedule'), 'select') end";
+        if self.send(readable).await?.as_deref() != Some("t") {
             return Ok(Vec::new());
         }
         let sql = format!(

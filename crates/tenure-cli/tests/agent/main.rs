@@ -1,6 +1,7 @@
 //! `tenure agent` and what belongs to it: real processes, real faults.
 
 mod alerts;
+mod bare;
 mod commands;
 mod deploy;
 mod events;
