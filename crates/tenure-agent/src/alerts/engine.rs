@@ -281,7 +281,8 @@ impl Engine {
         deliveries.map(|(_, at)| at).min()
     }
 
-    /// Takes over how a message ended: acknowledged, or why not.
+    /// Takes over how a message ended: acknowledged, or why not. An answer may be written in a later term than its
+    /// message: one that knows less than the notifier was told since then changes nothing.
     pub fn answered(
         &mut self,
         message: &Message,
@@ -292,6 +293,9 @@ impl Engine {
         let Some(delivery) = incident.deliveries.get_mut(&message.notifier) else {
             return Change::default();
         };
+        if message.is_behind(&delivery.told) {
+            return Change::default();
+        }
         match answer {
             Ok(()) => {
                 delivery.trial = None;
@@ -472,6 +476,15 @@ impl Incident {
 }
 
 impl Message {
+    /// Whether a notifier that was `told` this has been told all that the message says.
+    fn is_behind(&self, told: &Told) -> bool {
+        match told {
+            Told::Nothing => false,
+            Told::Firing(names) => self.kind != Kind::Resolved && self.told().is_subset(names),
+            Told::Resolved => true,
+        }
+    }
+
     fn told(&self) -> BTreeSet<String> {
         self.alerts.iter().map(|alert| fingerprint(&alert.rule, &alert.labels)).collect()
     }

@@ -63,6 +63,37 @@ fn an_alert_is_pending_until_for_is_over_and_a_condition_that_ends_before_is_for
 }
 
 #[test]
+fn an_answer_that_is_written_late_takes_nothing_back_that_was_told_since() {
+    let mut engine = Engine::default();
+    step(&mut engine, 0, found(&["a"]), 0);
+    let first = due(&engine, 0).remove(0);
+    // Another member led, sent it again, and then what had changed.
+    sent(&mut engine, 1);
+    step(&mut engine, 0, found(&["a", "b"]), 400);
+    assert_eq!(sent(&mut engine, 400)[0].0, Kind::Update);
+    let told = engine.clone();
+    assert!(engine.answered(&first, Ok(()), at(401)).is_empty());
+    assert!(engine.answered(&first, Err("no answer".to_owned()), at(401)).is_empty());
+    assert_eq!(engine, told);
+    assert!(due(&engine, 10_000).is_empty(), "nothing is told twice");
+}
+
+#[test]
+fn an_answer_that_is_written_after_the_end_was_told_does_not_open_the_incident_again() {
+    let names = ["pagerduty".to_owned(), "slack".to_owned()];
+    let rule = rule(0).notifying(names.to_vec());
+    let (names, mut engine) = (BTreeSet::from(names), Engine::default());
+    engine.evaluated(&[(rule.clone(), found(&["a"]))], &names, at(0));
+    let first = due(&engine, 0);
+    engine.evaluated(&[(rule, found(&[]))], &names, at(10));
+    let last = due(&engine, 10);
+    assert!(last.iter().all(|message| message.kind == Kind::Resolved), "{last:?}");
+    engine.answered(&last[0], Ok(()), at(11));
+    assert!(engine.answered(&first[0], Ok(()), at(12)).is_empty());
+    assert_eq!(due(&engine, 12), [last[1].clone()], "only the other notifier waits for the end");
+}
+
+#[test]
 fn an_incident_is_one_message_and_its_end_another_under_the_same_key() {
     let mut engine = Engine::default();
     step(&mut engine, 0, found(&["a"]), 0);
