@@ -1,6 +1,7 @@
 -- Deletes one batch of slots that are over, with their attempts: older than {age_ms}, or beyond the latest
--- {slots} of their schedule; at most {batch} rows of both tables together. Each schedule is looked at from its oldest
--- slot on, by the primary key, so that a batch costs the same however long the history is.
+-- {slots} of their schedule; at most {batch} rows of both tables together, or one slot with all its attempts. Each
+-- schedule is looked at from its oldest slot on, by the primary key, so that a batch costs the same however long the
+-- history is.
 with recursive schedules(name) as (
     (select s.schedule from tenure_agent.slot s order by s.schedule limit 1)
     union all
@@ -17,9 +18,10 @@ with recursive schedules(name) as (
       and (o.at <= beyond.at or o.ended_at < clock_timestamp() - {age_ms} * interval '1 ms')
     limit {batch}
 ), counted as (
-    select o.schedule, o.at, sum(1 + o.attempts) over (order by o.schedule, o.at) as rows from old o
+    select o.*, sum(1 + o.attempts) over (order by o.schedule, o.at) as rows from old o
 ), batch as (
-    select c.schedule, c.at from counted c where c.rows <= {batch}
+    -- The first of them in any case: what stays before it would hold up everything after it.
+    select c.schedule, c.at from counted c where c.rows <= {batch} or c.rows = 1 + c.attempts
 ), attempts as (
     delete from tenure_agent.attempt a using batch b where a.schedule = b.schedule and a.at = b.at
 ), slots as (

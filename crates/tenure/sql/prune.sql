@@ -1,7 +1,8 @@
 -- Deletes one batch of what is older than {age_ms}, or beyond {terms} terms of a role or {events} events; at most
 -- {batch} rows of each kind. Never a role's last two terms, the term of its epoch, its debtor's last term, or one
 -- that has no end: the election goes on from those. Each role is looked at from its oldest term on, by the primary
--- key, so that a batch costs the same however long the history is; what must stay is at most a few of these.
+-- key, so that a batch costs the same however long the history is (the {terms} latest are passed over each time, in
+-- the index); what must stay is at most a few of these.
 with recursive roles(name) as (
     (select t.role from tenure.term t order by t.role limit 1)
     union all
@@ -15,7 +16,9 @@ with recursive roles(name) as (
                            order by t.epoch desc offset 2 limit 1) last_two on true
         left join lateral (select t.epoch from tenure.term t where t.role = k.name
                            order by t.epoch desc offset {terms} limit 1) beyond on true
-        left join lateral (select t.epoch from tenure.term t where t.role = k.name and t.member = r.debtor
+        -- Without a debtor there is nothing to look for in the whole history.
+        left join lateral (select t.epoch from tenure.term t where r.debtor is not null
+                           and t.role = k.name and t.member = r.debtor
                            order by t.epoch desc limit 1) debt on true
         cross join lateral (select t.* from tenure.term t where t.role = k.name
                             order by t.epoch limit {batch} + 4) o

@@ -118,6 +118,48 @@ async fn slots_and_events_are_pruned_by_age_and_by_count_and_open_ones_stay() {
 }
 
 #[tokio::test]
+async fn a_slot_with_more_attempts_than_a_batch_takes_is_pruned_and_holds_up_no_other() {
+    let stage = Stage::new().await;
+    assert_eq!(stage.ends(&["migrate", "--agent"]).await.status.code(), Some(0));
+    stage
+        .client
+        .batch_execute(
+            "insert into tenure_agent.slot (schedule, at, state, attempts, epoch, member, claimed_at, ended_at)
+                 select 's', now() - interval '1 year' + n * interval '1 s', 'failed', a, 1, 'm', now() - interval '1 year',
+                        now() - interval '1 year' from (values (1, 1500), (2, 1), (3, 999), (4, 1)) v(n, a);
+             insert into tenure_agent.attempt (schedule, at, number, epoch, member)
+                 select s.schedule, s.at, n, 1, 'm' from tenure_agent.slot s, generate_series(1, s.attempts) n",
+        )
+        .await
+        .expect("history");
+    let output = stage.ends(&["prune"]).await;
+    assert!(said(&output).contains("deleted 0 terms, 0 events and 4 slots"), "{}", said(&output));
+    assert_eq!(stage.count("select count(*) from tenure_agent.attempt").await, 0);
+}
+
+#[tokio::test]
+async fn a_role_without_a_debt_costs_a_batch_no_look_through_its_whole_history() {
+    let stage = Stage::new().await;
+    assert_eq!(stage.ends(&["migrate"]).await.status.code(), Some(0));
+    let history = "insert into tenure.role (name, key, policy, lease_ms, epoch) values ('r', 7, 'exclusive', 1000, 20000);
+        insert into tenure.term (role, epoch, member, claimed_at, acting_at, ended_at, how)
+            select 'r', n, 'm', now(), now(), now(), 'released' from generate_series(1, 20000) n;
+        analyze tenure.term, tenure.role";
+    stage.client.batch_execute(history).await.expect("history");
+    let sql = include_str!("../../../tenure/sql/prune.sql")
+        .replace("{age_ms}", "3600000")
+        .replace("{terms}", "100")
+        .replace("{events}", "100")
+        .replace("{batch}", "1000");
+    let plan = stage.client.query(&format!("explain (analyze, timing off) {sql}"), &[]).await;
+    let plan: Vec<String> = plan.expect("a plan").iter().map(|row| row.get(0)).collect();
+    let removed = plan.iter().filter_map(|line| line.trim().strip_prefix("Rows Removed by "));
+    let most = removed.filter_map(|line| line.rsplit(' ').next()?.parse::<u32>().ok()).max();
+    assert!(most.unwrap_or(0) < 2000, "{}", plan.join("\n"));
+    assert_eq!(stage.count("select count(*) from tenure.term").await, 19_000, "one batch");
+}
+
+#[tokio::test]
 async fn the_leader_of_maintenance_prunes_for_the_group() {
     let stage = Stage::new().await;
     assert_eq!(stage.ends(&["migrate"]).await.status.code(), Some(0));
