@@ -2,7 +2,7 @@
 //!
 //! | path | answer |
 //! |---|---|
-//! | `/healthz` | 200 while the member runs or hands its roles over, whether or not the database answers: a restart would not help |
+//! | `/healthz` | 200 while the member runs or hands its roles over, whether or not the database answers: a restart would not help; 503 once it has left |
 //! | `/readyz` | 200 while the member has its session, 503 otherwise |
 //! | `/leader/{role}` | 200 only while the gate of this process is open, else 503; 404 for a role it does not know |
 //! | `/metrics` | what the program's recorder renders, if it gave one |
@@ -30,7 +30,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use serde_json::{Value, json};
-use tenure::{Health, Member};
+use tenure::{Health, Member, Pulse};
 use tokio::time::timeout;
 
 /// How long an answer may take; the member's task answers in microseconds.
@@ -42,6 +42,8 @@ pub type Render = Arc<dyn Fn() -> String + Send + Sync>;
 #[derive(Clone)]
 struct Probes {
     member: Weak<Member>,
+    /// None: the member was gone before.
+    pulse: Option<Pulse>,
 }
 
 impl fmt::Debug for Probes {
@@ -52,12 +54,13 @@ impl fmt::Debug for Probes {
 
 /// The routes. The member is held weakly: its shutdown does not wait for a probe.
 pub fn router(member: Weak<Member>, render: Option<Render>) -> Router {
+    let pulse = member.upgrade().map(|member| member.pulse());
     Router::new()
         .route("/healthz", get(healthz))
         .route("/health", get(readyz))
         .route("/readyz", get(readyz))
         .route("/leader/{*role}", get(leader))
-        .with_state(Probes { member })
+        .with_state(Probes { member, pulse })
         .merge(metrics(render))
 }
 
@@ -90,7 +93,8 @@ impl Probes {
 async fn healthz(State(probes): State<Probes>) -> Response {
     // A member that is being shut down hands over, and its runs have their drain limit: no supervisor may cut it
     // short.
-    if probes.member.strong_count() == 0 {
+    let is_alive = probes.pulse.as_ref().is_some_and(Pulse::is_alive);
+    if is_alive && probes.member.strong_count() == 0 {
         return answer(StatusCode::OK, &json!({"leaving": true}));
     }
     match probes.health().await {

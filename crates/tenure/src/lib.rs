@@ -111,7 +111,7 @@ pub use driver::{Health, RoleHealth};
 pub use error::TenureError;
 pub use fence::{FenceError, fence};
 pub use lock::{Leader, LeaderLock};
-pub use member::{Member, lead};
+pub use member::{Member, Pulse, lead};
 pub use publisher::{Event, LeaderStateChanged};
 pub use tenure_core::clock::{BootClock, Clock, Tick};
 pub use tenure_core::epoch::Epoch;

@@ -10,7 +10,7 @@ use tenure_core::identity::Identity;
 use tenure_core::key::{LockKey, RoleName};
 use tenure_core::protocol::RegisterRefusal;
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::JoinHandle;
+use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::{Instant, timeout};
 
 use crate::config::{Config, RoleConfig, RoleSpec};
@@ -246,6 +246,11 @@ impl Member {
         answered.await.map_err(|_| TenureError::Stopped)
     }
 
+    /// Whether the member is at work, for a watcher that must not hold it.
+    pub fn pulse(&self) -> Pulse {
+        Pulse(self.task.abort_handle())
+    }
+
     /// Drains and releases every role, says goodbye, closes both sessions. Without `within` it takes as long
     /// as the longest drain limit and a lease at most.
     ///
@@ -264,6 +269,18 @@ impl Member {
             }
         }
         Ok(())
+    }
+}
+
+/// Whether a member is at work, also while [`Member::shutdown`] has it. It holds nothing of the member.
+#[derive(Debug, Clone)]
+pub struct Pulse(AbortHandle);
+
+impl Pulse {
+    /// False once the member has left, or was dropped with all its locks and has left since.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        !self.0.is_finished()
     }
 }
 

@@ -41,4 +41,6 @@ async fn a_program_serves_the_probes_of_its_member() {
         assert_eq!(status(address, path).await, expected, "{path}");
     }
     member.shutdown(Some(Duration::from_secs(30))).await.expect("it leaves");
+    // A process that hangs after that is for its supervisor to end.
+    assert_eq!(status(address, "/healthz").await, 503);
 }
