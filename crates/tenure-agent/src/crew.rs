@@ -27,6 +27,8 @@ const PAUSE: Duration = Duration::from_millis(300);
 const LOOK: Duration = Duration::from_secs(1);
 /// Pause before a schedule that another role's leader still has is asked for again.
 const ELSEWHERE: Duration = Duration::from_secs(5);
+/// Why work whose row was committed did not start.
+const GATE_SHUT: &str = "the gate had shut";
 /// How many slots one statement claims at most.
 const BATCH: usize = 100;
 
@@ -358,10 +360,12 @@ impl Shift<'_> {
     /// The attempt's row is committed: the work starts, if the role is still led and not being handed over.
     fn start(&mut self, slot: Slot, number: u32) {
         let job = self.crew.jobs().into_iter().find(|job| job.schedule.name() == slot.schedule);
+        let why =
+            if job.is_some() { GATE_SHUT } else { "the file does not have its schedule any more" };
         let job = job.filter(|_| self.crew.phase(self.term.epoch) == Phase::Open);
         let (job, act) = match (job, self.acts.remove(&slot)) {
             (Some(job), Some(act)) => (job, act),
-            (_, act) => return self.not_started(slot, number, act),
+            (_, act) => return self.not_started(slot, number, act, why),
         };
         let (stop, stopped) = watch::channel(Stop::No);
         let run = Run {
@@ -390,8 +394,8 @@ impl Shift<'_> {
     }
 
     /// The slot is put back; the act is held until that is recorded.
-    fn not_started(&mut self, slot: Slot, number: u32, act: Option<Act>) {
-        self.tell("run_requeued", &slot, number, "its work did not start: the gate had shut");
+    fn not_started(&mut self, slot: Slot, number: u32, act: Option<Act>, why: &str) {
+        self.tell("run_requeued", &slot, number, &format!("its work did not start: {why}"));
         let now = self.crew.store.now().unwrap_or(slot.at);
         let effects = self.engine.ended(&slot, number, Outcome::NotStarted, now);
         self.acts.extend(act.map(|act| (slot, act)));
@@ -402,7 +406,7 @@ impl Shift<'_> {
         let Done { slot, number, outcome, details, act } = done;
         self.running.remove(&(slot.clone(), number));
         if outcome == Outcome::NotStarted {
-            return self.not_started(slot, number, Some(act));
+            return self.not_started(slot, number, Some(act), GATE_SHUT);
         }
         let act = if details.strays {
             // In flight for ever: no release of this term may be called clean.
