@@ -175,11 +175,16 @@ async fn campaign(
 ) -> bool {
     let mut campaign = pin!(agent.campaign());
     loop {
-        // Both branches are cancel-safe.
+        // Every branch is cancel-safe.
         tokio::select! {
             taken = &mut campaign => {
                 *refused = taken.err();
                 return refused.is_none();
+            }
+            // A role that was taken, and is refused while others wait for their first answer.
+            error = agent.refused() => {
+                *refused = Some(error);
+                return false;
             }
             wish = signals.next() => match wish {
                 Wish::End => return false,

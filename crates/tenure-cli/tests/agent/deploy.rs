@@ -211,3 +211,28 @@ async fn an_agent_is_ready_once_the_database_has_taken_its_roles_and_a_refusal_e
     agent.signal(Signal::TERM);
     agent.wait(SOON).await.expect("it ends");
 }
+
+#[tokio::test]
+async fn a_role_that_is_refused_ends_an_agent_although_another_waits_for_its_registration() {
+    let stage = Stage::new().await;
+    let roles = "[[role]]\nname = 'a'\n[[role]]\nname = 'b'\n";
+    let file = stage.file("tenure.toml", roles);
+    let mut agent = stage.agent(&file, &[]);
+    stage
+        .at_least(
+            "select count(*) from tenure.role where debtor = holder and name in ('a', 'b')",
+            2,
+        )
+        .await;
+    agent.signal(Signal::TERM);
+    assert_eq!(agent.wait(SOON).await.expect("it ends").code(), Some(0));
+    // A registration has to change the row of the one, and cannot; of the other the database knows better.
+    let short = "update tenure.role set lease_ms = 1 where name = 'b'";
+    stage.client.batch_execute(short).await.expect("changed");
+    let held = "begin; select from tenure.role where name = 'b' for update";
+    stage.client.batch_execute(held).await.expect("held");
+    stage.file("tenure.toml", &roles.replace("'a'\n", "'a'\npolicy = 'fenced'\n"));
+    let mut agent = stage.agent(&file, &[]);
+    assert_eq!(agent.wait(SOON).await.expect("it ends").code(), Some(3));
+    stage.client.batch_execute("rollback").await.expect("let go");
+}
