@@ -51,6 +51,10 @@ pub(crate) fn text(error: &TenureError) -> String {
                 "the login role {user} lacks privileges ({missing}); run the SQL of \
                  tenure.privileges_sql({user:?}) as the schema's owner"
             ),
+            Refused::Execute { user, missing } => format!(
+                "the login role {user} may not execute {missing}; run the SQL of \
+                 tenure.privileges_sql({user:?}) as the schema's owner"
+            ),
             other => other.to_string(),
         },
         other => other.to_string(),

@@ -118,6 +118,18 @@ pub enum Refused {
         /// The privileges.
         missing: String,
     },
+    /// The login role may not call what a member calls. By default every login role may: somebody took the
+    /// right away.
+    #[error(
+        "the login role {user} may not execute {missing}; run the output of \
+         `tenure migrate --print-grants {user}` as the schema's owner"
+    )]
+    Execute {
+        /// The login role.
+        user: String,
+        /// The first functions, and how many more there are.
+        missing: String,
+    },
     /// More roles than a quarter of the server's lock table.
     #[error(
         "{roles} roles need {roles} locks, more than a quarter of the server's lock table \
@@ -528,8 +540,17 @@ impl Look<'_> {
         struct Lacks {
             user: String,
             missing: Vec<String>,
+            functions: Vec<String>,
         }
-        let sql = "select jsonb_build_object('user', current_user, 'missing', \
+        // The fence is called by what leads, with a login role of its own perhaps, and an order by an operator.
+        let sql = "select jsonb_build_object('user', current_user, 'functions', \
+            coalesce((select jsonb_agg('tenure.' || proname || '()' order by proname) from (\
+                select distinct proname from pg_proc \
+                where pronamespace = to_regnamespace('tenure') \
+                  and proname not in ('fence', 'fenced', 'fenced_with', 'set_paused', 'lower_lease', \
+                      'lock_pids', 'force_release', 'settle', 'settled', 'not_settled', 'unsettle', \
+                      'forget_role', 'alter_role') \
+                  and not has_function_privilege(oid, 'execute')) f), '[]'), 'missing', \
             coalesce((select jsonb_agg(w) from (\
                 select 'usage on schema tenure' as w \
                     where not has_schema_privilege('tenure', 'usage') \
@@ -544,7 +565,7 @@ impl Look<'_> {
                     ('tenure.term', 'insert'), ('tenure.term', 'update'), \
                     ('tenure.event', 'insert'), ('tenure.origin', 'select'), \
                     ('tenure.origin', 'update'), \
-                    ('tenure.tombstone', 'select'), \
+                    ('tenure.tombstone', 'select'), ('tenure.migration', 'select'), \
                     ('tenure.boot', 'select'), ('tenure.boot', 'insert'), \
                     ('tenure.boot', 'update')) v(t, p) \
                 where has_schema_privilege('tenure', 'usage') \
@@ -555,6 +576,11 @@ impl Look<'_> {
         if !lacks.missing.is_empty() {
             let refused =
                 Refused::Privileges { user: lacks.user, missing: lacks.missing.join(", ") };
+            return Err(report.refuse("privileges", refused));
+        }
+        if !lacks.functions.is_empty() {
+            let refused =
+                Refused::Execute { user: lacks.user, missing: first_few(&lacks.functions) };
             return Err(report.refuse("privileges", refused));
         }
         report.good("privileges", format!("{} may take part", lacks.user));
@@ -659,6 +685,15 @@ fn finish(end: Result<(), Stop>, report: &mut Report) -> Result<Option<Report>, 
         Ok(()) => Ok(None),
         Err(Stop::Refused) => Ok(Some(std::mem::take(report))),
         Err(Stop::Line(error)) => Err(TenureError::session(error)),
+    }
+}
+
+/// Three names, and how many more there are: a sentence has no room for thirty.
+fn first_few(names: &[String]) -> String {
+    let shown = names.iter().take(3).map(String::as_str).collect::<Vec<_>>().join(", ");
+    match names.len().saturating_sub(3) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
     }
 }
 

@@ -2,6 +2,7 @@
 //! login role that may do nothing else.
 
 use tenure::config::{Config, RoleSpec};
+use tenure::preflight::check;
 use tenure::{Member, TenureError, schema};
 
 use crate::stage::{PATIENCE, config, database, gone, leader, leads, one, start};
@@ -117,7 +118,32 @@ async fn a_restricted_login_role_lives_the_whole_lifecycle() {
     let error = Member::start(as_user().build().unwrap()).await.expect_err("it may nothing yet");
     assert!(error.to_string().contains("lacks privileges"), "{error}");
 
-    client.batch_execute(&schema::privileges_sql(&user)).await.expect("the grants");
+    let grants = schema::privileges_sql(&user);
+    client.batch_execute(&grants).await.expect("the grants");
+    // The right to call a function is one of its own, and every login role has it until it is taken away.
+    let revoke = format!("revoke execute on all functions in schema tenure from public, {user}");
+    client.batch_execute(&revoke).await.unwrap();
+    let error = Member::start(as_user().build().unwrap()).await.expect_err("it may call nothing");
+    let sentence = format!(
+        "the login role {user} may not execute tenure.await_death(), tenure.barrier(), tenure.beat() and "
+    );
+    assert!(error.to_string().contains(&sentence), "{error}");
+    assert!(
+        error.to_string().contains(&format!("`tenure migrate --print-grants {user}`")),
+        "{error}"
+    );
+    let told = check(&as_user().build().unwrap()).await.unwrap();
+    assert!(told.refusal().unwrap().to_string().contains(&sentence), "{told:?}");
+    client.batch_execute(&grants).await.expect("the grants");
+    // What only operators and fenced writes call is no member's affair.
+    for function in ["tenure.fence(text, bigint)", "tenure.force_release(text, text)"] {
+        client
+            .batch_execute(&format!("revoke execute on function {function} from {user}"))
+            .await
+            .unwrap();
+    }
+    assert!(check(&as_user().build().unwrap()).await.unwrap().refusal().is_none());
+    client.batch_execute(&grants).await.expect("the grants");
     let (one_member, two) = (start(as_user()).await, start(as_user()).await);
     one_member.start_all().await.unwrap();
     leads(&one_member.locks()[0]).await;
