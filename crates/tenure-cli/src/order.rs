@@ -35,11 +35,14 @@ pub(crate) async fn step_down(args: StepDown) -> Result<Exit, Failure> {
     match successor {
         Some(now) => {
             let holder = name(now.holder.as_ref());
-            let what = if holder == before {
+            let mut what = if holder == before {
                 format!("{before} stepped down, and leads again")
             } else {
                 format!("{holder} took over from {before}")
             };
+            if let Some(to) = to.filter(|to| Some(to) != now.holder.as_ref()) {
+                what += &format!(", because {to} did not claim it within a lease,");
+            }
             out!(
                 "{role}: {what} after {:.3} s (epoch {} -> {})",
                 took.as_secs_f64(),

@@ -344,6 +344,13 @@ impl Engine {
         }
     }
 
+    /// A notification: a role was released with this member as its successor.
+    pub fn named(&mut self, role: &str, now: Tick) {
+        if let Some(role) = self.roles.get_mut(role) {
+            role.named(now, &mut self.context);
+        }
+    }
+
     /// A member's session is gone: its roles are free.
     pub fn died(&mut self, identity: &str, now: Tick) {
         for role in self.roles.values_mut() {

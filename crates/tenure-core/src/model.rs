@@ -73,6 +73,8 @@ struct Boot {
 pub struct Told {
     pub session: SessionId,
     pub role: RoleName,
+    /// It was released to the session's member.
+    pub named: bool,
 }
 
 /// See the module's documentation.
@@ -618,14 +620,14 @@ impl Model {
             return Err("the session has ended".to_owned());
         }
         let mut not_held = BTreeSet::new();
-        for ReleaseRow { term, .. } in rows {
+        for ReleaseRow { term, to, .. } in rows {
             let lock = term.key;
             if self.locks.get(&lock) == Some(&session) {
                 self.locks.remove(&lock);
             } else {
                 not_held.insert(term.role.clone());
             }
-            self.tell(&term.role);
+            self.tell_of(&term.role, to.as_deref());
         }
         if let Some(role) = not_held.first() {
             return Err(format!("the lock of {role} was not held when it was released"));
@@ -671,8 +673,15 @@ impl Model {
     }
 
     fn tell(&mut self, role: &RoleName) {
-        let all = self.sessions.keys();
-        self.told.extend(all.map(|id| Told { session: *id, role: role.clone() }));
+        self.tell_of(role, None);
+    }
+
+    fn tell_of(&mut self, role: &RoleName, to: Option<&str>) {
+        let all: Vec<SessionId> = self.sessions.keys().copied().collect();
+        for session in all {
+            let named = to.is_some() && self.seated(session) == to;
+            self.told.push(Told { session, role: role.clone(), named });
+        }
     }
 
     fn member(&mut self, me: &str) -> &mut MemberRow {

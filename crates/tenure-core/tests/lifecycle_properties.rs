@@ -242,6 +242,7 @@ fn event() -> impl Strategy<Value = Event> {
         2 => Just(Input::Start),
         1 => Just(Input::StopRequested),
         6 => Just(Input::Wake),
+        1 => Just(Input::Named),
         8 => (epoch(), tick()).prop_map(|(epoch, open_at)| Input::Claimed { epoch, open_at }),
         4 => epoch().prop_map(|epoch| Input::MarkedActing { epoch }),
         2 => Just(Input::ClaimFailed { why: NotAcquired::Held }),

@@ -148,6 +148,15 @@ fn every_row_of_the_table_holds() {
             vec![],
         ),
         Row(
+            "FOLLOWER | named | ACQUIRING",
+            options(),
+            Follower,
+            Input::Named,
+            Acquiring,
+            vec![Claim],
+            vec![],
+        ),
+        Row(
             "FOLLOWER | stop | STOPPED",
             options(),
             Follower,
@@ -585,6 +594,11 @@ fn a_step_down_stays_out_of_the_race_for_the_cool_down() {
     role.now = role.now + 4 * SEC;
     assert_eq!(role.give(Input::Wake), (vec![], vec![]), "a wake-up does not shorten it");
     assert_eq!(role.wait(SEC).0, [Claim]);
+    // A step-down that names it is an order to lead.
+    let mut role = Role::put(options(), Releasing);
+    role.give(Input::Released);
+    role.now = role.now + SEC;
+    assert_eq!(role.give(Input::Named).0, [Claim]);
 }
 
 #[test]

@@ -53,11 +53,15 @@ async def test_two_exclude_each_other_and_hand_over(dsn: str) -> None:
 
 
 async def test_step_down_names_the_successor(dsn: str) -> None:
-    first = await lead(dsn)
+    first = await lead(dsn, cool_down_s=600)
     async with LeaderLock(dsn, role="r") as second, LeaderLock(dsn, role="r") as third:
         await first.step_down(to=third.identity)
         assert await third.wait_for_leadership(5)
         assert not second.is_leader
+        await third.step_down(to=first.identity)
+        assert await first.wait_for_leadership(5), "its cool-down does not keep it out"
+        await first.step_down(to=third.identity)
+        assert await third.wait_for_leadership(5)
         with pytest.raises(ValueError, match="no member's identity"):
             await third.step_down(to="nobody")
     await first.shutdown()

@@ -704,7 +704,8 @@ begin
     return jsonb_build_object('beat', m.beat, 'roles', out);
 end $$;
 
--- The second half of a release.
+-- The second half of a release. A named successor is told so, before all are told of the role: it claims although
+-- it may have stepped down itself a moment ago.
 create function tenure.unlock(p_roles jsonb, p_channel text) returns jsonb
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
@@ -714,6 +715,9 @@ begin
     for q in select * from jsonb_array_elements(p_roles) loop
         if not tenure.unlock_key((q->>'key')::bigint, (q->>'pair')::boolean) then
             bad := bad || (q->'role');
+        end if;
+        if q->>'to' is not null then
+            perform pg_notify(p_channel, '> ' || (q->>'to') || ' ' || (q->>'role'));
         end if;
         perform pg_notify(p_channel, q->>'role');
     end loop;

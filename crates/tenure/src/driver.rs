@@ -29,7 +29,7 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::error::TenureError;
 use crate::metrics;
 use crate::seat::Profile;
-use crate::sentinel::{DEATH, call_sign};
+use crate::sentinel::{DEATH, call_sign, named};
 
 pub(crate) use command::{Answer, Command, Handle, Stopped};
 pub use command::{Health, RoleHealth};
@@ -281,6 +281,10 @@ impl<D: Database> Driver<D> {
                     } else if let Some(dead) = payload.strip_prefix(DEATH) {
                         ring_changed = true;
                         self.engine.died(dead, now);
+                    } else if let Some(role) =
+                        payload.strip_prefix(&named(self.profile.identity.as_str()))
+                    {
+                        self.engine.named(role, now);
                     } else if !payload.is_empty() {
                         self.engine.notified(&payload, now);
                     } else if !std::mem::replace(&mut look_again, true) {

@@ -222,7 +222,8 @@ impl LeaderLock {
     }
 
     /// Like [`LeaderLock::step_down`], naming the member (by identity) that should lead next. The role is
-    /// kept free for it for one lease; a member that takes no part in the role is as good as none.
+    /// kept free for it for one lease, and a cool-down of its own does not keep it out; a member that takes no part
+    /// in the role, and this one, are as good as none.
     ///
     /// # Errors
     /// See [`LeaderLock::step_down`].
@@ -238,7 +239,7 @@ impl LeaderLock {
         if !leads(before.state) {
             return Ok(());
         }
-        let to = to.map(|member| member.as_str().to_owned());
+        let to = to.filter(|to| to != self.identity()).map(|member| member.as_str().to_owned());
         self.send(Command::StepDown { role: self.publisher.name.clone(), to, within })?;
         // A view shows the latest state alone: without a cool-down the next term may have begun
         // before this task looked, and then the old one is over too.

@@ -13,8 +13,8 @@ use tenure_core::identity::Identity;
 use tenure_core::key::{LockKey, RoleName};
 use tenure_core::lease::Lease;
 use tenure_core::protocol::{
-    Beaten, Claim, Claimed, Debt, Done, MarkedActing, Op, RegisterRefusal, Registered, Seated,
-    TermRow, Won, member_key, millis,
+    Beaten, Claim, Claimed, Debt, Done, MarkedActing, Op, RegisterRefusal, Registered, Seated, Won,
+    member_key, millis,
 };
 use tokio::sync::mpsc;
 
@@ -144,10 +144,9 @@ impl Seat {
             }
             Op::Release(rows) => {
                 let write = format!("select tenure.release({me}, {})", json(rows));
-                let terms: Vec<&TermRow> = rows.iter().map(|row| &row.term).collect();
                 let unlock = format!(
                     "select tenure.unlock({}, {})",
-                    json(&terms),
+                    json(rows),
                     literal(&self.profile.channel)
                 );
                 // Pipelined: the row first, then unlock and notify in a transaction that writes

@@ -47,6 +47,11 @@ pub(crate) fn call_sign(profile: &Profile) -> String {
 /// How `tenure.await_death` begins the news of a death, before the dead member's identity. No role is called so.
 pub(crate) const DEATH: &str = "! ";
 
+/// How `tenure.unlock` tells a member that a role was released to it, before the role's name. No role is called so.
+pub(crate) fn named(identity: &str) -> String {
+    format!("> {identity} ")
+}
+
 /// What `tenure.await_death` answers.
 #[derive(Deserialize)]
 struct Next {

@@ -284,6 +284,17 @@ impl Role {
         }
     }
 
+    /// The role was released to this member.
+    pub(super) fn named(&mut self, now: Tick, context: &mut Context) {
+        if self.life.state() == LockState::Follower {
+            self.holder = None;
+            self.yield_until = None;
+            self.input(Input::Named, now, context);
+        } else {
+            self.hinted(false, now, context);
+        }
+    }
+
     /// What a claim under way finds may be stale already.
     pub(super) fn remember_hint(&mut self) {
         if let Errand::Claiming { hinted } = &mut self.errand {

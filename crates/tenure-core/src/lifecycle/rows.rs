@@ -22,6 +22,7 @@ impl Lifecycle {
             Input::Released | Input::SessionLost { .. } => self.stray = None,
             Input::StopRequested
             | Input::Wake
+            | Input::Named
             | Input::MarkedActing { .. }
             | Input::ClaimFailed { .. }
             | Input::BeatOk
@@ -40,8 +41,10 @@ impl Lifecycle {
         step: &mut Step,
     ) {
         match input {
-            Input::Wake => {
-                let cooling = cool_until.is_some_and(|until| step.now < until);
+            Input::Wake | Input::Named => {
+                // An order that names this member outranks the manners of its own last step-down.
+                let cooling =
+                    input == Input::Wake && cool_until.is_some_and(|until| step.now < until);
                 if !cooling && self.stray.is_none() {
                     self.cycle.began.get_or_insert(step.now);
                     self.enter(State::Acquiring(Stage::Claiming), step);
@@ -80,6 +83,7 @@ impl Lifecycle {
             Input::StopRequested => self.stop(step),
             Input::Start
             | Input::Wake
+            | Input::Named
             | Input::MarkedActing { .. }
             | Input::BeatOk
             | Input::BeatLate
@@ -125,6 +129,7 @@ impl Lifecycle {
             }
             Input::Start
             | Input::Wake
+            | Input::Named
             | Input::ClaimFailed { .. }
             | Input::BeatOk
             | Input::BeatLate
@@ -177,6 +182,7 @@ impl Lifecycle {
             }
             Input::Start
             | Input::Wake
+            | Input::Named
             | Input::MarkedActing { .. }
             | Input::ClaimFailed { .. }
             | Input::ReclaimFailed
@@ -230,6 +236,7 @@ impl Lifecycle {
             }
             Input::Start
             | Input::Wake
+            | Input::Named
             | Input::MarkedActing { .. }
             | Input::BeatOk
             | Input::BeatLate
@@ -273,6 +280,7 @@ impl Lifecycle {
             }
             Input::Start
             | Input::Wake
+            | Input::Named
             | Input::MarkedActing { .. }
             | Input::ClaimFailed { .. }
             | Input::BeatOk

@@ -157,6 +157,8 @@ pub enum Input {
     StopRequested,
     /// A wake-up: notification, sentinel, poll or timer.
     Wake,
+    /// The role was released with this member as its named successor.
+    Named,
     /// The claim won the lock under `epoch`.
     Claimed {
         epoch: Epoch,

@@ -50,7 +50,7 @@ pub(super) enum Event {
     HungUp(SessionId),
     /// The server's idle timer, and when it was started.
     Idle(SessionId, u64),
-    Notified(usize, u64, RoleName),
+    Notified(usize, u64, RoleName, bool),
     Death(usize, String),
     Fault(Fault),
     Mend(usize),
@@ -435,11 +435,15 @@ impl World {
             }
             Event::HungUp(session) => self.end_session(session),
             Event::Idle(session, since) => self.idle(session, since),
-            Event::Notified(index, conn, role) => {
+            Event::Notified(index, conn, role, named) => {
                 let node = &mut self.nodes[index];
                 if node.is_on(conn) {
                     let now = node.now();
-                    node.engine.notified(role.as_str(), now);
+                    if named {
+                        node.engine.named(role.as_str(), now);
+                    } else {
+                        node.engine.notified(role.as_str(), now);
+                    }
                 }
                 self.pump(index);
             }
@@ -579,7 +583,7 @@ impl World {
                 && self.nodes[index].link.down
                 && let Conn::Up { id, .. } = self.nodes[index].conn
             {
-                self.after(delay, Event::Notified(index, id, told.role));
+                self.after(delay, Event::Notified(index, id, told.role, told.named));
             }
         }
     }

@@ -16,6 +16,7 @@ use tokio::time::sleep;
 use crate::driver::{Blocked, Database, SentinelEvent, Taken, Watch};
 use crate::error::TenureError;
 use crate::lock::{Leader, LeaderSource};
+use crate::sentinel::named;
 
 pub(super) const CHANNEL: &str = "tenure";
 
@@ -112,7 +113,8 @@ impl Server {
             if let Some(line) = self.lines.get(&told.session)
                 && !self.cut.contains(&line.member)
             {
-                let (channel, payload) = (CHANNEL.to_owned(), told.role.to_string());
+                let prefix = if told.named { named(&line.member) } else { String::new() };
+                let (channel, payload) = (CHANNEL.to_owned(), format!("{prefix}{}", told.role));
                 let _ = line.heard.send(Unasked::Notification { channel, payload });
             }
         }

@@ -189,6 +189,25 @@ async fn a_member_that_stepped_down_stays_out_for_its_cool_down<S: Stage>(stage:
     assert_eq!(lock.gate().epoch(), Some(Epoch(2)));
 }
 
+async fn a_named_successor_leads_although_it_stepped_down_a_moment_ago<S: Stage>(stage: S) {
+    let role = || RoleSpec::named("r").cool_down(Duration::from_secs(600));
+    let first = leader(&stage, role()).await;
+    let second = stage.candidate(role()).await;
+    second.start().await.unwrap();
+    first.hand_over(Some(second.identity().clone()), Some(PATIENCE)).await.unwrap();
+    assert!(second.wait_for_leadership(Some(PATIENCE)).await.is_ok());
+    // Back and forth: each names a member that is in its cool-down.
+    second.hand_over(Some(first.identity().clone()), Some(PATIENCE)).await.unwrap();
+    assert!(first.wait_for_leadership(Some(PATIENCE)).await.is_ok());
+    first.hand_over(Some(second.identity().clone()), Some(PATIENCE)).await.unwrap();
+    assert!(second.wait_for_leadership(Some(PATIENCE)).await.is_ok());
+    assert_eq!(second.gate().epoch(), Some(Epoch(4)), "no term in between");
+    // It names itself: that is no successor, and no order to lead again.
+    second.hand_over(Some(second.identity().clone()), Some(PATIENCE)).await.unwrap();
+    let again = second.wait_for_leadership(Some(LEASE * 2)).await;
+    assert!(matches!(again, Err(TenureError::Timeout { .. })), "{again:?}");
+}
+
 async fn changes_show_every_term_and_no_epoch_twice<S: Stage>(stage: S) {
     let lock = stage.candidate(RoleSpec::named("r").cool_down(Duration::ZERO)).await;
     let mut changes = lock.changes();
@@ -429,6 +448,7 @@ suite![
     waiting_for_leadership_ends_when_its_time_is_over,
     a_step_down_waits_for_the_act_and_begins_no_new_one,
     a_member_that_stepped_down_stays_out_for_its_cool_down,
+    a_named_successor_leads_although_it_stepped_down_a_moment_ago,
     changes_show_every_term_and_no_epoch_twice,
     a_lost_session_is_a_loss_and_exclusive_waits_the_lease_out,
     fenced_takes_over_without_waiting,
