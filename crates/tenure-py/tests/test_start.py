@@ -171,6 +171,16 @@ async def test_a_shutdown_past_its_timeout_is_told_and_another_one_keeps_its_own
     assert lock.state is LockState.STOPPED
 
 
+async def test_nothing_waits_for_the_shutdown_event_of_a_lock_that_was_shut_down(tenure_group: MemoryGroup) -> None:
+    lock = tenure_group.lock("r", shutdown_event=asyncio.Event())
+    before = asyncio.all_tasks()
+    await lock.start()
+    waiting = asyncio.all_tasks() - before
+    assert waiting
+    await lock.shutdown()
+    await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 10)
+
+
 async def test_a_shutdown_event_that_is_set_early_starts_nothing(dsn: str) -> None:
     event, stopped = asyncio.Event(), asyncio.Event()
     event.set()
@@ -253,6 +263,11 @@ async def test_rights_that_are_missing_are_an_error_with_the_remedy(dsn: str) ->
             await LeaderLock(dsn, role="r", migrate=False).start()
         admin.execute(tenure.schema_sql().encode())
         with pytest.raises(tenure.RefusedError, match=r'tenure\.privileges_sql\("nobody_special"\)'):
+            await LeaderLock(poor, role="r").start()
+        admin.execute(tenure.privileges_sql("nobody_special").encode())
+        admin.execute("revoke execute on all functions in schema tenure from public, nobody_special")
+        remedy = r'nobody_special may not execute .* more; run the SQL of tenure\.privileges_sql\("nobody_special"\)'
+        with pytest.raises(tenure.RefusedError, match=remedy):
             await LeaderLock(poor, role="r").start()
         admin.execute(tenure.privileges_sql("nobody_special").encode())
         async with LeaderLock(poor, role="r", migrate=False) as lock:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, List, Optional
+from typing import Any, List, Optional, Union
 
 import psycopg
 import sqlalchemy.orm
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from typing_extensions import assert_type
 
 import tenure
 from tenure import blocking
@@ -45,6 +46,7 @@ def act() -> int:
 async def asks() -> bool:
     token = lock.gate.require_leader()
     lock.gate.ensure_epoch(token.epoch)
+    assert_type(token.epoch, Union[int, Any])  # None with lock_only, which few programs have to rule out.
     found = await lock.leader()
     return found is not None and found.acting and await lock.wait_for_leadership(1)
 

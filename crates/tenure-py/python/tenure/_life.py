@@ -116,8 +116,9 @@ class Life:
         self._opening = 0
         #: Done once a start is to end early.
         self._interrupted: "asyncio.Future[None]" = self.loop.create_future()
-        #: The calls of ``connect_fn`` under way.
-        self._renewals: Set["asyncio.Task[None]"] = set()
+        #: The tasks that end when no letters are read any more: the calls of ``connect_fn``, and the wait for
+        #: the caller's own event.
+        self._passing: Set["asyncio.Task[None]"] = set()
         self._tasks: Set["asyncio.Task[None]"] = set()
         self.loop.add_reader(self.mailbox.fileno(), _Doorbell(self))
 
@@ -197,9 +198,7 @@ class Life:
             elif kind == "done":
                 self._answer(*letter[1:])
             else:
-                renewal = self.spawn(self._renew(letter[1]))
-                self._renewals.add(renewal)
-                renewal.add_done_callback(self._renewals.discard)
+                self.spawn_until_closed(self._renew(letter[1]))
         for level, text in _tenure.take_log():
             _logging.relay(level, text)
 
@@ -230,6 +229,19 @@ class Life:
         task.add_done_callback(self._tasks.discard)
         return task
 
+    def spawn_until_closed(self, coroutine: Any) -> None:
+        """Runs a coroutine beside, and cancels it when no letters are read any more, unless :meth:`outlast`
+        was called."""
+        task = self.spawn(coroutine)
+        self._passing.add(task)
+        task.add_done_callback(self._passing.discard)
+
+    def outlast(self) -> None:
+        """The task that runs now is not cancelled at the end."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._passing.discard(task)
+
     def forget_tasks(self) -> None:
         """The loop was closed under its tasks. Their end is known: asyncio need not warn of it."""
         for task in [*self._tasks, *(lock._task for lock in self.locks), self.ending]:
@@ -256,5 +268,5 @@ class Life:
         self.closed = True
         if not self.loop.is_closed() and not self.inherited:
             self.loop.remove_reader(self.mailbox.fileno())
-            for renewal in self._renewals:
-                renewal.cancel()
+            for task in self._passing:
+                task.cancel()

@@ -116,12 +116,13 @@ class LeaderLock(Starter, RoleLock):
 
     async def _open(self, life: Life) -> None:
         if self._shutdown_event is not None:
-            life.spawn(self._obey(life, self._shutdown_event))
+            life.spawn_until_closed(self._obey(life, self._shutdown_event))
         await super()._open(life)
 
     async def _obey(self, life: Life, event: asyncio.Event) -> None:
         """The caller's own signal to shut down."""
         await event.wait()
+        life.outlast()
         if self._life is life and not life.closed:
             try:
                 await self.shutdown()
