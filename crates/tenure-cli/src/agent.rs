@@ -148,8 +148,16 @@ pub(crate) async fn agent(args: AgentArgs) -> Result<Exit, Failure> {
     }
     service.stopping();
     let patience = agent.patience();
+    let leave = async {
+        let left = agent.shutdown(patience).await;
+        // An order that is being given comes to its end.
+        if let Some(page) = page {
+            page.close().await;
+        }
+        left
+    };
     let left = tokio::select! {
-        left = agent.shutdown(patience) => left,
+        left = leave => left,
         // A second signal: guardians end their children as soon as this process is gone.
         () = signals.end() => Ok(()),
     };

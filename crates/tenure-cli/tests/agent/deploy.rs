@@ -208,8 +208,15 @@ async fn an_agent_is_ready_once_the_database_has_taken_its_roles_and_a_refusal_e
     proxy.heal();
     assert_eq!(news(&socket).await, "STOPPING=1");
     assert_eq!(other.wait(SOON).await.expect("it ends").code(), Some(3));
-    agent.signal(Signal::TERM);
-    agent.wait(SOON).await.expect("it ends");
+
+    // And long after the start, with a new session: what leads ends in order, and the reason is told.
+    proxy.refuse(true).await.expect("it refuses");
+    proxy.reset();
+    stage.client.execute("update tenure.role set policy = 'fenced'", &[]).await.expect("changed");
+    proxy.heal();
+    let reason = "role r was refused: the group knows it with policy fenced";
+    agent.wait_line(|line| line.contains(reason), SOON).await.expect("the reason");
+    assert_eq!(agent.wait(SOON).await.expect("it ends").code(), Some(3));
 }
 
 #[tokio::test]

@@ -76,6 +76,41 @@ async fn a_page_that_must_not_be_served_stops_the_agent_before_it_campaigns() {
 }
 
 #[tokio::test]
+async fn an_order_that_is_being_given_when_the_agent_ends_has_its_answer() {
+    let mut stage = Stage::new().await;
+    let tokens = stage.path("tokens");
+    let digest = hex::encode(Sha256::digest(b"do-something"));
+    std::fs::write(&tokens, format!("deploy-bot order {digest}\n")).expect("written");
+    let text = format!("[page]\nlisten = '0'\ntokens = '{tokens}'\n{COMMAND}");
+    let (mut agent, address) = with_page(&stage, &text).await;
+    let leads = "select count(*) from tenure.role where name = 'export' and debtor = holder";
+    stage.at_least(leads, 1).await;
+    // Another transaction holds the row that the order is about.
+    let spare = "insert into tenure.role (name, key, policy, lease_ms) values ('spare', 42, 'exclusive', 3000)";
+    stage.client.batch_execute(spare).await.expect("a role");
+    let holder = stage.client.transaction().await.expect("a transaction");
+    holder
+        .execute("select from tenure.role where name = 'spare' for update", &[])
+        .await
+        .expect("held");
+    let order = json!({"order": "pause", "role": "spare"}).to_string();
+    let given = tokio::spawn(async move {
+        ask(&address, "POST", "/api/v1/orders", "do-something", &order).await
+    });
+    let count =
+        async |sql: &str| -> i64 { holder.query_one(sql, &[]).await.expect("a count").get(0) };
+    let waits = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()";
+    until("the order waits", async || count(waits).await == 1).await;
+    agent.signal(tenure_testkit::Signal::TERM);
+    let gone = "select count(*) from tenure.role where name = 'export' and holder is null";
+    until("the role is given back", async || count(gone).await == 1).await;
+    holder.commit().await.expect("let go");
+    let (status, said) = given.await.expect("whole").expect("an answer");
+    assert_eq!(status, 200, "{said}");
+    assert_eq!(agent.wait(SOON).await.expect("it ends").code(), Some(0));
+}
+
+#[tokio::test]
 async fn orders_from_the_page_run_a_schedule_now_and_a_dead_letter_again() {
     let stage = Stage::new().await;
     let digest = |token: &str| hex::encode(Sha256::digest(token.as_bytes()));
