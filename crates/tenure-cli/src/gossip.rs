@@ -82,6 +82,8 @@ pub(crate) struct NodeAddress {
 
 /// How long a node may take over an answer that it has at hand.
 const ANSWER: Duration = Duration::from_secs(10);
+/// How long a node that was started a moment ago may need until it lets its own operator in
+const STARTING: Duration = Duration::from_secs(3);
 
 /// Certificates of an authority, where the cluster uses them.
 #[derive(Debug, Clone, Args)]
@@ -125,7 +127,43 @@ impl NodeAddress {
     }
 
     async fn connect(&self) -> Result<Client, Failure> {
-        self.try_connect().await?.map_err(|error| self.failure(&error))
+        self.connect_while(|error| self.is_founding(error)).await
+    }
+
+    /// The same, for a node that may have been started a moment ago
+    async fn connect_patiently(&self) -> Result<Client, Failure> {
+        let starts = |error: &ClientError| match error {
+            ClientError::Unreachable { why, .. } => {
+                why.kind() == std::io::ErrorKind::ConnectionRefused
+            }
+            other => self.is_founding(other),
+        };
+        self.connect_while(starts).await
+    }
+
+    /// Connects, for a while again and again as long as `may_pass` says so of what went wrong
+    async fn connect_while(
+        &self,
+        may_pass: impl Fn(&ClientError) -> bool,
+    ) -> Result<Client, Failure> {
+        let until = tokio::time::Instant::now() + STARTING;
+        loop {
+            match self.try_connect().await? {
+                Ok(client) => return Ok(client),
+                Err(error) if may_pass(&error) && tokio::time::Instant::now() < until => {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+                Err(error) => return Err(self.failure(&error)),
+            }
+        }
+    }
+
+    /// Whether the identity is the node's own, and its folder does not say yet which nodes there are: a founder
+    /// writes that down as soon as its rights are in force.
+    fn is_founding(&self, error: &ClientError) -> bool {
+        let ClientError::Session(SessionError::UnknownNode(node)) = error else { return false };
+        let Ok((keys, trust)) = self.checked() else { return false };
+        trust.nodes.is_none() && keys.public() == *node
     }
 
     async fn try_connect(&self) -> Result<Result<Client, ClientError>, Failure> {
@@ -145,23 +183,6 @@ impl NodeAddress {
             }
         }
         Ok(Ok(client))
-    }
-
-    /// The same, for a node that may have been started a moment ago
-    async fn connect_patiently(&self) -> Result<Client, Failure> {
-        let until = tokio::time::Instant::now() + Duration::from_secs(3);
-        loop {
-            match self.try_connect().await? {
-                Ok(client) => return Ok(client),
-                Err(ClientError::Unreachable { why, .. })
-                    if why.kind() == std::io::ErrorKind::ConnectionRefused
-                        && tokio::time::Instant::now() < until =>
-                {
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                }
-                Err(error) => return Err(self.failure(&error)),
-            }
-        }
     }
 
     async fn status(&self) -> Result<Value, Failure> {
@@ -254,7 +275,7 @@ enum GoalArgs {
         /// Its name
         key: String,
         /// How much; negative subtracts
-        #[arg(default_value_t = 1, allow_negative_numbers = true)]
+        #[arg(default_value_t = 1, allow_negative_numbers = true, value_parser = whole)]
         by: i64,
     },
     /// Set a value only if it is what is expected now
@@ -269,6 +290,10 @@ enum GoalArgs {
     },
     /// A goal as JSON, for example {"all": [{"increment": {"key": "a"}}]}
     Json { goal: String },
+}
+
+fn whole(text: &str) -> Result<i64, &'static str> {
+    text.parse().map_err(|_| "write a whole number of at most 63 bits")
 }
 
 impl GoalArgs {

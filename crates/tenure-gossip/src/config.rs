@@ -76,6 +76,9 @@ pub struct HostConfig {
     /// How long [`Host::submit`](crate::Host::submit) waits for a record (30 s; at least 1 s). Longer than a
     /// failover, or a goal is given up that would have been decided.
     pub submit_timeout: Duration,
+    /// How long this node may hear no leader before the clients that watch it are told to watch another (30 s; at
+    /// least 1 s). Shorter than a failover, every one of them ends their subscriptions.
+    pub cut_off: Duration,
     /// The protocol's times and bounds, the same for every namespace.
     pub engine: EngineConfig,
 }
@@ -95,6 +98,7 @@ impl HostConfig {
             tls: None,
             flood: Flood::default(),
             submit_timeout: Duration::from_secs(30),
+            cut_off: Duration::from_secs(30),
             engine: EngineConfig::default(),
         }
     }
@@ -148,6 +152,10 @@ impl HostConfig {
             let reason = "an election takes longer";
             return Err(ConfigError::new("submit_timeout", "at least 1s", reason));
         }
+        if self.cut_off < Duration::from_secs(1) {
+            let reason = "an election would end what is watched";
+            return Err(ConfigError::new("cut_off", "at least 1s", reason));
+        }
         Ok(())
     }
 
@@ -194,6 +202,7 @@ mod tests {
         assert_eq!(refused(|c| c.start = Start::Join(vec![":1".into()])), "join");
         assert_eq!(refused(|c| c.flood.burst = 0), "flood");
         assert_eq!(refused(|c| c.submit_timeout = Duration::ZERO), "submit_timeout");
+        assert_eq!(refused(|c| c.cut_off = Duration::ZERO), "cut_off");
         assert_eq!(refused(|c| c.engine.max_voters = 0), "max_voters");
         assert_eq!(refused(|c| c.engine.max_pending = 0), "max_pending");
         assert_eq!(refused(|c| c.engine.max_in_flight = 0), "max_in_flight");

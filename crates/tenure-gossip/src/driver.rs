@@ -68,6 +68,8 @@ pub(crate) struct Namespace<M: StateMachine> {
     joined: bool,
     /// Since when no leader is known.
     leaderless: Option<Tick>,
+    /// After so long without one it may be cut off from the records.
+    cut_off: Duration,
     pub(crate) changes: u64,
     pub(crate) timeouts: u64,
     pub(crate) requests: u64,
@@ -116,6 +118,7 @@ pub(crate) struct Parts<M: StateMachine> {
     pub(crate) from_links: mpsc::Receiver<FromLink>,
     pub(crate) from_host: mpsc::Receiver<FromHost<M>>,
     pub(crate) runtime: tokio::runtime::Handle,
+    pub(crate) cut_off: Duration,
 }
 
 pub(crate) struct Driver<M: StateMachine> {
@@ -127,6 +130,7 @@ pub(crate) struct Driver<M: StateMachine> {
     pub(crate) from_links: mpsc::Receiver<FromLink>,
     pub(crate) from_host: mpsc::Receiver<FromHost<M>>,
     pub(crate) runtime: tokio::runtime::Handle,
+    cut_off: Duration,
     pub(crate) namespaces: BTreeMap<String, Namespace<M>>,
     gates: Gates,
     opener: Opener,
@@ -168,6 +172,7 @@ impl<M: StateMachine> Driver<M> {
             from_links,
             from_host,
             runtime,
+            cut_off,
         } = parts;
         let me = shared.keys.id();
         let mut driver = Self {
@@ -179,6 +184,7 @@ impl<M: StateMachine> Driver<M> {
             from_links,
             from_host,
             runtime,
+            cut_off,
             namespaces: BTreeMap::new(),
             gates,
             opener,
@@ -222,6 +228,7 @@ impl<M: StateMachine> Driver<M> {
             changing: Vec::new(),
             joined: false,
             leaderless: None,
+            cut_off: self.cut_off,
             changes: 0,
             timeouts: 0,
             requests: 0,

@@ -195,6 +195,7 @@ impl<M: StateMachine> Host<M> {
             from_links,
             from_host,
             runtime: tokio::runtime::Handle::current(),
+            cut_off: config.cut_off,
         };
         let thread = std::thread::Builder::new()
             .name("tenure-gossip".to_owned())

@@ -115,14 +115,14 @@ pub(super) fn read_invitation(path: &Path) -> Result<Invitation, Failure> {
 }
 
 pub(super) async fn invite(args: InviteArgs) -> Result<Exit, Failure> {
+    if args.lifetime < Duration::from_secs(1) {
+        return Err(Failure::usage("for: at least 1s"));
+    }
     let mut client = args.at.connect().await?;
     let cluster = client.cluster().ok_or_else(|| {
         let node = &args.at.node;
         Failure::new(Exit::NoLeader, format!("node {node} has not joined a cluster yet; try again"))
     })?;
-    if args.lifetime < Duration::from_secs(1) {
-        return Err(Failure::usage("for: at least 1s"));
-    }
     let invitation = Invitation::new(cluster, args.right.into(), args.lifetime);
     change(&args.at, &mut client, &invitation.goal()).await?;
     out!("{}", invitation.to_text());

@@ -149,6 +149,38 @@ fn names_of_hosts_will_do_and_an_open_port_is_said_loudly() {
     let (_c, _) = start("c", &["--bootstrap", "--closed"]);
     let said = std::fs::read_to_string(dir.path().join("c.log")).unwrap();
     assert!(!said.contains("OPEN"), "{said}");
+
+    // With mutual TLS it is open to those that the authority has signed for, and to no other program.
+    let ca = tenure_testkit::Ca::new().unwrap();
+    let (files, authority) = (ca.client("node").unwrap(), ca.file());
+    let [cert, key, ca] = [&files.cert, &files.key, &authority].map(|path| path.to_str().unwrap());
+    let tls = ["--bootstrap", "--tls-cert", cert, "--tls-key", key, "--tls-ca", ca];
+    let (_d, _) = start("d", &tls);
+    let said = std::fs::read_to_string(dir.path().join("d.log")).unwrap();
+    let who = "every program that reaches the port and has a certificate of the authority may";
+    assert!(said.contains(who), "{said}");
+}
+
+#[test]
+fn the_first_operator_waits_for_a_founder_that_has_just_begun() {
+    let dir = tempfile::tempdir().unwrap();
+    let a = Process::start(&dir.path().join("a"), free_port(), &["--bootstrap", "--closed"]);
+    let folder = a.folder().to_str().unwrap().to_owned();
+    assert!(a.ask(&["invite", "operator", "--identity", &folder]).status.success());
+    // As in its first moment: its folder does not say yet which nodes there are.
+    let (nodes, aside) = (a.folder().join("nodes"), dir.path().join("nodes"));
+    std::fs::rename(&nodes, &aside).unwrap();
+    let mut inviting = std::process::Command::new(BIN)
+        .args(["gossip", "invite", "operator", "--node", &a.address, "--identity", &folder])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    // Time is the subject.
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    assert!(inviting.try_wait().unwrap().is_none(), "it gave up");
+    std::fs::rename(&aside, &nodes).unwrap();
+    let said = inviting.wait_with_output().unwrap();
+    assert!(said.status.success() && said.stdout.starts_with(b"tenure-invitation-"), "{said:?}");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! What a newcomer types, and what is said to wrong words: one sentence and a remedy.
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 
 use crate::kit::{BIN, Process, cluster, free_port};
@@ -51,9 +52,21 @@ fn wrong_words_to_a_node_are_answered_with_a_remedy() {
         assert_eq!(code, Some(2), "{part}: {text}");
         assert!(text.contains("--tls-"), "{part} says {text:?}");
     }
+    // A key that every user of the machine may read is no secret; a group may read it.
+    let ca = tenure_testkit::Ca::new().unwrap();
+    let (files, authority) = (ca.client("node").unwrap(), ca.file());
+    std::fs::set_permissions(&files.key, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let [cert, key, ca] = [&files.cert, &files.key, &authority].map(|path| path.to_str().unwrap());
+    let (code, text) = node(&["--bootstrap", "--tls-cert", cert, "--tls-key", key, "--tls-ca", ca]);
+    let says = format!("{key}: every user of this machine may use it (mode 644); chmod 600 {key}");
+    assert!(code == Some(2) && text.contains(&says) && text.lines().count() == 1, "{text}");
     let (code, text) = run(&["node", "--listen", "0.0.0.0:0", "--data", data, "--bootstrap"]);
     assert!(code == Some(2) && text.contains("advertise: an address"), "{text}");
     assert!(!std::path::Path::new(data).exists(), "a node that is refused leaves nothing behind");
+    // A folder that cannot be made is no mistake of the words, and has its remedy too.
+    let (code, text) =
+        run(&["node", "--listen", "127.0.0.1:0", "--data", "/proc/no/folder", "--bootstrap"]);
+    assert!(code == Some(1) && text.contains("name a folder that this program may make"), "{text}");
     // And so are clap's own.
     assert_eq!(node(&["--bootstrap", "--join", "127.0.0.1:1"]).0, Some(2));
     assert_eq!(node(&["--lease", "soon"]).0, Some(2));
@@ -112,6 +125,8 @@ fn wrong_words_to_a_client_are_answered_with_a_remedy() {
         (vec!["step-down", "--node", a, "--namespace", "x"], 7, "carries no namespace"),
         (vec!["status", "--node", nobody.as_str()], 6, "is a node running there"),
         (vec!["status", "--node", "no-port"], 2, "HOST:PORT"),
+        (vec!["submit", "--node", a, "increment", "n", "x"], 2, "write a whole number"),
+        (vec!["invite", "--node", nobody.as_str(), "--for", "0s", "client"], 2, "at least 1s"),
     ] {
         let (code, text) = run(&args);
         assert_eq!(code, Some(exit), "{args:?}: {text}");

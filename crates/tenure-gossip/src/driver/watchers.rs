@@ -18,8 +18,6 @@ use tenure_core::Tick;
 const MAX_WATCHERS: usize = 4_096;
 /// How long a watcher that reads the past may leave its connection full.
 const SLOW: Duration = Duration::from_secs(30);
-/// A node that has heard no leader for so long may be cut off from the records.
-const CUT_OFF: Duration = Duration::from_secs(30);
 /// How often it is looked whether there is room again.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -60,7 +58,7 @@ impl<M: StateMachine> Namespace<M> {
         }
         let alone = self.leaderless.map(|since| at.saturating_since(since));
         alone
-            .filter(|alone| *alone >= CUT_OFF)
+            .filter(|alone| *alone >= self.cut_off)
             .map(|alone| Refusal::CutOff { seconds: alone.as_secs(), from: next })
     }
 

@@ -27,7 +27,7 @@ impl Folder {
     /// Opens it, or makes it at the first start; with `resume`, it must be there. A key without the store
     /// it voted with could vote twice in a term, so each knows the other.
     pub(crate) fn open(folder: &Path, resume: bool) -> Result<Self, HostError> {
-        let fail = |why| HostError::Io { what: folder.display().to_string(), why };
+        let fail = |why| unusable(folder, &why);
         let store = folder.join(STORE);
         let fresh = !store.try_exists().map_err(fail)?;
         if fresh && resume {
@@ -55,7 +55,7 @@ impl Folder {
         let keys = match fs::read_to_string(&path) {
             Ok(text) => known_keys(&path, &text, &store),
             Err(error) if error.kind() == io::ErrorKind::NotFound => new_keys(folder, &store),
-            Err(why) => Err(HostError::Io { what: path.display().to_string(), why }),
+            Err(why) => Err(unusable(&path, &why)),
         };
         Ok(Self { store, keys: Arc::new(keys?), path: folder.to_owned(), fresh })
     }
@@ -97,7 +97,12 @@ fn new_keys(folder: &Path, store: &Store) -> Result<Ed25519Keys, HostError> {
     }
     let keys = Ed25519Keys::generate();
     store.put("identity", &keys.id())?;
-    write_key(folder, &keys)
-        .map_err(|why| HostError::Io { what: path.display().to_string(), why })?;
+    write_key(folder, &keys).map_err(|why| unusable(&path, &why))?;
     Ok(keys)
+}
+
+fn unusable(path: &Path, why: &io::Error) -> HostError {
+    let remedy = "name a folder that this program may make, read and write";
+    let why = io::Error::new(why.kind(), format!("{why}; {remedy}"));
+    HostError::Io { what: path.display().to_string(), why }
 }

@@ -4,6 +4,7 @@
 
 mod rawkey;
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, RwLock};
 use std::time::SystemTime;
@@ -44,6 +45,14 @@ pub enum TlsError {
         path: PathBuf,
         /// What is wrong with it.
         source: pem::Error,
+    },
+    /// Every user of this machine may use the key. A group may, as certificates of a system are often kept.
+    #[error("TLS: {}: every user of this machine may use it (mode {mode:o}); chmod 600 {}", path.display(), path.display())]
+    Exposed {
+        /// The file of the key.
+        path: PathBuf,
+        /// The permissions it has.
+        mode: u32,
     },
     /// The authority's certificate is none that can sign others.
     #[error(
@@ -178,6 +187,10 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
 }
 
 fn key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
+    let mode = std::fs::metadata(path).map_or(0, |found| found.permissions().mode() & 0o777);
+    if mode & 0o007 != 0 {
+        return Err(TlsError::Exposed { path: path.to_owned(), mode });
+    }
     PrivateKeyDer::from_pem_file(path)
         .map_err(|source| TlsError::File { path: path.to_owned(), source })
 }

@@ -14,7 +14,7 @@ use tenure_gossip::{
     Outcome, Refusal, SessionError, Start, SubmitError, TlsFiles, Trust, TxId,
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, sleep, timeout};
 
 const SOON: Duration = Duration::from_secs(10);
@@ -333,6 +333,7 @@ fn certificate(
     let write = |what: &str, text: &str| {
         let path = folder.join(format!("{name}-{what}.pem"));
         std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
         path
     };
     TlsFiles {
@@ -421,6 +422,75 @@ async fn a_watcher_has_every_record_from_the_past_into_the_present() {
     }
     let next = watcher.next(SOON).await;
     assert!(matches!(next, Ok(Answer::Record(record)) if record.index == 42));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watcher_of_a_node_without_a_leader_is_told_to_watch_another() {
+    let dir = tempfile::tempdir().unwrap();
+    let short = |config: &mut HostConfig| config.cut_off = Duration::from_secs(1);
+    let a = start(&dir.path().join("a"), Start::Bootstrap, short).await;
+    let seeds = vec![a.address().to_owned()];
+    let b = start(&dir.path().join("b"), Start::Join(seeds), short).await;
+    eventually("both vote", || async { a.status().await.unwrap().namespaces[0].voters.len() == 2 })
+        .await;
+    a.submit("main", TxId([1; 16]), put(1)).await.unwrap();
+    let mut watcher = client(&a).await;
+    let watch = || Ask::Watch { namespace: "main".into(), from: Some(1) };
+    assert!(
+        matches!(watcher.ask(watch(), SOON).await, Ok(Answer::Record(record)) if record.index == 1)
+    );
+    // One of two voters: no leader, and no records.
+    b.stop().await.unwrap();
+    let told = watcher.next(SOON * 3).await.unwrap_err().to_string();
+    assert!(told.contains("has heard no leader for"), "{told}");
+    assert!(told.contains("watch another node: tenure gossip watch --from 2"), "{told}");
+    let again = client(&a).await.ask(watch(), SOON).await.unwrap_err().to_string();
+    assert!(again.contains("watch another node: tenure gossip watch --from 1"), "{again}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watcher_is_told_of_records_that_came_as_a_snapshot() {
+    let dir = tempfile::tempdir().unwrap();
+    let brief = |config: &mut HostConfig| {
+        (config.engine.snapshot_every, config.engine.keep_history) = (16, Some(0));
+    };
+    let a = start(&dir.path().join("a"), Start::Bootstrap, brief).await;
+    for n in 1..=40 {
+        a.submit("main", TxId([n; 16]), put(n)).await.unwrap();
+    }
+    eventually("the first records are gone", || async {
+        let ask = Ask::History { namespace: "main".into(), from: 1, upto: 1 };
+        client(&a).await.ask(ask, SOON).await.is_err()
+    })
+    .await;
+    // The way to the group is shut until the watcher has come.
+    let way = TcpListener::bind(any()).await.unwrap();
+    let seeds = vec![way.local_addr().unwrap().to_string()];
+    let (open, group) = (Arc::new(AtomicBool::new(false)), a.address().to_owned());
+    let is_open = open.clone();
+    tokio::spawn(async move {
+        loop {
+            let (mut here, _) = way.accept().await.unwrap();
+            if is_open.load(Ordering::Relaxed) {
+                let mut there = TcpStream::connect(&group).await.unwrap();
+                tokio::spawn(async move {
+                    let _ = tokio::io::copy_bidirectional(&mut here, &mut there).await;
+                });
+            }
+        }
+    });
+    let b = start(&dir.path().join("b"), Start::Join(seeds), brief).await;
+    let mut watcher = client(&b).await;
+    let watch = Ask::Watch { namespace: "main".into(), from: Some(1) };
+    let nothing = watcher.ask(watch, Duration::from_millis(100)).await;
+    assert!(matches!(nothing, Err(ClientError::Session(SessionError::Timeout))), "{nothing:?}");
+    open.store(true, Ordering::Relaxed);
+    let told = watcher.next(SOON * 2).await.unwrap_err().to_string();
+    assert!(
+        told.contains("records 1 to ") && told.contains("came to this node as a snapshot"),
+        "{told}"
+    );
+    assert!(told.contains("watch another node: tenure gossip watch --from 1"), "{told}");
 }
 
 /// The leader has made the next snapshot, and more than one, before the newcomer has taken the last.
