@@ -44,11 +44,16 @@ pub(crate) struct RunNow {
     #[command(flatten)]
     database: Database,
     /// A dead letter to run again: its slot, as `tenure schedule dead` shows it
-    #[arg(long, value_name = "SLOT")]
+    #[arg(long, value_name = "SLOT", value_parser = instant)]
     slot: Option<Timestamp>,
     /// Wait for the end of the run; exit 0 only if it succeeded
     #[arg(long, value_name = "TIME", value_parser = period)]
     wait: Option<Duration>,
+}
+
+fn instant(text: &str) -> Result<Timestamp, &'static str> {
+    text.parse()
+        .map_err(|_| "write an instant as `tenure schedule dead` shows it: 2026-07-01T03:00:00Z")
 }
 
 #[derive(Debug, Args)]

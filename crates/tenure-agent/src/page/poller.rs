@@ -130,6 +130,8 @@ pub(super) struct Poller {
     /// browsers may have one role open.
     answers: tokio::sync::Mutex<HashMap<String, (Instant, u64, Asked)>>,
     questions: Arc<Semaphore>,
+    /// What the log was told last: an outage of hours is one line, not one a second.
+    told: Mutex<Option<String>>,
 }
 
 impl std::fmt::Debug for Poller {
@@ -150,6 +152,7 @@ impl Poller {
             windows: tokio::sync::Mutex::default(),
             answers: tokio::sync::Mutex::default(),
             questions: Arc::new(Semaphore::new(QUESTIONS)),
+            told: Mutex::default(),
         })
     }
 
@@ -305,7 +308,7 @@ impl Poller {
             .replace("{alerts}", &part(parts.alerts, include_str!("../../sql/page_alerts.sql")));
         let sql = prepared(&since(&sql, RECENT));
         let text = self.looking.send(&sql).await.map_err(|error| {
-            tracing::warn!("the page sees nothing: {error}");
+            self.warn(format!("the page sees nothing: {error}"));
             match error {
                 StoreError::Refused(_) => {
                     "the database refused the question; `tenure check` may say why"
@@ -318,12 +321,23 @@ impl Poller {
             }
         })?;
         Picture::read(&text.unwrap_or_default()).map_err(|error| {
-            tracing::warn!("the page cannot read the database's answer: {error}");
+            self.warn(format!("the page cannot read the database's answer: {error}"));
             "the database's answer cannot be read"
         })
     }
 
+    fn warn(&self, what: String) {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.as_ref() != Some(&what) {
+            tracing::warn!("{what}");
+            *told = Some(what);
+        }
+    }
+
     fn seen(&self, picture: Picture, at: Instant) {
+        if self.told.lock().unwrap_or_else(PoisonError::into_inner).take().is_some() {
+            tracing::warn!("the page sees the database again");
+        }
         let picture = Arc::new(picture);
         let mut message = None;
         self.known.send_modify(|known| {

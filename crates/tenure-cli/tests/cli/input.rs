@@ -197,6 +197,14 @@ async fn every_group_of_commands_uses_the_same_table() {
         (vec!["key", "r"], 0),
         (vec!["embedded", "nonsense"], 2),
         (vec!["status", "--dsn", away], 5),
+        (vec!["events", "--dsn", away], 5),
+        (vec!["events", "--dsn", away, "--since", "soon"], 2),
+        (vec!["prune", "--dsn", away], 5),
+        (vec!["prune", "--dsn", away, "--older-than", "0s"], 2),
+        (vec!["schedule", "list", "--dsn", away], 5),
+        (vec!["schedule", "run", "s", "--dsn", away, "--slot", "yesterday"], 2),
+        (vec!["serve", "--dsn", away, "--listen", "0.0.0.0:0"], 2),
+        (vec!["agent", "--config", "/nowhere/at/all"], 2),
     ];
     if cfg!(feature = "tx") {
         cases.push((vec!["tx", "list", "--account", account, "--dsn", away], 5));
