@@ -306,6 +306,7 @@ async fn relay(
 
 #[cfg(test)]
 mod tests {
+    use tenure::LeaseSpec;
     use tenure::memory::MemoryGroup;
     use tokio::time::timeout;
 
@@ -321,7 +322,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn every_opening_of_a_gate_is_counted_also_one_of_the_same_term() {
-        let group = MemoryGroup::new();
+        let grace = Some(Duration::from_secs(1));
+        let lease = LeaseSpec { reconnect_grace: grace, ..LeaseSpec::default() };
+        let group = MemoryGroup::with_lease(lease).expect("valid");
         let lock = group.lock("r").expect("a name");
         let config = Config::builder().dsn("postgresql://localhost:1/none").build().expect("valid");
         let store = Arc::new(Store::new(&config, "test").expect("a store"));
@@ -330,10 +333,7 @@ mod tests {
         tokio::spawn(relay(lock.events(), lock.clone(), store, events, refused, led));
         lock.start().await.expect("it takes part");
         reaches(1, &mut openings).await;
-        let mut changes = lock.changes();
-        group.partition(&lock);
-        timeout(SOON, changes.wait_for(|now| !now.is_leader)).await.expect("late").expect("led");
-        group.heal(&lock);
+        group.terminate(&lock);
         reaches(2, &mut openings).await;
         assert_eq!(lock.gate().epoch().map(tenure::Epoch::get), Some(1), "the same term goes on");
     }
