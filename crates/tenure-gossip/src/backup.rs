@@ -30,8 +30,8 @@ use crate::identity::{Keys as _, PeerId};
 use crate::machine::StateMachine;
 use crate::storage::{Store, StoreError};
 
-/// How the file begins: what it is, and its version.
-const MAGIC: &[u8; 16] = b"tenure backup  1";
+/// How the file begins: what it is, and its version. 1 did not say which transactions were rejected.
+const MAGIC: &[u8; 16] = b"tenure backup  2";
 /// Terms of one generation: an election a second for half a year. Large enough that no former leader can have
 /// a term of the next generation, small enough that a fresh node believes it.
 const TERMS: u64 = 1 << 24;

@@ -12,7 +12,10 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use redb::{Database, Durability, ReadableDatabase as _, ReadableTable as _, TableDefinition};
+use redb::{
+    Database, Durability, ReadableDatabase as _, ReadableTable as _, ReadableTableMetadata as _,
+    TableDefinition,
+};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -23,6 +26,10 @@ use crate::history::{Hash, Record};
 const META: TableDefinition<'_, (&str, &str), &[u8]> = TableDefinition::new("meta");
 const LOG: TableDefinition<'_, (&str, u64), &[u8]> = TableDefinition::new("log");
 const HISTORY: TableDefinition<'_, (&str, u64), &[u8]> = TableDefinition::new("history");
+
+/// The form of all this, and of the snapshots beside it. 1 did not say it, nor in a snapshot which transactions were
+/// rejected.
+const FORM: u16 = 2;
 
 /// The store failed; the node stops rather than promise what it cannot keep.
 #[derive(Debug, thiserror::Error)]
@@ -38,6 +45,12 @@ pub enum StoreError {
         "the store is damaged: {0}; give this node a fresh folder (and with it, a fresh identity)"
     )]
     Damaged(Box<dyn std::error::Error + Send + Sync>),
+    /// Another version of this program wrote it. Nothing was changed.
+    #[error(
+        "the store has form {0}, and this version of tenure reads form {FORM}; use the version that wrote it, or give \
+         this node a fresh folder (and with it, a fresh identity) and let it join again"
+    )]
+    OtherForm(u16),
 }
 
 fn io(error: impl Into<redb::Error>) -> StoreError {
@@ -81,7 +94,7 @@ impl Store {
     /// Opens or makes the file. One process at a time.
     ///
     /// # Errors
-    /// [`StoreError::Io`].
+    /// [`StoreError::Io`], [`StoreError::OtherForm`].
     pub(crate) fn open(path: &Path) -> Result<Self, StoreError> {
         let mut db = Database::builder().set_cache_size(CACHE).create(path).map_err(io)?;
         let size = std::fs::metadata(path).map_err(io)?.len();
@@ -90,9 +103,21 @@ impl Store {
         }
         let tx = db.begin_write().map_err(io)?;
         {
-            tx.open_table(META).map_err(io)?;
-            tx.open_table(LOG).map_err(io)?;
-            tx.open_table(HISTORY).map_err(io)?;
+            let mut meta = tx.open_table(META).map_err(io)?;
+            let log = tx.open_table(LOG).map_err(io)?;
+            let history = tx.open_table(HISTORY).map_err(io)?;
+            let form = meta.get(("", "form")).map_err(io)?.map(|form| decode(form.value()));
+            match form.transpose()? {
+                Some(FORM) => {}
+                Some(other) => return Err(StoreError::OtherForm(other)),
+                None if meta.is_empty().map_err(io)?
+                    && log.is_empty().map_err(io)?
+                    && history.is_empty().map_err(io)? =>
+                {
+                    meta.insert(("", "form"), encode(&FORM).as_slice()).map_err(io)?;
+                }
+                None => return Err(StoreError::OtherForm(1)),
+            }
         }
         tx.commit().map_err(io)?;
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
@@ -401,6 +426,32 @@ mod tests {
             .unwrap();
         assert_eq!(store.found("b").unwrap().commit.entries.len(), 0);
         assert_eq!(store.found("a").unwrap().commit.entries.len(), 1);
+    }
+
+    #[test]
+    fn a_folder_of_another_form_is_refused_with_a_remedy_and_stays_as_it_is() {
+        for (form, found) in [(None, 1), (Some(9), 9)] {
+            let (dir, store) = open();
+            store.found("a").unwrap();
+            let tx = store.db.begin_write().unwrap();
+            match form {
+                // As the first version left it.
+                None => drop(tx.open_table(META).unwrap().remove(("", "form")).unwrap()),
+                Some(form) => {
+                    let form = encode::<u16>(&form);
+                    tx.open_table(META).unwrap().insert(("", "form"), form.as_slice()).unwrap();
+                }
+            }
+            tx.commit().unwrap();
+            drop(store);
+            for _ in 0..2 {
+                let Err(error) = Store::open(&dir.path().join("node.redb")) else {
+                    panic!("form {form:?} was taken");
+                };
+                assert!(matches!(error, StoreError::OtherForm(form) if form == found), "{error}");
+                assert!(error.to_string().contains("fresh folder"), "{error}");
+            }
+        }
     }
 
     #[test]

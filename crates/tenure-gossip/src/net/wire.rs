@@ -15,8 +15,9 @@ pub(crate) const MAX_GREETING: usize = 1 << 10;
 /// Longest namespace in bytes.
 pub(crate) const MAX_NAMESPACE: usize = 64;
 
-/// The version of all this. 1 had no TLS of its own.
-pub(crate) const VERSION: u16 = 2;
+/// The version of all this, and of the snapshots that it carries. 1 had no TLS of its own; 2 did not say in a snapshot
+/// which transactions were rejected.
+pub(crate) const VERSION: u16 = 3;
 
 /// The first word of the side that calls.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
