@@ -456,6 +456,12 @@ impl<M: StateMachine> Driver<M> {
             Event::Forgot(peer) => {
                 tracing::error!(namespace = name, %peer, "this node has forgotten what it acknowledged (an old copy of its folder, or a copy that runs beside it); it is removed and must join again with a fresh folder");
             }
+            Event::Stranded => {
+                tracing::warn!(
+                    namespace = name,
+                    "no member that this node knows answers; if it was removed while it was away, start it with a fresh folder and let it join again"
+                );
+            }
             Event::Halted(why) => {
                 ns.keeper.shut();
                 ns.end_watches(Refusal::Halted);

@@ -112,6 +112,9 @@ pub struct Engine<M: StateMachine, C: Commit = Raft> {
     oldest: u64,
     fetch: Option<Fetch>,
     asked: Asked,
+    /// When a member was last heard, or there was none to hear.
+    heard: Tick,
+    stranded: bool,
     next_tick: Tick,
     next_sync: Tick,
     halted: Option<String>,
@@ -211,6 +214,8 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
             oldest,
             fetch: None,
             asked: Asked::default(),
+            heard: now,
+            stranded: false,
             next_tick: now + TICK,
             next_sync: now + TICK,
             halted: None,
@@ -341,6 +346,9 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
     pub fn handle_message(&mut self, now: Tick, from: PeerId, message: Message) {
         if from == self.me || !message.within_limits() || !self.counts(now, from, &message) {
             return;
+        }
+        if let Message::Consensus(_) | Message::History { .. } = message {
+            self.heard = now;
         }
         match message {
             Message::Spray(m) => self.gossip.handle_spray(from, m),

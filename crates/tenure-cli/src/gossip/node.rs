@@ -174,11 +174,13 @@ async fn ask(asker: mpsc::Sender<oneshot::Sender<Health>>) -> Health {
     answer.await.unwrap_or_else(|_| health(Err(HostError::Stopped)))
 }
 
-/// A node that has halted, or that knows no leader, is not well.
+/// A node that has halted, that hears no member, or that knows no leader, is not well.
 fn health(status: Result<Status, HostError>) -> Health {
     match status {
         Ok(status) => {
-            let well = |space: &NamespaceStatus| space.halted.is_none() && space.leader.is_some();
+            let well = |space: &NamespaceStatus| {
+                space.halted.is_none() && !space.stranded && space.leader.is_some()
+            };
             let healthy = status.namespaces.iter().all(well);
             Health { healthy, details: json!(status) }
         }

@@ -37,6 +37,11 @@ async fn space(at: &NodeAddress, ns: &Value) {
     if let Some(why) = ns["halted"].as_str() {
         out!("  HALTED   {why}");
     }
+    if ns["stranded"] == json!(true) {
+        out!(
+            "  STRANDED no member that this node knows answers; removed while it was away, it needs a fresh folder"
+        );
+    }
     let acting = if ns["acting"] == json!(true) { ", this node acts" } else { "" };
     out!("  leader   {} (term {}{acting})", brief(&ns["leader"]), ns["term"]);
     out!("  hint     {} for {} ms", brief(&ns["hint"]), ns["hint_ms"]);

@@ -75,6 +75,8 @@ pub struct NamespaceStatus {
     pub history_requests: u64,
     /// Votes thrown away since the start, by reason.
     pub votes_rejected: BTreeMap<String, u64>,
+    /// Whether this node believes to be a member, and no member that it knows has answered for half a minute.
+    pub stranded: bool,
     /// Why the node has stopped applying, if it has.
     pub halted: Option<String>,
 }
@@ -130,6 +132,7 @@ impl<M: StateMachine> Driver<M> {
                     .iter()
                     .map(|(r, n)| (r.name().to_owned(), *n))
                     .collect(),
+                stranded: engine.is_stranded(),
                 halted: engine.halted().map(ToOwned::to_owned),
             }
         };

@@ -116,7 +116,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::engine::{EngineConfig, Found};
+    use crate::engine::{EngineConfig, Event, Found};
     use crate::history::{Chain, TxId};
     use crate::identity::{Ed25519Keys, Keys as _};
     use crate::kv::{Kv, KvGoal};
@@ -229,8 +229,9 @@ mod tests {
     }
 
     #[test]
-    fn a_member_asks_members_for_history_and_others_only_to_have_three() {
-        let others = [peer(1), peer(2), peer(3)];
+    fn a_member_asks_members_alone_for_history() {
+        // Fewer than it would ask: what others answer is thrown away.
+        let others = [peer(1), peer(2)];
         let mut engine = founder(&others);
         (10..40).for_each(|n| engine.learn(peer(n)));
         while engine.poll_output().is_some() {}
@@ -240,6 +241,38 @@ mod tests {
             _ => None,
         });
         assert_eq!(asked.collect::<BTreeSet<_>>(), BTreeSet::from(others));
+    }
+
+    #[test]
+    fn a_node_whose_members_are_all_gone_says_that_it_is_stranded_until_one_answers() {
+        let member = peer(1);
+        let mut engine = founder(&[member, peer(2)]);
+        (10..20).for_each(|n| engine.learn(peer(n)));
+        let (mut now, mut told) = (START, 0);
+        let mut wait = |engine: &mut Engine<Kv>, seconds: u64| {
+            let until = now + Duration::from_secs(seconds);
+            while now < until {
+                now = now + Duration::from_millis(100);
+                engine.handle_timeout(now);
+                // What a node that is no member says is no answer.
+                engine.handle_message(
+                    now,
+                    peer(10),
+                    Message::History { records: Vec::new(), last: 9 },
+                );
+                let outputs = std::iter::from_fn(|| engine.poll_output());
+                told += outputs.filter(|one| *one == Output::Event(Event::Stranded)).count();
+            }
+            (now, told)
+        };
+        let (_, told) = wait(&mut engine, 29);
+        assert!(!engine.is_stranded() && told == 0, "a while is nothing");
+        let (now, told) = wait(&mut engine, 10);
+        assert!(engine.is_stranded() && told == 1, "told once");
+        engine.asked.note(&Output::Send(member, Message::HistoryRequest { from: 1, upto: 1 }));
+        engine.handle_message(now, member, Message::History { records: Vec::new(), last: 0 });
+        wait(&mut engine, 1);
+        assert!(!engine.is_stranded());
     }
 
     #[test]

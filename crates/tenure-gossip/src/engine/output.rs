@@ -208,6 +208,8 @@ pub enum Event {
     /// A member has forgotten what it acknowledged (its disk was put back to an earlier copy, or a copy
     /// of it runs elsewhere): it is being removed.
     Forgot(PeerId),
+    /// This node believes to be a member, and no member that it knows has answered for long.
+    Stranded,
     /// This node met a contradiction and applies nothing any more.
     Halted(String),
 }

@@ -20,6 +20,9 @@ const FETCH_PATIENCE: Duration = Duration::from_secs(2);
 /// Time between two looks for missed records, for a node outside of consensus.
 const SYNC_EVERY: Duration = Duration::from_secs(1);
 
+/// Without a word from a member for so long, a node that believes to be one is stranded.
+const STRANDED_AFTER: Duration = Duration::from_secs(30);
+
 /// A snapshot being fetched.
 #[derive(Debug, Clone)]
 pub(super) struct Fetch {
@@ -31,8 +34,8 @@ pub(super) struct Fetch {
 }
 
 impl<M: StateMachine, C: Commit> Engine<M, C> {
-    /// Asks `peers` of the view for what comes after the last record applied. A member asks other members first:
-    /// it believes no one else.
+    /// Asks `peers` of the view for what comes after the last record applied. A member asks other members: it
+    /// believes no other node.
     pub(super) fn request_history(&mut self, now: Tick, peers: usize) {
         let from = self.chain.index() + 1;
         let upto = self.chain.index() + MAX_HISTORY_RECORDS as u64;
@@ -49,18 +52,11 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
 
     fn peers_to_ask(&mut self, now: Tick, count: usize) -> Vec<PeerId> {
         let members = self.commit.status(now).members;
-        let mut peers: Vec<_> = match members.contains(&self.me) {
-            true => members.all().into_iter().filter(|peer| *peer != self.me).collect(),
-            false => Vec::new(),
-        };
-        self.gossip.shuffle(&mut peers);
-        if peers.len() < count {
-            for peer in self.gossip.sample(count) {
-                if !peers.contains(&peer) {
-                    peers.push(peer);
-                }
-            }
+        if !members.contains(&self.me) {
+            return self.gossip.sample(count);
         }
+        let mut peers: Vec<_> = members.all().into_iter().filter(|peer| *peer != self.me).collect();
+        self.gossip.shuffle(&mut peers);
         peers.truncate(count);
         peers
     }
@@ -132,10 +128,26 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
         if self.fetch.as_ref().is_some_and(|f| f.until <= now) {
             self.fetch = None;
         }
-        let attached = self.attached(&self.commit.status(now));
+        let status = self.commit.status(now);
+        let attached = self.attached(&status);
+        if attached || !status.members.contains(&self.me) || status.members.all().len() == 1 {
+            self.heard = now;
+        }
+        let stranded = now.saturating_since(self.heard) >= STRANDED_AFTER;
+        if stranded && !self.stranded {
+            self.out.push_back(Output::Event(Event::Stranded));
+        }
+        self.stranded = stranded;
         if !attached && self.next_sync <= now && self.fetch.is_none() {
             self.request_history(now, 1);
         }
+    }
+
+    /// Whether this node believes to be a member, and none of the members that it knows has answered for long: they are
+    /// away, or it was removed while it was away itself, and all of them were since.
+    #[must_use]
+    pub fn is_stranded(&self) -> bool {
+        self.stranded
     }
 
     // Snapshots

@@ -625,7 +625,10 @@ impl World {
             Event::Snapshot { installed: true, .. } => self.figures.snapshots_installed += 1,
             Event::Halted(_) if self.damaged.contains(&i) => {}
             Event::Halted(why) => self.fail(format!("node {i} halted: {why}")),
-            Event::Snapshot { .. } | Event::LeaderChanged { .. } | Event::VoteRejected(..) => {}
+            Event::Snapshot { .. }
+            | Event::LeaderChanged { .. }
+            | Event::VoteRejected(..)
+            | Event::Stranded => {}
         }
     }
 
