@@ -30,8 +30,6 @@ use crate::say;
 
 /// How long the group may take to become well after the last fault.
 const RECOVERY: Duration = Duration::from_secs(120);
-/// KiB that a node's largest file may grow by until its disk is full: a moment's writing.
-const LEFT: u64 = 256;
 
 /// What to do, and for how long.
 #[derive(Debug, Args)]
@@ -130,7 +128,7 @@ impl Soak {
                 None => vec!["--bootstrap"],
                 Some(seed) => vec!["--join", seed.as_str()],
             };
-            node.start(&self.network, &self.program, &args, None).await?;
+            node.start(&self.network, &self.program, &args).await?;
             self.nodes.push(node);
         }
         let until = Instant::now() + RECOVERY;
@@ -217,17 +215,21 @@ impl Soak {
     }
 
     async fn restart(&mut self, place: Place) -> anyhow::Result<()> {
-        self.nodes[place].start(&self.network, &self.program, &[], None).await
+        self.nodes[place].start(&self.network, &self.program, &[]).await
     }
 
     /// The node's disk fills up under load: it stops by itself, and goes on when there is room again.
     async fn fill_disk(&mut self, place: Place) -> anyhow::Result<&'static str> {
         self.nodes[place].kill().await;
-        let room = self.nodes[place].largest()? + LEFT;
-        self.nodes[place].start(&self.network, &self.program, &[], Some(room)).await?;
-        let ended = self.nodes[place].ends(Duration::from_secs(20)).await;
+        self.nodes[place].start_to_fill(&self.network, &self.program).await?;
+        // It takes part again before its disk is full.
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        self.nodes[place].fill()?;
+        if !self.nodes[place].ends(Duration::from_secs(20)).await {
+            bail!("node {place} went on for 20 s without a disk to write to");
+        }
         self.restart(place).await?;
-        Ok(if ended { "full disk" } else { "disk with room enough" })
+        Ok("full disk")
     }
 
     /// The node dies with its disk; a fresh one takes its place and its vote.
@@ -240,7 +242,7 @@ impl Soak {
         let args: Vec<_> = seeds.iter().flat_map(|(_, seed)| ["--join", seed.as_str()]).collect();
         let folder = self.fresh_folder();
         let mut node = Node::settle(&self.network, place, folder).await?;
-        node.start(&self.network, &self.program, &args, None).await?;
+        node.start(&self.network, &self.program, &args).await?;
         let new = node.id.context("it runs")?;
         self.nodes[place] = node;
         self.publish();

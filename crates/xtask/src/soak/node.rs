@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
 use serde_json::Value;
 use tenure_gossip::{Answer, Ask, Client, Ed25519Keys, PeerId, Trust};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
@@ -44,23 +44,42 @@ impl Node {
         Ok(Self { child: None, direct, relayed, id: None, folder, place })
     }
 
-    /// Starts it; with `room`, its files may have so many KiB, and a write beyond fails as on a full disk.
     pub(super) async fn start(
         &mut self,
         network: &Network,
         program: &Path,
         args: &[&str],
-        room: Option<u64>,
     ) -> anyhow::Result<()> {
-        let mut command = match room {
-            Some(kib) => {
-                let mut shell = Command::new("bash");
-                let limit = format!("trap '' XFSZ; ulimit -f {kib}; exec \"$0\" \"$@\"");
-                shell.arg("-c").arg(limit).arg(program);
-                shell
-            }
-            None => Command::new(program),
-        };
+        self.start_by(network, Command::new(program), args).await
+    }
+
+    /// Starts it so that [`Node::fill`] makes its writes fail, and does not kill it by a signal.
+    pub(super) async fn start_to_fill(
+        &mut self,
+        network: &Network,
+        program: &Path,
+    ) -> anyhow::Result<()> {
+        let mut shell = Command::new("bash");
+        shell.arg("-c").arg("trap '' XFSZ; exec \"$0\" \"$@\"").arg(program);
+        self.start_by(network, shell, &[]).await
+    }
+
+    /// From now on no byte can be written: in place neither, as on a full disk that copies on write. The room that
+    /// a store has kept inside its file would otherwise last for minutes.
+    pub(super) fn fill(&self) -> anyhow::Result<()> {
+        let pid = self.child.as_ref().and_then(Child::id).and_then(|pid| i32::try_from(pid).ok());
+        let pid = pid.and_then(Pid::from_raw).context("it runs")?;
+        let nothing = Rlimit { current: Some(0), maximum: None };
+        prlimit(Some(pid), Resource::Fsize, nothing)?;
+        Ok(())
+    }
+
+    async fn start_by(
+        &mut self,
+        network: &Network,
+        mut command: Command,
+        args: &[&str],
+    ) -> anyhow::Result<()> {
         command
             .args(["gossip", "node", "--snapshot-every", "500", "--listen", &self.direct])
             .args(["--advertise", &self.relayed, "--open", "--data"])
@@ -79,10 +98,10 @@ impl Node {
         timeout(Duration::from_secs(30), BufReader::new(out).read_line(&mut line)).await??;
         let id = line.split_whitespace().nth(2).and_then(PeerId::from_hex);
         self.child = Some(child);
-        if id.is_none() && room.is_none() {
+        if id.is_none() {
             bail!("node {} did not get ready", self.place);
         }
-        self.id = id.or(self.id);
+        self.id = id;
         Ok(())
     }
 
@@ -137,15 +156,6 @@ impl Node {
         let mut spaces = spaces.chain([&status["credentials"]]);
         let found = spaces.find(|space| space["namespace"] == *name).cloned();
         found.with_context(|| format!("it carries no namespace {name}"))
-    }
-
-    /// KiB of its largest file.
-    pub(super) fn largest(&self) -> anyhow::Result<u64> {
-        let mut largest = 0;
-        for file in std::fs::read_dir(&self.folder)? {
-            largest = largest.max(file?.metadata()?.len());
-        }
-        Ok(largest.div_ceil(1_024))
     }
 }
 
