@@ -213,7 +213,8 @@ end $$;
 -- New rows, and with them, in one commit, statuses of others. A nonce is taken over only from a
 -- row that ended as invalid: no node ever took that one, and it is kept for its readers
 -- (past_transactions). Returns the nonces stored; a missing one belongs to another live
--- transaction.
+-- transaction. An end that found no open row of its form is returned as well, as -1 - nonce: its
+-- request has not ended, whatever was to be told.
 create function tenure_tx.accept(
     p_role text, p_epoch bigint, p_account bytea, p_creator text, p_block bigint,
     p_nonces bigint[], p_hashes bytea[], p_calls bytea[], p_raws bytea[], p_tips text[],
@@ -223,6 +224,8 @@ create function tenure_tx.accept(
     s_ended boolean[]
 ) returns setof bigint language plpgsql volatile
 set search_path = pg_catalog, pg_temp as $$
+declare
+    recorded bigint[];
 begin
     -- The common case first: no commit waits for a standby, and there is none.
     if not p_accept_loss and current_setting('synchronous_standby_names') = ''
@@ -271,8 +274,11 @@ begin
     end if;
     perform tenure_tx.announce('pending_tx_new', p_account, p_nonces);
     if cardinality(s_nonces) > 0 then
-        perform tenure_tx.put_statuses(p_epoch, p_account, s_nonces, s_hashes, s_states, s_blocks,
-                                       s_metadata, s_ended);
+        recorded := array(select tenure_tx.put_statuses(p_epoch, p_account, s_nonces, s_hashes,
+                                                        s_states, s_blocks, s_metadata, s_ended));
+        return query
+        select -1 - n.nonce from unnest(s_nonces, s_ended) as n (nonce, ended)
+            where n.ended and n.nonce <> all (recorded);
     end if;
 end $$;
 

@@ -34,9 +34,11 @@ use crate::schema::SCHEMA;
 pub use error::StoreError;
 use journal::Journal;
 pub use row::StoredTransaction;
-use row::{AttemptColumns, CHANGE_COLUMN, COLUMNS, PAST_COLUMNS, SettlementColumns, StatusColumns};
 #[doc(hidden)]
-pub use row::{Correction, NewTransaction, Replacement, Settlement, Snapshot, StatusChange};
+pub use row::{
+    Accepted, Correction, NewTransaction, Replacement, Settlement, Snapshot, StatusChange,
+};
+use row::{AttemptColumns, CHANGE_COLUMN, COLUMNS, PAST_COLUMNS, SettlementColumns, StatusColumns};
 use row::{from_sql, read_row, to_sql};
 use session::Session;
 
@@ -181,7 +183,7 @@ impl Store {
         block: u64,
         rows: &[NewTransaction],
     ) -> Result<Vec<u64>, StoreError> {
-        self.accept_and_record(epoch, block, rows, &[]).await
+        Ok(self.accept_and_record(epoch, block, rows, &[]).await?.stored)
     }
 
     /// Stores new rows and, in the same commit, statuses of others: both or neither.
@@ -195,10 +197,15 @@ impl Store {
         block: u64,
         rows: &[NewTransaction],
         changes: &[StatusChange],
-    ) -> Result<Vec<u64>, StoreError> {
+    ) -> Result<Accepted, StoreError> {
         if let Some(journal) = self.as_journal() {
             let (rows, changes) = (rows.to_vec(), changes.to_vec());
-            return ask(journal, move |journal| journal.accept(block, &rows, &changes)).await;
+            let accept = move |journal: &mut Journal| {
+                let stored = journal.accept(block, &rows)?;
+                let recorded = journal.record(&changes)?;
+                Ok(Accepted { stored, unplaced: StatusChange::unplaced(&changes, &recorded) })
+            };
+            return ask(journal, accept).await;
         }
         let (block, creator) = (to_sql(block)?, &self.0.options.creator);
         let columns = AttemptColumns::of(
@@ -214,7 +221,8 @@ impl Store {
         arguments.extend([nonces, hashes, &calls, raws, tips, noops, attempts, &requests, &left]);
         arguments.push(&self.0.options.accept_loss);
         arguments.extend(statuses.arguments());
-        self.write(|session| &session.accept, epoch, &arguments).await
+        let written = self.write(|session| &session.accept, epoch, &arguments).await?;
+        Ok(Accepted::of(&written))
     }
 
     /// Stores further attempts; returns the nonces that were stored. One that is missing has ended.
@@ -235,7 +243,8 @@ impl Store {
         let columns = AttemptColumns::of(rows)?;
         let mut arguments = columns.arguments().to_vec();
         arguments.push(&self.0.options.accept_loss);
-        self.write(|session| &session.replace, epoch, &arguments).await
+        let written = self.write(|session| &session.replace, epoch, &arguments).await?;
+        Ok(written.into_iter().map(from_sql).collect())
     }
 
     /// Records statuses, at most one per nonce; returns the nonces whose row changed. A status for
@@ -254,7 +263,8 @@ impl Store {
             return ask(journal, move |journal| journal.record(&changes)).await;
         }
         let statuses = StatusColumns::of(changes)?;
-        self.write(|session| &session.record, epoch, &statuses.arguments()).await
+        let written = self.write(|session| &session.record, epoch, &statuses.arguments()).await?;
+        Ok(written.into_iter().map(from_sql).collect())
     }
 
     /// Stores that provisional ends are proved, or what is true instead.
@@ -272,7 +282,8 @@ impl Store {
             return ask(journal, move |journal| journal.settle(&settlements)).await;
         }
         let columns = SettlementColumns::of(settlements)?;
-        self.write(|session| &session.settle, epoch, &columns.arguments()).await
+        let written = self.write(|session| &session.settle, epoch, &columns.arguments()).await?;
+        Ok(written.into_iter().map(from_sql).collect())
     }
 
     /// What is accepted here and might still be lost, one sentence each.
@@ -514,13 +525,13 @@ impl Store {
         rows.iter().map(read_row).collect()
     }
 
-    /// Runs a writer under this epoch; returns the nonces it wrote.
+    /// Runs a writer under this epoch; returns what it returned.
     async fn write(
         &self,
         statement: fn(&Session) -> &Statement,
         epoch: Epoch,
         arguments: &[&(dyn ToSql + Sync)],
-    ) -> Result<Vec<u64>, StoreError> {
+    ) -> Result<Vec<i64>, StoreError> {
         let session = self.session().await?;
         let (role, epoch) = (&self.0.options.role, epoch.get());
         let account = self.account().as_bytes();
@@ -532,7 +543,7 @@ impl Store {
         if session.warned.load(Ordering::Acquire) {
             return Err(self.lost("the database answered with a warning").await);
         }
-        Ok(rows.iter().map(|row| from_sql(row.get(0))).collect())
+        Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 
     /// A statement with its deadline. A late answer comes to no caller, so the session goes.

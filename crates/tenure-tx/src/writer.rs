@@ -220,7 +220,10 @@ async fn accept_rows(
             let rows = rows.iter().map(|r| (r.nonce, written.clone())).collect();
             (rows, Some(written).filter(|_| !statuses.is_empty()))
         }
-        stored => (outcomes(rows.iter().map(|r| r.nonce), stored), None),
+        Ok(accepted) => {
+            let rows = outcomes(rows.iter().map(|r| r.nonce), Ok(accepted.stored));
+            (rows, not_ended(&accepted.unplaced))
+        }
     }
 }
 
@@ -240,13 +243,14 @@ async fn record(store: &Store, epoch: Epoch, statuses: &[StatusChange]) -> Optio
     }
     match store.record(epoch, statuses).await {
         Err(error) => Some(written_of(error)),
-        Ok(stored) => {
-            let ended = |one: &&StatusChange| one.note.end.is_some();
-            let untold = statuses.iter().filter(ended).find(|one| !stored.contains(&one.nonce))?;
-            let why = format!("the end of nonce {} found no row of its form", untold.nonce);
-            Some(Written::Unknown(Arc::new(StoreError::Lost(why))))
-        }
+        Ok(recorded) => not_ended(&StatusChange::unplaced(statuses, &recorded)),
     }
+}
+
+/// Of ends that found no row.
+fn not_ended(unplaced: &[u64]) -> Option<Written> {
+    let why = format!("the end of nonce {} found no row of its form", unplaced.first()?);
+    Some(Written::Unknown(Arc::new(StoreError::Lost(why))))
 }
 
 fn outcomes(
@@ -390,6 +394,47 @@ mod tests {
 
     fn status(nonce: u64, status: TransactionStatus) -> Write {
         Write::Status(StatusChange { nonce, hash: Hash([1; 32]), status, note: Note::default() })
+    }
+
+    /// A replacement whose answer was lost may be stored later than it was given up for.
+    #[tokio::test]
+    async fn an_end_of_a_form_that_the_row_no_longer_has_is_not_told_as_stored() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let account = crate::account::AccountId::new([7; 20]).expect("20 bytes");
+        let store = Store::journal(&folder.path().join("journal"), account).expect("a journal");
+        let attempt = |tag| Attempt { hash: Hash([tag; 32]), ..Attempt::default() };
+        let row = |nonce, tag: u8| NewTransaction {
+            nonce,
+            attempt: attempt(tag),
+            call: None,
+            raw: bytes::Bytes::new(),
+            request_id: format!("r{nonce}"),
+            deadline: None,
+        };
+        store.accept(Epoch(1), 0, &[row(0, 1)]).await.expect("stored");
+        let attempts = vec![attempt(1), attempt(2)];
+        let raw = bytes::Bytes::new();
+        let late = Replacement { nonce: 0, attempts, raw };
+        store.replace(Epoch(1), &[late]).await.expect("stored");
+        let end = crate::status::End::new(crate::status::EndKind::Withdrawn);
+        let end = StatusChange {
+            nonce: 0,
+            hash: Hash([1; 32]),
+            status: TransactionStatus::Invalid(None),
+            note: Note { end: Some(Box::new(end)), ..Note::default() },
+        };
+        for with_a_new_row in [true, false] {
+            let mut batch = Batch::default();
+            if with_a_new_row {
+                let row = row(1, 3);
+                assert!(batch.take(job(Write::New { row, block: 0 })).is_none());
+            }
+            assert!(batch.take(job(Write::Status(end.clone()))).is_none());
+            let result = batch.settle(Some(&store)).await;
+            let told = result.statuses_failed;
+            assert!(matches!(told, Some(Written::Unknown(_))), "{told:?}");
+        }
+        assert!(!store.by_nonce(0).await.expect("read").expect("a row").ended);
     }
 
     #[test]

@@ -163,13 +163,35 @@ async fn new_rows_and_statuses_of_others_are_one_commit() {
     assert!(matches!(twice, Err(StoreError::DuplicateRequest)), "{twice:?}");
     assert_eq!(state(&store, 0).await, TransactionStatus::Future, "neither");
     let both = store.accept_and_record(E1, 0, &[row(1, 2, "r1")], &ready).await;
-    assert_eq!(both.expect("leads"), [1]);
+    assert_eq!(both.expect("leads").stored, [1]);
     assert_eq!(state(&store, 0).await, TransactionStatus::Ready, "both");
     bump(&db).await;
     let broadcast = [change(0, 1, TransactionStatus::Broadcast(vec![]), false)];
     let stale = store.accept_and_record(E1, 0, &[row(2, 3, "r2")], &broadcast).await;
     assert!(matches!(stale, Err(StoreError::Stale)), "{stale:?}");
     assert_eq!(state(&store, 0).await, TransactionStatus::Ready);
+}
+
+/// A replacement whose answer was lost may be stored later than it was given up for.
+#[tokio::test]
+async fn an_end_of_a_form_that_its_row_no_longer_has_is_told_also_beside_new_rows() {
+    let db = database().await;
+    let store = store(&db.dsn(), "a");
+    store.accept(E1, 0, &[row(0, 1, "r0"), row(1, 2, "r1")]).await.expect("leads");
+    let attempts = vec![attempt(1), attempt(7)];
+    let late = Replacement { nonce: 0, attempts, raw: Bytes::from_static(b"late") };
+    store.replace(E1, &[late]).await.expect("leads");
+    let ends = [
+        change(0, 1, TransactionStatus::Invalid(None), true),
+        change(1, 2, TransactionStatus::Invalid(None), true),
+    ];
+    let accepted = store.accept_and_record(E1, 0, &[row(2, 3, "r2")], &ends).await.expect("leads");
+    assert_eq!((accepted.stored, accepted.unplaced), (vec![2], vec![0]));
+    assert_eq!(state(&store, 0).await, TransactionStatus::Future, "it has not ended");
+    // Any other status may be overtaken.
+    let ready = [change(0, 1, TransactionStatus::Ready, false)];
+    let accepted = store.accept_and_record(E1, 0, &[row(3, 4, "r3")], &ready).await.expect("leads");
+    assert_eq!((accepted.stored, accepted.unplaced), (vec![3], vec![]));
 }
 
 #[tokio::test]

@@ -280,7 +280,6 @@ impl Journal {
         &mut self,
         block: u64,
         news: &[NewTransaction],
-        changes: &[StatusChange],
     ) -> Result<Vec<u64>, StoreError> {
         let change = self.change + 1;
         let mut rows = Vec::new();
@@ -293,9 +292,7 @@ impl Journal {
                 rows.push(Row::new(new, block, change));
             }
         }
-        let accepted = self.put(rows, true)?;
-        self.record(changes)?;
-        Ok(accepted)
+        self.put(rows, true)
     }
 
     pub(super) fn replace(&mut self, news: &[Replacement]) -> Result<Vec<u64>, StoreError> {
@@ -579,10 +576,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("journal");
         let mut journal = open(&path);
-        assert_eq!(
-            journal.accept(7, &[row(0, 1, "a"), row(1, 2, "b")], &[]).expect("stored"),
-            [0, 1]
-        );
+        assert_eq!(journal.accept(7, &[row(0, 1, "a"), row(1, 2, "b")]).expect("stored"), [0, 1]);
         assert_eq!(journal.record(&[executed(0, 1)]).expect("stored"), [0]);
         drop(journal);
         let mut journal = open(&path);
@@ -590,12 +584,12 @@ mod tests {
         assert_eq!((snapshot.consumed, snapshot.open.len()), (1, 1));
         assert_eq!(snapshot.open[0].raw.as_deref(), Some(b"raw".as_slice()));
         assert_eq!(snapshot.open[0].built_at_block, 7);
-        let again = journal.accept(7, &[row(2, 3, "a")], &[]);
+        let again = journal.accept(7, &[row(2, 3, "a")]);
         assert!(matches!(again, Err(StoreError::DuplicateRequest)), "{again:?}");
         let paid = journal.by_request(&["a".to_owned()]).pop().expect("remembered");
         assert!(paid.ended && paid.is_call(b"call") && !paid.is_call(b"other"));
         assert_eq!(paid.note.end.map(|end| end.kind), Some(EndKind::Executed));
-        assert!(journal.accept(7, &[row(1, 3, "c")], &[]).expect("answered").is_empty(), "taken");
+        assert!(journal.accept(7, &[row(1, 3, "c")]).expect("answered").is_empty(), "taken");
     }
 
     #[test]
@@ -603,7 +597,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let mut journal = open(&folder.path().join("journal"));
         journal.broken = Some("the journal cannot be flushed".to_owned());
-        let again = journal.accept(7, &[row(0, 1, "a")], &[]);
+        let again = journal.accept(7, &[row(0, 1, "a")]);
         assert!(matches!(again, Err(StoreError::Lost(_))), "{again:?}");
     }
 
@@ -629,12 +623,12 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("journal");
         let mut journal = open(&path);
-        journal.accept(0, &[row(0, 1, "a")], &[]).expect("stored");
+        journal.accept(0, &[row(0, 1, "a")]).expect("stored");
         drop(journal);
         let good = fs::read(&path).expect("readable");
         fs::write(&path, [&good[..], b"{\"row\":{\"nonce\":1,"].concat()).expect("torn");
         let mut journal = open(&path);
-        journal.accept(0, &[row(1, 2, "b")], &[]).expect("stored");
+        journal.accept(0, &[row(1, 2, "b")]).expect("stored");
         drop(journal);
         assert_eq!(open(&path).snapshot().open.len(), 2);
         fs::write(&path, [b"{\"row\":\n", &good[..]].concat()).expect("damaged");
@@ -648,7 +642,7 @@ mod tests {
         let path = folder.path().join("journal");
         let mut journal = open(&path);
         journal.bind("1 0xaa").expect("bound");
-        journal.accept(0, &[row(0, 1, "a"), row(1, 2, "b")], &[]).expect("stored");
+        journal.accept(0, &[row(0, 1, "a"), row(1, 2, "b")]).expect("stored");
         journal.lines += 2 * SLACK;
         journal.cleanup(KEPT).expect("written");
         journal.record(&[executed(0, 1), executed(1, 2)]).expect("stored");
@@ -668,13 +662,13 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("journal");
         let mut journal = open(&path);
-        journal.accept(0, &[row(1, 1, "z")], &[]).expect("stored");
+        journal.accept(0, &[row(1, 1, "z")]).expect("stored");
         let status = TransactionStatus::Invalid(None);
         let note = Note { end: Some(Box::new(End::new(EndKind::Withdrawn))), ..Note::default() };
         journal
             .record(&[StatusChange { nonce: 1, hash: Hash([1; 32]), status, note }])
             .expect("ended");
-        assert_eq!(journal.accept(0, &[row(1, 2, "a")], &[]).expect("stored"), [1]);
+        assert_eq!(journal.accept(0, &[row(1, 2, "a")]).expect("stored"), [1]);
         journal.lines += 2 * SLACK;
         journal.cleanup(KEPT).expect("written");
         drop(journal);

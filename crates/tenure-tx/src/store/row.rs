@@ -130,6 +130,35 @@ pub struct StatusChange {
     pub note: Note,
 }
 
+impl StatusChange {
+    /// The nonces whose end found no open row of its form: the row has another form by now, and has not
+    /// ended.
+    pub(crate) fn unplaced(changes: &[StatusChange], recorded: &[u64]) -> Vec<u64> {
+        let ends = changes.iter().filter(|one| one.note.end.is_some());
+        ends.map(|one| one.nonce).filter(|nonce| !recorded.contains(nonce)).collect()
+    }
+}
+
+/// What became of new rows, and of the statuses that were written with them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Accepted {
+    /// The nonces of the rows that were stored; a missing one belongs to another live transaction.
+    pub stored: Vec<u64>,
+    /// The nonces whose end found no open row of its form.
+    pub unplaced: Vec<u64>,
+}
+
+impl Accepted {
+    /// As `tenure_tx.accept` returns it: nonces, and below zero the ends without a row.
+    pub(super) fn of(written: &[i64]) -> Self {
+        let (ends, rows): (Vec<i64>, Vec<i64>) = written.iter().partition(|nonce| **nonce < 0);
+        Accepted {
+            stored: rows.into_iter().map(from_sql).collect(),
+            unplaced: ends.into_iter().map(|end| from_sql(-1 - end)).collect(),
+        }
+    }
+}
+
 /// A provisional end that the chain has proved, or corrected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say it")]
