@@ -2,11 +2,13 @@
 //! a node says, every accepted request executes once, or ends with a reason that is true.
 #![cfg(feature = "ethereum")]
 
+mod calls;
+#[path = "../kit/mod.rs"]
 mod kit;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kit::anvil::{chain_at, pay};
 use kit::node::Node;
@@ -16,7 +18,6 @@ use tenure_testkit::anvil::{ADDRESS, Anvil, number};
 use tenure_testkit::rpc_proxy::{Fault, RpcProxy, SEND};
 use tenure_tx::service::{Dropped, SendError, SendRequest, ServiceOptions, TransactionHandle};
 use tenure_tx::status::{End, EndKind, State};
-use tenure_tx::store::StoredTransaction;
 use tokio::time::{sleep, timeout};
 
 /// A leader whose only way to the chain is the gateway.
@@ -567,105 +568,6 @@ async fn a_base_fee_above_the_cap_is_waited_out() {
         let bid = u128::from(number(&tx["maxFeePerGas"]));
         assert!(bid <= cap, "{bid} is above the cap");
     }
-}
-
-/// For any number of rows, from the takeover to the end of all: at most five calls a second and two for
-/// each new block. Calls, not requests: providers count each.
-#[tokio::test]
-async fn a_takeover_of_many_rows_asks_the_node_little() {
-    let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
-    let gateway = RpcProxy::start(&anvil.url).await;
-    let old = Node::leader(&db.dsn(), &anvil).await;
-    let rows = 300;
-    futures_util::future::join_all((0..rows).map(|tag| send(&old, tag))).await;
-    anvil.pooled(rows).await;
-    // In a block, and not final.
-    anvil.mine(1).await;
-    let seen = async {
-        let in_block = |row: &StoredTransaction| row.status.state() == State::InBlock;
-        while !old.store.list(0).await.expect("readable").iter().all(in_block) {
-            sleep(Duration::from_millis(50)).await;
-        }
-    };
-    timeout(Duration::from_secs(30), seen).await.expect("seen in its block");
-    old.election.depose();
-    drop(old);
-    kit::bump(&db).await;
-    // The pace of a product, not of a test.
-    let options = ServiceOptions {
-        head_every: Duration::from_secs(1),
-        tick: Duration::from_millis(200),
-        engine: Default::default(),
-        ..impatient()
-    };
-    let chain = kit::anvil::paced(&gateway.url);
-    let new = Node::on("b", &db.dsn(), chain, options).await;
-    // Which chain it is, is asked once in a process's life.
-    let (before, since) = (gateway.calls(), Instant::now());
-    new.election.lead(tenure_core::epoch::Epoch(2));
-    new.service.recovered().await.expect("leads");
-    let mut blocks = 0;
-    let within = |blocks: usize| {
-        let calls = gateway.calls() - before;
-        // The second that has begun counts.
-        let seconds = since.elapsed().as_secs() as usize + 1;
-        assert!(calls <= 5 * seconds + 2 * blocks, "{calls} in {seconds} s, {blocks} new blocks");
-    };
-    // First nothing happens on the chain; then blocks come until all are final.
-    // A rate is of time: these seconds are what is measured, and nothing waits for them.
-    for _ in 0..3 {
-        sleep(Duration::from_secs(1)).await;
-        within(blocks);
-    }
-    while new.service.open().await > 0 {
-        assert!(blocks < 30, "{:?} never ended", new.service.open().await);
-        anvil.mine(1).await;
-        blocks += 1;
-        sleep(Duration::from_secs(1)).await;
-        within(blocks);
-    }
-    let told = async {
-        let executed = |row: &StoredTransaction| {
-            row.note.end.as_ref().is_some_and(|end| end.kind == EndKind::Executed)
-        };
-        while !new.store.list(0).await.expect("readable").iter().all(executed) {
-            sleep(Duration::from_millis(50)).await;
-        }
-    };
-    timeout(Duration::from_secs(20), told).await.expect("every end is in the table");
-    paid(&anvil, 0..rows).await;
-}
-
-/// What a node has forgotten is sent again, each once and many at a time, and what it has forgotten is
-/// found with a few calls, however much it is: five for each poll, and the submissions.
-#[tokio::test]
-async fn a_pool_that_forgets_everything_is_filled_again_in_batches() {
-    let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
-    let gateway = RpcProxy::start(&anvil.url).await;
-    let submissions = Arc::new(AtomicUsize::new(0));
-    let counted = Arc::clone(&submissions);
-    gateway.rule(move |method, _| {
-        counted.fetch_add(usize::from(method == SEND), Ordering::Relaxed);
-        Fault::Pass
-    });
-    let poll = Duration::from_millis(300);
-    let options = ServiceOptions { head_every: poll, engine: Default::default(), ..impatient() };
-    let node = Node::on("a", &db.dsn(), kit::anvil::polled(&gateway.url, poll), options).await;
-    node.election.lead(kit::E1);
-    node.service.recovered().await.expect("leads");
-    let rows = 300;
-    futures_util::future::join_all((0..rows).map(|tag| send(&node, tag))).await;
-    anvil.pooled(rows).await;
-    let sent = || submissions.load(Ordering::Relaxed);
-    let (sent_before, calls_before, since) = (sent(), gateway.calls(), Instant::now());
-    anvil.call("anvil_dropAllTransactions", json!([])).await;
-    anvil.pooled(rows).await;
-    let (sent, calls) = (sent() - sent_before, gateway.calls() - calls_before);
-    let polls = since.elapsed().as_millis() / poll.as_millis() + 1;
-    assert!(sent < 2 * rows as usize, "{sent} submissions of {rows} transactions");
-    assert!((calls - sent) as u128 <= 5 * polls, "{} other calls in {polls} polls", calls - sent);
-    anvil.mine(3).await;
-    paid(&anvil, 0..rows).await;
 }
 
 #[tokio::test]
