@@ -99,6 +99,11 @@ pub trait Signer: Send + Sync + 'static {
     /// The account it signs for.
     fn account(&self) -> &AccountId;
 
+    /// What it is called in messages.
+    fn name(&self) -> &str {
+        "the signer"
+    }
+
     /// Signs. Signing the same input twice need not give the same bytes. The future is dropped when
     /// it takes longer than [`ServiceOptions::sign`](crate::ServiceOptions::sign).
     ///
@@ -111,11 +116,13 @@ pub trait Signer: Send + Sync + 'static {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SignError {
-    /// The call's bytes are not a call of this chain. The caller's fault; no retry helps.
-    #[error("malformed call: {0}; encode it as the signer documents")]
+    /// The call's bytes are not a call of this chain. The caller's fault; no retry helps. The text says what
+    /// would be one.
+    #[error("malformed call: {0}")]
     Malformed(String),
-    /// The signer cannot sign now: a device, a remote key service, a fee it could not learn. A retry may help.
-    #[error("the signer does not answer: {0}; check the key service")]
+    /// The signer cannot sign now: a device, a remote key service, a fee it could not learn. A retry may help;
+    /// the text says what to check.
+    #[error("it cannot be signed now: {0}")]
     Unavailable(String),
     /// The key could not be read, or does not fit the chain.
     #[error("no usable key: {0}")]

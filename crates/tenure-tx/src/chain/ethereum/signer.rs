@@ -163,12 +163,15 @@ const MAX_DATA: usize = 128 * 1024 - 512;
 /// of a block is 0 if it is not known.
 fn possible(call: &EthereumCall, block_gas: u64) -> Result<(), SignError> {
     if block_gas > 0 && call.gas > block_gas {
-        let why = format!("a gas limit of {} is above a block's {block_gas}", call.gas);
+        let gas = call.gas;
+        let why = format!("a gas limit of {gas} is above a block's {block_gas}; give less gas");
         return Err(SignError::Malformed(why));
     }
     let size = call.data.len();
     if size > MAX_DATA {
-        let why = format!("{size} bytes of data are more than the {MAX_DATA} that nodes take");
+        let why = format!(
+            "{size} bytes of data are more than the {MAX_DATA} that nodes take; split the call"
+        );
         return Err(SignError::Malformed(why));
     }
     let zeros = call.data.iter().filter(|byte| **byte == 0).count();
@@ -176,8 +179,10 @@ fn possible(call: &EthereumCall, block_gas: u64) -> Result<(), SignError> {
     let create = if call.to.is_none() { 32_000 } else { 0 };
     let least = 21_000 + create + u64::try_from(data).unwrap_or(u64::MAX);
     if call.gas < least {
-        let why =
-            format!("a gas limit of {} is below the {least} that it costs at least", call.gas);
+        let gas = call.gas;
+        let why = format!(
+            "a gas limit of {gas} is below the {least} that it costs at least; give more gas"
+        );
         return Err(SignError::Malformed(why));
     }
     Ok(())
@@ -211,7 +216,7 @@ impl Signer for EthereumSigner {
         let mut max = base.saturating_mul(2).saturating_add(priority).min(cap);
         if let Some(raw) = unsigned.replaces {
             let old = TxEnvelope::decode_2718_exact(raw).map_err(|error| {
-                SignError::Malformed(format!("the replaced transaction: {error}"))
+                SignError::Malformed(format!("the replaced transaction cannot be read: {error}"))
             })?;
             let (old_priority, old_max) =
                 (old.max_priority_fee_per_gas().unwrap_or(0), old.max_fee_per_gas());

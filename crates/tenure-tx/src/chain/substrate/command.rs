@@ -129,7 +129,7 @@ impl CommandSigner {
 
     async fn ask(&self, question: String) -> Result<String, SignError> {
         let failed = |what: &str, e: std::io::Error| {
-            SignError::Unavailable(format!("the signer's command {what}: {e}"))
+            SignError::Unavailable(format!("the signer's command {what}: {e}; check the program"))
         };
         let mut child = Command::new(&self.program)
             .args(&self.arguments)
@@ -145,10 +145,14 @@ impl CommandSigner {
         let status = child.wait().await.map_err(|error| failed("broke off", error))?;
         match status.code() {
             Some(0) => Ok(answer),
-            Some(MALFORMED) => Err(SignError::Malformed("the signer's command says so".to_owned())),
-            Some(_) | None => {
-                Err(SignError::Unavailable(format!("the signer's command ended with {status}")))
+            Some(MALFORMED) => {
+                let why =
+                    "the signer's command says so (exit code 65); its standard error may tell more";
+                Err(SignError::Malformed(why.to_owned()))
             }
+            Some(_) | None => Err(SignError::Unavailable(format!(
+                "the signer's command ended with {status}; its standard error may tell why"
+            ))),
         }
     }
 }
@@ -183,6 +187,10 @@ impl Signer for CommandSigner {
         &self.account
     }
 
+    fn name(&self) -> &str {
+        "the signer's command"
+    }
+
     async fn sign(&self, unsigned: Unsigned<'_>) -> Result<Signed, SignError> {
         let call = match unsigned.call {
             Some(call) => Some(self.encoded(call, unsigned.head.best.hash).await?),
@@ -200,7 +208,8 @@ impl Signer for CommandSigner {
         let answer = self.ask(format!("{question}\n")).await?;
         // Never quoted: whatever it printed instead may be a secret.
         let unclear = || {
-            let message = "the signer's command printed something else than an extrinsic in hex";
+            let message = "the signer's command printed something else than an extrinsic in hex; check \
+                           what it prints";
             SignError::Unavailable(message.to_owned())
         };
         let mut words = answer.split_whitespace();

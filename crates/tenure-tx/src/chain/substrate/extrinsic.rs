@@ -188,7 +188,7 @@ impl Runtime {
         body.extend(extra.inside);
         body.extend(call);
         let length = u32::try_from(body.len())
-            .map_err(|_| SignError::Malformed("the call is too long".to_owned()))?;
+            .map_err(|_| SignError::Malformed("the call is too long; split it".to_owned()))?;
         let mut raw = Compact(length).encode();
         raw.extend(body);
         Ok(raw)
@@ -280,7 +280,10 @@ impl Runtime {
             Ok(()) => format!("{} bytes follow the call", rest.len()),
             Err(misfit) => misfit.to_string(),
         };
-        Err(SignError::Malformed(format!("not a call of this runtime: {why}")))
+        Err(SignError::Malformed(format!(
+            "not a call of this runtime: {why}; encode it with this chain's metadata, or give its pallet, \
+             name and arguments"
+        )))
     }
 }
 

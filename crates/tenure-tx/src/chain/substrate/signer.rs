@@ -116,7 +116,7 @@ impl SubstrateSigner {
                     tries += 1;
                     sleep(PAUSE).await;
                 }
-                Err(error) => return Err(SignError::Unavailable(error.plainly())),
+                Err(error) => return Err(silent(&error)),
             }
         };
         let cost = fee.saturating_add(tip);
@@ -134,10 +134,16 @@ pub(super) async fn runtime_for(line: &Line, best: Hash) -> Result<Arc<Runtime>,
                 tries += 1;
                 sleep(PAUSE).await;
             }
-            Err(error @ Unread::Node(_)) => return Err(SignError::Unavailable(error.plainly())),
+            Err(error @ Unread::Node(_)) => return Err(silent(&error)),
             Err(Unread::Runtime(error)) => return Err(SignError::Key(error.to_string())),
         }
     }
+}
+
+/// The chain's node does not say what a signature needs.
+fn silent(error: &Unread) -> SignError {
+    let why = error.plainly();
+    SignError::Unavailable(format!("the chain's node does not answer: {why}; check that it runs"))
 }
 
 /// Whether a node that is being restarted may be the reason: that should not cost a request, so it is asked

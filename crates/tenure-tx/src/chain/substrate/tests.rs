@@ -248,10 +248,24 @@ fn a_call_that_does_not_fit_is_refused_with_its_place() {
     let runtime = parachain();
     let alice = "5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY";
     for (pallet, call, args, said) in [
-        ("Sytem", "remark", json!({"remark": "0x"}), "no \"Sytem\""),
-        ("System", "remrk", json!({"remark": "0x"}), "System: there is no \"remrk\""),
-        ("System", "remark", json!({}), "\"remark\" is missing"),
-        ("System", "remark", json!({"remark": "0x", "more": 1}), "no \"more\""),
+        ("Sytem", "remark", json!({"remark": "0x"}), "no \"Sytem\"; there is System, "),
+        ("proofsdealer", "challenge", json!({}), "; there is ProofsDealer, "),
+        (
+            "System",
+            "remrk",
+            json!({"remark": "0x"}),
+            "System: there is no \"remrk\"; there is remark, ",
+        ),
+        ("System", "remark", json!({}), "\"remark\" is missing; it has remark"),
+        ("System", "remark", json!({"remark": "0x", "more": 1}), "no \"more\"; there is remark"),
+        ("System", "remark", json!({"remrk": "0x"}), "no \"remrk\"; there is remark"),
+        (
+            "Balances",
+            "transfer_keep_alive",
+            json!({"to": alice, "value": 1}),
+            "there is dest, value",
+        ),
+        ("Balances", "transfer_keep_alive", json!({"value": 1}), "it has dest, value"),
         ("System", "remark", json!({"remark": "0xabc"}), "System.remark.remark"),
         ("System", "remark", json!({"remark": "text"}), "in hex"),
         (

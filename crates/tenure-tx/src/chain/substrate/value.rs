@@ -41,6 +41,15 @@ impl Misfit {
         Misfit { place: String::new(), why: why.into() }
     }
 
+    /// What there is instead, what is most like it first.
+    fn absent(wanted: &str, mut names: Vec<&str>) -> Self {
+        if names.is_empty() {
+            return Misfit::new(format!("there is no {wanted:?}; it has no content"));
+        }
+        names.sort_by_key(|name| std::cmp::Reverse(alike(name, wanted)));
+        Misfit::new(format!("there is no {wanted:?}; there is {}", list(&names)))
+    }
+
     pub(super) fn at(self, part: &str) -> Self {
         let place = match self.place.as_str() {
             "" => part.to_owned(),
@@ -252,8 +261,8 @@ fn put(
             };
             let variant = choice.variants.iter().find(|variant| variant.name == wanted);
             let variant = variant.ok_or_else(|| {
-                let names: Vec<&str> = choice.variants.iter().map(|v| v.name.as_str()).collect();
-                Misfit::new(format!("there is no {wanted:?}; one of {}", list(&names)))
+                let names = choice.variants.iter().map(|variant| variant.name.as_str());
+                Misfit::absent(wanted, names.collect())
             })?;
             out.push(variant.index);
             fields(types, &variant.fields, content, out, depth)
@@ -330,10 +339,19 @@ fn is_byte(types: &PortableRegistry, ty: u32) -> bool {
     matches!(primitive, Some(TypeDef::Primitive(TypeDefPrimitive::U8)))
 }
 
+/// How many names a message lists.
+const NAMES: usize = 24;
+
 /// A few names, for a message.
-pub(super) fn list(names: &[&str]) -> String {
-    let few = names.iter().take(24).copied().collect::<Vec<_>>().join(", ");
-    if names.len() > 24 { format!("{few}, …") } else { few }
+fn list(names: &[&str]) -> String {
+    let few = names.iter().take(NAMES).copied().collect::<Vec<_>>().join(", ");
+    if names.len() > NAMES { format!("{few}, …") } else { few }
+}
+
+/// How many letters two names begin with alike, whatever their case.
+fn alike(one: &str, other: &str) -> usize {
+    let pairs = one.chars().zip(other.chars());
+    pairs.take_while(|(one, other)| one.eq_ignore_ascii_case(other)).count()
 }
 
 fn option(
@@ -366,16 +384,27 @@ fn fields(
         ([], Value::Null) => Ok(()),
         ([], Value::Object(none)) if none.is_empty() => Ok(()),
         ([], Value::Array(none)) if none.is_empty() => Ok(()),
-        ([], _) => Err(Misfit::new("it has no content")),
+        ([], Value::Object(given)) => {
+            Err(Misfit::absent(given.keys().next().map_or("", String::as_str), Vec::new()))
+        }
+        ([], _) => Err(Misfit::new("it has no content; leave that out")),
         (_, Value::Object(given)) if named && fits(fields, given) => {
             if let Some(stray) = given.keys().find(|key| !has(fields, key)) {
-                return Err(Misfit::new(format!("there is no {stray:?}")));
+                return Err(Misfit::absent(stray, names(fields)));
             }
             fields.iter().try_for_each(|field| {
                 let name = field.name.as_deref().unwrap_or_default();
-                let absent = || Misfit::new(format!("{name:?} is missing"));
+                let all = || list(&names(fields));
+                let absent = || Misfit::new(format!("{name:?} is missing; it has {}", all()));
                 let value = given.get(name).ok_or_else(absent)?;
                 put(types, field.ty.id, value, out, depth).map_err(|misfit| misfit.at(name))
+            })
+        }
+        // An object that the one field is not, with another name than the field's.
+        ([one], Value::Object(given)) if named => {
+            put(types, one.ty.id, json, out, depth).map_err(|misfit| match given.keys().next() {
+                Some(stray) if misfit.place.is_empty() => Misfit::absent(stray, names(fields)),
+                Some(_) | None => misfit,
             })
         }
         ([one], _) => put(types, one.ty.id, json, out, depth),
@@ -386,11 +415,13 @@ fn fields(
                 .try_for_each(|(field, item)| put(types, field.ty.id, item, out, depth))
         }
         (several, _) => {
-            let names: Vec<&str> =
-                several.iter().map(|field| field.name.as_deref().unwrap_or("…")).collect();
-            Err(Misfit::new(format!("expected an object with {}", list(&names))))
+            Err(Misfit::new(format!("expected an object with {}", list(&names(several)))))
         }
     }
+}
+
+fn names(fields: &[Field<PortableForm>]) -> Vec<&str> {
+    fields.iter().map(|field| field.name.as_deref().unwrap_or("…")).collect()
 }
 
 fn has(fields: &[Field<PortableForm>], key: &str) -> bool {
