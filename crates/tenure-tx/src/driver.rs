@@ -60,6 +60,7 @@ pub(crate) enum Which {
 enum Answer {
     Recovered { snapshot: Snapshot, head: Head },
     Found { id: String, row: Result<Option<Box<StoredTransaction>>, SendError> },
+    Occupied { id: String, error: NonceError, row: Option<Box<StoredTransaction>> },
     Signed { nonce: u64, tip: u128, noop: Option<Order>, signed: Result<Signed, SignError> },
     Submitted { nonce: u64, hash: Hash, outcome: Outcome },
     Status { nonce: u64, hash: Hash, report: Report },
@@ -365,6 +366,7 @@ impl Driver {
         let input = match answer {
             Answer::Recovered { snapshot, head } => return self.recovered(snapshot, head),
             Answer::Found { id, row } => return self.found(id, row),
+            Answer::Occupied { id, error, row } => return self.occupied(&id, error, row),
             Answer::Signed { nonce, tip, noop, signed } => {
                 return self.signed(nonce, tip, noop, signed);
             }

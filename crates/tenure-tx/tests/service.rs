@@ -5,7 +5,7 @@ mod kit;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -15,11 +15,11 @@ use kit::node::Node;
 use kit::tap::Tap;
 use kit::{E1, ManualElection, bump, database, impatient, store_of};
 use tenure_core::epoch::Epoch;
-use tenure_testkit::anvil::Anvil;
+use tenure_testkit::anvil::{ADDRESS, Anvil};
 use tenure_testkit::rpc_proxy::{Fault, RpcProxy, SEND};
 use tenure_testkit::{Meter, Proxy, shared_cluster};
-use tenure_tx::account::{AccountId, Signer as _, Unsigned};
-use tenure_tx::chain::ethereum::EthereumChain;
+use tenure_tx::account::{AccountId, SignError, Signed, Signer, Unsigned};
+use tenure_tx::chain::ethereum::{EthereumChain, EthereumSigner};
 use tenure_tx::chain::{
     Chain, ChainError, ChainIdentity, Head, Inspected, Located, Sought, Submission,
 };
@@ -27,6 +27,7 @@ use tenure_tx::election::NodeRole;
 use tenure_tx::events::{EventBus, FollowerSync, Readiness};
 use tenure_tx::feed::FeedOptions;
 use tenure_tx::service::{Mode, SendError, SendRequest, ServiceOptions, TransactionService};
+use tenure_tx::status::EndKind;
 use tenure_tx::store::{StoreError, StoredTransaction};
 use tokio::time::timeout;
 
@@ -510,4 +511,123 @@ async fn whatever_holds_the_account_up_is_loud() {
     anvil.call("anvil_setNextBlockBaseFeePerGas", serde_json::json!(["0xba43b7400"])).await;
     anvil.mine(1).await;
     told("tx_fee_above_cap", "tenure_tx_fee_above_cap").await;
+}
+
+/// A retry without the first id is no reason to sign, and pay, again.
+#[tokio::test]
+async fn signed_bytes_of_a_request_that_has_ended_are_told_its_end() {
+    let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
+    let node = Node::leader(&db.dsn(), &anvil).await;
+    let chain = chain(&anvil);
+    let (signer, call) = (signer(&chain).await, pay(1, 1));
+    let head = chain.head(signer.account()).await.expect("answers");
+    let sign = async |nonce, tip| {
+        let unsigned = Unsigned { nonce, tip, call: Some(&call), head: &head, replaces: None };
+        signer.sign(unsigned).await.expect("signs").raw
+    };
+    let raw = sign(0, 1_000_000_000).await;
+    let mut handle = node.service.send(SendRequest::signed(raw.clone())).await.expect("accepted");
+    let ended = async {
+        while !handle.state().ended() {
+            anvil.mine(1).await;
+            let _ = timeout(Duration::from_millis(100), handle.changed()).await;
+        }
+    };
+    timeout(Duration::from_secs(30), ended).await.expect("final");
+    // The table has the end a moment after the handle.
+    let told = async {
+        loop {
+            let again = node.service.send(SendRequest::signed(raw.clone())).await;
+            let Err(error @ SendError::SameBytes { .. }) = again else { panic!("{again:?}") };
+            if let SendError::SameBytes { request_id, end: Some(end) } = &error {
+                assert_eq!((request_id, end.kind), (&handle.request_id, EndKind::Executed));
+                assert!(error.to_string().contains("executed"), "{error}");
+                return;
+            }
+        }
+    };
+    timeout(Duration::from_secs(20), told).await.expect("its end");
+    // Other bytes of that nonce are another matter.
+    let other = node.service.send(SendRequest::signed(sign(0, 2_000_000_000).await)).await;
+    assert!(matches!(other, Err(SendError::Nonce(_))), "{other:?}");
+}
+
+/// A key that can be locked away, as in a device.
+struct Device {
+    signer: EthereumSigner,
+    locked: AtomicBool,
+    asked: AtomicUsize,
+}
+
+#[async_trait]
+impl Signer for Device {
+    fn account(&self) -> &AccountId {
+        self.signer.account()
+    }
+
+    async fn sign(&self, unsigned: Unsigned<'_>) -> Result<Signed, SignError> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        match self.locked.load(Ordering::Relaxed) {
+            true => Err(SignError::Unavailable("the device is locked".to_owned())),
+            false => self.signer.sign(unsigned).await,
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_signature_that_fails_again_and_again_is_logged_once() {
+    let (log, _listening) = kit::log::listen();
+    let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
+    let gateway = RpcProxy::start(&anvil.url).await;
+    let chain = chain_at(&[&gateway.url]);
+    let signer = signer(&chain).await;
+    let (locked, asked) = Default::default();
+    let device = Arc::new(Device { signer, locked, asked });
+    let election = ManualElection::new("a");
+    let store = store_of(&db.dsn(), "a", device.account().clone());
+    let mode = Mode::Group { election: election.election.clone(), store };
+    let service = TransactionService::builder(mode, Arc::new(chain), device.clone());
+    let service = service.options(impatient()).start().await.expect("starts");
+    election.lead(E1);
+    service.recovered().await.expect("leads");
+    // Such bytes are signed anew.
+    gateway.rule(|method, _| match method {
+        SEND => Fault::Say(-32_000, "max fee per gas less than block base fee".to_owned()),
+        _ => Fault::Pass,
+    });
+    let mut handle = service.send(SendRequest::call(pay(1, 1))).await.expect("accepted");
+    device.locked.store(true, Ordering::Relaxed);
+    let before = device.asked.load(Ordering::Relaxed);
+    let several = async {
+        while device.asked.load(Ordering::Relaxed) < before + 6 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(Duration::from_secs(30), several).await.expect("asked again and again");
+    let said = |event: &str| log.lines_with(&format!("event=\"{event}\""));
+    assert_eq!(said("tx_not_signed").len(), 1, "{:?}", said("tx_not_signed"));
+    assert_eq!(said("tx_not_replaced").len(), 0, "{:?}", said("tx_not_replaced"));
+    device.locked.store(false, Ordering::Relaxed);
+    gateway.well();
+    kit::until(&mut handle, kit::is(tenure_tx::status::State::Ready)).await;
+}
+
+/// The gauge of a node that led would keep its last value.
+#[tokio::test]
+async fn a_follower_tells_what_the_account_owns_now() {
+    let meter = Meter::default();
+    let _recording = metrics::set_default_local_recorder(&meter);
+    let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
+    let options = ServiceOptions { chain_lost_after: Duration::from_millis(300), ..impatient() };
+    let node = Node::follower("a", &db.dsn(), &anvil, options).await;
+    node.election.lead(E1);
+    node.service.recovered().await.expect("leads");
+    node.election.depose();
+    anvil.call("anvil_setBalance", serde_json::json!([ADDRESS, "0x7"])).await;
+    let told = async {
+        while meter.gauge("tenure_tx_balance", "") != Some(7.0) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(Duration::from_secs(20), told).await.expect("by a node that follows");
 }

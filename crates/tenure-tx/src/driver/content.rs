@@ -24,6 +24,8 @@ pub(super) struct Content {
     pub(super) storing: Option<(Attempt, Bytes)>,
     /// What the node last said and was logged.
     pub(super) said: Option<String>,
+    /// Why no further form is stored, as it was last logged.
+    pub(super) unbuilt: Option<String>,
 }
 
 impl Content {
@@ -41,6 +43,7 @@ impl Content {
             handle: watch::Sender::new(state),
             storing: None,
             said: None,
+            unbuilt: None,
         }
     }
 

@@ -104,7 +104,12 @@ impl Driver {
             };
             let signed = match timeout(within, signer.sign(unsigned)).await {
                 Ok(signed) => signed,
-                Err(_) => Err(SignError::Unavailable("no signature in time".to_owned())),
+                Err(_) => {
+                    let name = signer.name();
+                    let why =
+                        format!("no signature within {within:?} from {name}; check that it works");
+                    Err(SignError::Unavailable(why))
+                }
             };
             let _ = answers.send((generation, Answer::Signed { nonce, tip, noop, signed }));
         });
@@ -121,18 +126,6 @@ impl Driver {
         let signed = match signed {
             Ok(signed) => signed,
             Err(error) => {
-                let (said, request_id) = (error.to_string(), &content.request_id);
-                // Once for each wording: an accepted request is tried again for as long as it takes.
-                if content.said.as_ref() != Some(&said) {
-                    tracing::warn!(
-                        event = "tx_not_signed",
-                        nonce,
-                        request_id,
-                        error = said,
-                        "not signed"
-                    );
-                    content.said = Some(said);
-                }
                 return self.not_stored(nonce, SendError::Sign(error));
             }
         };
@@ -230,7 +223,7 @@ impl Driver {
     fn stored(&mut self, nonce: u64) {
         let Some(content) = self.contents.get_mut(&nonce) else { return };
         let Some((attempt, raw)) = content.storing.take() else { return };
-        content.raw = raw;
+        (content.raw, content.unbuilt) = (raw, None);
         // As the row says: the new form has been nowhere yet.
         let (hash, status, noop) = (attempt.hash, TransactionStatus::Future, attempt.noop);
         content.handle.send_replace(HandleState { hash, status, noop, note: Note::default() });
@@ -246,12 +239,26 @@ impl Driver {
         let reason = error.to_string();
         if let Some(content) = self.contents.get_mut(&nonce) {
             content.storing = None;
-            // Only the first attempt of a nonce has callers that wait for it.
             let id = content.request_id.clone();
-            if !self.engine.attempts(nonce).is_empty() {
-                let event = "tx_not_replaced";
-                tracing::warn!(event, nonce, request_id = id, %error, "a further form is not stored");
+            // Once for each wording, whatever it would cost this time: an accepted request is tried again
+            // for as long as it takes.
+            let wording = match &error {
+                SendError::Sign(SignError::TooDear { cap, .. }) => {
+                    format!("above the cap of {cap}")
+                }
+                _ => reason.clone(),
+            };
+            if content.unbuilt.as_ref() != Some(&wording) {
+                if let SendError::Sign(error) = &error {
+                    let event = "tx_not_signed";
+                    tracing::warn!(event, nonce, request_id = id, %error, "not signed");
+                } else if !self.engine.attempts(nonce).is_empty() {
+                    let event = "tx_not_replaced";
+                    tracing::warn!(event, nonce, request_id = id, %error, "a further form is not stored");
+                }
+                content.unbuilt = Some(wording);
             }
+            // Only the first attempt of a nonce has callers that wait for it.
             self.refuse(&id, error);
         }
         self.feed(Input::BuildFailed { nonce, reason, too_dear });

@@ -45,6 +45,10 @@ pub(super) async fn watch(
         metrics::set(metrics::CHAIN_LOST, usize::from(lost));
         known.lost.store(lost, Ordering::Relaxed);
         let head = chain.head(&account).await;
+        // The account's, whichever node leads: the gauge of a former leader would keep its last value.
+        if let Some(balance) = head.as_ref().ok().and_then(|head| head.balance) {
+            metrics::set_amount(metrics::BALANCE, balance);
+        }
         let silent = || clock.now() >= answered + lost_after;
         // Why this node has no head, and whether it has had none for long enough.
         let trouble = match head {

@@ -49,9 +49,6 @@ impl Driver {
         metrics::set(metrics::UNCERTAIN_NONCES, is.uncertain);
         metrics::set(metrics::UNFUNDED_NONCES, is.unfunded);
         metrics::set(metrics::FEE_ABOVE_CAP, usize::from(is.above_cap));
-        if let Some(balance) = self.head.balance {
-            metrics::set_amount(metrics::BALANCE, balance);
-        }
         self.tell_stuck();
         let request_at = |nonce: Option<u64>| {
             nonce.and_then(|nonce| self.contents.get(&nonce)).map(|content| &content.request_id)
@@ -126,7 +123,8 @@ impl Driver {
             is.and_then(|nonce| Some((nonce, self.contents.get(&nonce)?)))
             && self.stuck != is
         {
-            let (request_id, answer) = (&content.request_id, &content.said);
+            let answer = content.unbuilt.as_ref().or(content.said.as_ref());
+            let request_id = &content.request_id;
             let (seconds, next) = (age.as_secs(), self.head.best_nonce);
             tracing::warn!(
                 event = "tx_stuck",

@@ -230,18 +230,41 @@ impl Driver {
     /// Tells why there is no nonce. Bytes that are at their nonce already, under another id, need not be
     /// signed again: that would do the same twice.
     pub(super) fn refuse_nonce(&mut self, id: &str, error: NonceError) {
-        let pending = self.pending.get(id);
-        let same = match (&error, pending.map(|pending| &pending.request.payload)) {
-            (NonceError::Taken(nonce), Some(payload @ Payload::Signed(_))) => {
-                let content = self.contents.get(nonce);
-                let (call, attempts) =
-                    (content.and_then(|c| c.call.as_ref()), self.engine.attempts(*nonce));
-                content.filter(|_| self.is_same(payload, call, attempts))
-            }
-            _ => None,
+        let pending = self.pending.get_mut(id);
+        let is_signed = |p: &&mut Pending| matches!(p.request.payload, Payload::Signed(_));
+        let (pending, nonce) = match (&error, pending.filter(is_signed)) {
+            (NonceError::Taken(nonce), Some(pending)) => (pending, *nonce),
+            (NonceError::BelowChain { nonce, .. }, Some(pending)) => (pending, *nonce),
+            _ => return self.refuse(id, error.into()),
         };
-        let same = same.map(|content| SendError::SameBytes(content.request_id.clone()));
-        self.refuse(id, same.unwrap_or_else(|| error.into()));
+        // The engine forgets what has ended; the table does not.
+        pending.stage = Stage::LookingUp;
+        let (store, id) = (self.reader.clone(), id.to_owned());
+        self.spawn(async move |answers, generation| {
+            let row = match store {
+                Some(store) => store.by_nonce(nonce).await.ok().flatten().map(Box::new),
+                None => None,
+            };
+            let _ = answers.send((generation, Answer::Occupied { id, error, row }));
+        });
+    }
+
+    /// The row at the nonce that signed bytes asked for in vain.
+    pub(super) fn occupied(
+        &mut self,
+        id: &str,
+        error: NonceError,
+        row: Option<Box<StoredTransaction>>,
+    ) {
+        let Some(pending) = self.pending.get(id) else { return };
+        let (Payload::Signed(raw) | Payload::Call(raw)) = &pending.request.payload;
+        let hash = self.chain.inspect(raw).map(|seen| seen.hash);
+        let same = row.filter(|row| row.attempts.iter().any(|form| hash == Ok(form.hash)));
+        let error = match same {
+            Some(row) => SendError::SameBytes { request_id: row.request_id, end: row.note.end },
+            None => error.into(),
+        };
+        self.refuse(id, error);
     }
 
     /// Asks the engine for a nonce.
@@ -277,8 +300,9 @@ impl Driver {
             return Err(SendError::ForeignAccount(account.to_string()));
         }
         let Some(nonce) = seen.nonce else {
-            let message = "these bytes do not tell their nonce; send the call instead";
-            return Err(ChainError::Malformed(message.to_owned()).into());
+            let message = "the chain's metadata does not tell the nonce of these bytes; send the call \
+                           instead";
+            return Err(ChainError::Unsupported(message.to_owned()).into());
         };
         let signed =
             Signed { raw: raw.clone(), hash: seen.hash, valid_until: None, tip: None, bid: None };

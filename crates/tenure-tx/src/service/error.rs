@@ -8,6 +8,7 @@ use super::options::InvalidOption;
 use crate::account::SignError;
 use crate::chain::ChainError;
 use crate::engine::NonceError;
+use crate::status::End;
 use crate::store::StoreError;
 
 /// A service was not started.
@@ -80,9 +81,13 @@ pub enum SendError {
         "request id {0} stands for another transaction; repeat that one unchanged, or choose a new id"
     )]
     RequestIdReused(String),
-    /// These signed bytes are another request already, which is open. Nothing was done.
-    #[error("these bytes are request {0} already; ask for that one, and sign nothing again")]
-    SameBytes(String),
+    /// These signed bytes are another request already. Nothing was done.
+    #[error("these bytes are request {request_id} already{}", standing(end.as_deref()))]
+    SameBytes {
+        request_id: String,
+        /// How that one ended; `None` while it is open.
+        end: Option<Box<End>>,
+    },
     /// Another creator's live row has the nonce. Nothing was stored; the table is read again.
     #[error("nonce {0} belongs to another live transaction in the table; retry")]
     Clash(u64),
@@ -100,6 +105,14 @@ pub enum SendError {
     Store(Arc<StoreError>),
 }
 
+/// What is to be done about bytes that are a request already.
+fn standing(end: Option<&End>) -> String {
+    match end {
+        Some(end) => format!(", which has ended: {end}; look at that one before you sign again"),
+        None => "; ask for that one, and sign nothing again".to_owned(),
+    }
+}
+
 impl SendError {
     /// A short name of the variant, such as `not_leader`: stable, for programs.
     #[must_use]
@@ -114,14 +127,13 @@ impl SendError {
                 NonceError::BelowChain { .. }
                 | NonceError::Taken(_)
                 | NonceError::TooFarAhead { .. }
-                | NonceError::Given(_)
-                | NonceError::NotOpen(_),
+                | NonceError::Given(_),
             ) => "nonce",
             Self::TooLarge { .. } => "too_large",
             Self::BadRequestId => "bad_request_id",
-            Self::NotOpen(_) => "not_found",
+            Self::NotOpen(_) | Self::Nonce(NonceError::NotOpen(_)) => "not_found",
             Self::RequestIdReused(_) => "request_id_reused",
-            Self::SameBytes(_) => "same_bytes",
+            Self::SameBytes { .. } => "same_bytes",
             Self::Sign(SignError::Unavailable(_)) => "signer_unavailable",
             Self::Sign(SignError::TooDear { .. }) => "too_dear",
             Self::Sign(SignError::Key(_) | SignError::Mismatch(_)) => "no_key",

@@ -13,7 +13,7 @@ use tenure_tx::chain::substrate::{
     CommandSigner, Key, Period, Scheme, SubstrateCall, SubstrateChain, SubstrateSigner,
 };
 use tenure_tx::chain::{Chain as _, Located, Outcome, Receipt, Sought};
-use tenure_tx::service::{Mode, SendError, SendRequest, TransactionService};
+use tenure_tx::service::{Mode, SendError, SendRequest, ServiceOptions, TransactionService};
 use tenure_tx::status::{EndKind, State};
 use tokio::time::timeout;
 
@@ -97,14 +97,35 @@ async fn a_key_signs_by_the_metadata_and_signed_bytes_tell_their_nonce() {
     assert_eq!((second.nonce, second.state().hash), (1, next.hash));
     // The same bytes under another id are no reason to sign again.
     let again = service.send(SendRequest::signed(next.raw.clone()).with_id("again")).await;
-    let Err(SendError::SameBytes(id)) = &again else { panic!("{again:?}") };
-    assert_eq!(*id, second.request_id);
+    let Err(SendError::SameBytes { request_id, end: None }) = &again else { panic!("{again:?}") };
+    assert_eq!(*request_id, second.request_id);
     let refused = service.send(SendRequest::signed(foreign)).await;
     assert!(matches!(refused, Err(SendError::ForeignAccount(_))), "{refused:?}");
     let wrong = SubstrateCall { pallet: "System".into(), call: "remrk".into(), args: json!({}) };
     let refused = service.send(SendRequest::call(wrong.encode())).await;
     let Err(SendError::Sign(SignError::Malformed(why))) = refused else { panic!("{refused:?}") };
     assert!(why.contains("remrk"), "{why}");
+}
+
+#[tokio::test]
+async fn a_program_that_takes_too_long_is_named_with_its_limit() {
+    let (db, node) = (database().await, node().await);
+    let (chain, signer) = signer(&node).await;
+    let account = signer.account().clone();
+    let program = CommandSigner::new(account.clone(), "sleep 60").expect("named");
+    let election = ManualElection::new("a");
+    let mode = Mode::Group {
+        election: election.election.clone(),
+        store: store_of(&db.dsn(), "a", account),
+    };
+    let options = ServiceOptions { sign: Duration::from_millis(100), ..impatient() };
+    let service = TransactionService::builder(mode, Arc::new(chain), Arc::new(program));
+    let service = service.options(options).start().await.expect("starts");
+    election.lead(E1);
+    let call = Bytes::from_static(b"\x00\x00\x08gm");
+    let refused = service.send(SendRequest::call(call)).await.expect_err("no signature");
+    let why = refused.to_string();
+    assert!(why.contains("the signer's command") && why.contains("100ms"), "{why}");
 }
 
 /// A program that signs another nonce would let one request execute twice.
