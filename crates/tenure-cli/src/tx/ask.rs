@@ -1,5 +1,7 @@
 //! `send`, `wait` and `drop`: a caller's side of the conversation with the nodes.
 
+use std::fs::File;
+use std::io::Read;
 use std::time::Duration;
 
 use clap::{ArgGroup, Args};
@@ -12,7 +14,7 @@ use tenure_tx::service::{Dropped, SendRequest};
 use tenure_tx::status::{End, EndKind, State};
 
 use super::wire::{Drop, Question, Reply, Standing};
-use crate::args::period;
+use crate::args::{period, some_time};
 use crate::exit::{Exit, Failure};
 use crate::output::{err, out};
 
@@ -48,16 +50,18 @@ pub(crate) struct SendArgs {
     #[command(flatten)]
     pub(crate) nodes: NodesArgs,
     /// The call: on Ethereum {"to":"0x…","value":"0x1","data":"0x","gas":21000}, on Substrate the
-    /// SCALE-encoded call in hex, or with --pallet its name
+    /// SCALE-encoded call in hex, or with --pallet its name. @FILE reads it from a file, - from standard
+    /// input
     #[arg(long)]
     pub(crate) call: Option<String>,
     /// Substrate: the pallet of the call that --call names
     #[arg(long, value_name = "NAME", requires = "call")]
     pub(crate) pallet: Option<String>,
-    /// Substrate: the arguments of the call that --call names, as {"remark":"0x676d"}
+    /// Substrate: the arguments of the call that --call names, as {"remark":"0x676d"}; @FILE or - as for
+    /// --call
     #[arg(long, value_name = "JSON", requires = "pallet")]
     pub(crate) args: Option<String>,
-    /// Signed bytes, in hex, instead of a call
+    /// Signed bytes, in hex, instead of a call; @FILE or - as for --call
     #[arg(long, value_name = "HEX")]
     pub(crate) signed: Option<String>,
     /// Your name for it: a retry with the same id never sends twice. Generated if absent, and said on
@@ -65,7 +69,7 @@ pub(crate) struct SendArgs {
     #[arg(long)]
     pub(crate) request_id: Option<String>,
     /// Give it up after so long, if it is in no block by then
-    #[arg(long, value_name = "TIME", value_parser = period)]
+    #[arg(long, value_name = "TIME", value_parser = some_time)]
     pub(crate) deadline: Option<Duration>,
     /// Wait so long for its end; the exit code tells how it ended
     #[arg(long, value_name = "TIME", value_parser = period)]
@@ -108,24 +112,57 @@ pub(crate) struct DropArgs {
     pub(crate) json: bool,
 }
 
+/// The longest text that is read from a file: above the largest call of any chain.
+const LONGEST_TEXT: u64 = 64 << 20;
+
+/// What an option says: its text, that of a file (`@FILE`), or standard input (`-`). Linux hands a program
+/// no argument above 128 KiB, and calls are longer.
+fn read(option: &str, given: String) -> Result<String, Failure> {
+    let (place, read): (&str, Box<dyn Read>) = match given.strip_prefix('@') {
+        Some(path) => {
+            let file = File::open(path).map_err(|error| {
+                Failure::usage(format!("{option}: {path}: {error}; name a file that can be read"))
+            })?;
+            (path, Box::new(file))
+        }
+        None if given == "-" => ("standard input", Box::new(std::io::stdin())),
+        None => return Ok(given),
+    };
+    let mut text = String::new();
+    let read = read.take(LONGEST_TEXT + 1).read_to_string(&mut text);
+    read.map_err(|error| {
+        Failure::usage(format!("{option}: {place}: {error}; it is to hold the text of the option"))
+    })?;
+    if text.len() as u64 > LONGEST_TEXT {
+        let most = LONGEST_TEXT >> 20;
+        return Err(Failure::usage(format!(
+            "{option}: {place} has more than {most} MiB; send less"
+        )));
+    }
+    Ok(text.trim().to_owned())
+}
+
 pub(super) async fn send(args: SendArgs) -> Result<Exit, Failure> {
+    let signed = args.signed.map(|signed| read("--signed", signed)).transpose()?;
     let call = match args.call {
         Some(call) if args.pallet.is_some() => {
-            let given = args.args.as_deref().unwrap_or("{}");
-            let given: Value = serde_json::from_str(given).map_err(|error| {
+            let given = args.args.unwrap_or_else(|| "{}".to_owned());
+            let given: Value = serde_json::from_str(&read("--args", given)?).map_err(|error| {
                 Failure::usage(format!(
                     "--args is not JSON: {error}; give {{\"remark\":\"0x676d\"}}"
                 ))
             })?;
             Some(json!({"pallet": args.pallet, "call": call, "args": given}))
         }
-        Some(text) if text.starts_with("0x") => Some(Value::String(text)),
-        Some(text) => Some(serde_json::from_str(&text).map_err(|_| {
-            Failure::usage(
-                "--call is neither JSON nor hex; on Ethereum give \
-                 {\"to\":\"0x…\",\"value\":\"0x1\",\"gas\":21000}",
-            )
-        })?),
+        Some(text) => match read("--call", text)? {
+            text if text.starts_with("0x") => Some(Value::String(text)),
+            text => Some(serde_json::from_str(&text).map_err(|_| {
+                Failure::usage(
+                    "--call is neither JSON nor hex; on Ethereum give \
+                     {\"to\":\"0x…\",\"value\":\"0x1\",\"gas\":21000}",
+                )
+            })?),
+        },
         None => None,
     };
     // Chosen here, so that asking the next node after a silence is the same request. Said before
@@ -137,7 +174,7 @@ pub(super) async fn send(args: SendArgs) -> Result<Exit, Failure> {
     });
     let deadline_ms = args.deadline.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
     let request_id = Some(id.clone());
-    let question = Question::Send { call, signed: args.signed, request_id, deadline_ms };
+    let question = Question::Send { call, signed, request_id, deadline_ms };
     // Whatever became of it, the id makes the next try safe.
     let named = |failure: Failure| {
         let again = match failure.exit {
@@ -147,11 +184,7 @@ pub(super) async fn send(args: SendArgs) -> Result<Exit, Failure> {
             _ => format!(" (request {id})"),
         };
         let failure = Failure::new(failure.exit, format!("{failure}{again}"));
-        if args.json {
-            let (exit, message) = (failure.exit.code(), failure.to_string());
-            out!("{}", json!({"error": {"exit": exit, "message": message, "request_id": id}}));
-        }
-        failure
+        also_in_json(args.json, failure, Some(&id))
     };
     let accepted = match ask(&args.nodes, args.nodes.within, &question).await {
         Reply::Ok(value) => standing(value).map_err(named)?,
@@ -175,6 +208,15 @@ pub(super) async fn send(args: SendArgs) -> Result<Exit, Failure> {
             Ok(Exit::Clean)
         }
     }
+}
+
+/// A program that reads JSON gets a failure so too.
+fn also_in_json(json: bool, failure: Failure, request_id: Option<&str>) -> Failure {
+    if json {
+        let (exit, message) = (failure.exit.code(), failure.to_string());
+        out!("{}", json!({"error": {"exit": exit, "message": message, "request_id": request_id}}));
+    }
+    failure
 }
 
 fn standing(value: Value) -> Result<Standing, Failure> {
@@ -225,7 +267,8 @@ pub(super) fn exit_of(end: &End) -> Exit {
 }
 
 pub(super) async fn wait(args: WaitArgs) -> Result<Exit, Failure> {
-    let standing = wait_for(&args.nodes, &args.request_id, args.patience).await?;
+    let standing = wait_for(&args.nodes, &args.request_id, args.patience).await;
+    let standing = standing.map_err(|it| also_in_json(args.json, it, Some(&args.request_id)))?;
     Ok(told(&standing, args.json))
 }
 
@@ -252,6 +295,11 @@ async fn wait_for(nodes: &NodesArgs, id: &str, patience: Duration) -> Result<Sta
 }
 
 pub(super) async fn drop_nonce(args: DropArgs) -> Result<Exit, Failure> {
+    let (json, id) = (args.json, args.request_id.clone());
+    ordered(args).await.map_err(|failure| also_in_json(json, failure, id.as_deref()))
+}
+
+async fn ordered(args: DropArgs) -> Result<Exit, Failure> {
     let question = Question::Cancel { nonce: args.nonce, request_id: args.request_id.clone() };
     let Drop { nonce, request_id, dropped } =
         match ask(&args.nodes, args.nodes.within, &question).await {

@@ -333,6 +333,7 @@ async fn answer(question: Question, service: &TransactionService) -> Reply {
             "epoch": service.epoch().map(|epoch| epoch.get()),
             "open": service.open().await,
             "stale": service.is_stale(),
+            "chain_lost": service.is_chain_lost(),
         })),
     }
 }

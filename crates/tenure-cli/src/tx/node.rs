@@ -23,7 +23,7 @@ use tenure_tx::metrics;
 use tenure_tx::service::{Mode, ServiceError, ServiceOptions, TransactionService};
 use tokio::net::TcpSocket;
 
-use super::amount::{Cap, amount, cap};
+use super::amount::{Amount, Cap, amount, cap};
 use super::follower::SyncCommand;
 use super::{TableArgs, callers};
 use crate::args::{Taking, period, secret};
@@ -90,10 +90,10 @@ pub(crate) struct NodeArgs {
     pub(crate) metrics: Option<SocketAddr>,
     /// The tip of a first attempt, per gas on Ethereum [default: 1gwei on Ethereum, 0 on Substrate]
     #[arg(long, value_name = "AMOUNT", value_parser = amount)]
-    pub(crate) tip: Option<u128>,
+    pub(crate) tip: Option<Amount>,
     /// The most it may ever tip
     #[arg(long, value_name = "AMOUNT", value_parser = amount)]
-    pub(crate) max_tip: Option<u128>,
+    pub(crate) max_tip: Option<Amount>,
     /// Ethereum: the most that is ever paid for a unit of gas, base fee and tip together, or none; a
     /// base fee above it is waited out [default: 50gwei]
     #[arg(long, value_name = "AMOUNT", value_parser = cap)]
@@ -156,10 +156,20 @@ impl Kind {
 async fn chain(args: &NodeArgs) -> Result<(Arc<dyn Chain>, Arc<dyn Signer>), Failure> {
     match args.chain {
         Kind::Ethereum => {
-            if args.key_scheme.is_some() || args.mortal.is_some() {
+            if args.key_scheme.is_some() || args.mortal.is_some() || args.signer_command.is_some() {
                 return Err(Failure::usage(
-                    "--key-scheme and --mortal are Substrate's; leave them out, or give --chain substrate",
+                    "--key-scheme, --mortal and --signer-command are Substrate's; leave them out, or give \
+                     --chain substrate",
                 ));
+            }
+            for (option, cap) in
+                [("--max-fee-per-gas", args.max_fee_per_gas), ("--max-fee", args.max_fee)]
+            {
+                if cap.and_then(Cap::most) == Some(0) {
+                    return Err(Failure::usage(format!(
+                        "{option} must be above zero: nothing would ever be sent; none lifts the cap"
+                    )));
+                }
             }
             let finality = args.confirmations.map_or(Finality::Tag, Finality::Confirmations);
             let usual = EthereumOptions::default();
@@ -223,6 +233,13 @@ async fn substrate(args: &NodeArgs) -> Result<(Arc<dyn Chain>, Arc<dyn Signer>),
         return Err(Failure::usage(
             "--confirmations and --max-fee-per-gas are Ethereum's; a Substrate chain has finality, \
              and --max-fee caps what an extrinsic costs",
+        ));
+    }
+    // On Ethereum a comma separates addresses; here the whole would be one that nothing answers at.
+    if args.rpc.reveal().contains(',') {
+        return Err(Failure::usage(
+            "--rpc has several addresses, and --chain substrate takes one; give each member a node of its \
+             own, or the address of a balancer",
         ));
     }
     let limit = Duration::from_secs(5);
@@ -299,9 +316,29 @@ fn wrong(error: impl std::error::Error) -> Failure {
     Failure::usage(exit::chain(&error))
 }
 
+/// An amount of another kind of chain is a mistake of many powers of ten.
+fn check_units(args: &NodeArgs) -> Result<(), Failure> {
+    let most = |cap: Option<Cap>| match cap {
+        Some(Cap::Most(amount)) => Some(amount),
+        Some(Cap::None) | None => None,
+    };
+    let amounts = [
+        ("--tip", args.tip),
+        ("--max-tip", args.max_tip),
+        ("--max-fee-per-gas", most(args.max_fee_per_gas)),
+        ("--max-fee", most(args.max_fee)),
+    ];
+    for (option, amount) in amounts {
+        if let Some(amount) = amount {
+            amount.check(option, args.chain).map_err(Failure::usage)?;
+        }
+    }
+    Ok(())
+}
+
 /// Times and bounds, checked: `lease` is that of the group.
 fn options(args: &NodeArgs, lease: Option<Duration>) -> Result<ServiceOptions, Failure> {
-    let max_tip = args.max_tip.unwrap_or(u128::MAX);
+    let max_tip = args.max_tip.map_or(u128::MAX, |tip| tip.smallest);
     let usual_tip = match args.chain {
         Kind::Ethereum => 1_000_000_000,
         Kind::Substrate => 0,
@@ -320,7 +357,7 @@ fn options(args: &NodeArgs, lease: Option<Duration>) -> Result<ServiceOptions, F
         act: lease.unwrap_or_else(|| Lease::default().lease()) / 6,
         keep: args.keep,
         keep_ids: args.keep_ids,
-        tip: args.tip.unwrap_or(usual_tip.min(max_tip)),
+        tip: args.tip.map_or(usual_tip.min(max_tip), |tip| tip.smallest),
         ..ServiceOptions::default()
     };
     options.check(lease).map_err(|error| {
@@ -384,6 +421,7 @@ fn taken(error: &io::Error) -> Failure {
 /// All that can be refused is looked at before this node takes part: a node that leads and then ends
 /// over its own options would cost the group a change of leaders with each start.
 pub(super) async fn run(args: NodeArgs) -> Result<Exit, Failure> {
+    check_units(&args)?;
     let mut signals = Signals::listen()?;
     let lease = match args.standalone {
         true => None,

@@ -12,7 +12,7 @@ use tenure_tx::store::{Store, StoredTransaction};
 use super::{ReadArgs, ask};
 use crate::exit::{Exit, Failure};
 use crate::output::{self, err, out};
-use crate::table::{ago, moment, print, table};
+use crate::table::{ago, moment, print, table_of};
 
 #[derive(Debug, Args)]
 pub(crate) struct ListArgs {
@@ -173,7 +173,7 @@ pub(super) async fn list(args: ListArgs) -> Result<Exit, Failure> {
         if rows.is_empty() && !args.open && args.from == 0 {
             err!("account {} has no transactions in this table", args.read.account);
         }
-        print(&table(if args.wide { &wide } else { &narrow }, rows));
+        print(&table_of(if args.wide { &wide } else { &narrow }, rows, args.wide));
         if let Some(held) = held {
             out!("{held}");
         }
@@ -266,8 +266,10 @@ pub(super) async fn show(args: ShowArgs) -> Result<Exit, Failure> {
 pub(super) async fn watch(args: WatchArgs) -> Result<Exit, Failure> {
     let store = args.read.store()?;
     let bounded = args.until.is_some() || args.until_id.is_some();
+    // Asked in either case: a table that is not there, or cannot be reached, is told at once.
+    let newest = store.newest_change().await?;
     // What has happened already counts.
-    let after = if bounded { 0 } else { store.newest_change().await? };
+    let after = if bounded { 0 } else { newest };
     let mut items = feed(store, after, FeedOptions::default());
     while let Some(item) = items.recv().await {
         if output::is_closed() {

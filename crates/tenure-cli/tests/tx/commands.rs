@@ -1,6 +1,6 @@
 //! The program from outside: node, send, list, show, watch, gaps, drop.
 
-use std::process::Output;
+use std::process::{Output, Stdio};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -48,6 +48,9 @@ async fn a_transaction_can_be_sent_listed_shown_dropped_and_watched_to_its_end()
     assert_eq!(listed[0]["creator_id"], "a");
     let table = ask(&["list"]).await;
     assert!(String::from_utf8_lossy(&table.stdout).contains("seven"));
+    let wide = ask(&["list", "--wide"]).await;
+    let wide = String::from_utf8_lossy(&wide.stdout).into_owned();
+    assert_eq!(wide.lines().count(), 3, "one line for each row, for a program to read: {wide}");
     let shown = json_of(&ask(&["show", "seven", "--json"]).await);
     assert!(shown[0]["raw"].as_str().is_some_and(|raw| raw.starts_with("0x02")));
     assert_eq!(ask(&["show", "nothing"]).await.status.code(), Some(7));
@@ -57,7 +60,7 @@ async fn a_transaction_can_be_sent_listed_shown_dropped_and_watched_to_its_end()
     let dropped = run(&["drop", "--node", &address, "1"]).await;
     assert!(dropped.status.success(), "{dropped:?}");
     let missing = run(&["drop", "--node", &address, "99"]).await;
-    assert_eq!(missing.status.code(), Some(8), "{missing:?}");
+    assert_eq!(missing.status.code(), Some(7), "{missing:?}");
     let replaced =
         async { while json_of(&ask(&["show", "1", "--json"]).await)[0]["noop"] != json!(true) {} };
     timeout(Duration::from_secs(20), replaced).await.expect("replaced");
@@ -215,7 +218,7 @@ async fn a_substrate_node_signs_through_a_program() {
     assert_eq!(away.status.code(), Some(1), "{away:?}");
     let said = lines_of(&away).remove(0)["error"].clone();
     let message = said["message"].as_str().unwrap_or_default();
-    assert!(message.contains("the signer does not answer"), "{said}");
+    assert!(message.contains("the signer's command ended with exit status: 1"), "{said}");
     assert!(message.contains("ask again with --request-id later"), "{said}");
     std::fs::write(&script, works).expect("written");
     assert_eq!(json_of(&run(&send).await)[0]["nonce"], 2, "nothing had its nonce");
@@ -267,6 +270,9 @@ async fn every_mistake_is_one_sentence_with_a_remedy_and_no_secret() {
     let read = ["--dsn", &empty, "--account", ADDRESS];
     let node = ["node", "--dsn", away, "--rpc", rpc];
     let substrate = ["node", "--dsn", away, "--chain", "substrate", "--rpc", "ws://127.0.0.1:1"];
+    let several = ["ws://127.0.0.1:1,ws://127.0.0.1:2"];
+    let several = [&substrate[..6], &several].concat();
+    let remark = ["send", "--node", "127.0.0.1:1", "--pallet", "System", "--call", "remark"];
     let key = ["--key-env", "RELAYER_KEY"];
     let away_node = "127.0.0.1:1";
     // What is typed, the exit code, and a word of the remedy.
@@ -291,12 +297,27 @@ async fn every_mistake_is_one_sentence_with_a_remedy_and_no_secret() {
         ([&substrate[..], &["--key-env", "BAD_KEY", "--mortal", "65"]].concat(), 2, "power of two"),
         ([&substrate[..], &["--key-env", "BAD_KEY", "--key-scheme", "rsa"]].concat(), 2, "sr25519"),
         ([&node[..], &key, &["--mortal", "64"]].concat(), 2, "--chain substrate"),
+        ([&node[..], &["--signer-command", "./sign"]].concat(), 2, "--chain substrate"),
+        ([&node[..], &key, &["--max-fee", "0"]].concat(), 2, "none lifts the cap"),
+        ([&substrate[..], &["--key-env", "SURI", "--max-fee", "0.01eth"]].concat(), 2, "planck"),
+        (
+            [&substrate[..], &["--key-env", "SURI", "--tip", "1gwei"]].concat(),
+            2,
+            "--tip is in gwei",
+        ),
+        ([&node[..], &key, &["--max-fee-per-gas", "5planck"]].concat(), 2, "50gwei"),
+        ([&several[..], &["--key-env", "SURI"]].concat(), 2, "takes one"),
         (vec!["send", "--node", away_node, "--pallet", "System"], 2, "--call"),
+        ([&remark[..], &["--args", "@/nowhere/args"]].concat(), 2, "/nowhere/args"),
+        ([&remark[..], &["--args", "{"]].concat(), 2, "--args is not JSON"),
+        ([&remark[..], &["--args", "-"]].concat(), 2, "--args is not JSON"),
         (vec!["list", "--account", ADDRESS], 2, "TENURE_DSN"),
         (vec!["list", "--account", ADDRESS, "--dsn", away], 5, "check that the server runs"),
         (vec!["list", "--account", "0xzz", "--dsn", away], 2, "full address"),
         ([&["list"], &read[..]].concat(), 7, "start a node"),
         ([&["gaps"], &read[..]].concat(), 7, "start a node"),
+        ([&["watch", "--until", "3"], &read[..]].concat(), 7, "start a node"),
+        (vec!["watch", "--until-id", "7", "--account", ADDRESS, "--dsn", away], 5, "server runs"),
         (vec!["send", "--call", call], 2, "--node"),
         (
             vec![
@@ -318,7 +339,8 @@ async fn every_mistake_is_one_sentence_with_a_remedy_and_no_secret() {
     ];
     for (arguments, code, remedy) in cases {
         let mut command = program();
-        command.env("BAD_KEY", "hunter2").env_remove("TENURE_DSN").args(arguments);
+        command.env("BAD_KEY", "hunter2").env("SURI", "//Alice").stdin(Stdio::null());
+        command.env_remove("TENURE_DSN").args(arguments);
         let output = timeout(Duration::from_secs(60), command.output()).await;
         let output = output.unwrap_or_else(|_| panic!("{arguments:?} hangs")).expect("runs");
         let said = String::from_utf8_lossy(&output.stderr).into_owned();

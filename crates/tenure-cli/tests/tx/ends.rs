@@ -262,4 +262,10 @@ async fn what_the_account_cannot_pay_is_shown_withdrawn_and_holds_up_nothing() {
     assert_eq!(again.status.code(), Some(0), "an answer that was lost is given again: {again:?}");
     let (code, big) = told(&run(&["wait", "--node", &address, "--json", "big"]).await);
     assert_eq!((code, &big["end"]["kind"]), (Some(9), &json!("withdrawn")), "{big}");
+    for unknown in [&["wait", "none"][..], &["drop", "--request-id", "none"]] {
+        let asked = [unknown, &["--node", &address, "--json"]].concat();
+        let (code, failed) = told(&run(&asked).await);
+        assert_eq!((code, &failed["error"]["exit"]), (Some(7), &json!(7)), "{failed}");
+        assert_eq!(failed["error"]["request_id"], "none");
+    }
 }

@@ -52,6 +52,50 @@ async fn a_call_by_name_reaches_a_signing_program_in_scale() {
     }
 }
 
+/// Linux hands a program no argument above 128 KiB.
+#[tokio::test]
+async fn a_call_that_is_too_long_for_an_argument_comes_from_a_file_or_standard_input() {
+    let database = shared_cluster().await.database().await.expect("a database");
+    let mut chain = ScriptedNode::start().await;
+    chain.ledger.lock().expect("unpoisoned").metadata = storagehub_parachain();
+    let mut command = program();
+    command.args(["node", "--chain", "substrate", "--rpc", &chain.url, "--key-env", "SURI"]);
+    command.args(["--dsn", &database.dsn(), "--poll", "100ms"]).env("SURI", "//Alice");
+    let (mut child, address) = listening(command).await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).expect("written");
+        path
+    };
+    let data = "a7".repeat(200 << 10);
+    let args = file("args", &json!({"remark": format!("0x{data}")}).to_string());
+    // As a program prints it, with an end of the line.
+    let scale = file("call", &format!("0x000002800c00{data}\n"));
+    let named = ["send", "--node", &address, "--json", "--pallet", "System", "--call", "remark"];
+    let plain = ["send", "--node", &address, "--json"];
+    let at = |path: &std::path::Path| format!("@{}", path.display());
+    let sends: [(&[&str], [String; 2], Option<&std::path::Path>); 3] = [
+        (&named, ["--args".into(), at(&args)], None),
+        (&named, ["--args".into(), "-".into()], Some(&args)),
+        (&plain, ["--call".into(), at(&scale)], None),
+    ];
+    for (nonce, (head, tail, input)) in sends.into_iter().enumerate() {
+        let mut command = program();
+        command.args(head).args(tail);
+        if let Some(path) = input {
+            command.stdin(std::fs::File::open(path).expect("there"));
+        }
+        let sent = timeout(Duration::from_secs(60), command.output()).await.expect("ends");
+        assert_eq!(json_of(&sent.expect("runs"))[0]["nonce"], nonce);
+        let arrived = chain.arrival().await;
+        assert!(arrived.raw.ends_with(&[0xa7; 200 << 10]), "{} bytes", arrived.raw.len());
+        arrived.pool().status(json!("ready"));
+    }
+    child.signal(Signal::TERM);
+    assert!(child.wait(Duration::from_secs(20)).await.expect("ends").success());
+}
+
 #[tokio::test]
 async fn a_runtime_with_an_extension_that_is_not_known_is_refused_at_the_start_by_its_name() {
     let database = shared_cluster().await.database().await.expect("a database");
