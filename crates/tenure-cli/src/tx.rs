@@ -55,35 +55,17 @@ pub(crate) async fn run(command: TxCommand) -> Result<Exit, Failure> {
     }
 }
 
-#[derive(Debug, Clone, Args)]
-pub(crate) struct TableArgs {
-    #[command(flatten)]
-    pub(crate) database: Database,
-    /// The role whose leader may write [default: tx:ACCOUNT]
-    #[arg(long, value_name = "NAME")]
-    pub(crate) role: Option<String>,
+/// The role of an account's group, unless another is named.
+fn role_of(account: &AccountId) -> String {
+    format!("tx:{account}")
 }
 
-impl TableArgs {
-    fn role_of(&self, account: &AccountId) -> String {
-        self.role.clone().unwrap_or_else(|| format!("tx:{account}"))
-    }
-
-    fn store(
-        &self,
-        account: AccountId,
-        creator: &str,
-        accept_loss: bool,
-    ) -> Result<Store, Failure> {
-        let config = setting::configured(&self.database)?;
-        let dsn = config.dsn().ok_or_else(no_database)?;
-        let connector = Connector::new(dsn, config.tls().clone())
-            .map_err(|error| Failure::usage(format!("TLS: {}", chain(&error))))?;
-        let role = self.role_of(&account);
-        let mut options = StoreOptions::new(role, account, creator);
-        options.accept_loss = accept_loss;
-        Ok(Store::new(connector, options))
-    }
+fn store(database: &Database, options: StoreOptions) -> Result<Store, Failure> {
+    let config = setting::configured(database)?;
+    let dsn = config.dsn().ok_or_else(no_database)?;
+    let connector = Connector::new(dsn, config.tls().clone())
+        .map_err(|error| Failure::usage(format!("TLS: {}", chain(&error))))?;
+    Ok(Store::new(connector, options))
 }
 
 /// The private server is no place for a group's table: it would be another one on each machine.
@@ -95,7 +77,7 @@ fn no_database() -> Failure {
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ReadArgs {
     #[command(flatten)]
-    pub(crate) table: TableArgs,
+    pub(crate) database: Database,
     /// The signing account, in hex or SS58; `tx node` names it when it starts
     #[arg(long, env = "TENURE_TX_ACCOUNT", value_parser = account_of)]
     pub(crate) account: AccountId,
@@ -106,7 +88,9 @@ pub(crate) struct ReadArgs {
 
 impl ReadArgs {
     fn store(&self) -> Result<Store, Failure> {
-        self.table.store(self.account.clone(), "reader", false)
+        // No reader writes, so any role will do.
+        let role = role_of(&self.account);
+        store(&self.database, StoreOptions::new(role, self.account.clone(), "reader"))
     }
 }
 

@@ -162,7 +162,9 @@ fn read_within(path: &std::path::Path, limit: std::time::Duration) -> Result<Str
     let (reply, answer) = std::sync::mpsc::channel();
     let file = path.to_owned();
     std::thread::spawn(move || reply.send(std::fs::read_to_string(file)));
-    let failed = |why: &dyn fmt::Display| SignError::Key(format!("{}: {why}", path.display()));
+    let failed = |why: &dyn fmt::Display| {
+        SignError::Key(format!("{}: {why}; name a file with the key", path.display()))
+    };
     match answer.recv_timeout(limit) {
         Ok(read) => read.map_err(|error| failed(&error)),
         Err(_) => Err(failed(&format_args!("nothing came from it within {limit:?}"))),

@@ -172,6 +172,7 @@ pub(super) async fn send(args: SendArgs) -> Result<Exit, Failure> {
         err!("this is request {id}; to ask for it again, give --request-id {id}");
         id
     });
+    SendRequest::check_id(&id).map_err(|error| Failure::usage(error.to_string()))?;
     let deadline_ms = args.deadline.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
     let request_id = Some(id.clone());
     let question = Question::Send { call, signed, request_id, deadline_ms };
@@ -425,6 +426,11 @@ async fn ask(nodes: &NodesArgs, within: Duration, question: &Question) -> Reply 
                 Ok(Err(Unanswered::Silent)) => {
                     silent = Some(format!("{address} took the question and went away"));
                 }
+                Ok(Err(Unanswered::Strange)) => {
+                    silent = Some(format!(
+                        "{address} gave an answer that no node of this version gives; check --node"
+                    ));
+                }
                 Err(_) => {
                     silent = Some(format!(
                         "{address} took the question and gave no answer within {ONE_NODE:?}; read \
@@ -451,6 +457,8 @@ enum Unanswered {
     NotAsked,
     /// It may have read the question.
     Silent,
+    /// It answered something else.
+    Strange,
 }
 
 async fn ask_one(address: &str, line: &str) -> Result<Reply, Unanswered> {
@@ -460,7 +468,10 @@ async fn ask_one(address: &str, line: &str) -> Result<Reply, Unanswered> {
     let mut answer = String::new();
     let read = stream.take(LONGEST_ANSWER).read_line(&mut answer).await;
     read.map_err(|_| Unanswered::Silent)?;
-    serde_json::from_str(&answer).map_err(|_| Unanswered::Silent)
+    // Half a line is of a node that went away.
+    let whole = answer.ends_with('\n');
+    let unread = if whole { Unanswered::Strange } else { Unanswered::Silent };
+    serde_json::from_str(&answer).map_err(|_| unread)
 }
 
 #[cfg(test)]

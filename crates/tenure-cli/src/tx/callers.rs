@@ -264,8 +264,12 @@ async fn answer(question: Question, service: &TransactionService) -> Reply {
                     }
                 },
                 (None, Some(Some(raw))) => Payload::Signed(raw.into()),
-                (None, None) | (Some(_), Some(_)) | (None, Some(None)) => {
-                    return malformed(request_id, "give either a call or signed bytes in hex");
+                (None, Some(None)) => {
+                    let message = "signed bytes are hex, of an even number of digits";
+                    return malformed(request_id, message);
+                }
+                (None, None) | (Some(_), Some(_)) => {
+                    return malformed(request_id, "give either a call or signed bytes");
                 }
             };
             let mut request = SendRequest::new(payload);
@@ -321,7 +325,9 @@ async fn answer(question: Question, service: &TransactionService) -> Reply {
             match service.wait(&request_id, within).await {
                 Ok(Some(row)) => Reply::ok(&Standing::of(row, standalone)),
                 Ok(None) => {
-                    let message = format!("no request has the id {request_id}");
+                    let message = format!(
+                        "no request has the id {request_id}; it was not accepted, or its id is forgotten"
+                    );
                     Reply::about(Some(request_id), "not_found", message)
                 }
                 Err(error) => Reply::about(Some(request_id), "store", error.to_string()),

@@ -21,12 +21,13 @@ use tenure_tx::election::NodeRole;
 use tenure_tx::engine::EngineConfig;
 use tenure_tx::metrics;
 use tenure_tx::service::{Mode, ServiceError, ServiceOptions, TransactionService};
+use tenure_tx::store::StoreOptions;
 use tokio::net::TcpSocket;
 
 use super::amount::{Amount, Cap, amount, cap};
 use super::follower::SyncCommand;
-use super::{TableArgs, callers};
-use crate::args::{Taking, period, secret};
+use super::{callers, role_of, store};
+use crate::args::{Database, Taking, period, secret};
 use crate::exit::{self, Exit, Failure};
 use crate::listener::{self, Health, Listener};
 use crate::output::out;
@@ -36,18 +37,21 @@ use crate::signals::Signals;
 #[derive(Debug, Args)]
 pub(crate) struct NodeArgs {
     #[command(flatten)]
-    pub(crate) table: TableArgs,
+    pub(crate) database: Database,
+    /// The role whose leader may write [default: tx:ACCOUNT]
+    #[arg(long, value_name = "NAME", conflicts_with = "standalone")]
+    pub(crate) role: Option<String>,
     /// Send without a group: no other node finishes what this one accepts. Never run two of these
     /// with one key
-    #[arg(long, conflicts_with = "dsn")]
+    #[arg(long, conflicts_with_all = ["dsn", "config"])]
     pub(crate) standalone: bool,
     /// Standalone: the file that remembers requests and their ids [default: tenure/tx-ACCOUNT.journal
     /// in $XDG_DATA_HOME or ~/.local/share]
-    #[arg(long, value_name = "FILE", requires = "standalone")]
+    #[arg(long, value_name = "FILE")]
     pub(crate) journal: Option<PathBuf>,
     /// This instance's name [default: TENURE_INSTANCE, SH_NODE_INSTANCE_ID, the file's, or the host's
     /// name]
-    #[arg(long)]
+    #[arg(long, conflicts_with = "standalone")]
     pub(crate) instance: Option<String>,
     /// What kind of chain it is
     #[arg(long, value_enum, default_value_t = Kind::Ethereum)]
@@ -128,7 +132,7 @@ pub(crate) struct NodeArgs {
     #[arg(long, conflicts_with = "standalone")]
     pub(crate) accept_loss: bool,
     /// The lease: how long a frozen leader is waited for [default: TENURE_LEASE, the file's, or 3s]
-    #[arg(long, value_parser = period)]
+    #[arg(long, value_parser = period, conflicts_with = "standalone")]
     pub(crate) lease: Option<Duration>,
 }
 
@@ -379,7 +383,7 @@ fn options(args: &NodeArgs, lease: Option<Duration>) -> Result<ServiceOptions, F
 fn config(args: &NodeArgs, role: &str) -> Result<Config, Failure> {
     // Every effect carries the epoch or a nonce that is used once, so the next leader need not wait
     // for the last one's lease.
-    let mut builder = setting::builder(&args.table.database, None, &Taking::default())?
+    let mut builder = setting::builder(&args.database, None, &Taking::default())?
         .role(RoleSpec::named(role).policy(TakeoverPolicy::Fenced));
     if let Some(instance) = &args.instance {
         builder = builder.instance(instance.clone());
@@ -422,12 +426,18 @@ fn taken(error: &io::Error) -> Failure {
 /// over its own options would cost the group a change of leaders with each start.
 pub(super) async fn run(args: NodeArgs) -> Result<Exit, Failure> {
     check_units(&args)?;
+    // Clap takes a flag that is not given for one that is: `requires` would let it pass.
+    if args.journal.is_some() && !args.standalone {
+        return Err(Failure::usage(
+            "--journal is a standalone node's; give --standalone, or leave it out: a group has its table",
+        ));
+    }
     let mut signals = Signals::listen()?;
     let lease = match args.standalone {
         true => None,
         // The account is not known yet, so this may be another role's name: the lease is the same.
         false => {
-            let role = args.table.role.as_deref().unwrap_or("tx:");
+            let role = args.role.as_deref().unwrap_or("tx:");
             Some(config(&args, role)?.lease().lease())
         }
     };
@@ -468,16 +478,16 @@ pub(super) async fn run(args: NodeArgs) -> Result<Exit, Failure> {
                 "--accept-loss: a failover of the database may forget accepted requests"
             );
         }
-        let role = args.table.role_of(&account);
+        let role = args.role.clone().unwrap_or_else(|| role_of(&account));
         let config = config(&args, &role)?;
         let identity = config.identity()?;
         let creator = identity.hostname(config.scope()).unwrap_or(identity.place()).to_owned();
-        let accept_loss = args.accept_loss;
-        let store =
-            args.table.store(account.clone(), &creator, accept_loss).map_err(|failure| {
-                let message = format!("{failure}; or send without a group: --standalone");
-                Failure::new(failure.exit, message)
-            })?;
+        let mut options = StoreOptions::new(role.clone(), account.clone(), creator);
+        options.accept_loss = args.accept_loss;
+        let store = store(&args.database, options).map_err(|failure| {
+            let message = format!("{failure}; or send without a group: --standalone");
+            Failure::new(failure.exit, message)
+        })?;
         let member = Member::start(config).await?;
         let lock = member.lock(&role)?;
         lock.start().await?;

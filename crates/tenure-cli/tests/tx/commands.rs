@@ -274,6 +274,10 @@ async fn every_mistake_is_one_sentence_with_a_remedy_and_no_secret() {
     let several = [&substrate[..6], &several].concat();
     let remark = ["send", "--node", "127.0.0.1:1", "--pallet", "System", "--call", "remark"];
     let key = ["--key-env", "RELAYER_KEY"];
+    let alone = ["node", "--standalone", "--rpc", rpc, "--key-env", "RELAYER_KEY"];
+    let chain = rpc.trim_start_matches("http://");
+    let not_a_node =
+        ["send", "--node", chain, "--within", "0s", "--request-id", "7", "--call", call];
     let away_node = "127.0.0.1:1";
     // What is typed, the exit code, and a word of the remedy.
     let cases: &[(Vec<&str>, i32, &str)] = &[
@@ -335,6 +339,20 @@ async fn every_mistake_is_one_sentence_with_a_remedy_and_no_secret() {
             "7",
         ),
         (vec!["send", "--node", "127.0.0.1:1", "--call", "pay"], 2, "neither JSON nor hex"),
+        (vec!["send", "--node", away_node, "--call", call, "--request-id", ""], 2, "1 to 200"),
+        (
+            vec!["send", "--node", away_node, "--call", call, "--deadline", "0s"],
+            2,
+            "more than zero",
+        ),
+        (not_a_node.to_vec(), 10, "check --node"),
+        ([&node[..], &key, &["--journal", "j"]].concat(), 2, "give --standalone"),
+        ([&node[..], &["--key-file", "/"]].concat(), 2, "name a file with the key"),
+        ([&alone[..], &["--role", "r"]].concat(), 2, "'--standalone'"),
+        ([&alone[..], &["--lease", "3s"]].concat(), 2, "'--standalone'"),
+        ([&alone[..], &["--instance", "i"]].concat(), 2, "'--standalone'"),
+        ([&alone[..], &["--journal", "/"]].concat(), 1, "name another file"),
+        ([&["list", "--role", "r"], &read[..]].concat(), 2, "--role"),
         (vec!["drop", "--node", "127.0.0.1:1", "--within", "0s", "3"], 6, "nodes run"),
     ];
     for (arguments, code, remedy) in cases {

@@ -103,7 +103,7 @@ impl Journal {
         let path = real.as_deref().unwrap_or(path);
         let trouble = |what: &str, error: io::Error| {
             let path = path.display();
-            StoreError::Journal(format!("{path} cannot be {what}: {error}"))
+            StoreError::Journal(format!("{path} cannot be {what}: {error}; name another file"))
         };
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false);

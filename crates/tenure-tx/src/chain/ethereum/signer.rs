@@ -145,8 +145,11 @@ impl EthereumSigner {
     /// # Errors
     /// [`SignError::Key`] if the variable is not set or holds no key.
     pub fn from_env(name: &str, chain_id: u64, fees: Fees) -> Result<Self, SignError> {
-        let text = std::env::var(name)
-            .map_err(|_| SignError::Key(format!("the environment variable {name} is not set")))?;
+        let text = std::env::var(name).map_err(|_| {
+            SignError::Key(format!(
+                "the environment variable {name} is not set; set it, or name another"
+            ))
+        })?;
         Self::from_hex(&text, chain_id, fees)
     }
 }

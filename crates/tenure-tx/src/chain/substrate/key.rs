@@ -96,8 +96,11 @@ impl Key {
     /// # Errors
     /// [`SignError::Key`] if the variable is not set or holds no key.
     pub fn from_env(name: &str, scheme: Scheme) -> Result<Self, SignError> {
-        let text = std::env::var(name)
-            .map_err(|_| SignError::Key(format!("the environment variable {name} is not set")))?;
+        let text = std::env::var(name).map_err(|_| {
+            SignError::Key(format!(
+                "the environment variable {name} is not set; set it, or name another"
+            ))
+        })?;
         Self::from_suri(&Zeroizing::new(text), scheme)
     }
 
