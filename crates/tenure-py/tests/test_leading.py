@@ -108,10 +108,9 @@ async def test_while_leading_ends_when_its_work_outlasts_a_shutdown(tenure_group
     assert await asyncio.wait_for(work.task, 5) is None
 
 
-async def test_a_caller_that_is_cancelled_waits_for_its_work_and_so_does_a_shutdown(
-    tenure_group: MemoryGroup,
-) -> None:
-    lock = tenure_group.lock("r")
+async def test_a_caller_that_is_cancelled_waits_for_its_work_and_so_does_a_shutdown() -> None:
+    group = MemoryGroup(health_interval_s=1)  # A busy machine must not end the lease.
+    lock = group.lock("r")
     work = Work(lock)
     await lock.start()
     await work.until_it_runs()
@@ -128,14 +127,13 @@ async def test_a_caller_that_is_cancelled_waits_for_its_work_and_so_does_a_shutd
     assert lock.gate.in_flight == 0 and work.told == ["stopped"]
 
 
-async def test_work_that_is_cancelled_with_its_caller_ends_before_a_successor_acts(
-    tenure_group: MemoryGroup,
-) -> None:
-    lock = tenure_group.lock("r")
+async def test_work_that_is_cancelled_with_its_caller_ends_before_a_successor_acts() -> None:
+    group = MemoryGroup(health_interval_s=1)  # A busy machine must not end the lease.
+    lock = group.lock("r")
     work = Work(lock)
     await lock.start()
     await work.until_it_runs()
-    async with tenure_group.lock("r") as second:
+    async with group.lock("r") as second:
         second.on_acquired(lambda: work.told.append("next"))
         work.task.cancel()
         stopping = asyncio.ensure_future(lock.shutdown())

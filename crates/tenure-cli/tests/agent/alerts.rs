@@ -298,8 +298,9 @@ async fn the_alerts_cost_one_question_in_each_interval() {
     until("a first question", async || asked() > 0).await;
     let (begun, before) = (std::time::Instant::now(), asked());
     until("five more", async || asked() >= before + 5).await;
-    // Of two agents one asks, and not more often than the file says.
-    assert!(begun.elapsed() > Duration::from_millis(7_900), "{:?}", begun.elapsed());
+    // Of two agents one asks, and not more often than the file says: at best eight seconds, less what this test was
+    // late in seeing the first one. With two that ask it is four.
+    assert!(begun.elapsed() > Duration::from_secs(6), "{:?}", begun.elapsed());
 }
 
 #[tokio::test]

@@ -523,8 +523,9 @@ async fn a_thousand_roles_and_thirty_browsers_cost_one_statement_a_second() {
     }
     let (begun, before) = (std::time::Instant::now(), looks());
     until("five looks", async || looks() >= before + 5).await;
-    // A look per second, and one more for the first of these browsers.
-    assert!(begun.elapsed() > Duration::from_millis(2_900), "{:?}", begun.elapsed());
+    // A look per second, and one more for the first of these browsers; less what this test was late in seeing the
+    // first. With one for each browser it is a moment.
+    assert!(begun.elapsed() > Duration::from_secs(2), "{:?}", begun.elapsed());
     let client = cluster.client("postgres").await.expect("a session");
     let sql = "select count(*) from pg_stat_activity where application_name like '%tenure page%'";
     let sessions: i64 = client.query_one(sql, &[]).await.expect("a count").get(0);

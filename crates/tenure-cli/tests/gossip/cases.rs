@@ -110,14 +110,15 @@ fn kill_nine_loses_nothing_that_was_acknowledged() {
 #[test]
 fn graceful_stop_hands_over_in_less_than_the_lease() {
     let dir = tempfile::tempdir().unwrap();
-    let mut nodes = cluster(dir.path(), 3);
+    // Long enough to tell a hand-over on a busy machine from a wait for the lease.
+    let mut nodes = cluster_with(dir.path(), 3, &["--lease", "6s"]);
     let old = leader(&nodes);
     let leaving = nodes.remove(old);
     let term = leaving.main()["term"].as_u64().unwrap();
     assert_eq!(leaving.terminate(), Some(0));
     let at = Instant::now();
-    eventually("another acts", 5, || nodes.iter().any(Process::acts));
-    assert!(at.elapsed() < Duration::from_millis(900), "{:?}", at.elapsed());
+    eventually("another acts", 20, || nodes.iter().any(Process::acts));
+    assert!(at.elapsed() < Duration::from_secs(4), "{:?}", at.elapsed());
     assert!(nodes.iter().map(|n| n.main()["term"].as_u64().unwrap()).max() > Some(term));
 }
 

@@ -116,7 +116,7 @@ fn a_frozen_follower_slows_nobody_down_and_catches_up() {
         .collect();
     // A leader that waited for the frozen one would do so every time; a busy machine is slow now and then.
     taken.sort();
-    assert!(taken[20] < Duration::from_secs(1), "{taken:?}");
+    assert!(taken[20] < Duration::from_secs(3), "{taken:?}");
     nodes[frozen].signal("-CONT");
     eventually("it has caught up", 20, || nodes[frozen].main()["index"] == json!(40));
     assert_eq!(nodes[frozen].main()["head"], nodes[at].main()["head"]);
