@@ -235,8 +235,9 @@ begin
     end if;
     perform tenure_tx.begin_write(p_role, p_epoch, p_account, true);
     if (select min(n) from unnest(p_nonces) n) > coalesce(
-            (select max(t.nonce) from tenure_tx.pending_transactions t
-                 where t.account_id = p_account), -1) then
+            -- Not max(): planned while the table is empty, that reads every row of the account.
+            (select t.nonce from tenure_tx.pending_transactions t
+                 where t.account_id = p_account order by t.nonce desc limit 1), -1) then
         -- The common case first: above all nonces of the table. Under the account's lock nothing can
         -- be in the way, and to be prepared for it costs another look, a lock and a log record.
         return query

@@ -172,6 +172,32 @@ async fn new_rows_and_statuses_of_others_are_one_commit() {
     assert_eq!(state(&store, 0).await, TransactionStatus::Ready);
 }
 
+/// A writer's plans are made once, mostly while the table is empty.
+#[tokio::test]
+async fn what_a_row_costs_does_not_grow_with_the_table() {
+    let db = database().await;
+    let store = store(&db.dsn(), "a");
+    for n in 0..100_u8 {
+        let nonce = u64::from(n);
+        store.accept(E1, 0, &[row(nonce, n, &format!("r{n}"))]).await.expect("leads");
+        let ready = [change(nonce, n, TransactionStatus::Ready, false)];
+        store.record(E1, &ready).await.expect("leads");
+    }
+    // A session tells what it did at its end.
+    drop(store);
+    let client = db.client().await.expect("a session");
+    let of_table = "select (n_tup_ins = 100 and n_tup_upd = 100)::text from pg_stat_user_tables \
+                    where relname = 'pending_transactions'";
+    let of_index = "select idx_tup_read::text from pg_stat_user_indexes \
+                    where indexrelname = 'pending_transactions_pkey'";
+    tenure_testkit::until("the counts are there", async || {
+        client.query_one(of_table, &[]).await.expect("a count").get::<_, String>(0) == "true"
+    })
+    .await;
+    let read = client.query_one(of_index, &[]).await.expect("a count").get::<_, String>(0);
+    assert!(read.parse::<u32>().expect("a number") < 1000, "{read} entries for 100 rows");
+}
+
 /// A replacement whose answer was lost may be stored later than it was given up for.
 #[tokio::test]
 async fn an_end_of_a_form_that_its_row_no_longer_has_is_told_also_beside_new_rows() {
