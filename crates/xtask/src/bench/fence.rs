@@ -45,7 +45,8 @@ pub(crate) async fn run(args: BenchArgs) -> anyhow::Result<ExitCode> {
     let driver = tokio::spawn(connection);
     client.batch_execute(&tenure::schema::script()).await.context("tenure's schema")?;
     client.batch_execute(TABLE).await?;
-    let role = format!("bench:{}", uuid::Uuid::new_v4());
+    // No colon: pgbench would take what follows for a variable of its own.
+    let role = format!("bench-{}", uuid::Uuid::new_v4());
     client
         .execute(
             "insert into tenure.role (name, key, policy, lease_ms, epoch) \
