@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import signal
 import threading
 import time
 from typing import Any, Callable, Dict, List, Optional
@@ -155,12 +157,54 @@ def test_timeouts_hold_while_a_callback_blocks(dsn: str) -> None:
     lock.shutdown()
 
 
-async def test_a_lock_is_used_on_its_own_loop_alone(tenure_group: MemoryGroup) -> None:
+def test_a_signal_handler_may_shut_down_whatever_it_interrupts(dsn: str) -> None:
+    lock = blocking.LeaderLock(dsn, role="r")
+    lock.start()
+    assert lock.wait_for_leadership(20)
+    thread = lock._thread
+    assert thread is not None
+
+    class Interrupted(Dict[Any, Any]):
+        """The signal comes while a call holds what guards the thread."""
+
+        def __setitem__(self, key: Any, value: Any) -> None:
+            super().__setitem__(key, value)
+            if threading.current_thread() is threading.main_thread() and not ended:
+                signal.raise_signal(signal.SIGUSR1)
+
+    ended: List[bool] = []
+
+    def end(*_: Any) -> None:
+        ended.append(True)
+        lock.shutdown(20)
+
+    def hangs(*_: Any) -> None:
+        raise AssertionError("it hangs")
+
+    before = signal.signal(signal.SIGUSR1, end), signal.signal(signal.SIGALRM, hangs)
+    try:
+        thread._work = Interrupted(thread._work)
+        signal.alarm(30)
+        # It is answered, or told that the lock was shut down meanwhile.
+        with contextlib.suppress(tenure.LockError):
+            lock.leader()
+        thread._thread.join(20)
+        assert ended and not thread._thread.is_alive()
+        assert lock.state is LockState.STOPPED and not lock.is_leader
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGUSR1, before[0])
+        signal.signal(signal.SIGALRM, before[1])
+
+
+async def test_a_lock_is_used_on_its_own_loop_alone() -> None:
+    group = MemoryGroup(health_interval_s=1)  # A busy machine must not end the lease.
+
     def elsewhere(call: Callable[[], Any]) -> None:
         with pytest.raises(tenure.LockError, match="another event loop"):
             asyncio.run(asyncio.wait_for(call(), 10))
 
-    async with tenure_group.lock("r") as lock:
+    async with group.lock("r") as lock:
         assert await lock.wait_for_leadership(20)
         epoch = lock.epoch
         for call in (lock.wait_for_leadership, lock.step_down, lock.leader, lock.shutdown, lock.start):

@@ -323,3 +323,33 @@ def test_keys_are_those_of_the_published_vectors() -> None:
         assert tenure.key(name) == int(key), name
     with pytest.raises(ValueError):
         tenure.key("")
+
+
+async def test_a_shutdown_that_meets_a_start_waits_for_the_release(dsn: str) -> None:
+    """One role is led already while the start still waits for the registration of another."""
+    roles = [tenure.Role("free"), tenure.Role("held")]
+    async with Member(dsn, roles, health_interval_s=0.5) as member:
+        assert await member.lock("free").wait_for_leadership(20)
+    with psycopg.connect(dsn) as holder:
+        # Its row must be changed by a registration, and cannot be.
+        holder.execute("update tenure.role set lease_ms = 1 where name = 'held'")
+        holder.commit()
+        holder.execute("select from tenure.role where name = 'held' for update")
+        member = Member(dsn, roles, health_interval_s=2)
+        starting = asyncio.ensure_future(member.start())
+        await until(lambda: member.lock("free").is_leader)
+        assert not starting.done()
+        act = member.lock("free").gate.begin_act()
+        ending = asyncio.ensure_future(member.shutdown())
+        await until(lambda: not member.lock("free").is_leader)
+        # Long enough for a shutdown that does not wait. Time is the subject.
+        assert not (await asyncio.wait({ending}, timeout=1))[0]
+        act.finish()
+        await asyncio.wait_for(ending, 20)
+        assert member.lock("free").state is LockState.STOPPED
+        with psycopg.connect(dsn) as reader:
+            left = reader.execute("select holder, debtor from tenure.role where name = 'free'").fetchone()
+        assert left == (None, None), "it was released, with nothing in flight"
+    await asyncio.wait({starting}, timeout=20)
+    assert starting.done()
+    assert starting.exception() is None or isinstance(starting.exception(), tenure.LockError)

@@ -105,6 +105,8 @@ class Life:
         self.locks: List["RoleLock"] = []
         #: No letters are read any more.
         self.closed = False
+        #: The start has come so far that a role may be held.
+        self.races = False
         #: Its only role has stopped by itself.
         self.stopped = False
         #: The task that ends it, once there is one.

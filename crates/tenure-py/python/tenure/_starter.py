@@ -75,8 +75,10 @@ class Starter(OfOneProcess):
         try:
             await self._open(life)
         except BaseException as cause:
-            life.leave()
-            self._close(life)
+            if life.ending is None or life.ending.done():
+                life.leave()
+                self._close(life)
+            # Otherwise the shutdown that met it closes the life, once all is released.
             error = cause
             if isinstance(cause, LockError) and not isinstance(cause, RefusedError) and life.ending is not None:
                 # However far it had come when the shutdown met it.
@@ -106,6 +108,7 @@ class Starter(OfOneProcess):
         for lock in life.locks:
             lock._bind(native, lock._number)
 
+        life.races = True
         await asyncio.gather(*(lock._join(life, native) for lock in life.locks))
 
     async def shutdown(self, timeout_s: Optional[float] = None) -> None:
@@ -136,15 +139,20 @@ class Starter(OfOneProcess):
         return life.ending
 
     async def _end(self, life: Life, timeout_s: Optional[float]) -> None:
+        starting = self._starting
         try:
-            if self._starting is not None:
+            if starting is not None and not life.races:
+                # It holds nothing yet.
                 if not life.stopped:
                     life.interrupt()
-                await asyncio.wait({self._starting}, timeout=timeout_s)
+                await asyncio.wait({starting}, timeout=timeout_s)
             native = life.native
             if native is not None and not life.closed:
                 await life.ask(lambda op: native.shutdown(op, timeout_s))
                 await asyncio.gather(*(lock._told(lock._stopped) for lock in life.locks))
+            if starting is not None:
+                # What it waits for has stopped.
+                await asyncio.wait({starting}, timeout=timeout_s)
         except BaseException:
             life.leave()
             raise

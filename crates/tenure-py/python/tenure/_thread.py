@@ -31,7 +31,7 @@ class LoopThread:
     """An event loop on a thread, in one process. It has two states, under its owner's lock: it takes work, or it
     ends and takes none. All work that it took is answered: by its end at the latest, with :class:`Gone`."""
 
-    def __init__(self, changing: "threading.Lock") -> None:
+    def __init__(self, changing: "threading.RLock") -> None:
         self.pid = os.getpid()
         self.loop = asyncio.new_event_loop()
         #: How many starts and shutdowns are under way; it does not end before them. Under the owner's lock.

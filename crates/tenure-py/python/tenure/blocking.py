@@ -56,8 +56,9 @@ class _Owner(OfOneProcess):
     def __init__(self, inner: Starter) -> None:
         self._inner = inner
         self._thread: Optional[LoopThread] = None
-        #: Guards the thread, its number of users, and whether it takes work.
-        self._changing = threading.Lock()
+        #: Guards the thread, its number of users, and whether it takes work. A signal handler may interrupt the
+        #: thread that holds it, and shut down.
+        self._changing = threading.RLock()
 
     def start(self) -> None:
         """Takes part in the race. Idempotent."""
@@ -85,7 +86,8 @@ class _Owner(OfOneProcess):
 
     def shutdown(self, timeout_s: Optional[float] = None) -> None:
         """Releases everything and stops. Idempotent. Past ``timeout_s``, also where a callback blocks, it raises
-        :class:`tenure.errors.ShutdownError`. Called by a callback, it returns at once."""
+        :class:`tenure.errors.ShutdownError`. Called by a callback, it returns at once; so it does in a signal
+        handler that interrupts another call of this lock at a moment at which it could wait for itself."""
         _check.seconds("timeout_s", timeout_s)
         self._end(lambda: self._inner.shutdown(timeout_s), timeout_s)
 
@@ -97,8 +99,11 @@ class _Owner(OfOneProcess):
             over = thread.ending
             if not over:
                 thread.users += 1
-        if not over and thread.is_current:
-            thread.post(ending(), lambda: self._leave(thread))
+        # Held by what a signal handler has interrupted here: the loop would wait for it, and this for the loop.
+        held = self._changing._is_owned()  # type: ignore[attr-defined]
+        if thread.is_current or held:
+            if not over:
+                thread.post(ending(), lambda: self._leave(thread))
             return
         try:
             if not over:
