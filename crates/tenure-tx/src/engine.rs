@@ -755,7 +755,8 @@ impl Engine {
         if leading.paused.is_some() && leading.paused != unfunded {
             leading.resume(now, false);
         }
-        let lowest = leading.entries.first_key_value().map(|(nonce, _)| *nonce);
+        leading.age_lowest(now);
+        let lowest = leading.lowest.map(|(nonce, _)| nonce);
         let (mut overdue, mut repeated) = (Vec::new(), Vec::new());
         for (&nonce, entry) in &mut leading.entries {
             if entry.is_overdue(nonce, &leading.head, now) && entry.phase != Phase::Building {
@@ -771,7 +772,7 @@ impl Engine {
                 leading.paused = unfunded;
                 continue;
             }
-            // The lowest is never held back: all others wait for it.
+            // The lowest in no block is never held back: all others wait for it.
             if let Some((until, look)) = entry.repeats(nonce, &leading.head, now)
                 && Some(nonce) != lowest
             {
@@ -781,7 +782,6 @@ impl Engine {
             entry.on_time(nonce, nonce == first, &leading.head, now, &config, out);
         }
         leading.repeat(repeated, now, &config, out);
-        leading.age_lowest(now);
         leading.age_gaps(now);
         let old = leading.gaps_older_than(now, config.gap_after);
         leading.wide = !old.is_empty() && leading.is_wide();

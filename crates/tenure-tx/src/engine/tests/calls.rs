@@ -70,6 +70,32 @@ fn a_busy_node_is_sent_little_again_however_many_rows_wait() {
 }
 
 #[test]
+fn the_lowest_nonce_in_no_block_is_never_held_back() {
+    let in_block = row(10, TransactionStatus::InBlock(hash(50)));
+    let waiting = (11..310).map(|nonce| row(nonce, TransactionStatus::Future));
+    let rows = std::iter::once(in_block).chain(waiting).collect();
+    let (mut engine, mut effects) = leading(rows, head(11, 10, 11));
+    let busy = Outcome::Busy("txpool is full".to_owned());
+    let mut sent = 0;
+    for step in 0..300 {
+        let now = T0 + Duration::from_millis(200 * step);
+        let leading = engine.leading.as_ref().expect("leads");
+        let due = matches!(leading.entries[&11].phase, Phase::Waiting { until } if until <= now);
+        effects.extend(engine.handle(now, Input::TimePassed));
+        let mut lowest = false;
+        for effect in effects.drain(..) {
+            // The lowest is paid more for when it is stuck, and that is not looked at here.
+            let Effect::Submit { nonce, hash } = effect else { continue };
+            lowest |= nonce == 11;
+            engine.handle(now, Input::Submitted { nonce, hash, outcome: busy.clone() });
+        }
+        assert!(lowest || !due, "held back at step {step}");
+        sent += usize::from(lowest);
+    }
+    assert!(sent > 5, "sent {sent} times");
+}
+
+#[test]
 fn receipts_that_are_late_are_asked_for_ever_more_slowly_whatever_heads_come() {
     let rows = (0..300).map(|nonce| row(nonce, TransactionStatus::Ready)).collect();
     let passed = head(300, 300, 300);
