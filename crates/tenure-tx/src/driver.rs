@@ -401,7 +401,7 @@ impl Driver {
                 Input::Head(head)
             }
             Answer::Head(head) => {
-                self.head = head;
+                self.believe(head);
                 // Nonces above what the chain will ever reach are sent in vain, and another chain
                 // must not get them. One late node behind a shared address is no proof.
                 let behind = head.best_nonce < self.engine.consumed();

@@ -14,6 +14,7 @@ use kit::anvil::{chain, chain_at, pay, signer};
 use kit::node::Node;
 use kit::tap::Tap;
 use kit::{E1, ManualElection, bump, database, impatient, store_of};
+use tenure_core::clock::{ManualClock, Tick};
 use tenure_core::epoch::Epoch;
 use tenure_testkit::anvil::{ADDRESS, Anvil};
 use tenure_testkit::rpc_proxy::{Fault, RpcProxy, SEND};
@@ -21,14 +22,15 @@ use tenure_testkit::{Meter, Proxy, shared_cluster};
 use tenure_tx::account::{AccountId, SignError, Signed, Signer, Unsigned};
 use tenure_tx::chain::ethereum::{EthereumChain, EthereumSigner};
 use tenure_tx::chain::{
-    Chain, ChainError, ChainIdentity, Head, Inspected, Located, Sought, Submission,
+    Chain, ChainError, ChainIdentity, Head, Inspected, Located, Outcome, Sought, Submission,
 };
 use tenure_tx::election::NodeRole;
 use tenure_tx::events::{EventBus, FollowerSync, Readiness};
 use tenure_tx::feed::FeedOptions;
 use tenure_tx::service::{Mode, SendError, SendRequest, ServiceOptions, TransactionService};
-use tenure_tx::status::EndKind;
-use tenure_tx::store::{StoreError, StoredTransaction};
+use tenure_tx::status::{End, EndKind, Note, TransactionStatus};
+use tenure_tx::store::{StatusChange, StoreError, StoredTransaction};
+use tokio::sync::watch;
 use tokio::time::timeout;
 
 /// A view that is stale after a moment.
@@ -383,6 +385,87 @@ impl Chain for Lapsing {
     fn inspect(&self, raw: &[u8]) -> Result<Inspected, ChainError> {
         self.chain.inspect(raw)
     }
+}
+
+/// A chain whose node is of another network for one head, a minute after the one before.
+struct Leaping {
+    clock: ManualClock,
+    leaps: AtomicBool,
+    /// How many heads were asked for, and which of them leapt.
+    heads: watch::Sender<(u64, Option<u64>)>,
+}
+
+#[async_trait]
+impl Chain for Leaping {
+    async fn head(&self, _: &AccountId) -> Result<Head, ChainError> {
+        let leaps = self.leaps.swap(false, Ordering::Relaxed);
+        self.heads.send_modify(|(heads, leapt)| {
+            *heads += 1;
+            *leapt = leapt.or(leaps.then_some(*heads));
+        });
+        let head = Head { best_nonce: 9, finalized_nonce: 3, pool_nonce: 9, ..Head::default() };
+        if !leaps {
+            return Ok(head);
+        }
+        self.clock.advance(Duration::from_secs(61));
+        Ok(Head { best_nonce: 1_000_000, finalized_nonce: 1_000_000, ..head })
+    }
+
+    async fn submit(&self, _: &AccountId, _: u64, _: Bytes) -> Submission {
+        Submission::answer(Outcome::Busy("not asked here".to_owned()))
+    }
+
+    async fn identity(&self) -> Result<ChainIdentity, ChainError> {
+        Ok(ChainIdentity { id: None, genesis: kit::hash(7) })
+    }
+
+    async fn locate(&self, _: &AccountId, sought: &[Sought]) -> Vec<Located> {
+        vec![Located::Unknown; sought.len()]
+    }
+
+    fn inspect(&self, _: &[u8]) -> Result<Inspected, ChainError> {
+        Err(ChainError::Malformed("no bytes are signed elsewhere".to_owned()))
+    }
+}
+
+#[tokio::test]
+async fn no_row_is_put_away_by_the_word_of_a_head_that_is_not_believed() {
+    let (db, anvil) = (database().await, Anvil::start(&[]).await);
+    let signer = signer(&chain(&anvil)).await;
+    let store = store_of(&db.dsn(), "a", signer.account().clone());
+    for (nonce, tag, id) in [(2, 1, "final"), (5, 2, "not final")] {
+        store.accept(E1, 0, &[kit::row(nonce, tag, id)]).await.expect("leads");
+        let end = Some(Box::new(End::new(EndKind::Executed)));
+        let note = Note { end, ..Note::default() };
+        let status = TransactionStatus::Finalized(kit::hash(9));
+        let change = StatusChange { nonce, hash: kit::hash(tag), status, note };
+        store.record(E1, &[change]).await.expect("leads");
+    }
+    let clock = ManualClock::new(Tick::from_nanos(1));
+    let (heads, mut read) = watch::channel((0, None));
+    let leaps = AtomicBool::new(false);
+    let leaping = Arc::new(Leaping { clock: clock.clone(), leaps, heads });
+    let election = ManualElection::new("a");
+    let mode = Mode::Group { election: election.election.clone(), store: store.clone() };
+    let service = TransactionService::builder(mode, leaping.clone(), Arc::new(signer));
+    let (keep, chain_lost_after) = (Duration::ZERO, Duration::from_secs(600));
+    let options = ServiceOptions { keep, chain_lost_after, ..impatient() };
+    let service = service.options(options).clock(Arc::new(clock)).start().await.expect("starts");
+    election.lead(E1);
+    service.recovered().await.expect("leads");
+    let mut reach = async |wanted: fn(&(u64, Option<u64>)) -> bool| {
+        let reached = timeout(Duration::from_secs(20), read.wait_for(wanted)).await;
+        reached.expect("in time").map(drop).expect("lives");
+    };
+    // From now on only one task of the leader asks for heads, and it removes old rows in between.
+    reach(|(heads, _)| *heads >= 5).await;
+    leaping.leaps.store(true, Ordering::Relaxed);
+    reach(|(heads, leapt)| leapt.is_some_and(|leapt| *heads > leapt)).await;
+    let client = db.client().await.expect("it answers");
+    let left = "select nonce from tenure_tx.pending_transactions order by nonce";
+    let left: Vec<i64> =
+        client.query(left, &[]).await.expect("readable").iter().map(|row| row.get(0)).collect();
+    assert_eq!(left, [5], "what is final is put away, and nothing else");
 }
 
 #[tokio::test]

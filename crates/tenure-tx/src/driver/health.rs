@@ -24,6 +24,8 @@ use crate::store::Store;
 pub(crate) struct Known {
     /// How far the account's nonces are used for good, by the table's word.
     pub(super) consumed: AtomicU64,
+    /// The account's first nonce that is not final, by the last head that was believed.
+    pub(super) finalized: AtomicU64,
     /// The chain's head cannot be used.
     pub(crate) lost: AtomicBool,
 }

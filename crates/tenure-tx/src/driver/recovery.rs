@@ -143,7 +143,7 @@ impl Driver {
     pub(super) fn recovered(&mut self, snapshot: Snapshot, head: Head) {
         let Phase::Recovering { since, known } = &mut self.phase else { return };
         let (since, mut known) = (*since, std::mem::take(known));
-        self.head = head;
+        self.believe(head);
         let now = self.now();
         let rows = snapshot.open.iter().map(|row| row.open(now)).collect();
         for row in snapshot.open {
@@ -170,12 +170,19 @@ impl Driver {
         self.admit_all();
     }
 
+    /// What is signed, stored and cleaned up from now on follows this head.
+    pub(super) fn believe(&mut self, head: Head) {
+        self.head = head;
+        self.known.finalized.store(head.finalized_nonce, Ordering::Relaxed);
+    }
+
     /// Reads the head again and again; cleans up as finality moves.
     fn follow_head(&mut self) {
         let (chain, account) = (Arc::clone(&self.chain), self.signer.account().clone());
         let (store, epoch) = (self.store.clone(), self.epoch);
         let keep = Retention { rows: self.options.keep, ids: self.options.keep_ids };
         let (every, clock) = (self.options.head_every, Arc::clone(&self.clock));
+        let known = Arc::clone(&self.known);
         self.spawn(async move |answers, generation| {
             let mut cleaned = clock.now();
             let mut failures = 0u32;
@@ -202,7 +209,9 @@ impl Driver {
                 else {
                     continue;
                 };
-                match store.cleanup(epoch, head.finalized_nonce, keep).await {
+                // Not what this head claims: it may be one that is not believed.
+                let below = known.finalized.load(Ordering::Relaxed);
+                match store.cleanup(epoch, below, keep).await {
                     // More are due: not in a minute, or a busy table only grows.
                     Ok(gone) if gone >= CLEANUP_ROWS => continue,
                     Ok(_) => {}
