@@ -74,6 +74,24 @@ async fn bytes_are_read_by_the_present_runtime_also_when_an_older_one_was_read_l
 }
 
 #[tokio::test]
+async fn bytes_are_read_by_the_present_runtime_of_a_chain_that_was_reset() {
+    let node = node().await;
+    (0..3).for_each(|_| drop(node.mine(&[])));
+    {
+        let mut ledger = node.ledger.lock().expect("unpoisoned");
+        ledger.upgrades.push(2);
+        ledger.later_metadata = Some((2, swapped()));
+    }
+    let (chain, signer) = group(&node);
+    let signed = sign(&chain, &signer).await;
+    assert_eq!(read(&chain, &signed.raw), (Some(5), Some(0)));
+    // It begins anew, below the block that was seen, and with another runtime.
+    node.ledger.lock().expect("unpoisoned").blocks.truncate(2);
+    let signed = sign(&chain, &signer).await;
+    assert_eq!(read(&chain, &signed.raw), (Some(5), Some(0)), "not tip 5 at nonce 0");
+}
+
+#[tokio::test]
 async fn metadata_that_change_under_the_same_version_are_read_anew() {
     let node = node().await;
     let (chain, signer) = group(&node);

@@ -63,7 +63,8 @@ struct Runtimes {
     /// Those that were read or cannot be, the highest version first: a receipt of an old block may have
     /// read an old one last.
     known: Vec<(Mark, Reading)>,
-    /// The highest best block that was looked at, and the runtime of its state.
+    /// The best block that was looked at last, and the runtime of its state. Not the highest one: a chain
+    /// that was reset, or whose node was wrong once, may never reach that again.
     present: Option<(Block, Reading)>,
 }
 
@@ -77,12 +78,6 @@ impl Runtimes {
         self.known.insert(0, (mark, reading));
         self.known.sort_by_key(|(mark, _)| std::cmp::Reverse(mark.version.spec));
         self.known.truncate(RUNTIMES);
-    }
-
-    fn see(&mut self, best: Block, reading: Reading) {
-        if self.present.as_ref().is_none_or(|(seen, _)| seen.number <= best.number) {
-            self.present = Some((best, reading));
-        }
     }
 
     /// The present one first: under another one its bytes may read well and mean something else. None, where
@@ -309,7 +304,8 @@ impl Line {
             Err(Unread::Runtime(error)) => Err(error),
             Err(error @ Unread::Node(_)) => return Err(error),
         };
-        self.runtimes.write().unwrap_or_else(PoisonError::into_inner).see(best, reading.clone());
+        let mut runtimes = self.runtimes.write().unwrap_or_else(PoisonError::into_inner);
+        runtimes.present = Some((best, reading.clone()));
         Ok(reading?)
     }
 
