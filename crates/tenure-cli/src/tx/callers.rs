@@ -10,6 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
+use serde::Deserializer as _;
+use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde_json::{Value, json};
 use tenure_tx::election::NodeRole;
 use tenure_tx::service::{Payload, SendError, SendRequest, TransactionService};
@@ -361,12 +363,32 @@ fn id_in(line: &[u8]) -> Option<String> {
 
 /// The id in a line of which only the beginning is there.
 fn id_in_part(read: &[u8], chunk: &[u8]) -> Option<String> {
-    const NAME: &[u8] = br#""request_id":"#;
     let part = if read.is_empty() { chunk } else { read };
-    let at = part.windows(NAME.len()).position(|here| here == NAME)?;
-    let rest = &part[at + NAME.len()..];
-    let id = serde_json::Deserializer::from_slice(rest).into_iter::<String>().next()?.ok()?;
-    SendRequest::check_id(&id).ok().map(|()| id)
+    let mut id = None;
+    // It fails where the beginning ends, and has seen what was before.
+    let _ = serde_json::Deserializer::from_slice(part).deserialize_map(OwnId(&mut id));
+    id.filter(|id| SendRequest::check_id(id).is_ok())
+}
+
+/// Notes the `request_id` of the question itself: a call may have an argument of that name.
+struct OwnId<'a>(&'a mut Option<String>);
+
+impl<'de> Visitor<'de> for OwnId<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a question")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut question: A) -> Result<(), A::Error> {
+        while let Some(name) = question.next_key::<String>()? {
+            match name.as_str() {
+                "request_id" => *self.0 = Some(question.next_value()?),
+                _ => drop(question.next_value::<IgnoredAny>()?),
+            }
+        }
+        Ok(())
+    }
 }
 
 fn malformed(id: Option<String>, message: &str) -> Reply {
@@ -411,6 +433,27 @@ mod tests {
         assert!(matches!(read(b"{\"op\":", &room).await, Next::End));
         assert!(matches!(read(&vec![b'x'; 1 << 20], &room).await, Next::TooLong(_)));
         assert_eq!(room.bytes.available_permits(), BYTES);
+    }
+
+    #[test]
+    fn the_id_of_a_line_that_is_cut_short_is_the_questions_own() {
+        let id = |part: &str| id_in_part(part.as_bytes(), b"");
+        let rent = Some("rent".to_owned());
+        assert_eq!(id(r#"{"op":"send","request_id":"rent","call":"0xab"#), rent);
+        assert_eq!(id(r#"{ "request_id" : "rent" , "call": {"to": "0xab"#), rent);
+        let nested = r#"{"op":"send","call":{"request_id":"theirs","data":"0xab"#;
+        assert_eq!(id(nested), None, "an argument of the call is no id");
+        let both = r#"{"call":{"request_id":"theirs","more":["}"]},"request_id":"rent","x":"0x"#;
+        assert_eq!(id(both), rent);
+        let said = r#"{"call":"\"request_id\":\"theirs\"","deadline_ms":1"#;
+        assert_eq!(id(said), None, "nor are its words");
+        assert_eq!(id(r#"{"op":"send","request_id":"re"#), None, "half an id is none");
+        assert_eq!(id(r#"{"op":"send","request_id":7,"call":"#), None);
+        assert_eq!(
+            id_in_part(b"", br#"{"request_id":"rent","call":""#),
+            rent,
+            "in its first chunk"
+        );
     }
 
     #[tokio::test]
