@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tenure_testkit::substrate::{self, ScriptedNode, storagehub_parachain};
 use tenure_testkit::{Child, Signal, shared_cluster};
 use tokio::process::Command;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::kit::{json_of, program, run};
 
@@ -159,7 +159,7 @@ async fn a_key_is_read_once_from_a_pipe() {
 async fn role(address: &str) -> Option<String> {
     let address = address.parse().expect("an address");
     let answer =
-        crate::group::ask(address, &json!({"op": "status"}), Duration::from_millis(500)).await?;
+        crate::group::ask(address, &json!({"op": "status"}), Duration::from_secs(20)).await?;
     answer["ok"]["role"].as_str().map(str::to_owned)
 }
 
@@ -181,7 +181,11 @@ async fn with_the_key_of_an_old_lock_a_node_waits_until_the_old_leader_is_gone()
     assert_eq!(refused.status.code(), Some(6), "{refused:?}");
     assert_eq!(role(&address).await.as_deref(), Some("follower"));
     drop(old);
-    let leads = async { while role(&address).await.as_deref() != Some("leader") {} };
+    let leads = async {
+        while role(&address).await.as_deref() != Some("leader") {
+            sleep(Duration::from_millis(50)).await;
+        }
+    };
     timeout(Duration::from_secs(20), leads).await.expect("the lock is free");
     child.signal(Signal::TERM);
     assert!(child.wait(Duration::from_secs(20)).await.expect("ends").success());
