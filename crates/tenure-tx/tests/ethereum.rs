@@ -507,6 +507,53 @@ async fn an_endpoint_that_never_stops_talking_is_not_listened_to_for_long() {
 }
 
 #[tokio::test]
+async fn why_calls_failed_is_asked_beside_all_else_and_an_endpoint_that_does_not_say_is_kept() {
+    let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
+    let gateway = RpcProxy::start(&anvil.url).await;
+    let other = RpcProxy::start(&anvil.url).await;
+    let chain = chain_at(&[&gateway.url, &other.url]);
+    let node = Node::on("a", &db.dsn(), chain, impatient()).await;
+    node.election.lead(E1);
+    node.service.recovered().await.expect("leads");
+    // A contract that reverts whatever it is called with, and a node that is silent when a call is repeated.
+    let contract = "0x2000000000000000000000000000000000000001";
+    anvil.call("anvil_setCode", json!([contract, "0x5f5ffd"])).await;
+    let repeated = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&repeated);
+    gateway.rule(move |method, _| match method {
+        "eth_call" => {
+            count.fetch_add(1, Ordering::Relaxed);
+            Fault::Hang
+        }
+        _ => Fault::Pass,
+    });
+    let mut failing = Vec::new();
+    for tag in 0..10 {
+        let call = json!({"to": contract, "gas": 100_000, "value": format!("{tag:#x}")});
+        let request = SendRequest::call(call.to_string());
+        failing.push(node.service.send(request).await.expect("accepted"));
+    }
+    let mut paid = send(&node, 1).await;
+    until(&mut paid, is(State::Ready)).await;
+    anvil.mine(6).await;
+    until(&mut paid, is(State::Finalized)).await;
+    assert_eq!(paid.state().note.end.expect("ended").kind, EndKind::Executed);
+    for handle in &mut failing {
+        until(handle, is(State::Finalized)).await;
+        let end = handle.state().note.end.expect("ended");
+        assert_eq!(end.kind, EndKind::Reverted);
+        assert!(end.reason.is_some_and(|reason| reason.contains("no reason")), "it is told so");
+    }
+    assert_eq!(repeated.load(Ordering::Relaxed), 1, "all of a block are one question");
+    // What is sent next, and its block, are asked of the same endpoint.
+    let mut next = send(&node, 2).await;
+    until(&mut next, is(State::Ready)).await;
+    anvil.mine(6).await;
+    until(&mut next, is(State::Finalized)).await;
+    assert_eq!(other.requests(), 0, "the first endpoint answers all that matters");
+}
+
+#[tokio::test]
 async fn a_standalone_node_corrects_its_journal_too() {
     let anvil = Anvil::start(&["--no-mining"]).await;
     let gateway = RpcProxy::start(&anvil.url).await;

@@ -205,10 +205,14 @@ impl Chain for EthereumChain {
                 let usurper = self.usurper(account, one, &head, &mut past).await;
                 *found = usurper.unwrap_or(Located::Missing);
             }
-            if let Located::InBlock { hash, finalized: true, receipt: Some(receipt), .. } = found {
-                revert::explain(&self.rpc, *hash, receipt).await;
-            }
         }
+        let told = located.iter_mut().filter_map(|found| {
+            let Located::InBlock { hash, finalized: true, receipt, .. } = found else {
+                return None;
+            };
+            Some((*hash, receipt.as_mut()?))
+        });
+        revert::explain(&self.rpc, told).await;
         located
     }
 

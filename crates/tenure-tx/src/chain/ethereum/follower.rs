@@ -17,7 +17,7 @@ use tenure_core::clock::Tick;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
-use super::revert::explain;
+use super::revert::{explain, is_unexplained};
 use super::rpc::{Call, Rpc, RpcBlock, RpcReceipt, RpcTransaction, read, tick};
 use super::run::{Left, Run};
 use super::{EthereumOptions, LATE_RECEIPT, TransportError, plainly, receipt_of};
@@ -451,20 +451,35 @@ async fn finalize(
             }
         }
     }
-    conclude(follower, rpc, finals).await;
+    conclude(follower, rpc, finals);
     finalize_apart(follower, rpc, run, apart, upto).await
 }
 
-/// Tells that these are final, and why those failed that did.
-async fn conclude(follower: &Follower, rpc: &Rpc, finals: Vec<(Hash, Hash, Option<Receipt>)>) {
-    for (hash, block, mut receipt) in finals {
-        if let Some(receipt) = &mut receipt {
-            explain(rpc, hash, receipt).await;
-        }
-        if let Some(watch) = follower.lock().remove(&hash) {
-            watch.say(Report { status: TransactionStatus::Finalized(block), receipt });
+/// Tells that these are final. What failed is told with its reason, beside the polls: whatever becomes of
+/// that question, all others go on.
+fn conclude(follower: &Follower, rpc: &Rpc, finals: Vec<(Hash, Hash, Option<Receipt>)>) {
+    let mut failed = Vec::new();
+    for (hash, block, receipt) in finals {
+        let Some(watch) = follower.lock().remove(&hash) else { continue };
+        let status = TransactionStatus::Finalized(block);
+        match receipt {
+            Some(receipt) if is_unexplained(&receipt) => {
+                failed.push((watch, hash, status, receipt));
+            }
+            receipt => drop(watch.say(Report { status, receipt })),
         }
     }
+    if failed.is_empty() {
+        return;
+    }
+    let rpc = rpc.clone();
+    // Ends by itself: the question has a deadline.
+    tokio::spawn(async move {
+        explain(&rpc, failed.iter_mut().map(|(_, hash, _, receipt)| (*hash, receipt))).await;
+        for (watch, _, status, receipt) in failed {
+            watch.say(Report { status, receipt: Some(receipt) });
+        }
+    });
 }
 
 async fn finalize_apart(
@@ -532,6 +547,6 @@ async fn finalize_apart(
         };
         finals.push((hash, block, receipt));
     }
-    conclude(follower, rpc, finals).await;
+    conclude(follower, rpc, finals);
     Ok(())
 }

@@ -1,11 +1,14 @@
 //! Why a call failed. Most receipts do not say: the call is repeated on the block before its own, as
-//! nearly as a node can, and what the node says then is the reason.
+//! nearly as a node can, and what the node says then is the reason. An end waits for its reason as long as
+//! one request may take, and no longer.
 
 use alloy_json_rpc::ErrorPayload;
 use alloy_primitives::{B256, U64, hex};
 use serde_json::{Value, json};
+use tokio::time::timeout;
 
-use super::rpc::Rpc;
+use super::TransportError;
+use super::rpc::{Call, Rpc};
 use crate::chain::Receipt;
 use crate::status::Hash;
 
@@ -16,31 +19,70 @@ const LONGEST: usize = 200;
 const ERROR: [u8; 4] = [0x08, 0xc3, 0x79, 0xa0];
 const PANIC: [u8; 4] = [0x4e, 0x48, 0x7b, 0x71];
 
-/// Finds out why a call failed, if it did and its receipt does not say.
-pub(super) async fn explain(rpc: &Rpc, hash: Hash, receipt: &mut Receipt) {
-    if receipt.success != Some(false) || receipt.reason.is_some() {
-        return;
-    }
-    let said = match receipt.number.and_then(|number| number.checked_sub(1)) {
-        Some(before) => repeat(rpc, hash, before).await,
-        None => None,
-    };
-    let unknown = || "the call failed; the node gives no reason".to_owned();
-    receipt.reason = Some(said.unwrap_or_else(unknown));
+/// What is told where no node says why.
+const UNKNOWN: &str = "the call failed; the node gives no reason";
+
+/// A transaction with its receipt.
+pub(super) type Told<'a> = (Hash, &'a mut Receipt);
+
+/// Whether a call failed, and its receipt does not say why.
+pub(super) fn is_unexplained(receipt: &Receipt) -> bool {
+    receipt.success == Some(false) && receipt.reason.is_none()
 }
 
-async fn repeat(rpc: &Rpc, hash: Hash, block: u64) -> Option<String> {
-    let by_hash = ("eth_getTransactionByHash", json!([B256::from(hash.0)]));
-    let tx = rpc.many(&[by_hash]).await.ok()?.pop()?.ok()?;
-    let call = json!({
-        "from": tx["from"], "to": tx["to"], "value": tx["value"], "data": tx["input"],
-        "gas": tx["gas"],
-    });
-    match rpc.many(&[("eth_call", json!([call, U64::from(block)]))]).await {
-        Err(refused) => reason_of(refused.as_error_resp()?),
-        // What came before it in its block made the difference.
-        Ok(_) => None,
+/// Finds out why calls failed, where their receipts do not say.
+pub(super) async fn explain(rpc: &Rpc, told: impl IntoIterator<Item = Told<'_>>) {
+    let mut told: Vec<Told<'_>> = told.into_iter().collect();
+    told.retain(|(_, receipt)| is_unexplained(receipt));
+    if told.is_empty() {
+        return;
     }
+    let asked = async {
+        let _turn = rpc.explains.lock().await;
+        for index in rpc.order() {
+            let Ok(batch) = rpc.batch(index).await else { continue };
+            // Of an endpoint that takes no batches some are explained when the time is over.
+            for some in told.chunks_mut(batch) {
+                if repeat(rpc, index, some).await.is_err() {
+                    break;
+                }
+            }
+            told.retain(|(_, receipt)| is_unexplained(receipt));
+            if told.is_empty() {
+                return;
+            }
+        }
+    };
+    let _ = timeout(rpc.timeout, asked).await;
+    for (_, receipt) in told.into_iter().filter(|(_, receipt)| is_unexplained(receipt)) {
+        receipt.reason = Some(UNKNOWN.to_owned());
+    }
+}
+
+/// Repeats these calls at one endpoint.
+async fn repeat(rpc: &Rpc, index: usize, told: &mut [Told<'_>]) -> Result<(), TransportError> {
+    let by_hash = |(hash, _): &Told<'_>| ("eth_getTransactionByHash", json!([B256::from(hash.0)]));
+    let calls: Vec<Call> = told.iter().map(by_hash).collect();
+    let found = rpc.put(index, &calls).await?;
+    let (mut receipts, mut calls) = (Vec::new(), Vec::<Call>::new());
+    for ((_, receipt), tx) in told.iter_mut().zip(found) {
+        let before = receipt.number.and_then(|number| number.checked_sub(1));
+        let (Ok(tx @ Value::Object(_)), Some(before)) = (tx, before) else { continue };
+        let call = json!({
+            "from": tx["from"], "to": tx["to"], "value": tx["value"], "data": tx["input"],
+            "gas": tx["gas"],
+        });
+        calls.push(("eth_call", json!([call, U64::from(before)])));
+        receipts.push(receipt);
+    }
+    for (receipt, answer) in receipts.into_iter().zip(rpc.put(index, &calls).await?) {
+        receipt.reason = match answer {
+            Err(refused) => refused.as_error_resp().and_then(reason_of),
+            // What came before it in its block made the difference.
+            Ok(_) => Some(UNKNOWN.to_owned()),
+        };
+    }
+    Ok(())
 }
 
 /// What a node says of a call that fails. Another answer, as that it has not the state, is no reason.

@@ -178,13 +178,16 @@ pub(super) struct Rpc {
     seen: Arc<Mutex<Option<Seen>>>,
     /// Held while a head is read: a second reader finds what the first has seen, and asks little.
     reads_head: Arc<tokio::sync::Mutex<()>>,
+    /// Held while it is asked why calls failed: by one asker at a time, however many are final at once.
+    pub(super) explains: Arc<tokio::sync::Mutex<()>>,
     /// An endpoint does not know the method that gives all receipts of a block.
     no_block_receipts: Arc<AtomicBool>,
     /// The latest block, and since when it is.
     moved: Arc<Mutex<Option<(B256, Tick)>>>,
     /// The gas of the latest block; 0 if it is not known.
     block_gas: Arc<AtomicU64>,
-    timeout: Duration,
+    /// How long one request may take.
+    pub(super) timeout: Duration,
     poll: Duration,
     finality: Finality,
 }
@@ -228,6 +231,7 @@ impl Rpc {
             ends: Arc::default(),
             seen: Arc::default(),
             reads_head: Arc::default(),
+            explains: Arc::default(),
             no_block_receipts: Arc::default(),
             moved: Arc::default(),
             block_gas: Arc::default(),
@@ -239,7 +243,7 @@ impl Rpc {
 
     /// Which endpoints to ask, the last that answered first. One that rests is asked only if all
     /// do; then the one that has rested most.
-    fn order(&self) -> Vec<usize> {
+    pub(super) fn order(&self) -> Vec<usize> {
         let count = self.endpoints.len();
         let first = self.preferred.load(Ordering::Relaxed);
         let now = tick();
@@ -253,8 +257,28 @@ impl Rpc {
         }
     }
 
-    /// Asks one endpoint; a refusal is an answer, and silence is a failure.
+    /// Asks one endpoint, and notes whether it answers: a refusal is an answer, and silence is a failure.
     async fn ask(&self, index: usize, calls: &[Call]) -> Result<Vec<Answer>, TransportError> {
+        let endpoint = &self.endpoints[index];
+        let answers = self.put(index, calls).await;
+        match &answers {
+            Ok(_) => endpoint.answered(),
+            Err(error) => {
+                if endpoint.failed() {
+                    let error = plainly(error);
+                    tracing::warn!(endpoint = index + 1, error, "an RPC endpoint failed");
+                }
+            }
+        }
+        answers
+    }
+
+    /// Asks one endpoint, and notes nothing: for what is good to know and no more.
+    pub(super) async fn put(
+        &self,
+        index: usize,
+        calls: &[Call],
+    ) -> Result<Vec<Answer>, TransportError> {
         let endpoint = &self.endpoints[index];
         let mut answers = Vec::with_capacity(calls.len());
         let mut at = 0;
@@ -280,16 +304,9 @@ impl Rpc {
                 {
                     endpoint.batch.store((taken / 2).max(1), Ordering::Relaxed);
                 }
-                Err(error) => {
-                    if endpoint.failed() {
-                        let error = plainly(&error);
-                        tracing::warn!(endpoint = index + 1, error, "an RPC endpoint failed");
-                    }
-                    return Err(error);
-                }
+                Err(error) => return Err(error),
             }
         }
-        endpoint.answered();
         Ok(answers)
     }
 
@@ -381,6 +398,12 @@ impl Rpc {
         if let Ok(mut ends) = self.ends.try_lock() {
             *ends = None;
         }
+    }
+
+    /// How many calls an endpoint of this chain takes in one request.
+    pub(super) async fn batch(&self, index: usize) -> Result<usize, TransportError> {
+        self.verify(index).await?;
+        Ok(self.endpoints[index].batch.load(Ordering::Relaxed).max(1))
     }
 
     /// The gas of the latest block; 0 if it is not known.
