@@ -554,6 +554,48 @@ async fn why_calls_failed_is_asked_beside_all_else_and_an_endpoint_that_does_not
 }
 
 #[tokio::test]
+async fn a_receipt_that_no_endpoint_has_leaves_all_endpoints_in_use() {
+    let anvil = Anvil::start(&["--no-mining"]).await;
+    let (first, second) = (RpcProxy::start(&anvil.url).await, RpcProxy::start(&anvil.url).await);
+    let asked = Arc::new(AtomicUsize::new(0));
+    let without_receipts = |gateway: &RpcProxy, busy: bool| {
+        let asked = Arc::clone(&asked);
+        gateway.rule(move |method, _| match method {
+            "eth_getTransactionReceipt" => {
+                asked.fetch_add(usize::from(!busy), Ordering::Relaxed);
+                Fault::Null
+            }
+            SEND if busy => Fault::Say(-32005, "too many requests".to_owned()),
+            _ => Fault::Pass,
+        });
+    };
+    let chain = chain_at(&[&first.url, &second.url]);
+    let signer = signer(&chain).await;
+    let head = chain.head(signer.account()).await.expect("answers");
+    let call = pay(1, 1);
+    let unsigned = Unsigned { nonce: 0, tip: 1, call: Some(&call), head: &head, replaces: None };
+    let raw = signer.sign(unsigned).await.expect("signs").raw;
+    let submission = chain.submit(signer.account(), 0, raw).await;
+    assert_eq!(submission.outcome, Outcome::Pooled);
+    let _watch = submission.watch.expect("watched");
+    without_receipts(&first, true);
+    without_receipts(&second, false);
+    anvil.mine(6).await;
+    let sought = async {
+        while asked.load(Ordering::Relaxed) == 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(Duration::from_secs(20), sought).await.expect("the second is asked as well");
+    // The poll that asked is over.
+    first.asked(2).await;
+    let next = Unsigned { nonce: 1, tip: 1, call: Some(&call), head: &head, replaces: None };
+    let raw = signer.sign(next).await.expect("signs").raw;
+    let submission = chain.submit(signer.account(), 1, raw).await;
+    assert_eq!(submission.outcome, Outcome::Pooled, "the second takes what the first cannot");
+}
+
+#[tokio::test]
 async fn a_standalone_node_corrects_its_journal_too() {
     let anvil = Anvil::start(&["--no-mining"]).await;
     let gateway = RpcProxy::start(&anvil.url).await;

@@ -510,7 +510,7 @@ async fn finalize_apart(
         answer.as_ref().is_ok_and(|receipt| !receipt.is_null())
     };
     let answers = match late {
-        true => rpc.needed(&calls, |all| all.iter().skip(heights.len()).all(there)).await?,
+        true => rpc.sought(&calls, |all| all.iter().skip(heights.len()).all(there)).await?,
         false => rpc.many(&calls).await?,
     };
     let mut answers = answers.into_iter();

@@ -168,6 +168,15 @@ fn rest(failures: u32) -> Duration {
     REST.saturating_mul(1 << failures.saturating_sub(1).min(5)).min(REST_MAX)
 }
 
+/// What it says of an endpoint that its answers lack some of what was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lack {
+    /// Nothing.
+    Harmless,
+    /// That it is of no use for a while.
+    Useless,
+}
+
 #[derive(Clone)]
 pub(super) struct Rpc {
     endpoints: Arc<[Endpoint]>,
@@ -336,7 +345,17 @@ impl Rpc {
 
     /// Many calls in few requests, all to one endpoint; one result each, in order.
     pub(super) async fn many(&self, calls: &[Call]) -> Result<Vec<Answer>, TransportError> {
-        self.asked(calls, |_| true).await
+        self.asked(calls, |_| true, Lack::Harmless).await
+    }
+
+    /// The same, where another endpoint may have what one lacks: then the next one is asked, and nothing is
+    /// held against the first. If all lack some, the first one's answers.
+    pub(super) async fn sought(
+        &self,
+        calls: &[Call],
+        found: impl Fn(&[Answer]) -> bool,
+    ) -> Result<Vec<Answer>, TransportError> {
+        self.asked(calls, found, Lack::Harmless).await
     }
 
     /// The same, where answers without some are of no use: then the next endpoint is asked, and this
@@ -346,7 +365,7 @@ impl Rpc {
         calls: &[Call],
         useful: impl Fn(&[Answer]) -> bool,
     ) -> Result<Vec<Answer>, TransportError> {
-        let answers = self.asked(calls, &useful).await?;
+        let answers = self.asked(calls, &useful, Lack::Useless).await?;
         if useful(&answers) {
             self.endpoints[self.preferred.load(Ordering::Relaxed)].health().useless = 0;
         }
@@ -357,6 +376,7 @@ impl Rpc {
         &self,
         calls: &[Call],
         useful: impl Fn(&[Answer]) -> bool,
+        lack: Lack,
     ) -> Result<Vec<Answer>, TransportError> {
         let (mut last, mut partial) = (None, None);
         for index in self.order() {
@@ -374,7 +394,9 @@ impl Rpc {
                     return Ok(answers);
                 }
                 Ok(answers) => {
-                    self.useless(index, "does not say what is needed");
+                    if lack == Lack::Useless {
+                        self.useless(index, "does not say what is needed");
+                    }
                     partial = partial.or(Some(answers));
                 }
                 Err(error) => last = Some(error),
