@@ -34,7 +34,7 @@ use crate::metrics;
 use crate::service::{DrainOutcome, SendError, SendRequest, ServiceOptions, TransactionHandle};
 use crate::status::Hash;
 use crate::store::{Snapshot, Store, StoredTransaction};
-use crate::writer::{self, Job};
+use crate::writer;
 use content::{Content, Ending};
 pub(crate) use health::Known;
 use pending::{Pending, Reply};
@@ -126,7 +126,7 @@ pub(crate) struct Driver {
     waiting_recovered: Vec<oneshot::Sender<Option<Duration>>>,
     answers: mpsc::UnboundedSender<(u64, Answer)>,
     inbox: Option<mpsc::UnboundedReceiver<(u64, Answer)>>,
-    jobs: Option<mpsc::UnboundedSender<Job>>,
+    writer: Option<mpsc::UnboundedSender<writer::Task>>,
     permits: Arc<Semaphore>,
     /// All tasks of this generation.
     tasks: JoinSet<()>,
@@ -174,7 +174,7 @@ impl Driver {
             waiting_recovered: Vec::new(),
             answers,
             inbox: Some(inbox),
-            jobs: None,
+            writer: None,
             tasks: JoinSet::new(),
         }
     }
@@ -186,12 +186,12 @@ impl Driver {
 
     pub(crate) async fn run(mut self, mut commands: mpsc::UnboundedReceiver<Command>) {
         let Some(mut inbox) = self.inbox.take() else { return };
-        let (jobs, from) = mpsc::unbounded_channel();
+        let (writes, from) = mpsc::unbounded_channel();
         let (to, mut results) = mpsc::unbounded_channel();
-        self.jobs = Some(jobs);
-        let mut writer = JoinSet::new();
-        writer.spawn(writer::run(self.store.clone(), from, to));
-        writer.spawn(health::watch(
+        self.writer = Some(writes);
+        let mut beside = JoinSet::new();
+        beside.spawn(writer::run(self.store.clone(), from, to));
+        beside.spawn(health::watch(
             Arc::clone(&self.chain),
             self.signer.account().clone(),
             Arc::clone(&self.known),

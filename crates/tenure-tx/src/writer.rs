@@ -13,7 +13,7 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesOrdered;
 use tenure_core::epoch::Epoch;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until};
 
 use crate::metrics;
@@ -74,6 +74,16 @@ pub(crate) struct Job {
     pub(crate) write: Write,
 }
 
+/// What the driver asks.
+#[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "almost every task is a write")]
+pub(crate) enum Task {
+    Write(Job),
+    /// Answered when all that was asked before is written, or never will be: what is read from then on is
+    /// not changed by it any more.
+    Flush(oneshot::Sender<()>),
+}
+
 /// What became of a new row or a replacement.
 #[derive(Debug, Clone)]
 pub(crate) enum Written {
@@ -99,6 +109,18 @@ pub(crate) struct BatchResult {
     pub(crate) statuses: Vec<(u64, Hash)>,
     /// A status was not recorded: the table and the memory differ.
     pub(crate) statuses_failed: Option<Written>,
+}
+
+impl BatchResult {
+    /// Whether the database was away, or of another leader: then it takes nothing of what follows either.
+    fn is_lost(&self) -> bool {
+        let rows = self.rows.iter().map(|(_, written)| written);
+        rows.chain(&self.statuses_failed).any(|written| match written {
+            Written::Unknown(_) | Written::Stale => true,
+            Written::Refused(error) => matches!(**error, StoreError::Unreachable(_)),
+            Written::Stored | Written::Missing | Written::Duplicate => false,
+        })
+    }
 }
 
 #[derive(Debug, Default)]
@@ -316,9 +338,10 @@ impl Queue {
         self.since.filter(|_| !self.patient.is_empty()).map(|since| since + PATIENCE)
     }
 
-    /// The next batch, if one is to be written now.
-    fn batch(&mut self, now: Instant) -> Option<Batch> {
-        if self.patient.len() >= COMPANY || self.due().is_some_and(|due| due <= now) {
+    /// The next batch, if one is to be written now; nothing waits for company if all is `flushed`.
+    fn batch(&mut self, now: Instant, flushed: bool) -> Option<Batch> {
+        let company = self.patient.len() >= COMPANY || flushed;
+        if company || self.due().is_some_and(|due| due <= now) {
             self.waiting.extend(std::mem::take(&mut self.patient).into_values());
             self.since = None;
         }
@@ -333,36 +356,53 @@ impl Queue {
     }
 }
 
-/// Runs until the jobs end. Without a store (standalone) everything counts as stored.
+/// Runs until the tasks end. Without a store (standalone) everything counts as stored.
 pub(crate) async fn run(
     store: Option<Store>,
-    mut jobs: mpsc::UnboundedReceiver<Job>,
+    mut tasks: mpsc::UnboundedReceiver<Task>,
     results: mpsc::UnboundedSender<BatchResult>,
 ) {
     let mut queue = Queue::default();
     let mut arrived = Vec::new();
+    let mut flushes: Vec<oneshot::Sender<()>> = Vec::new();
     // One session answers in order, so the results come in the order of the writes.
     let mut under_way = FuturesOrdered::new();
     loop {
         while under_way.len() < UNDER_WAY
-            && let Some(batch) = queue.batch(Instant::now())
+            && let Some(batch) = queue.batch(Instant::now(), !flushes.is_empty())
         {
             under_way.push_back(batch.settle(store.as_ref()));
+        }
+        if under_way.is_empty() {
+            for flushed in flushes.drain(..) {
+                // The reading that asked for it may have been given up.
+                let _ = flushed.send(());
+            }
         }
         let due = queue.due().filter(|_| under_way.len() < UNDER_WAY);
         // All branches are cancel-safe: a channel, a set of futures that stays, and a timer.
         tokio::select! {
             Some(result) = under_way.next() => {
+                // What a database that is away does not take is not tried batch by batch: the reading that
+                // waits for it decides what is there.
+                if !flushes.is_empty() && result.is_lost() {
+                    queue = Queue::default();
+                }
                 if results.send(result).is_err() {
                     return;
                 }
             }
-            count = jobs.recv_many(&mut arrived, BATCH) => {
+            count = tasks.recv_many(&mut arrived, BATCH) => {
                 if count == 0 {
                     return;
                 }
                 let now = Instant::now();
-                arrived.drain(..).for_each(|job| queue.push(job, now));
+                for task in arrived.drain(..) {
+                    match task {
+                        Task::Write(job) => queue.push(job, now),
+                        Task::Flush(flushed) => flushes.push(flushed),
+                    }
+                }
             }
             () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {}
         }
@@ -460,23 +500,66 @@ mod tests {
         let (now, mut queue) = (Instant::now(), Queue::default());
         queue.push(job(status(0, TransactionStatus::Ready)), now);
         queue.push(job(status(1, TransactionStatus::Ready)), now);
-        assert!(queue.batch(now).is_none(), "they wait");
+        assert!(queue.batch(now, false).is_none(), "they wait");
         queue.push(job(status(0, TransactionStatus::InBlock(Hash([2; 32])))), now);
-        let batch = queue.batch(now).expect("a block is told at once");
+        let batch = queue.batch(now, false).expect("a block is told at once");
         assert_eq!(batch.statuses[&0].status, TransactionStatus::InBlock(Hash([2; 32])));
         assert_eq!(batch.len(), 1);
-        let batch = queue.batch(now + PATIENCE).expect("due");
+        let batch = queue.batch(now + PATIENCE, false).expect("due");
         assert_eq!(batch.statuses.keys().collect::<Vec<_>>(), [&1], "the first was overtaken");
-        assert!(queue.batch(now + PATIENCE).is_none() && queue.due().is_none());
+        assert!(queue.batch(now + PATIENCE, false).is_none() && queue.due().is_none());
         for nonce in 0..COMPANY as u64 {
-            assert!(queue.batch(now).is_none());
+            assert!(queue.batch(now, false).is_none());
             queue.push(job(status(nonce, TransactionStatus::Ready)), now);
         }
-        assert_eq!(queue.batch(now).expect("enough").len(), COMPANY);
+        assert_eq!(queue.batch(now, false).expect("enough").len(), COMPANY);
         // Bytes that replace others have been nowhere yet.
         queue.push(job(status(0, TransactionStatus::Ready)), now);
         queue.push(job(new(0)), now);
-        assert_eq!(queue.batch(now + PATIENCE).expect("a row").statuses.len(), 0);
+        assert_eq!(queue.batch(now + PATIENCE, false).expect("a row").statuses.len(), 0);
+    }
+
+    /// What became of the batches that were written before the flush was answered.
+    async fn flushed(store: Option<Store>, writes: Vec<Write>) -> Vec<BatchResult> {
+        let (tasks, from) = mpsc::unbounded_channel();
+        let (to, mut results) = mpsc::unbounded_channel();
+        let (flush, is_flushed) = oneshot::channel();
+        for write in writes {
+            tasks.send(Task::Write(job(write))).expect("open");
+        }
+        tasks.send(Task::Flush(flush)).expect("open");
+        let writer = tokio::spawn(run(store, from, to));
+        is_flushed.await.expect("answered");
+        let mut before = Vec::new();
+        while let Ok(result) = results.try_recv() {
+            before.push(result);
+        }
+        drop(tasks);
+        writer.await.expect("ends");
+        assert!(results.recv().await.is_none(), "nothing is written after it");
+        before
+    }
+
+    #[tokio::test]
+    async fn a_flush_is_answered_when_all_before_it_is_written() {
+        let mut writes: Vec<Write> = (0..5).map(|_| new(0)).collect();
+        // It would wait for company.
+        writes.push(status(1, TransactionStatus::Ready));
+        let results = flushed(None, writes).await;
+        assert_eq!(results.len(), 5, "one for each row of the nonce");
+        assert_eq!(results.iter().map(|one| one.statuses.len()).sum::<usize>(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_flush_does_not_try_a_database_that_is_away_batch_by_batch() {
+        let dsn = tenure_connect::Dsn::parse("host=127.0.0.1 port=1 user=nobody").expect("a DSN");
+        let connector = tenure_connect::Connector::new(&dsn, tenure_connect::TlsOptions::new());
+        let account = crate::account::AccountId::new([7; 20]).expect("20 bytes");
+        let options = crate::store::StoreOptions::new("relayer", account, "a");
+        let store = Store::new(connector.expect("no certificates"), options);
+        let results = flushed(Some(store), (0..20).map(|_| new(0)).collect()).await;
+        assert!(!results.is_empty() && results.len() <= UNDER_WAY, "{}", results.len());
+        assert!(results.iter().all(BatchResult::is_lost));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::metrics;
 use crate::service::{HandleState, Payload, SendError};
 use crate::status::{EndKind, Hash, Note, State, TransactionStatus};
 use crate::store::{Correction, NewTransaction, Replacement, Settlement, StatusChange};
-use crate::writer::{BatchResult, Job, Write, Written};
+use crate::writer::{BatchResult, Job, Task, Write, Written};
 
 /// After this many clashes the caller gets an error instead of another attempt.
 pub(super) const MAX_CLASHES: u8 = 3;
@@ -170,10 +170,10 @@ impl Driver {
     }
 
     fn write(&mut self, write: Write) {
-        if let Some(jobs) = &self.jobs {
+        if let Some(writer) = &self.writer {
             let job = Job { generation: self.generation, epoch: self.epoch, write };
             // The writer ends only with this driver.
-            let _ = jobs.send(job);
+            let _ = writer.send(Task::Write(job));
         }
     }
 

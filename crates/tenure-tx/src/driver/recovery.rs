@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tenure_core::epoch::Epoch;
+use tokio::sync::oneshot;
 use tokio::time::sleep;
 
 use super::content::Content;
@@ -12,6 +13,7 @@ use super::{Answer, Driver, Phase};
 use crate::chain::{Chain, Head};
 use crate::engine::Input;
 use crate::store::{CLEANUP_ROWS, Retention, Snapshot, Store, StoreError, StoredTransaction};
+use crate::writer::Task;
 
 /// The longest pause before what is open is read again: a leader that waits sends nothing.
 const RECOVER_MAX: Duration = Duration::from_secs(5);
@@ -95,7 +97,15 @@ impl Driver {
         backoff.max = backoff.max.min(RECOVER_MAX);
         // A disk that is full, or a table that refuses, is not read without a pause.
         let rereads = self.rereads;
+        // A write of before that lands after the reading would change what was read: a request that is
+        // taken for open, and is sent, might end as refused in the table.
+        let (flush, flushed) = oneshot::channel();
+        if let Some(writer) = &self.writer {
+            let _ = writer.send(Task::Flush(flush));
+        }
         self.spawn(async move |answers, generation| {
+            // Without a writer nothing is on its way.
+            let _ = flushed.await;
             if rereads > 1 {
                 sleep(backoff.pause(rereads - 1, rand::random())).await;
             }
