@@ -17,9 +17,11 @@ mod pending;
 mod recovery;
 
 use std::collections::HashMap;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use tenure_core::clock::{Clock, Tick};
 use tenure_core::epoch::Epoch;
 use tokio::sync::{Semaphore, mpsc, oneshot};
@@ -56,7 +58,7 @@ pub(crate) enum Which {
     Request(String),
 }
 
-/// What other tasks bring back.
+/// What other tasks bring back; or that one panicked, and brings back nothing.
 enum Answer {
     Recovered { snapshot: Snapshot, head: Head },
     Found { id: String, row: Result<Option<Box<StoredTransaction>>, SendError> },
@@ -68,6 +70,7 @@ enum Answer {
     Located(Vec<(u64, Located)>),
     Reexamined(Vec<(u64, String, Located)>),
     Head(Head),
+    Panicked,
 }
 
 /// After so many heads in a row that lack what was final, the chain is taken to be another one.
@@ -374,6 +377,11 @@ impl Driver {
                 self.tell(nonce, &outcome);
                 Input::Submitted { nonce, hash, outcome }
             }
+            Answer::Panicked => {
+                tracing::error!("A TASK PANICKED: what is open is read again");
+                self.rereads = self.rereads.saturating_add(1);
+                return self.recover();
+            }
             Answer::Status { nonce, hash, report } => Input::Status { nonce, hash, report },
             Answer::WatchClosed { nonce, hash } => Input::WatchClosed { nonce, hash },
             Answer::Located(all) => {
@@ -424,7 +432,14 @@ impl Driver {
         F: FnOnce(mpsc::UnboundedSender<(u64, Answer)>, u64) -> T,
         T: Future<Output = ()> + Send + 'static,
     {
-        self.tasks.spawn(work(self.answers.clone(), self.generation));
+        let (answers, generation) = (self.answers.clone(), self.generation);
+        let work = AssertUnwindSafe(work(answers.clone(), generation)).catch_unwind();
+        self.tasks.spawn(async move {
+            // Nothing that is open waits for an answer that never comes.
+            if work.await.is_err() {
+                let _ = answers.send((generation, Answer::Panicked));
+            }
+        });
     }
 }
 

@@ -1,8 +1,9 @@
 //! Carries out what the engine asks for: sign, store, submit, look up, record.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-use futures_util::StreamExt as _;
+use futures_util::{FutureExt as _, StreamExt as _};
 use tokio::time::timeout;
 
 use super::content::{Content, Ending};
@@ -102,8 +103,14 @@ impl Driver {
                 head: &head,
                 replaces: replaces.as_deref(),
             };
-            let signed = match timeout(within, signer.sign(unsigned)).await {
-                Ok(signed) => signed,
+            let signing = AssertUnwindSafe(signer.sign(unsigned)).catch_unwind();
+            let signed = match timeout(within, signing).await {
+                Ok(Ok(signed)) => signed,
+                // Not for the net of all tasks: no other request pays for a call that a signer cannot take.
+                Ok(Err(_)) => {
+                    let why = format!("{} panicked; its message is in the log", signer.name());
+                    Err(SignError::Unavailable(why))
+                }
                 Err(_) => {
                     let name = signer.name();
                     let why =

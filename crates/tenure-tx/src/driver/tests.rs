@@ -14,7 +14,7 @@ use crate::account::{AccountId, SignError, Signed, Signer, Unsigned};
 use crate::chain::{
     Chain, ChainError, ChainIdentity, Head, Inspected, Located, Outcome, Sought, Submission,
 };
-use crate::service::{Mode, SendRequest, ServiceOptions, TransactionService};
+use crate::service::{Mode, SendError, SendRequest, ServiceOptions, TransactionService};
 use crate::status::Hash;
 
 /// A clock that counts how often it is read: every reading is a turn of the driver, or more.
@@ -31,7 +31,8 @@ impl Clock for WatchedClock {
     }
 }
 
-/// A chain whose node never answers a submission, and that answers for its head when the test allows it.
+/// A chain whose node never answers a submission, and that answers for its head when the test allows it. It
+/// panics at its first submission if that is the call "panic at first".
 struct Silent {
     submissions: watch::Sender<u64>,
     answers: watch::Sender<bool>,
@@ -56,8 +57,10 @@ impl Chain for Silent {
         Ok(ChainIdentity { id: None, genesis: Hash([7; 32]) })
     }
 
-    async fn submit(&self, _: &AccountId, _: u64, _: Bytes) -> Submission {
+    async fn submit(&self, _: &AccountId, _: u64, raw: Bytes) -> Submission {
         self.submissions.send_modify(|count| *count += 1);
+        let first = *self.submissions.borrow() == 1;
+        assert!(!first || raw != "panic at first", "on purpose");
         Submission::answer(Outcome::Uncertain("silent".to_owned()))
     }
 
@@ -70,6 +73,7 @@ impl Chain for Silent {
     }
 }
 
+/// A signer that panics at the call "panic".
 struct Plain(AccountId);
 
 impl Plain {
@@ -86,6 +90,7 @@ impl Signer for Plain {
 
     async fn sign(&self, unsigned: Unsigned<'_>) -> Result<Signed, SignError> {
         let call = unsigned.call.unwrap_or_default().to_vec();
+        assert_ne!(call, b"panic", "on purpose");
         Ok(Signed {
             raw: call.into(),
             hash: Hash([1; 32]),
@@ -140,4 +145,30 @@ async fn requests_that_wait_get_their_nonces_in_the_order_of_their_arrival() {
     let (handles, _) = tokio::join!(sends, answer);
     let nonces: Vec<u64> = handles.into_iter().map(|h| h.expect("accepted").nonce).collect();
     assert_eq!(nonces, (0..50).collect::<Vec<_>>());
+}
+
+async fn standalone(folder: &tempfile::TempDir, chain: Arc<Silent>) -> TransactionService {
+    let mode = Mode::Standalone { journal: folder.path().join("journal") };
+    let service = TransactionService::builder(mode, chain, Plain::new());
+    service.start().await.expect("starts")
+}
+
+#[tokio::test]
+async fn a_signer_that_panics_costs_its_own_request_and_no_other() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let service = standalone(&folder, Silent::new()).await;
+    let refused = service.send(SendRequest::call("panic")).await.expect_err("not signed");
+    assert!(matches!(refused, SendError::Sign(SignError::Unavailable(_))), "{refused:?}");
+    let next = service.send(SendRequest::call("pay")).await.expect("accepted");
+    assert_eq!(next.nonce, 0, "no nonce is lost");
+}
+
+#[tokio::test]
+async fn what_a_task_that_panicked_was_to_do_is_done_again() {
+    let (folder, chain) = (tempfile::tempdir().expect("a folder"), Silent::new());
+    let mut submitted = chain.submissions.subscribe();
+    let service = standalone(&folder, chain).await;
+    let handle = service.send(SendRequest::call("panic at first")).await.expect("accepted");
+    reach(&mut submitted, 2).await;
+    assert_eq!((handle.nonce, service.open().await), (0, 1), "it is open, and was sent again");
 }
