@@ -34,6 +34,8 @@ pub(crate) enum Unready {
     Behind,
     /// No node of the chain answers.
     Chain,
+    /// The task that acts has panicked.
+    Broken,
 }
 
 /// What the service needs of an election: the gate, its changes, its lease, and a switch for

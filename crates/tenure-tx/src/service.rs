@@ -5,11 +5,13 @@ mod options;
 mod request;
 mod view;
 
+use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use tenure::{LeaderLock, LeaderStateChanged};
 use tenure_core::clock::{BootClock, Clock};
 use tenure_core::epoch::Epoch;
@@ -21,7 +23,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::account::Signer;
 use crate::chain::Chain;
 use crate::driver::{Command, Driver, Known, Which};
-use crate::election::{Election, NodeRole};
+use crate::election::{Election, NodeRole, Unready};
 use crate::engine::NonceError;
 use crate::events::{FollowerSync, keep_ready};
 use crate::metrics;
@@ -164,7 +166,17 @@ impl ServiceBuilder {
         let reader = store.as_ref().map(Store::on_another_session);
         let driver = Driver::new(election.clone(), store, chain, signer, options, clock);
         let known = driver.known();
-        tasks.spawn(driver.run(inbox));
+        let (driving, leads) =
+            (AssertUnwindSafe(driver.run(inbox)).catch_unwind(), election.clone());
+        tasks.spawn(async move {
+            if driving.await.is_err() {
+                tracing::error!(
+                    "THE TASK THAT SENDS PANICKED: this node cannot act until it is started anew, and                      steps down"
+                );
+                leads.set_unready(Unready::Broken, true);
+                leads.step_down();
+            }
+        });
         Ok(TransactionService {
             election,
             commands,

@@ -27,7 +27,9 @@ use tenure_tx::chain::{
 use tenure_tx::election::NodeRole;
 use tenure_tx::events::{EventBus, FollowerSync, Readiness};
 use tenure_tx::feed::FeedOptions;
-use tenure_tx::service::{Mode, SendError, SendRequest, ServiceOptions, TransactionService};
+use tenure_tx::service::{
+    Mode, Payload, SendError, SendRequest, ServiceOptions, TransactionService,
+};
 use tenure_tx::status::{End, EndKind, Note, TransactionStatus};
 use tenure_tx::store::{StatusChange, StoreError, StoredTransaction};
 use tokio::sync::watch;
@@ -387,12 +389,20 @@ impl Chain for Lapsing {
     }
 }
 
-/// A chain whose node is of another network for one head, a minute after the one before.
+/// A chain whose node is of another network for one head, a minute after the one before. It panics at
+/// bytes that are signed elsewhere.
 struct Leaping {
     clock: ManualClock,
     leaps: AtomicBool,
     /// How many heads were asked for, and which of them leapt.
     heads: watch::Sender<(u64, Option<u64>)>,
+}
+
+impl Leaping {
+    fn new(clock: &ManualClock) -> Self {
+        let heads = watch::Sender::new((0, None));
+        Leaping { clock: clock.clone(), leaps: AtomicBool::new(false), heads }
+    }
 }
 
 #[async_trait]
@@ -424,7 +434,7 @@ impl Chain for Leaping {
     }
 
     fn inspect(&self, _: &[u8]) -> Result<Inspected, ChainError> {
-        Err(ChainError::Malformed("no bytes are signed elsewhere".to_owned()))
+        panic!("on purpose");
     }
 }
 
@@ -442,9 +452,8 @@ async fn no_row_is_put_away_by_the_word_of_a_head_that_is_not_believed() {
         store.record(E1, &[change]).await.expect("leads");
     }
     let clock = ManualClock::new(Tick::from_nanos(1));
-    let (heads, mut read) = watch::channel((0, None));
-    let leaps = AtomicBool::new(false);
-    let leaping = Arc::new(Leaping { clock: clock.clone(), leaps, heads });
+    let leaping = Arc::new(Leaping::new(&clock));
+    let mut read = leaping.heads.subscribe();
     let election = ManualElection::new("a");
     let mode = Mode::Group { election: election.election.clone(), store: store.clone() };
     let service = TransactionService::builder(mode, leaping.clone(), Arc::new(signer));
@@ -466,6 +475,27 @@ async fn no_row_is_put_away_by_the_word_of_a_head_that_is_not_believed() {
     let left: Vec<i64> =
         client.query(left, &[]).await.expect("readable").iter().map(|row| row.get(0)).collect();
     assert_eq!(left, [5], "what is final is put away, and nothing else");
+}
+
+#[tokio::test]
+async fn a_leader_that_panicked_steps_down_and_is_not_promoted_again() {
+    let (db, anvil) = (database().await, Anvil::start(&[]).await);
+    let signer = signer(&chain(&anvil)).await;
+    let store = store_of(&db.dsn(), "a", signer.account().clone());
+    let (election, steps) = (ManualElection::new("a"), watch::Sender::new(0));
+    let (mut stepped, step) = (steps.subscribe(), move || steps.send_modify(|steps| *steps += 1));
+    let mode = Mode::Group { election: election.election.clone().with_step_down(step), store };
+    let leaping = Leaping::new(&ManualClock::new(Tick::from_nanos(1)));
+    let service = TransactionService::builder(mode, Arc::new(leaping), Arc::new(signer));
+    let service = service.options(impatient()).start().await.expect("starts");
+    election.lead(E1);
+    service.recovered().await.expect("leads");
+    let signed = SendRequest::new(Payload::Signed(Bytes::from_static(b"signed elsewhere")));
+    let sent = service.send(signed).await;
+    assert!(matches!(sent, Err(SendError::Stopped)), "{sent:?}");
+    election.until_ready(false).await;
+    let stepped = stepped.wait_for(|steps| *steps > 0);
+    timeout(Duration::from_secs(20), stepped).await.expect("in time").expect("lives");
 }
 
 #[tokio::test]
