@@ -116,7 +116,8 @@ pub(crate) struct Driver {
     pending: HashMap<String, Pending>,
     /// How many requests have come.
     arrivals: u64,
-    draining: Option<oneshot::Sender<DrainOutcome>>,
+    /// All that wait until nothing is under way.
+    draining: Vec<oneshot::Sender<DrainOutcome>>,
     refuse_new: bool,
     /// How far nonces are used for good by the table's word.
     known: Arc<health::Known>,
@@ -168,7 +169,7 @@ impl Driver {
             rereads: 0,
             pending: HashMap::new(),
             arrivals: 0,
-            draining: None,
+            draining: Vec::new(),
             refuse_new: false,
             known: Arc::default(),
             behind: 0,
@@ -312,7 +313,7 @@ impl Driver {
             Command::Cancel { which, reply } => drop(reply.send(self.cancel(which))),
             Command::Drain { reply } => {
                 self.refuse_new = true;
-                self.draining = Some(reply);
+                self.draining.push(reply);
             }
             Command::Open { reply } => drop(reply.send(self.engine.open())),
             Command::Recovered { reply } => match self.phase {
@@ -352,13 +353,16 @@ impl Driver {
     }
 
     fn check_drained(&mut self) {
-        if self.draining.is_none() {
+        if self.draining.is_empty() {
             return;
         }
         let busy = !self.pending.is_empty()
             || self.engine.unsettled() > 0
             || matches!(self.phase, Phase::Recovering { .. });
-        if !busy && let Some(reply) = self.draining.take() {
+        if busy {
+            return;
+        }
+        for reply in self.draining.drain(..) {
             let _ = reply.send(DrainOutcome { complete: true, handed_over: self.engine.open() });
         }
     }

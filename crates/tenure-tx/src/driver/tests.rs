@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use futures_util::FutureExt as _;
 use tenure_core::clock::{Clock, ManualClock, Tick};
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -171,4 +172,21 @@ async fn what_a_task_that_panicked_was_to_do_is_done_again() {
     let handle = service.send(SendRequest::call("panic at first")).await.expect("accepted");
     reach(&mut submitted, 2).await;
     assert_eq!((handle.nonce, service.open().await), (0, 1), "it is open, and was sent again");
+}
+
+#[tokio::test]
+async fn every_drain_waits_until_nothing_is_under_way() {
+    let (folder, chain) = (tempfile::tempdir().expect("a folder"), Silent::new());
+    chain.answers.send_replace(false);
+    let service = standalone(&folder, chain.clone()).await;
+    let within = Duration::from_secs(20);
+    let mut first = std::pin::pin!(service.drain(within));
+    let mut second = std::pin::pin!(service.drain(within));
+    assert!(first.as_mut().now_or_never().is_none() && second.as_mut().now_or_never().is_none());
+    // Both were heard when this is answered, and the chain has not answered yet.
+    service.open().await;
+    assert!(first.as_mut().now_or_never().is_none(), "the table is still being read");
+    chain.answers.send_replace(true);
+    let (first, second) = tokio::join!(first, second);
+    assert!(first.complete && second.complete);
 }
