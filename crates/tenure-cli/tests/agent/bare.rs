@@ -20,6 +20,14 @@ async fn scheduled(stage: &Stage, roles: &[&str]) {
     }
 }
 
+/// What the agent told of rights that it lacks; a busy machine may bring other errors.
+fn denied(agent: &mut Child) -> Vec<Value> {
+    let is_denied = |error: &Value| {
+        error["reason"].as_str().is_some_and(|why| why.contains("permission denied"))
+    };
+    told(agent, "error").into_iter().filter(is_denied).collect()
+}
+
 /// A login role with what a member needs, and no more.
 async fn login(stage: &Stage, user: &str) {
     stage.client.batch_execute(&format!("create role {user} login")).await.expect("made");
@@ -52,7 +60,7 @@ async fn an_agent_without_schedules_needs_no_right_to_them_and_ends_when_asked()
     event(&mut agent, "child_started").await;
     agent.signal(Signal::TERM);
     assert_eq!(agent.wait(SOON).await.expect("it ends").code(), Some(0));
-    assert_eq!(told(&mut agent, "error"), [Value::Null; 0]);
+    assert_eq!(denied(&mut agent), [Value::Null; 0]);
     away(&stage, &user).await;
 }
 
@@ -69,16 +77,12 @@ async fn schedules_that_cannot_be_removed_are_told_once_and_hold_up_no_shutdown(
     stage.client.batch_execute(&looks).await.expect("granted");
     let file = stage.file("tenure.toml", COMMAND);
     let mut agent = agent_at(&stage.database.dsn_for(&user), &file, &[]);
-    let error = event(&mut agent, "error").await;
-    assert!(
-        error["reason"].as_str().is_some_and(|why| why.contains("permission denied")),
-        "{error}"
-    );
+    until("the error", async || !denied(&mut agent).is_empty()).await;
     // Long enough for two more attempts. Time is the subject.
     tokio::time::sleep(Duration::from_secs(5)).await;
     agent.signal(Signal::TERM);
     assert_eq!(agent.wait(SOON).await.expect("it ends").code(), Some(0));
-    let errors = told(&mut agent, "error");
+    let errors = denied(&mut agent);
     assert_eq!(errors.len(), 1, "{errors:?}");
     away(&stage, &user).await;
 }
