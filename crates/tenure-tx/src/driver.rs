@@ -31,7 +31,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use crate::account::{SignError, Signed, Signer};
 use crate::chain::{Chain, Head, Located, Outcome, Report};
 use crate::election::Election;
-use crate::engine::{Engine, Holds, Input, NonceError, Order};
+use crate::engine::{Engine, Holds, Input, NonceError, Permit};
 use crate::metrics;
 use crate::service::{DrainOutcome, SendError, SendRequest, ServiceOptions, TransactionHandle};
 use crate::status::Hash;
@@ -63,7 +63,7 @@ enum Answer {
     Recovered { snapshot: Snapshot, head: Head },
     Found { id: String, row: Result<Option<Box<StoredTransaction>>, SendError> },
     Occupied { id: String, error: NonceError, row: Option<Box<StoredTransaction>> },
-    Signed { nonce: u64, tip: u128, noop: Option<Order>, signed: Result<Signed, SignError> },
+    Signed { nonce: u64, tip: u128, noop: Option<Permit>, signed: Result<Signed, SignError> },
     Submitted { nonce: u64, hash: Hash, outcome: Outcome },
     Status { nonce: u64, hash: Hash, report: Report },
     WatchClosed { nonce: u64, hash: Hash },

@@ -12,7 +12,7 @@
 //!   twice.
 //! * **Intent first.** [`Effect::Submit`] for a hash is emitted only after [`Input::Built`]
 //!   reported that the row with that hash is committed.
-//! * **No no-op without an order.** Bytes that a node may have are replaced by a no-op only when the
+//! * **No no-op without a permit.** Bytes that a node may have are replaced by a no-op only when the
 //!   request was dropped, or its deadline has passed. An answer that is not understood is looked up;
 //!   it is never a refusal.
 //! * **Nothing is forgotten.** Every entry is in a phase that something ends: a store answer, a
@@ -63,7 +63,7 @@ pub use config::EngineConfig;
 use entry::{Entry, Hold, Phase};
 pub use holds::Holds;
 use holds::LEAPS;
-pub use message::{Attempt, Effect, Input, OpenTransaction, Order, Provisional, Request};
+pub use message::{Attempt, Effect, Input, OpenTransaction, Permit, Provisional, Request};
 pub use nonces::NonceError;
 use pace::Pace;
 use provisional::Doubts;
@@ -182,7 +182,7 @@ impl Engine {
         if let Some(entry) = leading.entries.get_mut(&nonce) {
             let in_block = entry.status.state() == State::InBlock;
             if !in_block && entry.noop.is_none() {
-                self.give_up(nonce, Order::Drop, &mut effects);
+                self.give_up(nonce, Permit::Drop, &mut effects);
                 self.close(&[nonce], &mut effects);
             } else if !in_block && entry.owes_noop() {
                 // Ordered before, and not stored: it is not waited for its time.
@@ -197,18 +197,18 @@ impl Engine {
     }
 
     /// The only place where a request's nonce is given to a no-op.
-    fn give_up(&mut self, nonce: u64, order: Order, out: &mut Vec<Effect>) {
+    fn give_up(&mut self, nonce: u64, permit: Permit, out: &mut Vec<Effect>) {
         let config = self.config.clone();
         let Some(entry) = self.entry(nonce) else { return };
-        entry.noop = Some(order);
+        entry.noop = Some(permit);
         match entry.current() {
             Some(hash) if entry.is_unsent() => {
-                let why = match order {
-                    Order::Drop => "dropped by order before any node had it; its nonce is free",
-                    Order::Deadline => {
+                let why = match permit {
+                    Permit::Drop => "dropped by order before any node had it; its nonce is free",
+                    Permit::Deadline => {
                         "its deadline passed before any node had it; its nonce is free"
                     }
-                    Order::Gap => "nothing used the nonce",
+                    Permit::Gap => "nothing used the nonce",
                 };
                 let status = TransactionStatus::Invalid(Some(why.to_owned()));
                 self.end(nonce, hash, status, None, out);
@@ -665,7 +665,7 @@ impl Engine {
                 // Nothing found is no proof that another transaction has the nonce: it may be ours,
                 // in a part of the past that the node does not show. Only an order ends it so.
                 let gone = entry.is_gone(nonce, &head, now, &config);
-                let dropped = entry.noop == Some(Order::Drop);
+                let dropped = entry.noop == Some(Permit::Drop);
                 match entry.current().filter(|_| gone && dropped) {
                     Some(hash) => {
                         self.end(nonce, hash, TransactionStatus::Usurped(None), None, out);
@@ -789,7 +789,7 @@ impl Engine {
             leading.fill(nonce, &config, out);
         }
         for &nonce in &overdue {
-            self.give_up(nonce, Order::Deadline, out);
+            self.give_up(nonce, Permit::Deadline, out);
         }
         // After all of them: no no-op before one that is given up as well.
         self.close(&overdue, out);

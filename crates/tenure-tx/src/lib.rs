@@ -63,7 +63,7 @@
 //! * It does not make a call succeed: what failed on chain ends as [`status::EndKind::Reverted`].
 //! * A request that no node can have, because each refused it on its merits, ends as
 //!   [`status::EndKind::Refused`]; try again under another id. Bytes that a node may have are given up
-//!   only by an order: a drop, or a deadline.
+//!   only when the request is dropped or its deadline has passed.
 //! * If another program uses the account, its transaction may take a nonce: ours ends as
 //!   [`status::EndKind::Usurped`].
 //! * With `Finality::Confirmations` on Ethereum, a block is final after as many blocks as you say;
@@ -113,7 +113,7 @@ mod writer;
 pub use account::{AccountId, SignError, Signed, Signer, Unsigned};
 pub use chain::{Chain, ChainError};
 pub use election::{Election, NodeRole};
-pub use engine::{Attempt, EngineConfig, NonceError, Order};
+pub use engine::{Attempt, EngineConfig, NonceError, Permit};
 pub use events::{EventBus, FollowerSync, Readiness};
 pub use feed::{FeedItem, FeedOptions, feed};
 pub use service::{

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use tenure_core::clock::Tick;
 use tenure_tx::chain::{Block, Head, Located, Outcome, Shortfall};
 use tenure_tx::engine::{
-    Attempt, Effect, Engine, EngineConfig, Input, NonceError, OpenTransaction, Order, Provisional,
+    Attempt, Effect, Engine, EngineConfig, Input, NonceError, OpenTransaction, Permit, Provisional,
     Request,
 };
 use tenure_tx::status::{End, EndKind, Hash, Note, State, TransactionStatus};
@@ -294,7 +294,7 @@ impl World {
         self.feed(Input::BuildFailed { nonce, reason, too_dear });
     }
 
-    fn build(&mut self, nonce: u64, attempt: u32, tip: u128, noop: Option<Order>, fate: Fate) {
+    fn build(&mut self, nonce: u64, attempt: u32, tip: u128, noop: Option<Permit>, fate: Fate) {
         // The store replaces only an open row: an older attempt may have won meanwhile.
         if attempt > 1 && self.rows[&nonce].ended {
             return self.not_built(nonce);
@@ -319,7 +319,7 @@ impl World {
             hash: Hash(bytes),
             tip,
             noop: noop.is_some(),
-            order: noop,
+            permit: noop,
             ..Attempt::default()
         };
         let lived = false;

@@ -11,7 +11,7 @@ use super::pending::Stage;
 use super::{Answer, Driver};
 use crate::account::{SignError, Signed, Unsigned};
 use crate::chain::{Located, Outcome, Sought, Submission};
-use crate::engine::{Attempt, Effect, Input, Order};
+use crate::engine::{Attempt, Effect, Input, Permit};
 use crate::metrics;
 use crate::service::{HandleState, Payload, SendError};
 use crate::status::{EndKind, Hash, Note, State, TransactionStatus};
@@ -86,7 +86,7 @@ impl Driver {
     }
 
     /// Signs, unless the caller did.
-    fn build(&mut self, nonce: u64, tip: u128, noop: Option<Order>) {
+    fn build(&mut self, nonce: u64, tip: u128, noop: Option<Permit>) {
         let Some(content) = self.contents.get(&nonce) else { return };
         let pending = self.pending.get_mut(&content.request_id);
         if let Some(signed) = pending.and_then(|pending| pending.signed.take()) {
@@ -126,7 +126,7 @@ impl Driver {
         &mut self,
         nonce: u64,
         tip: u128,
-        noop: Option<Order>,
+        noop: Option<Permit>,
         signed: Result<Signed, SignError>,
     ) {
         let Some(content) = self.contents.get_mut(&nonce) else { return };
@@ -151,7 +151,7 @@ impl Driver {
             tip,
             noop: noop.is_some(),
             valid_until: signed.valid_until,
-            order: noop,
+            permit: noop,
             bid: signed.bid,
         };
         content.storing = Some((attempt.clone(), signed.raw.clone()));

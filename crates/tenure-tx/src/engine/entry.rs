@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tenure_core::clock::Tick;
 
-use super::{Attempt, Effect, EngineConfig, OpenTransaction, Order, Request};
+use super::{Attempt, Effect, EngineConfig, OpenTransaction, Permit, Request};
 use crate::chain::{Head, Receipt};
 use crate::status::{End, EndKind, Hash, Note, State, TransactionStatus};
 
@@ -54,7 +54,7 @@ pub(super) fn end_in_block(
     receipt: &Receipt,
 ) -> End {
     let form = attempts.iter().find(|attempt| attempt.hash == hash);
-    let end = match form.filter(|form| form.noop).map(|form| form.order) {
+    let end = match form.filter(|form| form.noop).map(|form| form.permit) {
         None if receipt.success == Some(false) => {
             End { reason: receipt.reason.clone(), ..End::new(EndKind::Reverted) }
         }
@@ -62,11 +62,11 @@ pub(super) fn end_in_block(
             End::new(EndKind::Included).because("the node does not say whether the call succeeded")
         }
         None => End::new(EndKind::Executed),
-        Some(Some(Order::Deadline)) => {
+        Some(Some(Permit::Deadline)) => {
             End::new(EndKind::Expired).because("its deadline passed; a no-op has its nonce")
         }
-        Some(Some(Order::Gap)) => End::new(EndKind::Replaced).because("nothing used the nonce"),
-        Some(Some(Order::Drop) | None) => {
+        Some(Some(Permit::Gap)) => End::new(EndKind::Replaced).because("nothing used the nonce"),
+        Some(Some(Permit::Drop) | None) => {
             End::new(EndKind::Replaced).because("dropped by order; a no-op has its nonce")
         }
     };
@@ -82,8 +82,8 @@ pub(super) struct Entry {
     pub(super) attempts: Vec<Attempt>,
     pub(super) status: TransactionStatus,
     pub(super) phase: Phase,
-    /// A no-op takes the request's place, by this order. Nothing else permits one.
-    pub(super) noop: Option<Order>,
+    /// A no-op takes the request's place, by this permit. Nothing else permits one.
+    pub(super) noop: Option<Permit>,
     /// Its content can be signed anew.
     pub(super) resignable: bool,
     /// When the request is given up.
@@ -141,7 +141,7 @@ impl Entry {
             attempts: Vec::new(),
             status: TransactionStatus::Future,
             phase: Phase::Building,
-            noop: Some(Order::Gap),
+            noop: Some(Permit::Gap),
             deadline: None,
             resignable: true,
             may_live: false,
@@ -169,7 +169,7 @@ impl Entry {
         let tip = last.map_or(0, |a| a.tip);
         Entry {
             request: Some(row.request),
-            noop: last.filter(|a| a.noop).map(|a| a.order.unwrap_or(Order::Drop)),
+            noop: last.filter(|a| a.noop).map(|a| a.permit.unwrap_or(Permit::Drop)),
             deadline: row.deadline,
             replacements: u32::try_from(row.attempts.len().saturating_sub(1)).unwrap_or(u32::MAX),
             attempts: row.attempts,
@@ -223,9 +223,9 @@ impl Entry {
     /// Of one that no node ever had.
     fn end_unsent(&self) -> EndKind {
         match self.noop {
-            Some(Order::Deadline) => EndKind::Expired,
-            Some(Order::Drop) => EndKind::Withdrawn,
-            Some(Order::Gap) | None => EndKind::Refused,
+            Some(Permit::Deadline) => EndKind::Expired,
+            Some(Permit::Drop) => EndKind::Withdrawn,
+            Some(Permit::Gap) | None => EndKind::Refused,
         }
     }
 

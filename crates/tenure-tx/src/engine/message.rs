@@ -62,7 +62,7 @@ pub enum Effect {
         attempt: u32,
         tip: u128,
         /// A no-op instead of the request, and what permits it.
-        noop: Option<Order>,
+        noop: Option<Permit>,
     },
     /// Tell the caller that the request got no nonce. Nothing changed.
     Refuse { request: String, error: NonceError },
@@ -107,7 +107,7 @@ pub struct Request {
 /// What permits a no-op in a request's place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Order {
+pub enum Permit {
     /// Nothing used the nonce.
     Gap,
     /// An operator or the caller dropped the request.
@@ -131,7 +131,7 @@ pub struct Attempt {
     pub valid_until: Option<u64>,
     /// Of a no-op: what permitted it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub order: Option<Order>,
+    pub permit: Option<Permit>,
     /// The most it pays for each unit of work, tip and the chain's own fee together.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "bid_text")]
     pub bid: Option<u128>,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tenure_core::clock::Tick;
 
 use super::entry::Entry;
-use super::{Effect, EngineConfig, Leading, Order};
+use super::{Effect, EngineConfig, Leading, Permit};
 use crate::chain::Head;
 use crate::status::State;
 
@@ -202,6 +202,6 @@ impl Leading {
         // What recent blocks were tipped: a pool takes no less.
         let tip = config.filler_tip.max(self.head.tip.min(config.max_tip));
         self.insert(nonce, Entry::filler(tip));
-        out.push(Effect::Build { nonce, attempt: 1, tip, noop: Some(Order::Gap) });
+        out.push(Effect::Build { nonce, attempt: 1, tip, noop: Some(Permit::Gap) });
     }
 }

@@ -2,7 +2,7 @@
 
 mod calls;
 mod money;
-mod order;
+mod permit;
 mod provisional;
 
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -183,7 +183,7 @@ fn an_old_gap_is_filled_with_a_no_op() {
     assert_eq!(engine.gaps(8), [0]);
     assert!(later(&mut engine, 0).is_empty());
     let filled = later(&mut engine, 31);
-    assert_eq!(filled, [Effect::Build { nonce: 0, attempt: 1, tip: 0, noop: Some(Order::Gap) }]);
+    assert_eq!(filled, [Effect::Build { nonce: 0, attempt: 1, tip: 0, noop: Some(Permit::Gap) }]);
     assert!(engine.gaps(8).is_empty());
 }
 
@@ -294,8 +294,8 @@ fn usurped_is_told_only_when_finality_says_it() {
     // An order ends it: the no-op finds the nonce used, and nothing is found again.
     engine.handle(at(1_250), Input::Located { nonce: 0, located: Located::Missing });
     let effects = engine.cancel(0).expect("open");
-    assert!(matches!(effects[..], [Effect::Build { noop: Some(Order::Drop), .. }]), "{effects:?}");
-    let noop = Attempt { noop: true, order: Some(Order::Drop), ..attempt(2, 125) };
+    assert!(matches!(effects[..], [Effect::Build { noop: Some(Permit::Drop), .. }]), "{effects:?}");
+    let noop = Attempt { noop: true, permit: Some(Permit::Drop), ..attempt(2, 125) };
     engine.handle(at(1_250), Input::Built { nonce: 0, attempt: noop });
     let outdated = Input::Submitted { nonce: 0, hash: hash(2), outcome: Outcome::Outdated };
     let effects = engine.handle(at(1_250), outdated);
@@ -411,7 +411,7 @@ fn bytes_that_a_node_may_have_are_never_given_up_without_an_order() {
             for effect in later(&mut engine, round * 60) {
                 match effect {
                     Effect::Build { noop, tip, .. } => {
-                        assert_eq!(noop, None, "a no-op without an order");
+                        assert_eq!(noop, None, "a no-op without a permit");
                         tag += 1;
                         let attempt = attempt(tag, tip);
                         engine.handle(at(round * 60), Input::Built { nonce: 0, attempt });
@@ -429,7 +429,7 @@ fn bytes_that_a_node_may_have_are_never_given_up_without_an_order() {
         assert_eq!(engine.open(), 1);
         // The order permits it.
         let effects = engine.cancel(0).expect("open");
-        assert!(matches!(effects[..], [Effect::Build { noop: Some(Order::Drop), .. }]));
+        assert!(matches!(effects[..], [Effect::Build { noop: Some(Permit::Drop), .. }]));
     }
 }
 
@@ -455,7 +455,7 @@ fn a_deadline_gives_up_at_once_what_no_node_can_have_and_orders_a_no_op_for_the_
     let (mut sent, again) = due(Outcome::AlreadyKnown);
     sent.handle(at(99), again);
     let effects = later(&mut sent, 100);
-    assert!(matches!(effects[..], [Effect::Build { noop: Some(Order::Deadline), .. }]));
+    assert!(matches!(effects[..], [Effect::Build { noop: Some(Permit::Deadline), .. }]));
 }
 
 #[test]
@@ -496,7 +496,7 @@ fn bytes_whose_nonce_a_node_calls_used_may_be_in_its_block() {
     answer(&mut engine, 1, Outcome::Outdated);
     engine.handle(T0, Input::Located { nonce: 0, located: Located::Free });
     let effects = engine.cancel(0).expect("open");
-    assert!(matches!(effects[..], [Effect::Build { noop: Some(Order::Drop), .. }]), "{effects:?}");
+    assert!(matches!(effects[..], [Effect::Build { noop: Some(Permit::Drop), .. }]), "{effects:?}");
 }
 
 #[test]
@@ -528,14 +528,14 @@ fn what_is_in_a_block_is_looked_at_when_the_chain_moves_and_not_all_the_time() {
 
 #[test]
 fn an_end_says_what_the_chain_says() {
-    let ended = |success, order: Option<Order>| {
+    let ended = |success, permit: Option<Permit>| {
         let mut engine = watching();
-        if let Some(order) = order {
-            engine.give_up(0, order, &mut Vec::new());
-            let noop = Attempt { noop: true, order: Some(order), ..attempt(2, 200) };
+        if let Some(permit) = permit {
+            engine.give_up(0, permit, &mut Vec::new());
+            let noop = Attempt { noop: true, permit: Some(permit), ..attempt(2, 200) };
             engine.handle(T0, Input::Built { nonce: 0, attempt: noop });
         }
-        let form = if order.is_some() { 2 } else { 1 };
+        let form = if permit.is_some() { 2 } else { 1 };
         let fee = Some(42);
         let receipt = Some(Receipt { number: Some(5), success, reason: None, fee });
         let report = Report { status: TransactionStatus::Finalized(hash(50)), receipt };
@@ -548,8 +548,8 @@ fn an_end_says_what_the_chain_says() {
     assert_eq!(ended(Some(true), None), EndKind::Executed);
     assert_eq!(ended(Some(false), None), EndKind::Reverted);
     assert_eq!(ended(None, None), EndKind::Included, "nothing says that it succeeded");
-    assert_eq!(ended(Some(true), Some(Order::Drop)), EndKind::Replaced);
-    assert_eq!(ended(Some(true), Some(Order::Deadline)), EndKind::Expired);
+    assert_eq!(ended(Some(true), Some(Permit::Drop)), EndKind::Replaced);
+    assert_eq!(ended(Some(true), Some(Permit::Deadline)), EndKind::Expired);
 }
 
 #[test]
@@ -609,7 +609,7 @@ fn a_cancelled_request_that_was_not_sent_yet_never_leaves() {
     request(&mut engine, None, 0, true).expect("leads");
     assert_eq!(engine.cancel(0), Ok(vec![]));
     let effects = engine.handle(T0, Input::Built { nonce: 0, attempt: attempt(1, 0) });
-    assert!(matches!(effects[..], [Effect::Build { noop: Some(Order::Drop), .. }]), "{effects:?}");
+    assert!(matches!(effects[..], [Effect::Build { noop: Some(Permit::Drop), .. }]), "{effects:?}");
     assert_eq!(engine.cancel(7), Err(NonceError::NotOpen(7)));
 }
 
@@ -650,7 +650,7 @@ fn unfunded(count: u64) -> Engine {
 fn a_request_that_no_node_had_is_withdrawn_and_its_nonce_holds_up_no_other() {
     let mut engine = unfunded(2);
     let effects = engine.cancel(0).expect("open");
-    let [Effect::Record { note, .. }, Effect::Build { nonce: 0, noop: Some(Order::Gap), .. }] =
+    let [Effect::Record { note, .. }, Effect::Build { nonce: 0, noop: Some(Permit::Gap), .. }] =
         &effects[..]
     else {
         panic!("{effects:?}")
@@ -676,7 +676,7 @@ fn what_is_overdue_is_not_sent_by_a_new_leader_and_not_after_it_was_stored() {
     let (mut engine, effects) = leading(vec![overdue], head(0, 0, 0));
     assert_eq!(effects, [], "not once more");
     let effects = later(&mut engine, 0);
-    assert!(matches!(effects[..], [Effect::Build { noop: Some(Order::Deadline), .. }]));
+    assert!(matches!(effects[..], [Effect::Build { noop: Some(Permit::Deadline), .. }]));
 
     let (mut engine, _) = leading(vec![], head(0, 0, 0));
     let (id, deadline) = ("slow".to_owned(), Some(at(10)));

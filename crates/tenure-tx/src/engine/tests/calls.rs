@@ -153,7 +153,7 @@ fn a_gap_that_is_absurdly_wide_is_told_and_not_filled_without_an_order() {
     }
     assert_eq!(engine.holds().wide_gap, Some(0));
     let filled = engine.cancel(0).expect("a gap");
-    assert!(matches!(filled[..], [Effect::Build { nonce: 0, noop: Some(Order::Gap), .. }]));
+    assert!(matches!(filled[..], [Effect::Build { nonce: 0, noop: Some(Permit::Gap), .. }]));
 }
 
 #[test]

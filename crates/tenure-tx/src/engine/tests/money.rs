@@ -160,15 +160,15 @@ fn a_gap_is_filled_with_the_tip_that_the_chain_takes_and_raised_to_what_the_node
     engine.handle(T0, not_built(0));
     later(&mut engine, 0);
     let filled = later(&mut engine, 31);
-    assert_eq!(filled, [Effect::Build { nonce: 0, attempt: 1, tip: 7, noop: Some(Order::Gap) }]);
-    let noop = Attempt { noop: true, order: Some(Order::Gap), ..attempt(1, 7) };
+    assert_eq!(filled, [Effect::Build { nonce: 0, attempt: 1, tip: 7, noop: Some(Permit::Gap) }]);
+    let noop = Attempt { noop: true, permit: Some(Permit::Gap), ..attempt(1, 7) };
     engine.handle(at(31), Input::Built { nonce: 0, attempt: noop });
     let needed = Some(25_000_000_000);
     let outcome = Outcome::Underpriced(Shortfall::BelowMinimum { needed }, "minimum".to_owned());
     engine.handle(at(31), Input::Submitted { nonce: 0, hash: hash(1), outcome });
     let effects = later(&mut engine, 40);
     let tip = 25_000_000_000;
-    assert_eq!(effects, [Effect::Build { nonce: 0, attempt: 2, tip, noop: Some(Order::Gap) }]);
+    assert_eq!(effects, [Effect::Build { nonce: 0, attempt: 2, tip, noop: Some(Permit::Gap) }]);
 }
 
 #[test]
@@ -184,7 +184,7 @@ fn no_tip_is_above_the_bound_whatever_recent_blocks_were_tipped() {
     }
     engine.handle(T0, not_built(0));
     let filled = engine.cancel(0).expect("a gap");
-    assert_eq!(filled, [Effect::Build { nonce: 0, attempt: 1, tip: 5, noop: Some(Order::Gap) }]);
+    assert_eq!(filled, [Effect::Build { nonce: 0, attempt: 1, tip: 5, noop: Some(Permit::Gap) }]);
 }
 
 #[test]
