@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use tenure::operate::Operator;
-use tenure::preflight::{self, Report, Verdict};
+use tenure::preflight::{self, Findings, Verdict};
 use tenure::schema;
 
 use crate::args::{Audit, Check, Doctor, Migrate};
@@ -19,8 +19,8 @@ struct Finding<'a> {
     text: &'a str,
 }
 
-fn findings(report: &Report) -> Vec<Finding<'_>> {
-    let lines = report.findings.iter().map(|finding| Finding {
+fn lines(findings: &Findings) -> Vec<Finding<'_>> {
+    let lines = findings.all.iter().map(|finding| Finding {
         what: finding.what,
         verdict: match finding.verdict {
             Verdict::Good => "good",
@@ -45,19 +45,19 @@ fn painted(verdict: &str) -> String {
 
 pub(crate) async fn check(args: Check) -> Result<Exit, Failure> {
     let setting = Setting::asking(&args.database, &args.taking)?;
-    let report = preflight::check(&setting.config).await?;
+    let findings = preflight::check(&setting.config).await?;
     if args.json {
-        print_json(&findings(&report));
+        print_json(&lines(&findings));
     } else {
         if let Some(dsn) = setting.config.dsn() {
             let which = if setting.embedded { "the private server, " } else { "" };
             out!("{which}{dsn}");
         }
-        for Finding { what, verdict, text } in findings(&report) {
+        for Finding { what, verdict, text } in lines(&findings) {
             out!("{} {what:<10} {text}", painted(verdict));
         }
     }
-    Ok(if report.refusal().is_some() { Exit::Refused } else { Exit::Clean })
+    Ok(if findings.refusal().is_some() { Exit::Refused } else { Exit::Clean })
 }
 
 pub(crate) async fn audit(args: Audit) -> Result<Exit, Failure> {
@@ -180,11 +180,11 @@ pub(crate) async fn doctor(args: Doctor) -> Result<Exit, Failure> {
     out!("\nchecks:");
     let mut exit = Exit::Clean;
     match preflight::check(config).await {
-        Ok(report) => {
-            for Finding { what, verdict, text } in findings(&report) {
+        Ok(findings) => {
+            for Finding { what, verdict, text } in lines(&findings) {
                 out!("  {verdict:<8} {what:<10} {text}");
             }
-            if report.refusal().is_some() {
+            if findings.refusal().is_some() {
                 exit = Exit::Refused;
             }
         }

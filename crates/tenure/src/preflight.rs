@@ -9,8 +9,8 @@
 //! use tenure::config::Config;
 //! use tenure::preflight::{Verdict, check};
 //!
-//! let report = check(&Config::from_env()?).await?;
-//! for finding in report.findings.iter().filter(|finding| finding.verdict != Verdict::Good) {
+//! let findings = check(&Config::from_env()?).await?;
+//! for finding in findings.all.iter().filter(|finding| finding.verdict != Verdict::Good) {
 //!     println!("{}: {}", finding.what, finding.text);
 //! }
 //! # Ok(())
@@ -176,30 +176,30 @@ pub struct Finding {
 /// Everything that was found.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
-pub struct Report {
+pub struct Findings {
     /// Line by line, in the order of the look. It ends at the first refusal that makes the rest
     /// pointless.
-    pub findings: Vec<Finding>,
+    pub all: Vec<Finding>,
     refusal: Option<Refused>,
 }
 
-impl Report {
+impl Findings {
     /// Why the setup is refused, if it is.
     pub fn refusal(&self) -> Option<&Refused> {
         self.refusal.as_ref()
     }
 
     fn good(&mut self, what: &'static str, text: impl Into<String>) {
-        self.findings.push(Finding { what, verdict: Verdict::Good, text: text.into() });
+        self.all.push(Finding { what, verdict: Verdict::Good, text: text.into() });
     }
 
     fn warn(&mut self, what: &'static str, text: impl Into<String>) {
-        self.findings.push(Finding { what, verdict: Verdict::Warning, text: text.into() });
+        self.all.push(Finding { what, verdict: Verdict::Warning, text: text.into() });
     }
 
     fn refuse(&mut self, what: &'static str, refused: Refused) -> Stop {
         let text = refused.to_string();
-        self.findings.push(Finding { what, verdict: Verdict::Refused, text });
+        self.all.push(Finding { what, verdict: Verdict::Refused, text });
         self.refusal = Some(refused);
         Stop::Refused
     }
@@ -218,11 +218,11 @@ impl From<LineError> for Stop {
 }
 
 /// Looks over the server of a configuration and tells everything. Changes nothing: a missing schema
-/// is a finding, and so is a refusal ([`Report::refusal`]). Connecting and each question take a lease at most.
+/// is a finding, and so is a refusal ([`Findings::refusal`]). Connecting and each question take a lease at most.
 ///
 /// # Errors
 /// If no database is named, the server cannot be reached, or a session fails.
-pub async fn check(config: &Config) -> Result<Report, TenureError> {
+pub async fn check(config: &Config) -> Result<Findings, TenureError> {
     let dsn = config.dsn().ok_or(TenureError::NoDatabase)?;
     let connector = Connector::new(dsn, config.tls().clone())?.with_renewal(config.renewal());
     let look = Look {
@@ -233,15 +233,15 @@ pub async fn check(config: &Config) -> Result<Report, TenureError> {
         absent: Absent::Told,
         roles: i64::try_from(config.roles().len()).unwrap_or(i64::MAX),
     };
-    let mut report = look.run().await?;
+    let mut findings = look.run().await?;
     for warning in config.warnings() {
-        report.warn("timings", warning);
+        findings.warn("timings", warning);
     }
     match clock_source() {
-        Some(source) => clock_finding(&mut report, &source),
-        None => report.warn("clock", "its source cannot be read"),
+        Some(source) => clock_finding(&mut findings, &source),
+        None => findings.warn("clock", "its source cannot be read"),
     }
-    Ok(report)
+    Ok(findings)
 }
 
 /// The look of a starting member; with `migrate` it also brings the schema up to date.
@@ -258,11 +258,11 @@ pub(crate) async fn prepare(
         absent: if migrate { Absent::Made } else { Absent::Refused },
         roles: i64::try_from(profile.roles).unwrap_or(i64::MAX),
     };
-    let mut report = look.run().await?;
+    let mut findings = look.run().await?;
     if let Some(source) = clock_source() {
-        clock_finding(&mut report, &source);
+        clock_finding(&mut findings, &source);
     }
-    for finding in report.findings.iter().filter(|f| f.verdict == Verdict::Warning) {
+    for finding in findings.all.iter().filter(|f| f.verdict == Verdict::Warning) {
         let Finding { what, text, .. } = finding;
         if *what == BLOCKERS {
             // It matters only where other login roles fence their writes: no line of every start.
@@ -271,7 +271,7 @@ pub(crate) async fn prepare(
             tracing::warn!(member = %profile.identity, "{what}: {text}");
         }
     }
-    match report.refusal {
+    match findings.refusal {
         Some(refused) => Err(refused.into()),
         None => Ok(()),
     }
@@ -296,8 +296,8 @@ struct Look<'a> {
 }
 
 impl Look<'_> {
-    async fn run(&self) -> Result<Report, TenureError> {
-        let mut report = Report::default();
+    async fn run(&self) -> Result<Findings, TenureError> {
+        let mut findings = Findings::default();
         let (heard, mut hears) = mpsc::unbounded_channel();
         let session = self.connector.connect(self.name, self.deadline).await?;
         let host = session.host.clone();
@@ -305,47 +305,47 @@ impl Look<'_> {
         let failed = || self.connector.pass_over(&host);
         let one = Line::new(session, heard);
         let end = async {
-            self.product(&one, &mut report).await?;
+            self.product(&one, &mut findings).await?;
             let pins = settings(self.deadline * 4, self.deadline, Duration::from_secs(1));
             one.ask(&pins, self.deadline).await?;
             Ok::<_, Stop>(())
         }
         .await;
         let end = end.inspect_err(|_| failed());
-        if let Some(report) = finish(end, &mut report)? {
-            return Ok(report);
+        if let Some(findings) = finish(end, &mut findings)? {
+            return Ok(findings);
         }
         let (deaf, _) = mpsc::unbounded_channel();
         let two = Line::new(self.connector.connect(self.name, self.deadline).await?, deaf);
         let end = async {
-            self.pooler(&one, &two, &mut report).await?;
-            self.notify(&one, &two, &mut hears, &mut report).await?;
+            self.pooler(&one, &two, &mut findings).await?;
+            self.notify(&one, &two, &mut hears, &mut findings).await?;
             let mut tables = false;
             if self.lock_only {
-                report.warn(
+                findings.warn(
                     "lock-only",
                     "no tables: no epochs and no fence, no remote step-down, and every \
                      acquisition waits out a lease",
                 );
             } else {
-                tables = self.schema(&one, &mut report).await?;
+                tables = self.schema(&one, &mut findings).await?;
             }
             if tables {
-                self.privileges(&one, &mut report).await?;
-                self.fence_index(&one, &mut report).await?;
-                self.prepared(&one, &mut report).await?;
+                self.privileges(&one, &mut findings).await?;
+                self.fence_index(&one, &mut findings).await?;
+                self.prepared(&one, &mut findings).await?;
             }
-            self.lock_table(&one, tables, &mut report).await?;
-            self.standbys(&one, &mut report).await?;
-            self.signals(&one, &mut report).await?;
-            self.server_log(&one, &mut report).await?;
+            self.lock_table(&one, tables, &mut findings).await?;
+            self.standbys(&one, &mut findings).await?;
+            self.signals(&one, &mut findings).await?;
+            self.server_log(&one, &mut findings).await?;
             Ok::<_, Stop>(())
         }
         .await;
         one.hang_up(self.deadline).await;
         two.hang_up(self.deadline).await;
         let end = end.inspect_err(|_| failed());
-        Ok(finish(end, &mut report)?.unwrap_or(report))
+        Ok(finish(end, &mut findings)?.unwrap_or(findings))
     }
 
     async fn ask(&self, line: &Line, sql: &str) -> Result<String, LineError> {
@@ -353,7 +353,7 @@ impl Look<'_> {
     }
 
     /// A server that logs what idle members do all the time would drown in it.
-    async fn server_log(&self, line: &Line, report: &mut Report) -> Result<(), Stop> {
+    async fn server_log(&self, line: &Line, findings: &mut Findings) -> Result<(), Stop> {
         let sql = "select coalesce(string_agg('alter role ' || quote_ident(current_user) \
                 || ' set ' || remedy, '; '), '') from (values \
             (extract(epoch from current_setting('log_min_duration_statement')::interval) \
@@ -366,36 +366,36 @@ impl Look<'_> {
             where noisy";
         let remedy = self.ask(line, sql).await?;
         if remedy.is_empty() {
-            report.good("log", "an idle member writes no line to the server's log");
+            findings.good("log", "an idle member writes no line to the server's log");
         } else {
             let text = format!(
                 "the server logs what every idle member does, several lines a second; as a \
                  superuser: {remedy}"
             );
-            report.warn("log", text);
+            findings.warn("log", text);
         }
         Ok(())
     }
 
-    async fn product(&self, line: &Line, report: &mut Report) -> Result<(), Stop> {
+    async fn product(&self, line: &Line, findings: &mut Findings) -> Result<(), Stop> {
         let version = self.ask(line, "select version()").await?;
         if let Some(refused) = judge_version(&version) {
-            return Err(report.refuse("server", refused));
+            return Err(findings.refuse("server", refused));
         }
         let number = self.ask(line, "show server_version_num").await?;
         if number.parse::<i32>().unwrap_or(0) < OLDEST_SERVER {
             let version = self.ask(line, "show server_version").await?;
-            return Err(report.refuse("server", Refused::TooOld { version }));
+            return Err(findings.refuse("server", Refused::TooOld { version }));
         }
         if self.ask(line, "select pg_is_in_recovery()").await? == "t" {
-            return Err(report.refuse("server", Refused::Standby));
+            return Err(findings.refuse("server", Refused::Standby));
         }
-        report.good("server", version.split(" on ").next().unwrap_or_default());
+        findings.good("server", version.split(" on ").next().unwrap_or_default());
         Ok(())
     }
 
     /// One client alone sees one pid through any pooler, so a second one has to be there.
-    async fn pooler(&self, one: &Line, two: &Line, report: &mut Report) -> Result<(), Stop> {
+    async fn pooler(&self, one: &Line, two: &Line, findings: &mut Findings) -> Result<(), Stop> {
         let key = i64::from_ne_bytes(rand::random::<[u8; 8]>());
         let pid = "select pg_backend_pid()";
         let evidence = async {
@@ -440,21 +440,21 @@ impl Look<'_> {
         let _ = one.ask("set client_min_messages = warning", self.deadline).await;
         match evidence {
             Ok(None) if freed == 1 => {
-                report.good("pooler", "the session is the server's own");
+                findings.good("pooler", "the session is the server's own");
                 Ok(())
             }
             Ok(None) => {
                 let evidence = "a lock did not stay with its session".to_owned();
-                Err(report.refuse("pooler", Refused::Pooler { evidence }))
+                Err(findings.refuse("pooler", Refused::Pooler { evidence }))
             }
-            Ok(Some(evidence)) => Err(report.refuse("pooler", Refused::Pooler { evidence })),
+            Ok(Some(evidence)) => Err(findings.refuse("pooler", Refused::Pooler { evidence })),
             // A statement pooler refuses transactions, with a code of class 08. A server that shuts
             // down in the middle of the look is no pooler.
             Err(LineError::Refused { sqlstate, message })
                 if sqlstate.starts_with("08") || Remedy::of_sqlstate(&sqlstate) != Remedy::Time =>
             {
                 let evidence = format!("{message}, SQLSTATE {sqlstate}");
-                Err(report.refuse("pooler", Refused::Pooler { evidence }))
+                Err(findings.refuse("pooler", Refused::Pooler { evidence }))
             }
             Err(other) => Err(Stop::Line(other)),
         }
@@ -465,7 +465,7 @@ impl Look<'_> {
         one: &Line,
         two: &Line,
         hears: &mut mpsc::UnboundedReceiver<Unasked>,
-        report: &mut Report,
+        findings: &mut Findings,
     ) -> Result<(), Stop> {
         let wanted = format!("tenure_probe_{:016x}", rand::random::<u64>());
         one.ask(&format!("listen {}", identifier(&wanted)), self.deadline).await?;
@@ -482,14 +482,14 @@ impl Look<'_> {
         one.ask(&format!("unlisten {}", identifier(&wanted)), self.deadline).await?;
         if arrived != Ok(true) {
             let refused = Refused::DeadNotify { waited: self.deadline };
-            return Err(report.refuse("notify", refused));
+            return Err(findings.refuse("notify", refused));
         }
-        report.good("notify", "notifications arrive");
+        findings.good("notify", "notifications arrive");
         Ok(())
     }
 
     /// Whether there is a schema to look at further.
-    async fn schema(&self, line: &Line, report: &mut Report) -> Result<bool, Stop> {
+    async fn schema(&self, line: &Line, findings: &mut Findings) -> Result<bool, Stop> {
         let mut have = match SCHEMA.installed(line, self.deadline).await {
             Ok(have) => have,
             // There is one, and we may not even read it: the next look says what is missing.
@@ -513,7 +513,7 @@ impl Look<'_> {
         if have == 0 && self.absent == Absent::Told {
             let may = "select has_database_privilege(current_database(), 'create')";
             if self.ask(line, may).await? == "t" {
-                report.warn(
+                findings.warn(
                     "schema",
                     "it is missing; the first member that starts makes it, or `tenure migrate` does",
                 );
@@ -521,21 +521,21 @@ impl Look<'_> {
             }
         }
         match have {
-            0 => Err(report.refuse("schema", Refused::SchemaMissing)),
+            0 => Err(findings.refuse("schema", Refused::SchemaMissing)),
             have if have < need => {
-                Err(report.refuse("schema", Refused::SchemaOlder { have, need }))
+                Err(findings.refuse("schema", Refused::SchemaOlder { have, need }))
             }
             have if have > need => {
-                Err(report.refuse("schema", Refused::SchemaNewer { have, know: need }))
+                Err(findings.refuse("schema", Refused::SchemaNewer { have, know: need }))
             }
             have => {
-                report.good("schema", format!("version {have}"));
+                findings.good("schema", format!("version {have}"));
                 Ok(true)
             }
         }
     }
 
-    async fn privileges(&self, line: &Line, report: &mut Report) -> Result<(), Stop> {
+    async fn privileges(&self, line: &Line, findings: &mut Findings) -> Result<(), Stop> {
         #[derive(Deserialize)]
         struct Lacks {
             user: String,
@@ -576,18 +576,18 @@ impl Look<'_> {
         if !lacks.missing.is_empty() {
             let refused =
                 Refused::Privileges { user: lacks.user, missing: lacks.missing.join(", ") };
-            return Err(report.refuse("privileges", refused));
+            return Err(findings.refuse("privileges", refused));
         }
         if !lacks.functions.is_empty() {
             let refused =
                 Refused::Execute { user: lacks.user, missing: first_few(&lacks.functions) };
-            return Err(report.refuse("privileges", refused));
+            return Err(findings.refuse("privileges", refused));
         }
-        report.good("privileges", format!("{} may take part", lacks.user));
+        findings.good("privileges", format!("{} may take part", lacks.user));
         Ok(())
     }
 
-    async fn fence_index(&self, line: &Line, report: &mut Report) -> Result<(), Stop> {
+    async fn fence_index(&self, line: &Line, findings: &mut Findings) -> Result<(), Stop> {
         let sql = "select exists (select from pg_index \
             where indexrelid = to_regclass('tenure.role_fence') \
               and indrelid = 'tenure.role'::regclass and indisunique and indisvalid \
@@ -596,13 +596,18 @@ impl Look<'_> {
                    where attrelid = indrelid and attnum = any (indkey)) \
                   = array['epoch', 'name'])";
         if self.ask(line, sql).await? != "t" {
-            return Err(report.refuse("fence", Refused::FenceIndex));
+            return Err(findings.refuse("fence", Refused::FenceIndex));
         }
-        report.good("fence", "an epoch bump conflicts with every fenced transaction");
+        findings.good("fence", "an epoch bump conflicts with every fenced transaction");
         Ok(())
     }
 
-    async fn lock_table(&self, line: &Line, tables: bool, report: &mut Report) -> Result<(), Stop> {
+    async fn lock_table(
+        &self,
+        line: &Line,
+        tables: bool,
+        findings: &mut Findings,
+    ) -> Result<(), Stop> {
         // Only a candidate can hold a role's lock, and no observer.
         let known = "(select count(*) from (select distinct role from tenure.candidate \
                      where not observer) c)";
@@ -617,43 +622,43 @@ impl Look<'_> {
         let capacity = numbers.next().unwrap_or(0);
         let roles = numbers.next().unwrap_or(0).max(self.roles);
         if roles > capacity / 4 {
-            return Err(report.refuse("locks", Refused::LockTable { roles, capacity }));
+            return Err(findings.refuse("locks", Refused::LockTable { roles, capacity }));
         }
         if roles == capacity / 4 {
             let full = format!(
                 "{roles} roles, a quarter of the server's lock table ({capacity} locks), and no new one is \
                  taken; raise max_locks_per_transaction"
             );
-            report.warn("locks", full);
+            findings.warn("locks", full);
             return Ok(());
         }
         let roles = if roles == 1 { "1 role".to_owned() } else { format!("{roles} roles") };
-        report.good("locks", format!("{roles}; the server holds {capacity} locks"));
+        findings.good("locks", format!("{roles}; the server holds {capacity} locks"));
         Ok(())
     }
 
     /// Whether a failover can lose what was acknowledged, as far as the server shows it.
-    async fn standbys(&self, line: &Line, report: &mut Report) -> Result<(), Stop> {
+    async fn standbys(&self, line: &Line, findings: &mut Findings) -> Result<(), Stop> {
         let text = self.ask(line, include_str!("../sql/standbys.sql")).await?;
         let seen: Standbys = serde_json::from_str(&text)
             .map_err(|error| Stop::Line(LineError::Unreadable(error.to_string())))?;
         match seen.danger() {
             None if seen.names.is_empty() => {
-                report.good("failover", "no standby: epochs and debts cannot be lost");
+                findings.good("failover", "no standby: epochs and debts cannot be lost");
             }
-            None => report.good("failover", "every connected standby acknowledges commits"),
-            Some(danger) => report.warn("failover", danger),
+            None => findings.good("failover", "every connected standby acknowledges commits"),
+            Some(danger) => findings.warn("failover", danger),
         }
         Ok(())
     }
 
     /// A prepared transaction that holds a fence holds up the next leader until it is ended.
-    async fn prepared(&self, line: &Line, report: &mut Report) -> Result<(), Stop> {
+    async fn prepared(&self, line: &Line, findings: &mut Findings) -> Result<(), Stop> {
         let sql = "select string_agg(distinct quote_literal(gid), ', ') \
                    from tenure.prepared_fences()";
         let names = self.ask(line, sql).await?;
         if !names.is_empty() {
-            report.warn(
+            findings.warn(
                 "prepared",
                 format!(
                     "prepared transactions hold fences, and no claim of those roles can succeed \
@@ -664,12 +669,12 @@ impl Look<'_> {
         Ok(())
     }
 
-    async fn signals(&self, line: &Line, report: &mut Report) -> Result<(), Stop> {
+    async fn signals(&self, line: &Line, findings: &mut Findings) -> Result<(), Stop> {
         let sql = "select pg_has_role('pg_signal_backend', 'member')";
         if self.ask(line, sql).await? == "t" {
-            report.good(BLOCKERS, "sessions that hold up a claim can be ended");
+            findings.good(BLOCKERS, "sessions that hold up a claim can be ended");
         } else {
-            report.warn(
+            findings.warn(
                 BLOCKERS,
                 "only this login role's own sessions can be ended when they hold up a claim; \
                  grant pg_signal_backend if others fence their writes",
@@ -680,10 +685,10 @@ impl Look<'_> {
 }
 
 /// Ends a look: a refusal is an answer, a broken session is not.
-fn finish(end: Result<(), Stop>, report: &mut Report) -> Result<Option<Report>, TenureError> {
+fn finish(end: Result<(), Stop>, findings: &mut Findings) -> Result<Option<Findings>, TenureError> {
     match end {
         Ok(()) => Ok(None),
-        Err(Stop::Refused) => Ok(Some(std::mem::take(report))),
+        Err(Stop::Refused) => Ok(Some(std::mem::take(findings))),
         Err(Stop::Line(error)) => Err(TenureError::session(error)),
     }
 }
@@ -711,14 +716,14 @@ fn judge_version(version: &str) -> Option<Refused> {
 }
 
 /// The one assumption that lies on this machine and not on the server.
-fn clock_finding(report: &mut Report, source: &str) {
+fn clock_finding(findings: &mut Findings, source: &str) {
     match source.trim() {
-        "kvm-clock" => report.warn(
+        "kvm-clock" => findings.warn(
             "clock",
             "the clock may stand still while this virtual machine is paused; do not pause or \
              migrate it live while it leads, or use the fence for every effect",
         ),
-        source => report.good("clock", format!("{source}, counts suspend")),
+        source => findings.good("clock", format!("{source}, counts suspend")),
     }
 }
 
@@ -740,10 +745,10 @@ mod tests {
     #[test]
     fn a_clock_that_may_stand_still_is_warned_of() {
         for (source, verdict) in [("kvm-clock\n", Verdict::Warning), ("tsc\n", Verdict::Good)] {
-            let mut report = Report::default();
-            clock_finding(&mut report, source);
-            assert!(report.findings.iter().all(|finding| finding.verdict == verdict), "{source}");
-            assert_eq!(report.findings.len(), 1);
+            let mut findings = Findings::default();
+            clock_finding(&mut findings, source);
+            assert!(findings.all.iter().all(|finding| finding.verdict == verdict), "{source}");
+            assert_eq!(findings.all.len(), 1);
         }
     }
 

@@ -146,7 +146,7 @@ async fn members_operators_and_the_preflight_ask_for_the_connection_string_anew(
     let operator = Operator::connect(&config).await.expect("a session");
     assert_eq!(operator.status(None).await.expect("an answer").len(), 1);
     operator.close().await;
-    let report = preflight::check(&config).await.expect("a look");
-    assert!(report.refusal().is_none(), "{report:?}");
+    let findings = preflight::check(&config).await.expect("a look");
+    assert!(findings.refusal().is_none(), "{findings:?}");
     gone(member).await;
 }

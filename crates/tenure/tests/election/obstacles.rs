@@ -245,8 +245,8 @@ async fn a_fence_in_a_prepared_transaction_is_named_with_its_remedy() {
     let health = member.health().await.unwrap();
     assert!(health.roles[0].trouble.as_deref().is_some_and(|text| text.contains(remedy)));
     assert!(health.roles[1].trouble.is_none());
-    let report = tenure::preflight::check(member.config()).await.unwrap();
-    let found = report.findings.iter().find(|finding| finding.what == "prepared");
+    let findings = tenure::preflight::check(member.config()).await.unwrap();
+    let found = findings.all.iter().find(|finding| finding.what == "prepared");
     assert!(found.is_some_and(|finding| finding.text.contains("'it''s stuck'")), "{found:?}");
     client.batch_execute(remedy).await.unwrap();
     leads(&r1).await;

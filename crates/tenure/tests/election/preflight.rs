@@ -82,8 +82,8 @@ async fn the_failover_line_follows_what_a_real_standby_does() {
     let says = async |verdict: Verdict, words: &str| {
         let until = tokio::time::Instant::now() + Duration::from_secs(20);
         loop {
-            let report = tenure::preflight::check(&built).await.unwrap();
-            let line = report.findings.into_iter().find(|line| line.what == "failover");
+            let findings = tenure::preflight::check(&built).await.unwrap();
+            let line = findings.all.into_iter().find(|line| line.what == "failover");
             let line = line.expect("a line on failover");
             if line.verdict == verdict && line.text.contains(words) {
                 return;
@@ -133,8 +133,8 @@ async fn programs_that_replicate_and_cannot_be_promoted_are_no_standbys() {
     let line = async |user: &str| {
         let dsn = primary.dsn_for("postgres", user);
         let built = Config::builder().dsn(dsn).role(RoleSpec::named("r")).build().unwrap();
-        let report = tenure::preflight::check(&built).await.unwrap();
-        let line = report.findings.into_iter().find(|line| line.what == "failover");
+        let findings = tenure::preflight::check(&built).await.unwrap();
+        let line = findings.all.into_iter().find(|line| line.what == "failover");
         line.expect("a line on failover")
     };
     let seen = line("postgres").await;
@@ -210,20 +210,20 @@ async fn a_database_that_accepts_and_says_nothing_makes_a_follower_within_the_de
 async fn the_report_tells_every_line_with_its_verdict() {
     let database = database().await;
     let built = config(&database).build().unwrap();
-    let report = tenure::preflight::check(&built).await.unwrap();
+    let findings = tenure::preflight::check(&built).await.unwrap();
     // This login role may make the schema, so that a member that starts here leads.
-    assert!(report.refusal().is_none(), "{report:?}");
-    let schema = report.findings.iter().find(|finding| finding.what == "schema").expect("a line");
+    assert!(findings.refusal().is_none(), "{findings:?}");
+    let schema = findings.all.iter().find(|finding| finding.what == "schema").expect("a line");
     assert_eq!(schema.verdict, Verdict::Warning);
     let client = database.client().await.unwrap();
     // Looking changes nothing.
     assert_eq!(one(&client, "select to_regnamespace('tenure') is null").await, "t");
     gone(start(config(&database)).await).await;
-    let report = tenure::preflight::check(&built).await.unwrap();
-    assert!(report.refusal().is_none(), "{report:?}");
+    let findings = tenure::preflight::check(&built).await.unwrap();
+    assert!(findings.refusal().is_none(), "{findings:?}");
     for what in ["server", "pooler", "notify", "schema", "privileges", "fence", "locks", "failover"]
     {
-        let line = report.findings.iter().find(|f| f.what == what).expect(what);
+        let line = findings.all.iter().find(|f| f.what == what).expect(what);
         assert_eq!(line.verdict, Verdict::Good, "{what}: {}", line.text);
     }
 }

@@ -112,8 +112,8 @@ async fn a_server_that_logs_every_statement_is_told_of_with_the_remedy() {
     let user = format!("logged_{}", std::process::id());
     let finding = async || {
         let build = Config::builder().dsn(database.dsn_for(&user)).build().unwrap();
-        let report = preflight::check(&build).await.unwrap();
-        let log = report.findings.into_iter().find(|finding| finding.what == "log");
+        let findings = preflight::check(&build).await.unwrap();
+        let log = findings.all.into_iter().find(|finding| finding.what == "log");
         log.expect("it looks at the log")
     };
     client
