@@ -19,7 +19,7 @@ use tokio::task::JoinHandle;
 use crate::descendants;
 use crate::process;
 use crate::watch::EndedBy;
-use crate::wire::{Frame, Instruction, Report};
+use crate::wire::{Announcement, Frame, Instruction};
 
 /// How long the program tries to end the orphans of a killed guardian before it gives up.
 const HUNT: Duration = Duration::from_secs(5);
@@ -33,7 +33,7 @@ pub struct Guarded {
     guardian: Child,
     reserve: Duration,
     frame: Frame,
-    /// Under way once the guardian is gone without a last report.
+    /// Under way once the guardian is gone without a last announcement.
     hunt: Option<JoinHandle<bool>>,
 }
 
@@ -83,12 +83,14 @@ pub enum News {
     },
 }
 
-impl From<Report> for News {
-    fn from(report: Report) -> Self {
-        match report {
-            Report::Started { pid } => News::Started { pid },
-            Report::NotStarted { errno } => News::NotStarted { errno },
-            Report::Gone { status, by } => News::Gone { status: ExitStatus::from_raw(status), by },
+impl From<Announcement> for News {
+    fn from(announcement: Announcement) -> Self {
+        match announcement {
+            Announcement::Started { pid } => News::Started { pid },
+            Announcement::NotStarted { errno } => News::NotStarted { errno },
+            Announcement::Gone { status, by } => {
+                News::Gone { status: ExitStatus::from_raw(status), by }
+            }
         }
     }
 }
@@ -208,8 +210,9 @@ impl Guarded {
             match self.socket.try_read(self.frame.rest()) {
                 Ok(0) => self.hunt(),
                 Ok(read) => {
-                    if let Some(report) = self.frame.filled(read).and_then(Report::read) {
-                        return report.into();
+                    if let Some(announcement) = self.frame.filled(read).and_then(Announcement::read)
+                    {
+                        return announcement.into();
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -218,7 +221,7 @@ impl Guarded {
         }
     }
 
-    /// Waits for the guardian's exit, which follows its last report, so that it leaves no zombie: half a
+    /// Waits for the guardian's exit, which follows its last announcement, so that it leaves no zombie: half a
     /// second at most, far more than that takes.
     pub async fn reap(mut self) {
         for _ in 0..100 {
@@ -296,7 +299,7 @@ mod tests {
         let socket = UnixStream::from_std(ours).expect("a socket");
         let (reserve, frame) = (Duration::from_millis(1), Frame::default());
         let mut child = Guarded { socket, guardian, reserve, frame, hunt: None };
-        let gone = Report::Gone { status: 0x700, by: EndedBy::Exited };
+        let gone = Announcement::Gone { status: 0x700, by: EndedBy::Exited };
         theirs.write_all(&gone.write()).expect("said");
         drop(theirs);
         // A task that waits beside other things gives up sooner, and must not lose it.

@@ -24,7 +24,7 @@ use tenure_core::{BootClock, Clock, Tick};
 
 use crate::descendants;
 use crate::watch::{EndedBy, Measure, Watch};
-use crate::wire::{Frame, Instruction, Report};
+use crate::wire::{Announcement, Frame, Instruction};
 
 /// The name by which the guardian is started, and seen in `ps`.
 pub(crate) const NAME: &str = "tenure-guardian";
@@ -70,7 +70,7 @@ fn guard(args: Vec<OsString>) -> io::Result<()> {
 
     let mut watch = Watch::new(deadline, grace, reserve);
     if watch.timeout(BootClock.now()) != Measure::Nothing {
-        return tell(&socket, Report::Gone { status: 0, by: EndedBy::LeaseEnded });
+        return tell(&socket, Announcement::Gone { status: 0, by: EndedBy::LeaseEnded });
     }
     let mut command = Command::new(program);
     command.args(args).stdin(Stdio::from(stdin)).process_group(0);
@@ -79,11 +79,11 @@ fn guard(args: Vec<OsString>) -> io::Result<()> {
         Ok(child) => Pid::from_child(&child),
         Err(error) => {
             let errno = error.raw_os_error().unwrap_or(0);
-            return tell(&socket, Report::NotStarted { errno });
+            return tell(&socket, Announcement::NotStarted { errno });
         }
     };
     drop(command);
-    tell(&socket, Report::Started { pid: child.as_raw_pid() })?;
+    tell(&socket, Announcement::Started { pid: child.as_raw_pid() })?;
 
     let mut frame = Frame::default();
     let mut status = None;
@@ -101,7 +101,7 @@ fn guard(args: Vec<OsString>) -> io::Result<()> {
         carry_out(measure);
         if is_childless() {
             let status = status.unwrap_or_default();
-            return tell(&socket, Report::Gone { status, by: watch.ended_by() });
+            return tell(&socket, Announcement::Gone { status, by: watch.ended_by() });
         }
         let killing = watch.is_killing();
         if killing {
@@ -175,9 +175,9 @@ fn prepare_child(command: &mut Command) {
     }
 }
 
-fn tell(socket: &Stdin, report: Report) -> io::Result<()> {
+fn tell(socket: &Stdin, announcement: Announcement) -> io::Result<()> {
     // A starter that is gone does not need to know.
-    match send(socket.as_fd(), &report.write(), SendFlags::NOSIGNAL) {
+    match send(socket.as_fd(), &announcement.write(), SendFlags::NOSIGNAL) {
         Ok(_) | Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => Ok(()),
         Err(error) => Err(error.into()),
     }

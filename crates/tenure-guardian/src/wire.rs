@@ -19,7 +19,7 @@ pub(crate) enum Instruction {
 
 /// From the guardian to the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Report {
+pub(crate) enum Announcement {
     /// The child runs.
     Started { pid: i32 },
     /// It could not be started; nothing runs.
@@ -80,21 +80,21 @@ impl Instruction {
     }
 }
 
-impl Report {
+impl Announcement {
     pub(crate) fn write(self) -> [u8; BYTES] {
         let low = |n: i32| u64::from(n.cast_unsigned());
         match self {
-            Report::Started { pid } => frame(1, low(pid)),
-            Report::NotStarted { errno } => frame(2, low(errno)),
-            Report::Gone { status, by } => frame(3, low(status) | (by as u64) << 32),
+            Announcement::Started { pid } => frame(1, low(pid)),
+            Announcement::NotStarted { errno } => frame(2, low(errno)),
+            Announcement::Gone { status, by } => frame(3, low(status) | (by as u64) << 32),
         }
     }
 
     pub(crate) fn read((kind, value): (u64, u64)) -> Option<Self> {
         let low = (value as u32).cast_signed();
         match kind {
-            1 => Some(Report::Started { pid: low }),
-            2 => Some(Report::NotStarted { errno: low }),
+            1 => Some(Announcement::Started { pid: low }),
+            2 => Some(Announcement::NotStarted { errno: low }),
             3 => {
                 let by = match value >> 32 {
                     0 => EndedBy::Exited,
@@ -102,7 +102,7 @@ impl Report {
                     2 => EndedBy::LeaseEnded,
                     _ => EndedBy::Orphaned,
                 };
-                Some(Report::Gone { status: low, by })
+                Some(Announcement::Gone { status: low, by })
             }
             _ => None,
         }
@@ -130,13 +130,13 @@ mod tests {
             Instruction::Deadline(Tick::from_nanos(u64::MAX - 7)),
             Instruction::Stop(Duration::ZERO),
         ];
-        let reports = [
-            Report::Started { pid: i32::MAX },
-            Report::NotStarted { errno: 2 },
-            Report::Gone { status: 0x7f00, by: EndedBy::Exited },
-            Report::Gone { status: 9, by: EndedBy::Orphaned },
-            Report::Gone { status: -1, by: EndedBy::LeaseEnded },
-            Report::Gone { status: 15, by: EndedBy::Stopped },
+        let announcements = [
+            Announcement::Started { pid: i32::MAX },
+            Announcement::NotStarted { errno: 2 },
+            Announcement::Gone { status: 0x7f00, by: EndedBy::Exited },
+            Announcement::Gone { status: 9, by: EndedBy::Orphaned },
+            Announcement::Gone { status: -1, by: EndedBy::LeaseEnded },
+            Announcement::Gone { status: 15, by: EndedBy::Stopped },
         ];
         for cut in [1, 5, 16] {
             for instruction in instructions {
@@ -145,8 +145,11 @@ mod tests {
                     Some(instruction)
                 );
             }
-            for report in reports {
-                assert_eq!(through(report.write(), cut).and_then(Report::read), Some(report));
+            for announcement in announcements {
+                assert_eq!(
+                    through(announcement.write(), cut).and_then(Announcement::read),
+                    Some(announcement)
+                );
             }
         }
     }
