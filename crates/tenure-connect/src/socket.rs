@@ -20,18 +20,18 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpSocket, TcpStream, UnixSocket, UnixStream};
 
 /// A member has three sessions at most; this is far above what one process can need.
-const SLOTS: usize = 4096;
+const CELLS: usize = 4096;
 const FREE: i32 = -1;
 /// Taken, and not to be read yet.
 const TAKEN: i32 = -2;
 
-struct Slot {
+struct Cell {
     descriptor: AtomicI32,
     inode: AtomicU64,
 }
 
-static OPEN: [Slot; SLOTS] =
-    [const { Slot { descriptor: AtomicI32::new(FREE), inode: AtomicU64::new(0) } }; SLOTS];
+static OPEN: [Cell; CELLS] =
+    [const { Cell { descriptor: AtomicI32::new(FREE), inode: AtomicU64::new(0) } }; CELLS];
 /// How many sockets exist that are not listed yet.
 static OPENING: AtomicUsize = AtomicUsize::new(0);
 /// How many forks are under way.
@@ -41,9 +41,9 @@ static PAUSED: AtomicUsize = AtomicUsize::new(0);
 ///
 /// A descriptor whose inode is another one now was closed and belongs to another part of the program: leave it alone.
 pub fn open() -> impl Iterator<Item = (RawFd, u64)> {
-    OPEN.iter().filter_map(|slot| {
-        let descriptor = slot.descriptor.load(Ordering::Acquire);
-        (descriptor >= 0).then(|| (descriptor, slot.inode.load(Ordering::Relaxed)))
+    OPEN.iter().filter_map(|cell| {
+        let descriptor = cell.descriptor.load(Ordering::Acquire);
+        (descriptor >= 0).then(|| (descriptor, cell.inode.load(Ordering::Relaxed)))
     })
 }
 
@@ -64,8 +64,8 @@ pub fn resume() {
 /// Empties the list and ends [`pause`]. After a fork, in the child, which must never drop a session of
 /// its parent: the place in the list may be taken by a session of its own.
 pub fn forget() {
-    for slot in &OPEN {
-        slot.descriptor.store(FREE, Ordering::Release);
+    for cell in &OPEN {
+        cell.descriptor.store(FREE, Ordering::Release);
     }
     OPENING.store(0, Ordering::SeqCst);
     PAUSED.store(0, Ordering::SeqCst);
@@ -96,13 +96,13 @@ impl Listed {
     }
 
     fn add(descriptor: RawFd, inode: u64) -> io::Result<Listed> {
-        let take = |slot: &Slot| {
-            slot.descriptor
+        let take = |cell: &Cell| {
+            cell.descriptor
                 .compare_exchange(FREE, TAKEN, Ordering::AcqRel, Ordering::Relaxed)
                 .is_ok()
         };
         let at = OPEN.iter().position(take).ok_or_else(|| {
-            io::Error::other(format!("this process has {SLOTS} sessions already; close some"))
+            io::Error::other(format!("this process has {CELLS} sessions already; close some"))
         })?;
         OPEN[at].inode.store(inode, Ordering::Relaxed);
         OPEN[at].descriptor.store(descriptor, Ordering::Release);
@@ -216,6 +216,6 @@ mod tests {
         let path = Path::new("/nonexistent/.s.PGSQL.1");
         Socket::unix(path).await.expect_err("nothing listens there");
         // Other tests of this program may have sockets of their own; none of them is left behind.
-        assert!(open().count() < SLOTS / 2);
+        assert!(open().count() < CELLS / 2);
     }
 }

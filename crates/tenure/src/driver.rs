@@ -33,7 +33,7 @@ use crate::sentinel::{DEATH, call_sign, named};
 
 pub(crate) use command::{Answer, Command, Handle, Stopped};
 pub use command::{Health, RoleHealth};
-pub(crate) use database::{Blocked, Database, SentinelEvent, Taken, Watch};
+pub(crate) use database::{Blocked, Database, SentinelChannels, SentinelEvent, Taken};
 
 use command::NewRole;
 use connecting::Connecting;
@@ -54,7 +54,7 @@ pub(crate) struct Driver<D: Database> {
     session: Option<Session<D::Seat>>,
     connecting: Connecting<D::Seat>,
     roles: Roles,
-    sentinel: Sentinel,
+    sentinel: SentinelHandle,
     calls: Calls,
     drains: FuturesUnordered<Boxed<RoleName>>,
     /// What is done on sessions beside the seat: the role, and what cannot be ended.
@@ -64,9 +64,9 @@ pub(crate) struct Driver<D: Database> {
 }
 
 /// The driver's end of its sentinel.
-struct Sentinel {
+struct SentinelHandle {
     /// None once it was started.
-    watch: Option<Watch>,
+    watch: Option<SentinelChannels>,
     task: Option<AbortOnDropHandle<()>>,
     events: mpsc::UnboundedReceiver<SentinelEvent>,
     look_again: Arc<Notify>,
@@ -110,7 +110,7 @@ impl<D: Database> Driver<D> {
             commands: Some(commands),
             session: None,
             roles: Roles::default(),
-            sentinel: Sentinel::new(),
+            sentinel: SentinelHandle::new(),
             calls: Calls::default(),
             drains: FuturesUnordered::new(),
             side: FuturesUnordered::new(),
@@ -471,13 +471,14 @@ impl<D: Database> Driver<D> {
     }
 }
 
-impl Sentinel {
+impl SentinelHandle {
     fn new() -> Self {
         let (sender, events) = mpsc::unbounded_channel();
         let look_again = Arc::new(Notify::new());
         let (wanted, receiver) = watch::channel(Vec::new());
-        let watch = Watch { events: sender, look_again: look_again.clone(), wanted: receiver };
-        Sentinel { watch: Some(watch), task: None, events, look_again, wanted }
+        let watch =
+            SentinelChannels { events: sender, look_again: look_again.clone(), wanted: receiver };
+        SentinelHandle { watch: Some(watch), task: None, events, look_again, wanted }
     }
 
     /// Once, with the first seat: a sentinel without a seat has nothing to tell.

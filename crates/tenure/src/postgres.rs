@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
 use crate::config::Revive;
-use crate::driver::{Blocked, Database, Taken, Watch};
+use crate::driver::{Blocked, Database, SentinelChannels, Taken};
 use crate::error::TenureError;
 use crate::preflight;
 use crate::seat::{Profile, Seat, parse};
@@ -174,7 +174,7 @@ impl Database for Postgres {
         seat.close().await;
     }
 
-    async fn watch(&self, watch: Watch) {
+    async fn watch(&self, watch: SentinelChannels) {
         let (connector, profile) = (self.connector.clone(), self.profile.clone());
         Sentinel { connector, profile, watch }.run().await;
     }

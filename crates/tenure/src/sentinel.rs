@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use tokio::time::sleep;
 
 use crate::connect::Connector;
-use crate::driver::{SentinelEvent, Watch};
+use crate::driver::{SentinelChannels, SentinelEvent};
 use crate::line::{Line, LineError};
 use crate::seat::{Profile, parse};
 use crate::sql::{literal, settings};
@@ -36,7 +36,7 @@ const STEADY: usize = 3;
 pub(crate) struct Sentinel {
     pub(crate) connector: Arc<Connector>,
     pub(crate) profile: Profile,
-    pub(crate) watch: Watch,
+    pub(crate) watch: SentinelChannels,
 }
 
 /// How a call of this member begins. No role is called so: every other member ignores it.

@@ -46,12 +46,12 @@ impl std::fmt::Debug for ImitatedNode {
 const LAG: usize = 2;
 
 /// Where statuses of one extrinsic go.
-struct Watch {
+struct Subscriber {
     subscription: String,
     out: mpsc::UnboundedSender<Value>,
 }
 
-impl Watch {
+impl Subscriber {
     fn say(&self, status: &Value) {
         let params = json!({"subscription": self.subscription, "result": status});
         let _ = self
@@ -79,7 +79,7 @@ struct State {
     /// Every block that was ever made.
     blocks: HashMap<String, Sealed>,
     pool: BTreeMap<u64, Vec<u8>>,
-    watches: HashMap<Vec<u8>, Vec<Watch>>,
+    watches: HashMap<Vec<u8>, Vec<Subscriber>>,
     subscriptions: u64,
 }
 
@@ -346,7 +346,7 @@ fn respond(state: &mut State, request: &Value, out: &mpsc::UnboundedSender<Value
             state.subscriptions += 1;
             let subscription = format!("sub-{}", state.subscriptions);
             let _ = out.send(json!({"jsonrpc": "2.0", "id": id, "result": subscription}));
-            let watch = Watch { subscription, out: out.clone() };
+            let watch = Subscriber { subscription, out: out.clone() };
             watch.say(&json!(if ready { "ready" } else { "future" }));
             state.watches.entry(raw).or_default().push(watch);
         }

@@ -135,10 +135,10 @@ impl Stage {
     }
 
     /// Submits bytes that the pool has to take.
-    pub(crate) async fn pooled(&self, nonce: u64, signed: &Signed) -> Watch {
+    pub(crate) async fn pooled(&self, nonce: u64, signed: &Signed) -> Statuses {
         let submission = self.submit(nonce, &signed.raw).await;
         assert_eq!(submission.outcome, Outcome::Pooled);
-        Watch(submission.watch.expect("it is watched"))
+        Statuses(submission.watch.expect("it is watched"))
     }
 
     /// Submits bytes that the pool does not take.
@@ -216,9 +216,9 @@ impl Drop for Stage {
 }
 
 /// The statuses of one submission.
-pub(crate) struct Watch(StatusStream);
+pub(crate) struct Statuses(StatusStream);
 
-impl Watch {
+impl Statuses {
     pub(crate) async fn report(&mut self) -> Report {
         timeout(PATIENCE, self.0.next()).await.expect("in time").expect("the watch goes on")
     }

@@ -29,7 +29,7 @@ pub(crate) trait Database: Send + Sync + 'static {
     fn close(&self, seat: Self::Seat) -> impl Future<Output = ()> + Send;
 
     /// The sentinel: waits for other members' deaths until its task is aborted.
-    fn watch(&self, watch: Watch) -> impl Future<Output = ()> + Send;
+    fn watch(&self, watch: SentinelChannels) -> impl Future<Output = ()> + Send;
 
     /// Ends what stands before a claim, from a session beside the seat. What cannot be ended is
     /// returned, with the remedy.
@@ -47,7 +47,7 @@ pub(crate) struct Taken<S> {
 }
 
 /// What a sentinel is given.
-pub(crate) struct Watch {
+pub(crate) struct SentinelChannels {
     pub(crate) events: mpsc::UnboundedSender<SentinelEvent>,
     /// The ring may have changed.
     pub(crate) look_again: Arc<Notify>,

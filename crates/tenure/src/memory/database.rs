@@ -13,7 +13,7 @@ use tenure_core::protocol::{Done, Op};
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
-use crate::driver::{Blocked, Database, SentinelEvent, Taken, Watch};
+use crate::driver::{Blocked, Database, SentinelChannels, SentinelEvent, Taken};
 use crate::error::TenureError;
 use crate::lock::{Leader, LeaderSource};
 use crate::sentinel::named;
@@ -190,7 +190,7 @@ impl Database for MemoryDatabase {
         drop(seat);
     }
 
-    async fn watch(&self, watch: Watch) {
+    async fn watch(&self, watch: SentinelChannels) {
         let member = self.spec.identity.clone();
         self.shared.server().watches.insert(member, watch.events);
         std::future::pending().await

@@ -256,24 +256,24 @@ async fn fenced(
 
 /// A clock that does not count what it did not see, as one that does not count suspend.
 #[derive(Debug, Default)]
-struct StandingClock(Mutex<Standing>);
+struct StandingClock(Mutex<Unseen>);
 
 #[derive(Debug, Default)]
-struct Standing {
+struct Unseen {
     seen: Tick,
     missed: Duration,
 }
 
 impl Clock for StandingClock {
     fn now(&self) -> Tick {
-        let mut standing = self.0.lock().expect("no reader panics");
+        let mut state = self.0.lock().expect("no reader panics");
         let now = BootClock.now();
-        let before = std::mem::replace(&mut standing.seen, now);
+        let before = std::mem::replace(&mut state.seen, now);
         let unseen = now.saturating_since(before);
         if before > Tick::ZERO && unseen > Duration::from_millis(500) {
-            standing.missed += unseen;
+            state.missed += unseen;
         }
-        Tick::from_nanos(now.as_nanos() - standing.missed.as_nanos() as u64)
+        Tick::from_nanos(now.as_nanos() - state.missed.as_nanos() as u64)
     }
 }
 

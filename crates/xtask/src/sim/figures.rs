@@ -70,7 +70,7 @@ impl Trial {
 
 /// Loss and churn over a time, after agreement.
 #[derive(Clone, Copy)]
-struct Watch {
+struct CalmTrial {
     nodes: usize,
     documented: bool,
     loss: u32,
@@ -86,7 +86,7 @@ struct Calm {
     arcs: f64,
 }
 
-impl Watch {
+impl CalmTrial {
     fn run(&self) -> Calm {
         let mut crowd = Crowd::new(config(self.nodes, 1, self.documented, self.loss, self.churn));
         // The documented election may never agree; then it is watched as it is.
@@ -255,14 +255,14 @@ fn stability(largest: usize, threads: usize) -> anyhow::Result<Vec<Value>> {
                 if nodes <= 1_000
                     || (!documented && [(100, 0), (300, 0), (0, 20)].contains(&(loss, churn)))
                 {
-                    watches.push(Watch { nodes, documented, loss, churn, time });
+                    watches.push(CalmTrial { nodes, documented, loss, churn, time });
                 }
             }
         }
     }
     // The longest first, so that no thread is left alone with one at the end.
     watches.sort_by_key(|w| std::cmp::Reverse(w.nodes));
-    let done = on_threads(threads, &watches, Watch::run);
+    let done = on_threads(threads, &watches, CalmTrial::run);
     let mut rows = Vec::new();
     for (w, calm) in watches.iter().zip(done) {
         let row = json!({

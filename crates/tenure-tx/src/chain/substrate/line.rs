@@ -30,7 +30,7 @@ const CODE: &str = "0x3a636f6465";
 pub(super) struct Line {
     url: String,
     pub(super) timeout: Duration,
-    client: Mutex<Slot>,
+    client: Mutex<Connection>,
     /// Never locked across an await.
     runtimes: RwLock<Runtimes>,
     /// One task at a time reads metadata, which is long.
@@ -40,7 +40,7 @@ pub(super) struct Line {
 
 /// The connection for new requests.
 #[derive(Default)]
-struct Slot {
+struct Connection {
     client: Option<RpcClient>,
     /// How many there have been.
     number: u64,
