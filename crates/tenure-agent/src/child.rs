@@ -78,7 +78,7 @@ pub enum Stop {
 
 /// How a child came to its end. Nothing of it runs any more, except where that is said.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
+pub enum ChildEnd {
     /// It was not started: the lease was about to end.
     TooLate,
     /// It could not be started; with the system's error number.
@@ -93,7 +93,7 @@ pub enum End {
 #[derive(Debug)]
 pub struct Ended {
     /// How it ended.
-    pub end: End,
+    pub end: ChildEnd,
     /// The end of its output, if that was to be kept.
     pub output: Option<String>,
 }
@@ -123,7 +123,7 @@ impl Post {
     ) -> std::io::Result<Ended> {
         let gate = self.lock.gate();
         let Some(mut fed) = act.deadline() else {
-            return Ok(Ended { end: End::TooLate, output: None });
+            return Ok(Ended { end: ChildEnd::TooLate, output: None });
         };
         let (reader, output) = if program.keeps_output { capture()? } else { (None, None) };
         let times = Times::of(&self.lease);
@@ -151,9 +151,9 @@ impl Post {
                             started(pid);
                         }
                     }
-                    News::NotStarted { errno } => break End::NotStarted(errno),
-                    News::Gone { status, by } => break End::Gone(status, by),
-                    News::GuardianDied { all_ended } => break End::GuardianDied(all_ended),
+                    News::NotStarted { errno } => break ChildEnd::NotStarted(errno),
+                    News::Gone { status, by } => break ChildEnd::Gone(status, by),
+                    News::GuardianDied { all_ended } => break ChildEnd::GuardianDied(all_ended),
                 },
                 () = more(&mut stop, told) => {}
                 // These only wake us: what counts is what the gate says now.

@@ -11,7 +11,7 @@ use tenure_guardian::EndedBy;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep};
 
-use crate::child::{End, Post, Program, Restarts, Stop, not_started};
+use crate::child::{ChildEnd, Post, Program, Restarts, Stop, not_started};
 use crate::event::{Event, Events};
 
 /// The commands of an agent, by role.
@@ -112,11 +112,11 @@ impl Commander {
             }
         };
         let (reason, by_itself) = said(&end, &program);
-        if let End::Gone(status, EndedBy::Exited | EndedBy::Stopped) = end {
+        if let ChildEnd::Gone(status, EndedBy::Exited | EndedBy::Stopped) = end {
             event.code = Some(tenure_guardian::exit_code(status));
         }
         self.events.tell(event.because(reason));
-        if let End::GuardianDied(all_ended) = end {
+        if let ChildEnd::GuardianDied(all_ended) = end {
             if all_ended {
                 drop(act);
             } else {
@@ -130,16 +130,18 @@ impl Commander {
 }
 
 /// How a command ended, for people; and whether it did so by itself.
-fn said(end: &End, program: &Program) -> (String, bool) {
+fn said(end: &ChildEnd, program: &Program) -> (String, bool) {
     let (reason, by_itself) = match end {
-        End::NotStarted(errno) => return (not_started(&program.command, *errno), true),
-        End::Gone(_, EndedBy::Exited) => ("it exited by itself", true),
-        End::Gone(_, EndedBy::Stopped) => ("it was stopped", false),
-        End::TooLate | End::Gone(_, EndedBy::LeaseEnded | EndedBy::Orphaned) => {
+        ChildEnd::NotStarted(errno) => return (not_started(&program.command, *errno), true),
+        ChildEnd::Gone(_, EndedBy::Exited) => ("it exited by itself", true),
+        ChildEnd::Gone(_, EndedBy::Stopped) => ("it was stopped", false),
+        ChildEnd::TooLate | ChildEnd::Gone(_, EndedBy::LeaseEnded | EndedBy::Orphaned) => {
             ("the lease was about to end", false)
         }
-        End::GuardianDied(true) => ("its guardian was killed, and it with it", false),
-        End::GuardianDied(false) => ("its guardian was killed; some processes are left", false),
+        ChildEnd::GuardianDied(true) => ("its guardian was killed, and it with it", false),
+        ChildEnd::GuardianDied(false) => {
+            ("its guardian was killed; some processes are left", false)
+        }
     };
     (reason.to_owned(), by_itself)
 }

@@ -18,7 +18,7 @@ use crate::child::{Post, Stop};
 use crate::definition::Schedule;
 use crate::engine::{Answer, Effect, Engine, Fate, Outcome, Slot, Then, Why};
 use crate::event::{Event, Events};
-use crate::store::{Details, Store, StoreError, Term, Waiting};
+use crate::store::{Details, FencedTerm, Store, StoreError, WaitingOrder};
 use crate::work::{Job, Run};
 
 /// Pause after a statement that failed.
@@ -38,7 +38,7 @@ pub(crate) struct Crew {
     pub(crate) post: Post,
     pub(crate) store: Arc<Store>,
     pub(crate) jobs: watch::Receiver<Arc<Vec<Job>>>,
-    pub(crate) orders: mpsc::UnboundedReceiver<Waiting>,
+    pub(crate) orders: mpsc::UnboundedReceiver<WaitingOrder>,
     pub(crate) events: Events,
 }
 
@@ -80,7 +80,7 @@ enum Unsent {
 /// One term of the role.
 struct Shift<'a> {
     crew: &'a Crew,
-    term: Term,
+    term: FencedTerm,
     engine: Engine,
     /// What the database has to be told, in order.
     writes: VecDeque<Effect>,
@@ -134,7 +134,7 @@ impl Crew {
     /// One term, to its end.
     async fn shift(&mut self, epoch: Epoch) {
         let lock = self.post.lock.clone();
-        let term = Term {
+        let term = FencedTerm {
             role: lock.role().as_str().to_owned(),
             epoch,
             member: lock.identity().as_str().to_owned(),
@@ -319,8 +319,8 @@ impl Shift<'_> {
         true
     }
 
-    fn ordered(&mut self, waiting: Waiting) {
-        let Waiting { schedule, order, given, again, .. } = waiting;
+    fn ordered(&mut self, waiting: WaitingOrder) {
+        let WaitingOrder { schedule, order, given, again, .. } = waiting;
         let effects = self.engine.ordered(&schedule, order, given, again);
         self.take(effects);
     }

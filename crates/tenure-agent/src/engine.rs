@@ -115,7 +115,7 @@ pub enum Effect {
         /// And more than that.
         more: bool,
         /// The order that asked for it.
-        order: Option<Order>,
+        order: Option<RunOrder>,
     },
     /// Insert the row of a further attempt.
     Attempt {
@@ -123,7 +123,7 @@ pub enum Effect {
         /// Which attempt of the slot, from 1.
         number: u32,
         /// The order that asked for it.
-        order: Option<Order>,
+        order: Option<RunOrder>,
     },
     /// Start the work: its row is there.
     Start {
@@ -168,7 +168,7 @@ pub enum Answer {
 
 /// An operator's order.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Order {
+pub struct RunOrder {
     pub id: i64,
     pub by: String,
 }
@@ -324,7 +324,7 @@ impl Engine {
     pub fn ordered(
         &mut self,
         schedule: &str,
-        order: Order,
+        order: RunOrder,
         given: Timestamp,
         again: Option<(Timestamp, u32)>,
     ) -> Vec<Effect> {

@@ -39,7 +39,7 @@ use crate::listener::{self, Limits, Tls};
 use crate::store::StoreError;
 use guard::{Guard, Reach};
 use poller::Poller;
-use routes::Desk;
+use routes::Site;
 use tokens::TokenFile;
 
 /// A browser that still looks after the lifetime of its connection opens another one.
@@ -170,7 +170,7 @@ pub enum PageError {
 pub struct Page {
     url: String,
     address: SocketAddr,
-    desk: Arc<Desk>,
+    site: Arc<Site>,
     _tasks: JoinSet<()>,
 }
 
@@ -209,19 +209,19 @@ impl Page {
         };
         let guard = Guard::new(reach, address, &options.names, tokens);
         let title = options.title.clone();
-        let desk = Arc::new(Desk::new(guard, poller.clone(), config.clone(), title));
+        let site = Arc::new(Site::new(guard, poller.clone(), config.clone(), title));
         let mut tasks = JoinSet::new();
         tasks.spawn(async move { poller.run().await });
-        let router = routes::router(desk.clone());
+        let router = routes::router(site.clone());
         // Behind a proxy all connections come from one address.
         let of_one = if options.behind_proxy { LIMITS.connections } else { LIMITS.of_one };
         tasks.spawn(listener::serve(socket, tls, router, Limits { of_one, ..LIMITS }));
-        Ok(Page { url, address, desk, _tasks: tasks })
+        Ok(Page { url, address, site, _tasks: tasks })
     }
 
     /// Ends it when the orders that are being given have their answers, within five seconds.
     pub async fn close(self) {
-        self.desk.settle().await;
+        self.site.settle().await;
     }
 
     /// Where it listens.

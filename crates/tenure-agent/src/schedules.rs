@@ -16,7 +16,7 @@ use crate::child::Post;
 use crate::crew::Crew;
 use crate::definition::Schedule;
 use crate::event::{Event, Events};
-use crate::store::{Store, StoreError, Term, Waiting};
+use crate::store::{FencedTerm, Store, StoreError, WaitingOrder};
 use crate::work::{Job, Run};
 
 /// How often the orders and the database's clock are asked for, by an agent that leads.
@@ -144,8 +144,8 @@ fn policy(config: &Config, role: &str) -> TakeoverPolicy {
 }
 
 /// A role's lock, and where its crew takes orders.
-type Desk = (LeaderLock, mpsc::UnboundedSender<Waiting>);
-type Desks = BTreeMap<String, Desk>;
+type Inbox = (LeaderLock, mpsc::UnboundedSender<WaitingOrder>);
+type Inboxes = BTreeMap<String, Inbox>;
 
 /// The crews of a member: one for each role that the jobs name, or have named.
 #[derive(Debug)]
@@ -153,7 +153,7 @@ pub(crate) struct Roster {
     store: Arc<Store>,
     jobs: watch::Receiver<Arc<Vec<Job>>>,
     events: Events,
-    desks: watch::Sender<Desks>,
+    inboxes: watch::Sender<Inboxes>,
 }
 
 impl Roster {
@@ -162,7 +162,7 @@ impl Roster {
         jobs: watch::Receiver<Arc<Vec<Job>>>,
         events: Events,
     ) -> Self {
-        Roster { store, jobs, events, desks: watch::channel(Desks::new()).0 }
+        Roster { store, jobs, events, inboxes: watch::channel(Inboxes::new()).0 }
     }
 
     /// Starts the crews of the roles that have none yet and that the jobs name now; with the first of them
@@ -172,28 +172,28 @@ impl Roster {
         member: &Member,
         tasks: &mut JoinSet<()>,
     ) -> Result<(), TenureError> {
-        let mut desks = self.desks.borrow().clone();
-        let known = desks.len();
+        let mut inboxes = self.inboxes.borrow().clone();
+        let known = inboxes.len();
         for job in self.jobs.borrow().iter() {
             let role = job.schedule.role().as_str();
-            if desks.contains_key(role) {
+            if inboxes.contains_key(role) {
                 continue;
             }
             let post = post(member, role)?;
-            let (desk, orders) = mpsc::unbounded_channel();
+            let (inbox, orders) = mpsc::unbounded_channel();
             let lock = post.lock.clone();
             let (store, jobs, events) =
                 (self.store.clone(), self.jobs.clone(), self.events.clone());
             tasks.spawn(Crew { post, store, jobs, orders, events }.serve());
-            desks.insert(role.to_owned(), (lock, desk));
+            inboxes.insert(role.to_owned(), (lock, inbox));
         }
-        if desks.len() > known {
-            self.desks.send_replace(desks);
+        if inboxes.len() > known {
+            self.inboxes.send_replace(inboxes);
             if known == 0 {
                 let identity = member.identity().as_str().to_owned();
                 let (store, jobs, events) =
                     (self.store.clone(), self.jobs.clone(), self.events.clone());
-                tasks.spawn(look(store, identity, jobs, self.desks.subscribe(), events));
+                tasks.spawn(look(store, identity, jobs, self.inboxes.subscribe(), events));
             }
         }
         Ok(())
@@ -206,15 +206,15 @@ async fn look(
     store: Arc<Store>,
     member: String,
     mut jobs: watch::Receiver<Arc<Vec<Job>>>,
-    desks: watch::Receiver<Desks>,
+    inboxes: watch::Receiver<Inboxes>,
     events: Events,
 ) {
     let mut migrated = false;
     let mut announced = false;
     let mut told = None;
     loop {
-        let now: Desks = desks.borrow().clone();
-        if now.values().all(|(_, desk)| desk.is_closed()) {
+        let now: Inboxes = inboxes.borrow().clone();
+        if now.values().all(|(_, inbox)| inbox.is_closed()) {
             return;
         }
         let done = async {
@@ -239,9 +239,9 @@ async fn look(
             Ok(orders) => {
                 told = None;
                 for order in orders {
-                    if let Some((_, desk)) = now.get(&order.role) {
+                    if let Some((_, inbox)) = now.get(&order.role) {
                         // A crew that has ended leads no more; the order stays for its successor.
-                        let _ = desk.send(order);
+                        let _ = inbox.send(order);
                     }
                 }
                 LOOK
@@ -333,7 +333,7 @@ async fn remove_bare(
             continue;
         }
         let member = lock.identity().as_str().to_owned();
-        match store.define(&Term { role: role.clone(), epoch, member }, &[]).await {
+        match store.define(&FencedTerm { role: role.clone(), epoch, member }, &[]).await {
             Ok(_) => {
                 let why = "this leader's file has no schedule of the role";
                 events.tell(Event::of("schedules_removed", &role, Some(epoch)).because(why));
@@ -347,8 +347,8 @@ async fn remove_bare(
 }
 
 /// Ends when every crew has.
-async fn closed(desks: &Desks) {
-    for (_, desk) in desks.values() {
-        desk.closed().await;
+async fn closed(inboxes: &Inboxes) {
+    for (_, inbox) in inboxes.values() {
+        inbox.closed().await;
     }
 }

@@ -19,7 +19,7 @@ use tenure_connect::{ConnectError, Connector, TlsError};
 use tokio::sync::mpsc;
 
 use crate::definition::Schedule;
-use crate::engine::{Answer, Effect, Fate, How, Open, Order, Slot, Stood, Then};
+use crate::engine::{Answer, Effect, Fate, How, Open, RunOrder, Slot, Stood, Then};
 use crate::schema::SCHEMA;
 
 /// How long a session may be silent before the server ends it. One that was silent for half as long is not
@@ -73,7 +73,7 @@ impl std::fmt::Debug for Store {
 
 /// A term of a role, as the fence knows it.
 #[derive(Debug, Clone)]
-pub struct Term {
+pub struct FencedTerm {
     pub role: String,
     pub epoch: Epoch,
     /// The member that leads.
@@ -82,7 +82,7 @@ pub struct Term {
 
 /// What the database knows of a schedule.
 #[derive(Debug, Clone)]
-pub struct Known {
+pub struct KnownSchedule {
     /// Every slot up to here is decided.
     pub watermark: Timestamp,
     /// What is not over.
@@ -91,13 +91,13 @@ pub struct Known {
 
 /// An order that waits for its leader.
 #[derive(Debug, Clone)]
-pub struct Waiting {
+pub struct WaitingOrder {
     /// The role whose leader carries it out.
     pub role: String,
     /// The schedule that the order is about.
     pub schedule: String,
     /// What the operator asked for.
-    pub order: Order,
+    pub order: RunOrder,
     pub given: Timestamp,
     /// The dead letter that it is about, and how many attempts that had.
     pub again: Option<(Timestamp, u32)>,
@@ -180,9 +180,9 @@ impl Store {
     /// [`StoreError`].
     pub async fn define(
         &self,
-        term: &Term,
+        term: &FencedTerm,
         schedules: &[Schedule],
-    ) -> Result<BTreeMap<String, Known>, StoreError> {
+    ) -> Result<BTreeMap<String, KnownSchedule>, StoreError> {
         if self.now().is_none() && !schedules.is_empty() {
             self.look(&[]).await?;
         }
@@ -208,7 +208,7 @@ impl Store {
         let answer: Defined = self.ask(&sql).await?;
         let known = |row: DefinedRow| {
             let open = row.open.iter().filter_map(OpenRow::read).collect();
-            Some(Known { watermark: instant(row.watermark)?, open })
+            Some(KnownSchedule { watermark: instant(row.watermark)?, open })
         };
         let rows = answer.schedules.into_iter();
         Ok(rows.filter_map(|(name, row)| Some((name, known(row)?))).collect())
@@ -220,7 +220,7 @@ impl Store {
     /// [`StoreError`].
     pub async fn claim(
         &self,
-        term: &Term,
+        term: &FencedTerm,
         claims: &[(Effect, Option<Timestamp>)],
     ) -> Result<Vec<Answer>, StoreError> {
         let rows: Vec<Value> =
@@ -245,10 +245,10 @@ impl Store {
     /// [`StoreError`].
     pub async fn attempt(
         &self,
-        term: &Term,
+        term: &FencedTerm,
         slot: &Slot,
         number: u32,
-        order: Option<&Order>,
+        order: Option<&RunOrder>,
     ) -> Result<bool, StoreError> {
         let sql = format!(
             "select tenure_agent.attempt({}, {}, {}, {}, {}, {number}, {})",
@@ -270,7 +270,12 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`].
-    pub async fn requeue(&self, term: &Term, slot: &Slot, number: u32) -> Result<(), StoreError> {
+    pub async fn requeue(
+        &self,
+        term: &FencedTerm,
+        slot: &Slot,
+        number: u32,
+    ) -> Result<(), StoreError> {
         let sql = format!(
             "select tenure_agent.requeue({}, {}, {}, {}, {}, {number})",
             literal(&term.role),
@@ -288,7 +293,7 @@ impl Store {
     /// [`StoreError`].
     pub async fn finish(
         &self,
-        term: &Term,
+        term: &FencedTerm,
         slot: &Slot,
         number: u32,
         how: How,
@@ -354,7 +359,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`].
-    pub async fn look(&self, roles: &[String]) -> Result<Vec<Waiting>, StoreError> {
+    pub async fn look(&self, roles: &[String]) -> Result<Vec<WaitingOrder>, StoreError> {
         let answer: Looked =
             self.ask(&format!("select tenure_agent.look({})", jsonb(&roles))).await?;
         Ok(answer.orders.into_iter().filter_map(OrderRow::read).collect())
@@ -558,15 +563,15 @@ struct OrderRow {
 }
 
 impl OrderRow {
-    fn read(self) -> Option<Waiting> {
+    fn read(self) -> Option<WaitingOrder> {
         let again = match self.at {
             Some(at) => Some((instant(at)?, self.attempts?)),
             None => None,
         };
-        Some(Waiting {
+        Some(WaitingOrder {
             role: self.role,
             schedule: self.schedule,
-            order: Order { id: self.id, by: self.by },
+            order: RunOrder { id: self.id, by: self.by },
             given: instant(self.given_at)?,
             again,
         })

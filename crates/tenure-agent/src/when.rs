@@ -30,11 +30,11 @@ pub struct When {
     text: String,
     zone: TimeZone,
     zone_name: String,
-    rule: Rule,
+    pattern: Pattern,
 }
 
 #[derive(Debug, Clone)]
-enum Rule {
+enum Pattern {
     Every(Duration),
     /// Wall-clock times.
     Hours(Box<Cron>),
@@ -85,13 +85,13 @@ impl When {
         let text = text.trim().to_owned();
         let unknown = |_| WhenError::Zone { name: zone.to_owned() };
         let found = TimeZone::get(zone).map_err(unknown)?;
-        let rule = match text.strip_prefix("@every") {
+        let pattern = match text.strip_prefix("@every") {
             Some(period) => {
                 let period = tenure::config::parse_period(period.trim())
                     .filter(|period| (SHORTEST..=LONGEST).contains(period))
                     .filter(|period| period.subsec_nanos() % 1_000_000 == 0)
                     .ok_or_else(|| WhenError::Period { text: text.clone() })?;
-                Rule::Every(period)
+                Pattern::Every(period)
             }
             None => {
                 let cron = CronParser::builder()
@@ -103,10 +103,14 @@ impl When {
                         text: text.clone(),
                         why: error.to_string(),
                     })?;
-                if is_rhythm(&text) { Rule::Rhythm(cron.into()) } else { Rule::Hours(cron.into()) }
+                if is_rhythm(&text) {
+                    Pattern::Rhythm(cron.into())
+                } else {
+                    Pattern::Hours(cron.into())
+                }
             }
         };
-        let when = When { text, zone: found, zone_name: zone.to_owned(), rule };
+        let when = When { text, zone: found, zone_name: zone.to_owned(), pattern };
         // A day that no month has is found here, and not by a leader.
         let start = Timestamp::UNIX_EPOCH + SignedDuration::from_hours(24 * 365 * 55);
         match when.next(start) {
@@ -130,17 +134,17 @@ impl When {
     /// The first slot after an instant; none: there is none any more.
     #[must_use]
     pub fn next(&self, after: Timestamp) -> Option<Timestamp> {
-        match &self.rule {
-            Rule::Every(period) => {
+        match &self.pattern {
+            Pattern::Every(period) => {
                 let period = i64::try_from(period.as_millis()).ok()?;
                 let at = after.as_millisecond().div_euclid(period).checked_add(1)?;
                 Timestamp::from_millisecond(at.checked_mul(period)?).ok()
             }
-            Rule::Rhythm(cron) => {
+            Pattern::Rhythm(cron) => {
                 let found = cron.find_next_occurrence(&self.zoned(after), false).ok()?;
                 Some(whole(found.timestamp()))
             }
-            Rule::Hours(cron) => {
+            Pattern::Hours(cron) => {
                 let mut civil = self.zoned(after).datetime();
                 loop {
                     civil = cron.find_next_occurrence(&civil, false).ok()?;
@@ -177,8 +181,8 @@ impl When {
 
     /// Every slot up to `until`, the latest first.
     fn backwards(&self, until: Timestamp) -> Box<dyn Iterator<Item = Timestamp> + '_> {
-        match &self.rule {
-            Rule::Every(period) => {
+        match &self.pattern {
+            Pattern::Every(period) => {
                 let period = i64::try_from(period.as_millis()).unwrap_or(i64::MAX);
                 let last = until.as_millisecond().div_euclid(period);
                 Box::new(
@@ -187,14 +191,14 @@ impl When {
                     }),
                 )
             }
-            Rule::Rhythm(cron) => {
+            Pattern::Rhythm(cron) => {
                 let first = cron.find_previous_occurrence(&self.zoned(until), true).ok();
                 let walk = std::iter::successors(first, move |at| {
                     cron.find_previous_occurrence(at, false).ok()
                 });
                 Box::new(walk.map(|at| whole(at.timestamp())).filter(move |at| *at <= until))
             }
-            Rule::Hours(cron) => {
+            Pattern::Hours(cron) => {
                 let start = self.zoned(until).datetime();
                 let start = start.checked_add(LONGEST_FOLD.hours()).unwrap_or(start);
                 let first = cron.find_previous_occurrence(&start, true).ok();

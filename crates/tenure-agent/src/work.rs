@@ -17,7 +17,7 @@ use tenure_guardian::EndedBy;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use crate::child::{End, Ended, Post, Program, Stop, not_started};
+use crate::child::{ChildEnd, Ended, Post, Program, Stop, not_started};
 use crate::definition::Schedule;
 use crate::engine::Outcome;
 use crate::store::Details;
@@ -143,23 +143,25 @@ fn told(ended: Ended, command: &[OsString]) -> (Outcome, Details) {
         strays: false,
     };
     match end {
-        End::Gone(status, EndedBy::Exited) => {
+        ChildEnd::Gone(status, EndedBy::Exited) => {
             let code = tenure_guardian::exit_code(status);
             (Outcome::Ended(code == 0), details(Some(code), None))
         }
-        End::Gone(status, EndedBy::Stopped) => {
+        ChildEnd::Gone(status, EndedBy::Stopped) => {
             let code = tenure_guardian::exit_code(status);
             (Outcome::Stopped, details(Some(code), Some("it was told to stop")))
         }
-        End::NotStarted(errno) => {
+        ChildEnd::NotStarted(errno) => {
             (Outcome::Ended(false), details(None, Some(&not_started(command, errno))))
         }
-        End::TooLate => (Outcome::NotStarted, details(None, None)),
-        End::Gone(_, EndedBy::LeaseEnded | EndedBy::Orphaned) => {
+        ChildEnd::TooLate => (Outcome::NotStarted, details(None, None)),
+        ChildEnd::Gone(_, EndedBy::LeaseEnded | EndedBy::Orphaned) => {
             (Outcome::Lost, details(None, Some("the lease was about to end")))
         }
-        End::GuardianDied(true) => (Outcome::Lost, details(None, Some("its guardian was killed"))),
-        End::GuardianDied(false) => {
+        ChildEnd::GuardianDied(true) => {
+            (Outcome::Lost, details(None, Some("its guardian was killed")))
+        }
+        ChildEnd::GuardianDied(false) => {
             let why = "its guardian was killed, and some processes are left";
             (Outcome::Lost, Details { strays: true, ..details(None, Some(why)) })
         }

@@ -177,23 +177,23 @@ fn row(rule: &Rule, state: &str, what: String) -> Vec<String> {
 
 async fn list(args: List) -> Result<Exit, Failure> {
     let config = Setting::of(&args.database)?.config;
-    let standing = AlertDesk::new(&config).map_err(failed)?.standing(args.limit).await;
-    let standing = standing.map_err(failed)?;
+    let overview = AlertDesk::new(&config).map_err(failed)?.overview(args.limit).await;
+    let overview = overview.map_err(failed)?;
     if args.json {
-        print_json(&standing);
+        print_json(&overview);
         return Ok(Exit::Clean);
     }
-    if standing.alerts.is_empty() {
+    if overview.alerts.is_empty() {
         out!("no alert is pending or firing");
     } else {
-        let rows = standing.alerts.iter().map(|alert| {
+        let rows = overview.alerts.iter().map(|alert| {
             let state = if alert.fired.is_some() { "firing" } else { "pending" };
             vec![alert.rule.clone(), state.to_owned(), second(Some(alert.since)), of(&alert.labels)]
         });
         print(&table_of(&["rule", "state", "since", "what"], rows, false));
     }
-    if !standing.incidents.is_empty() {
-        let rows = standing.incidents.iter().map(|incident| {
+    if !overview.incidents.is_empty() {
+        let rows = overview.incidents.iter().map(|incident| {
             let told = incident.deliveries.iter().map(|(name, one)| told(incident, name, one));
             vec![
                 incident.rule.clone(),

@@ -80,7 +80,7 @@ impl Fault {
 
 /// A term, as its member announced it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Term {
+struct AnnouncedTerm {
     node: usize,
     epoch: i64,
     /// On the monotonic clock that all processes of a machine share.
@@ -91,8 +91,8 @@ struct Term {
 #[derive(Debug, Clone)]
 struct Outcome {
     fault: Fault,
-    before: Term,
-    after: Term,
+    before: AnnouncedTerm,
+    after: AnnouncedTerm,
     vacancy: Duration,
 }
 
@@ -182,7 +182,7 @@ struct Stage {
     events: mpsc::UnboundedReceiver<(usize, MemberEvent)>,
     outcomes: Vec<Outcome>,
     /// The latest term that a member announced, and when each member's last one ended.
-    leader: Option<Term>,
+    leader: Option<AnnouncedTerm>,
     ended_ns: [u64; 3],
     config: Config,
     server: Server,
@@ -342,7 +342,7 @@ impl Stage {
         Ok(())
     }
 
-    async fn led_above(&mut self, epoch: i64) -> anyhow::Result<Term> {
+    async fn led_above(&mut self, epoch: i64) -> anyhow::Result<AnnouncedTerm> {
         let until = Instant::now() + PATIENCE;
         loop {
             if let Some(term) = self.leader.filter(|term| term.epoch > epoch) {
@@ -367,7 +367,7 @@ impl Stage {
             "acquired" => {
                 let epoch = event.epoch.unwrap_or(0);
                 if self.leader.is_none_or(|leader| epoch > leader.epoch) {
-                    self.leader = Some(Term { node, epoch, since_ns: event.mono_ns });
+                    self.leader = Some(AnnouncedTerm { node, epoch, since_ns: event.mono_ns });
                 }
             }
             "released" | "lost" | "late" => self.ended_ns[node] = event.mono_ns,

@@ -6,7 +6,7 @@ use std::process::ExitStatus;
 use std::time::Duration;
 
 use tenure::{Act, Epoch};
-use tenure_agent::child::{End, Post, Program, Stop, not_started};
+use tenure_agent::child::{ChildEnd, Post, Program, Stop, not_started};
 use tenure_guardian::EndedBy;
 use tokio::sync::{oneshot, watch};
 
@@ -89,10 +89,10 @@ impl Candidacy {
         };
         let process = started.try_recv().ok();
         let ended = match ended.end {
-            End::TooLate => return Ok(None),
-            End::NotStarted(errno) => self.not_started(command, epoch, errno),
-            End::Gone(status, by) => self.gone(epoch, process, status, by),
-            End::GuardianDied(all_ended) => {
+            ChildEnd::TooLate => return Ok(None),
+            ChildEnd::NotStarted(errno) => self.not_started(command, epoch, errno),
+            ChildEnd::Gone(status, by) => self.gone(epoch, process, status, by),
+            ChildEnd::GuardianDied(all_ended) => {
                 self.guardian_died(epoch, all_ended, act).await;
                 return Ok(Some(Course { ended: Ended::Stopped { answer: None }, signal }));
             }

@@ -52,14 +52,14 @@ pub struct Instant {
 
 /// What a good history looked like, per role.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Report {
+pub struct ObservedTerms {
     /// The terms of each role, in order.
-    pub roles: BTreeMap<String, Vec<Term>>,
+    pub roles: BTreeMap<String, Vec<ObservedTerm>>,
 }
 
 /// The time one member led one role under one epoch.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Term {
+pub struct ObservedTerm {
     /// The fencing token.
     pub epoch: u64,
     /// The member that led.
@@ -98,9 +98,9 @@ pub enum Violation {
         /// The role that was led twice.
         role: String,
         /// The term of the lower epoch.
-        older: Box<Term>,
+        older: Box<ObservedTerm>,
         /// The term of the higher epoch.
-        newer: Box<Term>,
+        newer: Box<ObservedTerm>,
     },
 }
 
@@ -125,10 +125,10 @@ impl Event {
     }
 }
 
-impl Report {
+impl ObservedTerms {
     /// The terms of one role, in order; none if no member ever led it.
     #[must_use]
-    pub fn terms(&self, role: &str) -> &[Term] {
+    pub fn terms(&self, role: &str) -> &[ObservedTerm] {
         self.roles.get(role).map_or(&[], Vec::as_slice)
     }
 
@@ -150,8 +150,8 @@ impl Report {
 ///
 /// # Errors
 /// The first [`Violation`], by role and epoch.
-pub fn check(events: &[Event]) -> Result<Report, Violation> {
-    let mut roles: BTreeMap<String, BTreeMap<u64, Term>> = BTreeMap::new();
+pub fn check(events: &[Event]) -> Result<ObservedTerms, Violation> {
+    let mut roles: BTreeMap<String, BTreeMap<u64, ObservedTerm>> = BTreeMap::new();
     for event in events {
         let Instant { role, epoch, member, at_ns } = event.instant();
         let (last_ns, yes) = match event {
@@ -160,13 +160,14 @@ pub fn check(events: &[Event]) -> Result<Report, Violation> {
             // The shut instant itself is the first at which the gate said no.
             Event::Shut(_) => (at_ns.saturating_sub(1), 0),
         };
-        let term = roles.entry(role.clone()).or_default().entry(*epoch).or_insert_with(|| Term {
-            epoch: *epoch,
-            member: member.clone(),
-            first_ns: last_ns,
-            last_ns,
-            yes: 0,
-        });
+        let term =
+            roles.entry(role.clone()).or_default().entry(*epoch).or_insert_with(|| ObservedTerm {
+                epoch: *epoch,
+                member: member.clone(),
+                first_ns: last_ns,
+                last_ns,
+                yes: 0,
+            });
         if term.member != *member {
             return Err(Violation::SharedEpoch {
                 role: role.clone(),
@@ -179,18 +180,18 @@ pub fn check(events: &[Event]) -> Result<Report, Violation> {
         term.last_ns = term.last_ns.max(last_ns);
         term.yes += yes;
     }
-    let mut report = Report { roles: BTreeMap::new() };
+    let mut observed = ObservedTerms { roles: BTreeMap::new() };
     for (role, terms) in roles {
-        let terms: Vec<Term> = terms.into_values().collect();
+        let terms: Vec<ObservedTerm> = terms.into_values().collect();
         for two in terms.windows(2) {
             if two[0].last_ns >= two[1].first_ns {
                 let (older, newer) = (Box::new(two[0].clone()), Box::new(two[1].clone()));
                 return Err(Violation::Overlap { role, older, newer });
             }
         }
-        report.roles.insert(role, terms);
+        observed.roles.insert(role, terms);
     }
-    Ok(report)
+    Ok(observed)
 }
 
 /// The clock of the histories, now: `CLOCK_BOOTTIME` in nanoseconds (on macOS the monotonic clock).
@@ -227,7 +228,7 @@ mod tests {
 
     #[test]
     fn terms_that_follow_one_another_are_good_and_their_gap_is_told() {
-        let report = check(&[
+        let observed = check(&[
             open("a", 1, 100),
             yes("a", 1, 150),
             shut("a", 1, 201),
@@ -235,10 +236,10 @@ mod tests {
             yes("b", 4, 510),
         ])
         .expect("good");
-        assert_eq!(report.gaps("r"), [Duration::from_nanos(300)]);
-        assert_eq!(report.longest_gap(), Duration::from_nanos(300));
-        assert_eq!(report.terms("r").iter().map(|t| t.yes).collect::<Vec<_>>(), [1, 1]);
-        assert_eq!(report.terms("nobody"), []);
+        assert_eq!(observed.gaps("r"), [Duration::from_nanos(300)]);
+        assert_eq!(observed.longest_gap(), Duration::from_nanos(300));
+        assert_eq!(observed.terms("r").iter().map(|t| t.yes).collect::<Vec<_>>(), [1, 1]);
+        assert_eq!(observed.terms("nobody"), []);
     }
 
     #[test]

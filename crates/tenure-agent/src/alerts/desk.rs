@@ -15,7 +15,7 @@ use super::setup::INTERVAL;
 /// The state of a group's alerts.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[non_exhaustive]
-pub struct Standing {
+pub struct AlertOverview {
     /// When something was evaluated last while an alert was pending or firing.
     pub evaluated: Option<Timestamp>,
     /// Pending and firing.
@@ -68,7 +68,7 @@ impl AlertDesk {
     ///
     /// # Errors
     /// [`AlertDeskError`].
-    pub async fn standing(&self, limit: u32) -> Result<Standing, AlertDeskError> {
+    pub async fn overview(&self, limit: u32) -> Result<AlertOverview, AlertDeskError> {
         self.tables().await?;
         let sql = include_str!("../../sql/alerts.sql").replace("{limit}", &limit.to_string());
         Ok(self.store.ask(&sql).await?)

@@ -17,7 +17,7 @@ pub enum Past {
 
 /// A series that can be evaluated.
 #[derive(Debug)]
-pub struct Known {
+pub struct KnownSeries {
     /// Its name.
     pub name: &'static str,
     /// FORGE's name for it.
@@ -37,20 +37,20 @@ const fn of_role(
     forge: Option<&'static str>,
     past: Past,
     meaning: &'static str,
-) -> Known {
-    Known { name, forge, labels: ROLE, past, meaning }
+) -> KnownSeries {
+    KnownSeries { name, forge, labels: ROLE, past, meaning }
 }
 
 const fn of_group(
     name: &'static str,
     labels: &'static [&'static str],
     meaning: &'static str,
-) -> Known {
-    Known { name, forge: None, labels, past: Past::Sampled, meaning }
+) -> KnownSeries {
+    KnownSeries { name, forge: None, labels, past: Past::Sampled, meaning }
 }
 
 /// Every series, as docs/alerts.md lists them.
-pub const KNOWN: &[Known] = &[
+pub const KNOWN: &[KnownSeries] = &[
     of_role(
         "tenure_is_leader",
         Some("forge_leader_is_leader"),
@@ -118,7 +118,7 @@ pub const KNOWN: &[Known] = &[
 
 /// The series of that name, ours or FORGE's.
 #[must_use]
-pub fn known(name: &str) -> Option<&'static Known> {
+pub fn known(name: &str) -> Option<&'static KnownSeries> {
     KNOWN.iter().find(|known| known.name == name || known.forge == Some(name))
 }
 

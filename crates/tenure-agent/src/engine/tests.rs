@@ -156,7 +156,7 @@ fn a_later_slot_replaces_neither_an_ordered_run_nor_one_that_was_missed() {
             .count()
     };
     let mut engine = begun(every(10).overlap(Overlap::Replace), 0);
-    let order = Order { id: 1, by: "an operator".to_owned() };
+    let order = RunOrder { id: 1, by: "an operator".to_owned() };
     let effects = engine.ordered("s", order, at(5), None);
     grant(&mut engine, &effects, 5);
     for second in [10, 20] {

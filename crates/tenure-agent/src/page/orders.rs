@@ -14,7 +14,7 @@ use crate::store::StoreError;
 /// An order as a browser or a program sends it.
 #[derive(Debug, Deserialize)]
 #[serde(tag = "order", rename_all = "snake_case", deny_unknown_fields)]
-pub(super) enum Order {
+pub(super) enum PageOrder {
     /// The leader drains and hands over, to `to` if it is named. With an epoch: only the leader of that epoch.
     StepDown { role: String, to: Option<String>, epoch: Option<Epoch> },
     /// No member leads the role until it is resumed. With an epoch: only if the role still has it.
@@ -42,10 +42,10 @@ impl Refused {
 
 /// Gives an order in the name of a token. What the database did not answer may have been done: the answer
 /// says so.
-pub(super) async fn give(config: &Config, order: Order, token: &str) -> Result<Value, Refused> {
+pub(super) async fn give(config: &Config, order: PageOrder, token: &str) -> Result<Value, Refused> {
     let by = format!("{token}, by the page");
     match order {
-        Order::StepDown { role, to, epoch } => {
+        PageOrder::StepDown { role, to, epoch } => {
             let role = named(&role)?;
             let member = |name: String| {
                 name.parse::<Identity>().map_err(|_| {
@@ -68,7 +68,7 @@ pub(super) async fn give(config: &Config, order: Order, token: &str) -> Result<V
                       "epoch": ordered.epoch.get(), "by": token}),
             )
         }
-        Order::Pause { role, epoch } => {
+        PageOrder::Pause { role, epoch } => {
             let role = named(&role)?;
             let operator = operator(config, &by).await?;
             let ordered = match epoch {
@@ -78,15 +78,17 @@ pub(super) async fn give(config: &Config, order: Order, token: &str) -> Result<V
             operator.close().await;
             paused(&role, ordered, token)
         }
-        Order::Resume { role } => {
+        PageOrder::Resume { role } => {
             let role = named(&role)?;
             let operator = operator(config, &by).await?;
             let ordered = operator.resume(&role).await;
             operator.close().await;
             paused(&role, ordered, token)
         }
-        Order::Run { schedule } => run(config, &schedule, None, &by, token).await,
-        Order::RunAgain { schedule, slot } => run(config, &schedule, Some(slot), &by, token).await,
+        PageOrder::Run { schedule } => run(config, &schedule, None, &by, token).await,
+        PageOrder::RunAgain { schedule, slot } => {
+            run(config, &schedule, Some(slot), &by, token).await
+        }
     }
 }
 

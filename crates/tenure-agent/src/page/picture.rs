@@ -52,7 +52,7 @@ pub(super) struct Member {
 
 /// A term that led and ended.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(super) struct Term {
+pub(super) struct EndedTerm {
     role: String,
     epoch: i64,
     member: String,
@@ -68,7 +68,7 @@ pub(super) struct Picture {
     now: i64,
     roles: BTreeMap<String, Role>,
     members: BTreeMap<String, Member>,
-    terms: BTreeMap<(String, i64), Term>,
+    terms: BTreeMap<(String, i64), EndedTerm>,
     events: BTreeMap<i64, Value>,
     /// Parts that are sent as a whole when anything in them has changed.
     parts: BTreeMap<&'static str, Value>,
@@ -198,7 +198,7 @@ impl Picture {
 
     /// The whole picture. `terms` are those of the window that was asked for; the ones of this picture may be
     /// newer and are added.
-    pub(super) fn whole(&self, terms: &[Term], window_ms: i64) -> Map<String, Value> {
+    pub(super) fn whole(&self, terms: &[EndedTerm], window_ms: i64) -> Map<String, Value> {
         let mut numbers = Numbers::default();
         let (mut sets, mut set_ids) = (Vec::new(), HashMap::new());
         let mut strangers = Vec::new();
@@ -266,7 +266,7 @@ impl Picture {
             weight = weigh(&whole);
         }
         // Newest first, each once: terms of the picture may be in both.
-        let mut newest: BTreeMap<(i64, &str, i64), &Term> = BTreeMap::new();
+        let mut newest: BTreeMap<(i64, &str, i64), &EndedTerm> = BTreeMap::new();
         for term in self.terms.values().chain(terms) {
             newest.insert((-term.until, &term.role, term.epoch), term);
         }
@@ -380,7 +380,7 @@ fn candidates(set: &str) -> Vec<Candidate> {
 }
 
 /// Reads the answer of `page_terms.sql`.
-pub(super) fn read_terms(text: &str) -> Result<Vec<Term>, serde_json::Error> {
+pub(super) fn read_terms(text: &str) -> Result<Vec<EndedTerm>, serde_json::Error> {
     let value = read_value(text)?;
     let rows: Vec<TermRow> = serde_json::from_value(value)?;
     Ok(rows.into_iter().map(|row| term(row).1).collect())
@@ -393,9 +393,9 @@ pub(super) fn read_value(text: &str) -> Result<Value, serde_json::Error> {
     Ok(value)
 }
 
-fn term((role, epoch, member, from, waited, until, how): TermRow) -> ((String, i64), Term) {
+fn term((role, epoch, member, from, waited, until, how): TermRow) -> ((String, i64), EndedTerm) {
     let waited = waited.unwrap_or(0);
-    ((role.clone(), epoch), Term { role, epoch, member, from, waited, until, how })
+    ((role.clone(), epoch), EndedTerm { role, epoch, member, from, waited, until, how })
 }
 
 fn changed<K: Ord, V: PartialEq + Serialize>(

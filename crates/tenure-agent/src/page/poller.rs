@@ -12,7 +12,7 @@ use tenure_connect::sql::literal;
 use tokio::sync::{Notify, Semaphore, broadcast, watch};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::picture::{Picture, Term, read_terms, read_value};
+use super::picture::{EndedTerm, Picture, read_terms, read_value};
 use crate::store::{Store, StoreError};
 
 /// Between two looks.
@@ -115,7 +115,7 @@ struct Parts {
 }
 
 /// Terms of a window, and when they were asked for.
-type Kept = HashMap<Window, (Instant, Arc<Vec<Term>>)>;
+type Kept = HashMap<Window, (Instant, Arc<Vec<EndedTerm>>)>;
 
 /// Looks, remembers, and tells.
 pub(super) struct Poller {
@@ -378,7 +378,7 @@ impl Poller {
 
     /// The terms of a window: one question a second for all browsers. While the database is away, what was
     /// last known.
-    async fn terms(&self, window: Window, away: bool) -> Arc<Vec<Term>> {
+    async fn terms(&self, window: Window, away: bool) -> Arc<Vec<EndedTerm>> {
         let mut windows = self.windows.lock().await;
         let kept = windows.get(&window);
         if let Some((at, terms)) = kept

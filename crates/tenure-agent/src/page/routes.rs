@@ -27,7 +27,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::listener::Peer;
 
 use super::guard::{Caller, Guard, Refusal};
-use super::orders::{self, Order};
+use super::orders::{self, PageOrder};
 use super::poller::{Asked, Message, Poller, Window};
 
 /// When a browser whose stream has ended asks for another one.
@@ -75,7 +75,7 @@ const FILES: [(&str, &str, &str); 12] = [
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
 /// What every request shares.
-pub(super) struct Desk {
+pub(super) struct Site {
     pub(super) guard: Guard,
     pub(super) poller: Arc<Poller>,
     pub(super) config: Config,
@@ -87,14 +87,14 @@ pub(super) struct Desk {
     told: Mutex<Option<Instant>>,
 }
 
-impl Desk {
+impl Site {
     pub(super) fn new(
         guard: Guard,
         poller: Arc<Poller>,
         config: Config,
         title: Option<String>,
     ) -> Self {
-        Desk {
+        Site {
             guard,
             poller,
             config,
@@ -128,12 +128,12 @@ impl Desk {
     }
 }
 
-type Shared = State<Arc<Desk>>;
+type Shared = State<Arc<Site>>;
 type Named = Result<Path<String>, PathRejection>;
 type Body = Result<Bytes, BytesRejection>;
 
 /// The routes.
-pub(super) fn router(desk: Arc<Desk>) -> Router {
+pub(super) fn router(site: Arc<Site>) -> Router {
     let mut router = Router::new()
         .route("/api/v1/snapshot", get(snapshot))
         .route("/api/v1/events", get(events))
@@ -152,13 +152,13 @@ pub(super) fn router(desk: Arc<Desk>) -> Router {
             fault(StatusCode::METHOD_NOT_ALLOWED, "that path does not take this method")
         })
         .layer(DefaultBodyLimit::max(BODY))
-        .layer(from_fn_with_state(desk.clone(), admit))
-        .with_state(desk)
+        .layer(from_fn_with_state(site.clone(), admit))
+        .with_state(site)
 }
 
 /// Stands before every path.
-async fn admit(State(desk): Shared, request: Request, next: Next) -> Response {
-    let mut response = match desk.guard.admit(request.method(), request.headers()) {
+async fn admit(State(site): Shared, request: Request, next: Next) -> Response {
+    let mut response = match site.guard.admit(request.method(), request.headers()) {
         Err(refusal) => turned_away(refusal),
         Ok(()) => timeout(PATIENCE, next.run(request))
             .await
@@ -179,8 +179,8 @@ async fn admit(State(desk): Shared, request: Request, next: Next) -> Response {
     response
 }
 
-async fn snapshot(State(desk): Shared, headers: HeaderMap, RawQuery(query): RawQuery) -> Response {
-    if let Err(refusal) = desk.guard.reader(&headers) {
+async fn snapshot(State(site): Shared, headers: HeaderMap, RawQuery(query): RawQuery) -> Response {
+    if let Err(refusal) = site.guard.reader(&headers) {
         return turned_away(refusal);
     }
     let window = match query.as_deref().unwrap_or_default() {
@@ -190,17 +190,17 @@ async fn snapshot(State(desk): Shared, headers: HeaderMap, RawQuery(query): RawQ
     let Some(window) = window else {
         return fault(StatusCode::BAD_REQUEST, "the window is 5m, 1h, 24h or 7d, as in ?window=1h");
     };
-    match desk.poller.whole(window).await {
+    match site.poller.whole(window).await {
         Ok(whole) => answer(StatusCode::OK, &whole),
         Err(why) => fault(StatusCode::SERVICE_UNAVAILABLE, why),
     }
 }
 
-async fn events(State(desk): Shared, headers: HeaderMap) -> Response {
-    if let Err(refusal) = desk.guard.reader(&headers) {
+async fn events(State(site): Shared, headers: HeaderMap) -> Response {
+    if let Err(refusal) = site.guard.reader(&headers) {
         return turned_away(refusal);
     }
-    let Ok(place) = Arc::clone(&desk.streams).try_acquire_owned() else {
+    let Ok(place) = Arc::clone(&site.streams).try_acquire_owned() else {
         let mut full = fault(
             StatusCode::SERVICE_UNAVAILABLE,
             "as many browsers as may watch already; try later",
@@ -208,15 +208,15 @@ async fn events(State(desk): Shared, headers: HeaderMap) -> Response {
         full.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("30"));
         return full;
     };
-    let (hello, receiver) = desk.poller.listen();
-    let watch = Watching { first: Some(hello), receiver, desk, headers, _place: place };
+    let (hello, receiver) = site.poller.listen();
+    let watch = Watching { first: Some(hello), receiver, site, headers, _place: place };
     Sse::new(stream(watch)).into_response()
 }
 
 struct Watching {
     first: Option<Message>,
     receiver: Receiver<Message>,
-    desk: Arc<Desk>,
+    site: Arc<Site>,
     headers: HeaderMap,
     _place: OwnedSemaphorePermit,
 }
@@ -235,7 +235,7 @@ fn stream(watching: Watching) -> impl Stream<Item = Result<Event, Infallible>> {
             },
         };
         // A session that ended, or a token that was taken out of the file, sees no more.
-        watching.desk.guard.reader(&watching.headers).ok()?;
+        watching.site.guard.reader(&watching.headers).ok()?;
         let event = Event::default()
             .retry(AGAIN)
             .event(message.event)
@@ -245,15 +245,15 @@ fn stream(watching: Watching) -> impl Stream<Item = Result<Event, Infallible>> {
     })
 }
 
-async fn role(State(desk): Shared, headers: HeaderMap, name: Named) -> Response {
-    if let Err(refusal) = desk.guard.reader(&headers) {
+async fn role(State(site): Shared, headers: HeaderMap, name: Named) -> Response {
+    if let Err(refusal) = site.guard.reader(&headers) {
         return turned_away(refusal);
     }
     // What cannot be a name is no name of a role.
     let Some(name) = name.ok().and_then(|Path(name)| RoleName::new(&name).ok()) else {
         return fault(StatusCode::NOT_FOUND, "there is no role of that name");
     };
-    match Arc::clone(&desk.poller).role(name.as_str()).await {
+    match Arc::clone(&site.poller).role(name.as_str()).await {
         Asked::Answer(Some(role)) => answer(StatusCode::OK, &role),
         Asked::Answer(None) => fault(StatusCode::NOT_FOUND, "there is no role of that name"),
         Asked::Refused | Asked::Away => away(),
@@ -261,8 +261,8 @@ async fn role(State(desk): Shared, headers: HeaderMap, name: Named) -> Response 
     }
 }
 
-async fn runs(State(desk): Shared, headers: HeaderMap, name: Named) -> Response {
-    if let Err(refusal) = desk.guard.reader(&headers) {
+async fn runs(State(site): Shared, headers: HeaderMap, name: Named) -> Response {
+    if let Err(refusal) = site.guard.reader(&headers) {
         return turned_away(refusal);
     }
     let plain = |name: &String| name.len() <= 400 && !name.contains(char::is_control);
@@ -270,7 +270,7 @@ async fn runs(State(desk): Shared, headers: HeaderMap, name: Named) -> Response 
         return fault(StatusCode::NOT_FOUND, "there is no schedule of that name");
     };
     let none = || fault(StatusCode::NOT_FOUND, "that schedule has no run yet");
-    match Arc::clone(&desk.poller).runs(&name).await {
+    match Arc::clone(&site.poller).runs(&name).await {
         Asked::Answer(Some(Value::Array(runs))) if runs.is_empty() => none(),
         Asked::Answer(Some(runs)) => answer(StatusCode::OK, &lighter(runs)),
         Asked::Answer(None) => none(),
@@ -297,17 +297,17 @@ fn lighter(mut runs: Value) -> Value {
     runs
 }
 
-async fn session(State(desk): Shared, headers: HeaderMap) -> Response {
-    let guard = &desk.guard;
+async fn session(State(site): Shared, headers: HeaderMap) -> Response {
+    let guard = &site.guard;
     let caller = guard.reader(&headers);
-    let body = about(&desk, caller.as_ref().ok().and_then(Option::as_ref), caller.is_ok());
+    let body = about(&site, caller.as_ref().ok().and_then(Option::as_ref), caller.is_ok());
     answer(StatusCode::OK, &body)
 }
 
-fn about(desk: &Desk, caller: Option<&Caller>, may_read: bool) -> Value {
-    let guard = &desk.guard;
+fn about(site: &Site, caller: Option<&Caller>, may_read: bool) -> Value {
+    let guard = &site.guard;
     json!({
-        "title": desk.title.as_ref().filter(|_| may_read),
+        "title": site.title.as_ref().filter(|_| may_read),
         "name": caller.map(|caller| &caller.name),
         "scope": caller.map(|caller| caller.scope.as_str()),
         "may_read": may_read,
@@ -323,7 +323,7 @@ struct SignIn {
 }
 
 async fn sign_in(
-    State(desk): Shared,
+    State(site): Shared,
     Extension(peer): Extension<Peer>,
     headers: HeaderMap,
     body: Body,
@@ -332,23 +332,23 @@ async fn sign_in(
         Ok(given) => given,
         Err(fault) => return *fault,
     };
-    match desk.guard.sign_in(&given.token) {
+    match site.guard.sign_in(&given.token) {
         Some((caller, cookie)) => {
-            let mut response = answer(StatusCode::OK, &about(&desk, Some(&caller), true));
+            let mut response = answer(StatusCode::OK, &about(&site, Some(&caller), true));
             set_cookie(&mut response, &cookie);
             response
         }
         None => {
-            desk.warn(peer, "a token that is not in the file");
-            let _turn = desk.wrong.acquire().await;
+            site.warn(peer, "a token that is not in the file");
+            let _turn = site.wrong.acquire().await;
             sleep(WRONG).await;
             fault(StatusCode::UNAUTHORIZED, "that token is not in the file of tokens")
         }
     }
 }
 
-async fn sign_out(State(desk): Shared, headers: HeaderMap) -> Response {
-    let cookie = desk.guard.sign_out(&headers);
+async fn sign_out(State(site): Shared, headers: HeaderMap) -> Response {
+    let cookie = site.guard.sign_out(&headers);
     let mut response = StatusCode::NO_CONTENT.into_response();
     set_cookie(&mut response, &cookie);
     response
@@ -361,28 +361,28 @@ fn set_cookie(response: &mut Response, cookie: &str) {
 }
 
 async fn order(
-    State(desk): Shared,
+    State(site): Shared,
     Extension(peer): Extension<Peer>,
     headers: HeaderMap,
     body: Body,
 ) -> Response {
-    let caller = match desk.guard.orderer(&headers) {
+    let caller = match site.guard.orderer(&headers) {
         Ok(caller) => caller,
         Err(refusal) => {
-            desk.warn(peer, refusal.why());
+            site.warn(peer, refusal.why());
             return turned_away(refusal);
         }
     };
-    let order: Order = match read(&headers, body) {
+    let order: PageOrder = match read(&headers, body) {
         Ok(order) => order,
         Err(fault) => return *fault,
     };
     // In a task of its own: a browser that goes away does not leave an order half given.
-    let Ok(Ok(turn)) = timeout(TURN, Arc::clone(&desk.orders).acquire_owned()).await else {
+    let Ok(Ok(turn)) = timeout(TURN, Arc::clone(&site.orders).acquire_owned()).await else {
         let why = "too many orders are being given; nothing was ordered, try again";
         return fault(StatusCode::SERVICE_UNAVAILABLE, why);
     };
-    let (given, name) = (Arc::clone(&desk), caller.name);
+    let (given, name) = (Arc::clone(&site), caller.name);
     let task = tokio::spawn(async move {
         let done = orders::give(&given.config, order, &name).await;
         drop(turn);
@@ -393,7 +393,7 @@ async fn order(
         Ok(Err(refused)) => fault(refused.status, &refused.why),
         Err(_) => fault(StatusCode::INTERNAL_SERVER_ERROR, "the order failed; look at the events"),
     };
-    desk.poller.hurry();
+    site.poller.hurry();
     done
 }
 
