@@ -8,7 +8,7 @@ use tenure::{LockState, NotAcquired, Notice, RoleName, TenureError};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
-use crate::args::{Acquire, Hooks, Output, Standing};
+use crate::args::{Acquire, Behaviour, Hooks, Output};
 use crate::candidacy::Candidacy;
 use crate::exit::{Exit, Failure};
 use crate::output::{err, out};
@@ -26,7 +26,7 @@ pub(crate) async fn acquire(args: Acquire) -> Result<Exit, Failure> {
     let begun = Instant::now();
     let mut signals = Signals::listen()?;
     let Acquire { database, role, taking, .. } = &args;
-    let setting = Setting::new(database, role, taking, &Standing::default(), false)?;
+    let setting = Setting::new(database, role, taking, &Behaviour::default(), false)?;
     let role = setting.only_role(role)?;
     if !setting.config.is_enabled() {
         return Err(Failure::usage(NOT_ENABLED));

@@ -82,17 +82,17 @@ pub(crate) enum Command {
     /// Look the server over, line by line, with remedies
     Check(Check),
     /// Let no member lead a role; its leader drains
-    Pause(Order),
+    Pause(OrderArgs),
     /// End a pause
-    Resume(Order),
+    Resume(OrderArgs),
     /// Free a role's lock by force: the last resort
     Release(Release),
     /// Shorten what a role's successors wait out, once every member's lease is shorter
-    LowerLease(Order),
+    LowerLease(OrderArgs),
     /// Change a paused role's policy, key or lease, once no member takes part in it
     Alter(Alter),
     /// Delete a paused role and its history, once no member takes part in it
-    Forget(Order),
+    Forget(OrderArgs),
     /// Write a support bundle without secrets
     Doctor(Doctor),
     /// Create the schema, or bring it up to date
@@ -151,7 +151,7 @@ pub(crate) struct Database {
 
 /// How a candidate behaves; the file has the same under `[[role]]`.
 #[derive(Debug, Clone, Default, Args)]
-pub(crate) struct Standing {
+pub(crate) struct Behaviour {
     /// How long a step-down waits for CMD's end, or for acts in flight [default: 10s, or twice the
     /// grace]
     #[arg(help_heading = "Election", long, value_name = "TIME", value_parser = period)]
@@ -230,7 +230,7 @@ pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) taking: Taking,
     #[command(flatten)]
-    pub(crate) standing: Standing,
+    pub(crate) behaviour: Behaviour,
     /// Stop after the first term instead of campaigning again (a lost one: exit 4)
     #[arg(long)]
     pub(crate) no_auto_reacquire: bool,
@@ -323,7 +323,7 @@ pub(crate) struct Status {
 #[derive(Debug, Args)]
 pub(crate) struct StepDown {
     #[command(flatten)]
-    pub(crate) order: Order,
+    pub(crate) order: OrderArgs,
     /// Which member should lead next: its identity, or a part of it that only one has
     #[arg(long, value_name = "MEMBER")]
     pub(crate) to: Option<String>,
@@ -333,7 +333,7 @@ pub(crate) struct StepDown {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Order {
+pub(crate) struct OrderArgs {
     #[command(flatten)]
     pub(crate) role: RoleArgs,
     #[command(flatten)]
@@ -343,7 +343,7 @@ pub(crate) struct Order {
 #[derive(Debug, Args)]
 pub(crate) struct Alter {
     #[command(flatten)]
-    pub(crate) order: Order,
+    pub(crate) order: OrderArgs,
     /// The policy that all its members use from now on: exclusive or fenced
     #[arg(long, value_name = "POLICY", value_parser = policy)]
     pub(crate) policy: Option<TakeoverPolicy>,
@@ -358,7 +358,7 @@ pub(crate) struct Alter {
 #[derive(Debug, Args)]
 pub(crate) struct History {
     #[command(flatten)]
-    pub(crate) order: Order,
+    pub(crate) order: OrderArgs,
     /// How many terms, the latest first
     #[arg(long, default_value_t = 20, value_name = "N")]
     pub(crate) limit: u32,
@@ -376,7 +376,7 @@ pub(crate) struct History {
 #[derive(Debug, Args)]
 pub(crate) struct Audit {
     #[command(flatten)]
-    pub(crate) order: Order,
+    pub(crate) order: OrderArgs,
     /// As JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -396,7 +396,7 @@ pub(crate) struct Check {
 #[derive(Debug, Args)]
 pub(crate) struct Release {
     #[command(flatten)]
-    pub(crate) order: Order,
+    pub(crate) order: OrderArgs,
     /// Yes, end the session that holds the lock, of whatever program; it is recorded
     #[arg(long)]
     pub(crate) force: bool,

@@ -5,14 +5,14 @@ use std::time::Instant;
 use tenure::operate::{Lowered, Operator, RoleState};
 use tenure::{Identity, Lease, RoleName};
 
-use crate::args::{Order, Release, StepDown};
+use crate::args::{OrderArgs, Release, StepDown};
 use crate::exit::{Exit, Failure};
 use crate::output::out;
 use crate::setting::Setting;
 use crate::status::unknown;
 use crate::table::span;
 
-async fn connect(order: &Order) -> Result<(Operator, RoleName), Failure> {
+async fn connect(order: &OrderArgs) -> Result<(Operator, RoleName), Failure> {
     let role = order.role.required()?;
     let setting = Setting::of(&order.database)?;
     Ok((Operator::connect(&setting.config).await?, role))
@@ -110,7 +110,7 @@ async fn member_called(
     }
 }
 
-pub(crate) async fn pause(order: Order) -> Result<Exit, Failure> {
+pub(crate) async fn pause(order: OrderArgs) -> Result<Exit, Failure> {
     let (operator, role) = connect(&order).await?;
     let before = operator.status(Some(&role)).await?;
     let ordered = operator.pause(&role).await?;
@@ -131,7 +131,7 @@ pub(crate) async fn pause(order: Order) -> Result<Exit, Failure> {
     Ok(Exit::Clean)
 }
 
-pub(crate) async fn resume(order: Order) -> Result<Exit, Failure> {
+pub(crate) async fn resume(order: OrderArgs) -> Result<Exit, Failure> {
     let (operator, role) = connect(&order).await?;
     operator.resume(&role).await?;
     operator.close().await;
@@ -139,7 +139,7 @@ pub(crate) async fn resume(order: Order) -> Result<Exit, Failure> {
     Ok(Exit::Clean)
 }
 
-pub(crate) async fn lower_lease(order: Order) -> Result<Exit, Failure> {
+pub(crate) async fn lower_lease(order: OrderArgs) -> Result<Exit, Failure> {
     let (operator, role) = connect(&order).await?;
     let lowered = operator.lower_lease(&role).await?;
     operator.close().await;

@@ -2,13 +2,13 @@
 
 use tenure::operate::{Change, Operator};
 
-use crate::args::{Alter, Order};
+use crate::args::{Alter, OrderArgs};
 use crate::exit::{Exit, Failure};
 use crate::output::out;
 use crate::setting::Setting;
 use crate::table::count;
 
-pub(crate) async fn forget(order: Order) -> Result<Exit, Failure> {
+pub(crate) async fn forget(order: OrderArgs) -> Result<Exit, Failure> {
     let role = order.role.required()?;
     let operator = Operator::connect(&Setting::of(&order.database)?.config).await?;
     let forgotten = operator.forget(&role).await?;

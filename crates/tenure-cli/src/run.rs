@@ -39,8 +39,8 @@ pub(crate) async fn run(args: Run) -> Result<Exit, Failure> {
         Some(address) => Some(Listener::bind(address).await?),
         None => None,
     };
-    let Run { database, taking, standing, hooks, .. } = &args;
-    let setting = Setting::new(database, &args.role, taking, standing, !args.no_auto_reacquire)?;
+    let Run { database, taking, behaviour, hooks, .. } = &args;
+    let setting = Setting::new(database, &args.role, taking, behaviour, !args.no_auto_reacquire)?;
     let role = setting.only_role(&args.role)?;
     let with_child = !args.command.is_empty();
     let output = args.form();

@@ -9,7 +9,7 @@ use tenure::connect::dsn::ProcessEnv;
 use tenure::{ExponentialBackoff, LockKey, RoleName};
 use tenure_embedded::Embedded;
 
-use crate::args::{Database, RoleArgs, Standing, Taking};
+use crate::args::{Behaviour, Database, RoleArgs, Taking};
 use crate::exit::Failure;
 
 /// A forgotten DSN must not look like a safe set-up.
@@ -38,7 +38,7 @@ impl Setting {
         database: &Database,
         role: &RoleArgs,
         taking: &Taking,
-        standing: &Standing,
+        behaviour: &Behaviour,
         auto_reacquire: bool,
     ) -> Result<Self, Failure> {
         // The file or the environment may name the role, and the command line speak about it.
@@ -49,7 +49,7 @@ impl Setting {
         if let (Some(file), Some(name)) = (&file, &named) {
             file.lists(name)?;
         }
-        let spec = role.spec(&configured, taking, standing, auto_reacquire);
+        let spec = role.spec(&configured, taking, behaviour, auto_reacquire);
         let builder = || {
             let builder = builder_of(file.as_ref(), database, spec.clone(), taking)?;
             // A role that only the environment asks for, by a bare key, is followed until the
@@ -129,7 +129,7 @@ impl RoleArgs {
         &self,
         configured: &Config,
         taking: &Taking,
-        standing: &Standing,
+        behaviour: &Behaviour,
         auto_reacquire: bool,
     ) -> Option<RoleSpec> {
         let roles = configured.roles();
@@ -152,13 +152,13 @@ impl RoleArgs {
         if !auto_reacquire {
             spec = spec.auto_reacquire(false);
         }
-        if standing.preempt {
+        if behaviour.preempt {
             spec = spec.preempt(true);
         }
-        if standing.observer {
+        if behaviour.observer {
             spec = spec.candidate(false);
         }
-        if let Some(cool_down) = standing.cool_down {
+        if let Some(cool_down) = behaviour.cool_down {
             spec = spec.cool_down(cool_down);
         }
         // Unless it was said here, a drain must not be cut off before the child had its grace.
@@ -168,7 +168,7 @@ impl RoleArgs {
             None => only,
         };
         let limit = written.map_or(Duration::ZERO, |role| role.drain_limit());
-        if let Some(limit) = standing.drain_limit {
+        if let Some(limit) = behaviour.drain_limit {
             spec = spec.drain_limit(limit);
         } else if grace > Duration::from_secs(5) {
             spec = spec.drain_limit((grace * 2).max(limit).min(Duration::from_secs(3600)));
@@ -347,8 +347,8 @@ mod tests {
         std::fs::write(file.path(), text).expect("written");
         let database = Database { config: Some(file.path().to_owned()), ..Database::default() };
         let role = RoleArgs { role: Some("r".to_owned()), ..RoleArgs::default() };
-        let (taking, standing) = (Taking::default(), Standing::default());
-        let setting = Setting::new(&database, &role, &taking, &standing, true).expect("valid");
+        let (taking, behaviour) = (Taking::default(), Behaviour::default());
+        let setting = Setting::new(&database, &role, &taking, &behaviour, true).expect("valid");
         let grace = setting.config.lease().kill_grace();
         assert!(grace > Duration::from_secs(10), "{grace:?}");
         assert!(setting.config.roles()[0].drain_limit() > grace);

@@ -147,13 +147,13 @@ impl<M: StateMachine> Host<M> {
         let opened = async {
             let tls = Tls::new(&folder.keys, config.tls.as_ref())?;
             join::redeem(&config, &folder.store, &folder.keys).await?;
-            let standing = Standing::load(&folder.store, &config.start)?;
-            let opened = open_engines::<M>(&config, &folder.store, &folder.keys, &standing)?;
-            refuse_open(&config, &opened, &standing)?;
-            Ok((tls, standing, opened))
+            let stored = Stored::load(&folder.store, &config.start)?;
+            let opened = open_engines::<M>(&config, &folder.store, &folder.keys, &stored)?;
+            refuse_open(&config, &opened, &stored)?;
+            Ok((tls, stored, opened))
         };
         // A node that was refused leaves nothing behind that a later start would take for a state.
-        let (tls, standing, engines) = match opened.await {
+        let (tls, stored, engines) = match opened.await {
             Ok(opened) => opened,
             Err(error) => {
                 folder.discard_if_new();
@@ -167,13 +167,13 @@ impl<M: StateMachine> Host<M> {
         let (to_driver, from_links) = mpsc::channel(QUEUE);
         let (driver, from_host) = mpsc::channel(QUEUE);
         let (rights, rights_seen) = watch::channel(Rights {
-            pinned: standing.pinned.clone(),
-            open_at_first: standing.is_open_at_first(&config),
+            pinned: stored.pinned.clone(),
+            open_at_first: stored.is_open_at_first(&config),
             ..Rights::default()
         });
         let shared = Arc::new(Shared {
             keys: keys.clone(),
-            cluster: Mutex::new(standing.cluster),
+            cluster: Mutex::new(stored.cluster),
             tls,
             driver: to_driver,
             links: AtomicU64::new(0),
@@ -184,14 +184,14 @@ impl<M: StateMachine> Host<M> {
         let parts = Parts {
             address: address.clone(),
             seeds: config.seeds(),
-            contacts: standing.contacts,
+            contacts: stored.contacts,
             store,
             shared: shared.clone(),
             engines,
             gates: gates.clone(),
             opener,
             rights,
-            founds: standing.founder.then_some(config.open),
+            founds: stored.founder.then_some(config.open),
             from_links,
             from_host,
             runtime: tokio::runtime::Handle::current(),
@@ -385,7 +385,7 @@ async fn bind(config: &HostConfig) -> Result<(TcpListener, String), HostError> {
 }
 
 /// What the store says of the cluster.
-struct Standing {
+struct Stored {
     /// The cluster this node belongs to, if it does already.
     cluster: Option<[u8; 16]>,
     /// Whether this node founded it.
@@ -399,7 +399,7 @@ struct Standing {
     joined_open: bool,
 }
 
-impl Standing {
+impl Stored {
     /// Whether every key has every right here until the credentials say what they may do.
     fn is_open_at_first(&self, config: &HostConfig) -> bool {
         config.open && (self.founder || self.joined_open || self.cluster.is_none())
@@ -439,7 +439,7 @@ fn open_engines<M: StateMachine>(
     config: &HostConfig,
     store: &Store,
     keys: &Ed25519Keys,
-    standing: &Standing,
+    stored: &Stored,
 ) -> Result<Engines<M>, HostError> {
     let opener = Opener { config: config.engine.clone(), keys: keys.clone() };
     let mut engines: Engines<M> = BTreeMap::new();
@@ -451,9 +451,9 @@ fn open_engines<M: StateMachine>(
         }
         // One that is on record was founded by consensus, and begins as it was decided there.
         let on_record = founded.contains_key(name);
-        if config.start == Start::Bootstrap && !on_record && !standing.with_state.contains(name) {
+        if config.start == Start::Bootstrap && !on_record && !stored.with_state.contains(name) {
             // Two founders of one namespace would be two histories of it.
-            if !standing.founder {
+            if !stored.founder {
                 return Err(HostError::NotFounder(name.to_owned()));
             }
             engine.bootstrap(now(), &BTreeSet::from([keys.id()])).map_err(Refusal::Commit)?;
@@ -497,17 +497,17 @@ impl Opener {
 fn refuse_open<M: StateMachine>(
     config: &HostConfig,
     engines: &Engines<M>,
-    standing: &Standing,
+    stored: &Stored,
 ) -> Result<(), HostError> {
     let state = engines.get(CREDENTIALS).and_then(|(e, _)| e.chain().machine().credentials());
     let open = match state.filter(|state| state.is_founded()) {
         Some(state) => Rights { state: state.clone(), ..Rights::default() }.is_open(),
-        None => standing.joined_open,
+        None => stored.joined_open,
     };
     if open && !config.open {
         return Err(HostError::OpenCluster(config.listen.to_string()));
     }
-    if open || standing.is_open_at_first(config) {
+    if open || stored.is_open_at_first(config) {
         let who = match config.tls {
             Some(_) => "every program that reaches the port and has a certificate of the authority",
             None => "every program that reaches the port",

@@ -80,13 +80,13 @@ pub(crate) struct FoundArgs {
 pub(super) async fn voter(args: VoterArgs) -> Result<Exit, Failure> {
     let id = args.at.node_id(&args.id).await?;
     let order = match args.change {
-        VoterChange::Add => Order {
+        VoterChange::Add => MemberOrder {
             change: MemberChange::Learn(id),
             is_made: &|space| space.voters.contains(&id),
             done: "receives the log, and votes once it has caught up",
             patience: ORDER,
         },
-        VoterChange::Remove => Order {
+        VoterChange::Remove => MemberOrder {
             change: MemberChange::Remove(id),
             is_made: &|space| !space.voters.contains(&id) && !space.learners.contains(&id),
             done: "is removed",
@@ -107,7 +107,7 @@ pub(super) async fn replace(args: ReplaceArgs) -> Result<Exit, Failure> {
     if old == new {
         return Err(Failure::usage("new: another node than the one that goes"));
     }
-    let order = Order {
+    let order = MemberOrder {
         change: MemberChange::Replace { old, new },
         // Where neither votes there is nothing to take over, but one namespace that is named must have the voter.
         is_made: &|space| {
@@ -133,7 +133,7 @@ pub(super) async fn replace(args: ReplaceArgs) -> Result<Exit, Failure> {
 }
 
 /// A change of the members, the same in every namespace.
-struct Order<'a> {
+struct MemberOrder<'a> {
     change: MemberChange,
     /// Whether there is nothing to do.
     is_made: &'a (dyn Fn(&Space) -> bool + Sync),
@@ -174,7 +174,7 @@ impl SpacesArgs {
 
     /// Gives the order in every namespace where it changes something; whether there was one. A namespace that
     /// cannot make it does not keep the others from it.
-    async fn give(&self, node: &PeerId, order: &Order<'_>) -> Result<bool, Failure> {
+    async fn give(&self, node: &PeerId, order: &MemberOrder<'_>) -> Result<bool, Failure> {
         let mut made = false;
         let mut failed: Option<Failure> = None;
         for at in self.spaces().await? {
@@ -195,7 +195,11 @@ impl SpacesArgs {
     }
 }
 
-async fn give_in(at: &NamespaceArgs, node: &PeerId, order: &Order<'_>) -> Result<bool, Failure> {
+async fn give_in(
+    at: &NamespaceArgs,
+    node: &PeerId,
+    order: &MemberOrder<'_>,
+) -> Result<bool, Failure> {
     if (order.is_made)(&leaders_space(at).await?) {
         return Ok(false);
     }

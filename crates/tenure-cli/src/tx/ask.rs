@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tenure_tx::service::{Dropped, SendRequest};
 use tenure_tx::status::{End, EndKind, State};
 
-use super::wire::{Drop, Question, Reply, Standing};
+use super::wire::{Drop, Progress, Question, Reply};
 use crate::args::{period, some_time};
 use crate::exit::{Exit, Failure};
 use crate::output::{err, out};
@@ -188,7 +188,7 @@ pub(super) async fn send(args: SendArgs) -> Result<Exit, Failure> {
         also_in_json(args.json, failure, Some(&id))
     };
     let accepted = match ask(&args.nodes, args.nodes.within, &question).await {
-        Reply::Ok(value) => standing(value).map_err(named)?,
+        Reply::Ok(value) => progress(value).map_err(named)?,
         Reply::Error { code, message, .. } => return Err(named(failed(&code, &message))),
     };
     match args.wait {
@@ -220,17 +220,17 @@ fn also_in_json(json: bool, failure: Failure, request_id: Option<&str>) -> Failu
     failure
 }
 
-fn standing(value: Value) -> Result<Standing, Failure> {
+fn progress(value: Value) -> Result<Progress, Failure> {
     serde_json::from_value(value).map_err(unreadable)
 }
 
 /// Prints where a request stands; the exit code is that of its end.
-fn told(standing: &Standing, json: bool) -> Exit {
-    let Standing { nonce, hash, request_id, state, noop, end, answer, standalone, .. } = standing;
-    let corrected = standing.corrected.as_ref();
+fn told(progress: &Progress, json: bool) -> Exit {
+    let Progress { nonce, hash, request_id, state, noop, end, answer, standalone, .. } = progress;
+    let corrected = progress.corrected.as_ref();
     let corrected = corrected.map(|end| format!("; corrected, told before: {end}"));
     if json {
-        out!("{}", serde_json::to_string(standing).expect("a standing has text for keys"));
+        out!("{}", serde_json::to_string(progress).expect("its keys are texts"));
     } else {
         let was = match end {
             Some(end) => end.to_string(),
@@ -268,14 +268,14 @@ pub(super) fn exit_of(end: &End) -> Exit {
 }
 
 pub(super) async fn wait(args: WaitArgs) -> Result<Exit, Failure> {
-    let standing = wait_for(&args.nodes, &args.request_id, args.patience).await;
-    let standing = standing.map_err(|it| also_in_json(args.json, it, Some(&args.request_id)))?;
-    Ok(told(&standing, args.json))
+    let progress = wait_for(&args.nodes, &args.request_id, args.patience).await;
+    let progress = progress.map_err(|it| also_in_json(args.json, it, Some(&args.request_id)))?;
+    Ok(told(&progress, args.json))
 }
 
 /// Asks for a request until it has ended, or the time is over: then as it stands. A node that answers
 /// is looked for as long as the time allows, and no longer than for any other question.
-async fn wait_for(nodes: &NodesArgs, id: &str, patience: Duration) -> Result<Standing, Failure> {
+async fn wait_for(nodes: &NodesArgs, id: &str, patience: Duration) -> Result<Progress, Failure> {
     let until = Instant::now() + patience;
     loop {
         let left = until.saturating_duration_since(Instant::now());
@@ -285,9 +285,9 @@ async fn wait_for(nodes: &NodesArgs, id: &str, patience: Duration) -> Result<Sta
         let question = Question::Wait { request_id: id.to_owned(), within_ms };
         match ask(nodes, nodes.within.min(left), &question).await {
             Reply::Ok(value) => {
-                let standing = standing(value)?;
-                if standing.ended || left.is_zero() {
-                    return Ok(standing);
+                let progress = progress(value)?;
+                if progress.ended || left.is_zero() {
+                    return Ok(progress);
                 }
             }
             Reply::Error { code, message, .. } => return Err(failed(&code, &message)),
@@ -310,15 +310,15 @@ async fn ordered(args: DropArgs) -> Result<Exit, Failure> {
     if let (Dropped::Ordered { .. }, Some(id), Some(patience)) =
         (&dropped, &args.request_id, args.wait)
     {
-        let standing = wait_for(&args.nodes, id, patience).await.map_err(|failure| {
+        let progress = wait_for(&args.nodes, id, patience).await.map_err(|failure| {
             let message = format!(
                 "a no-op is stored for nonce {nonce}, but which of the two counts is unknown: \
                  {failure}; ask again with `tenure tx wait {id}`"
             );
             Failure::new(Exit::Uncertain, message)
         })?;
-        told(&standing, args.json);
-        return Ok(standing.end.as_ref().map_or(Exit::Uncertain, |end| given_up(end.kind)));
+        told(&progress, args.json);
+        return Ok(progress.end.as_ref().map_or(Exit::Uncertain, |end| given_up(end.kind)));
     }
     let exit = match &dropped {
         Dropped::Ordered { .. } => Exit::Clean,

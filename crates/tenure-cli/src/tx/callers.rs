@@ -21,7 +21,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use super::wire::{Drop, Question, Reply, Standing};
+use super::wire::{Drop, Progress, Question, Reply};
 
 /// Connections at once. One more takes the place of the one that has been silent for longest.
 const CONNECTIONS: usize = 256;
@@ -282,7 +282,7 @@ async fn answer(question: Question, service: &TransactionService) -> Reply {
             match service.send(request).await {
                 Ok(handle) => {
                     let state = handle.state();
-                    Reply::ok(&Standing {
+                    Reply::ok(&Progress {
                         nonce: handle.nonce,
                         hash: state.hash,
                         request_id: id,
@@ -325,7 +325,7 @@ async fn answer(question: Question, service: &TransactionService) -> Reply {
             }
             let within = Duration::from_millis(within_ms).min(LONGEST_WAIT);
             match service.wait(&request_id, within).await {
-                Ok(Some(row)) => Reply::ok(&Standing::of(row, standalone)),
+                Ok(Some(row)) => Reply::ok(&Progress::of(row, standalone)),
                 Ok(None) => {
                     let message = format!(
                         "no request has the id {request_id}; it was not accepted, or its id is forgotten"

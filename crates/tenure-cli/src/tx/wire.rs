@@ -81,7 +81,7 @@ impl Reply {
 
 /// Where an accepted request stands.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Standing {
+pub(super) struct Progress {
     pub(super) nonce: u64,
     pub(super) hash: Hash,
     pub(super) request_id: String,
@@ -105,10 +105,10 @@ pub(super) struct Standing {
     pub(super) standalone: bool,
 }
 
-impl Standing {
+impl Progress {
     /// Of a row.
     pub(super) fn of(row: StoredTransaction, standalone: bool) -> Self {
-        Standing {
+        Progress {
             nonce: row.nonce,
             hash: row.hash,
             state: row.status.state(),
