@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
-use tenure::RoleName;
+use tenure::{ExponentialBackoff, RoleName};
 
 use crate::when::{When, WhenError};
 
@@ -235,9 +235,7 @@ impl Schedule {
         if number > self.retries.saturating_add(1) {
             return None;
         }
-        let doubled =
-            self.backoff.saturating_mul(1_u32.checked_shl(number - 2).unwrap_or(u32::MAX));
-        Some(doubled.min(LONGEST_PAUSE))
+        Some(ExponentialBackoff::new(self.backoff, LONGEST_PAUSE).bare(number - 1))
     }
 
     /// Pattern and zone: when this changes, what was missed before is over.

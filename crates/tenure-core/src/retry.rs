@@ -5,7 +5,7 @@
 //! attempts against a database that fails.
 //!
 //! [`ExponentialBackoff`] is also every back-off inside the product: each caller has its own base and
-//! longest delay, and asks [`ExponentialBackoff::pause`].
+//! longest delay, and asks [`ExponentialBackoff::pause`], or [`ExponentialBackoff::bare`] where nothing is random.
 
 use std::fmt;
 use std::time::Duration;
@@ -66,10 +66,14 @@ impl ExponentialBackoff {
     /// `unit_random` is a number in `0.0..1.0`, as for [`RetryStrategy::next_delay`]; 0.5 gives the
     /// bare formula.
     pub fn pause(&self, failures: u32, unit_random: f64) -> Duration {
-        let Some(exponent) = failures.checked_sub(1) else { return Duration::ZERO };
-        let bare = self.base.as_secs_f64() * self.multiplier.powf(f64::from(exponent));
         let spread = 1.0 + self.jitter * (2.0 * unit_random - 1.0);
-        seconds(bare.min(self.max.as_secs_f64()) * spread, self.max)
+        seconds(self.bare(failures).as_secs_f64() * spread, self.max)
+    }
+
+    /// As [`pause`](Self::pause), without jitter: for a caller that waits alone, or that has no random numbers.
+    pub fn bare(&self, failures: u32) -> Duration {
+        let Some(exponent) = failures.checked_sub(1) else { return Duration::ZERO };
+        seconds(self.base.as_secs_f64() * self.multiplier.powf(f64::from(exponent)), self.max)
     }
 }
 
@@ -171,6 +175,7 @@ mod tests {
         let pauses: Vec<u128> =
             [0, 1, 2, 3, 4, 5, u32::MAX].map(|n| backoff.pause(n, 0.5).as_millis()).into();
         assert_eq!(pauses, [0, 20, 40, 80, 160, 200, 200]);
+        assert_eq!([0, 2, 9].map(|n| backoff.bare(n).as_millis()), [0, 40, 200]);
         assert_eq!(backoff.pause(2, 0.0), Duration::from_millis(32));
         assert_eq!(backoff.pause(9, 0.99), Duration::from_millis(200), "jitter included");
     }

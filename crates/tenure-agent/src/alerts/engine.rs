@@ -24,6 +24,7 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
+use tenure::ExponentialBackoff;
 
 use super::evaluate::Element;
 use super::rule::{Rule, Severity};
@@ -33,9 +34,9 @@ use super::sample::{Labels, NAME, written};
 pub const GAP: Duration = Duration::from_secs(300);
 /// Between two messages about one incident to one notifier, if the second is an update.
 pub const REGROUP: Duration = Duration::from_secs(300);
-/// The pause before a message is sent again; it doubles up to the longest.
-const BACKOFF: Duration = Duration::from_secs(1);
-const LONGEST_BACKOFF: Duration = Duration::from_secs(300);
+/// The pauses before a message is sent again.
+const BACKOFF: ExponentialBackoff =
+    ExponentialBackoff::new(Duration::from_secs(1), Duration::from_secs(300));
 /// After so many attempts, about a day, a message is given up.
 pub const ATTEMPTS: u32 = 300;
 /// More alerts of one rule are not told apart.
@@ -308,8 +309,7 @@ impl Engine {
             Err(why) => {
                 let before = delivery.trial.take().filter(|trial| trial.kind == message.kind);
                 let failed = before.map_or(0, |trial| trial.failed) + 1;
-                let pause = BACKOFF.saturating_mul(1 << failed.min(10).saturating_sub(1));
-                let next = later(now, pause.min(LONGEST_BACKOFF));
+                let next = later(now, BACKOFF.bare(failed));
                 delivery.trial = Some(Trial { kind: message.kind, failed, next, why });
             }
         }

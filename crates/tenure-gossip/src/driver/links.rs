@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rand::Rng;
 use rand::seq::IteratorRandom;
-use tenure_core::Tick;
+use tenure_core::{ExponentialBackoff, Tick};
 
 use super::{Driver, now};
 use crate::commit::{Commit as _, MemberChange};
@@ -22,6 +22,9 @@ use crate::storage::StoreError;
 const MAX_CONTACTS: usize = 1_024;
 /// So many contacts are written to disk as they come, more with the next round.
 const FIRST_CONTACTS: usize = 16;
+/// The pauses before a node is called again that did not answer.
+const CALL_AGAIN: ExponentialBackoff =
+    ExponentialBackoff::new(Duration::from_millis(100), Duration::from_secs(5));
 /// A call that failed so long ago counts as never made.
 const FORGET_CALLS: Duration = Duration::from_secs(60);
 
@@ -65,7 +68,8 @@ impl Linked {
 #[derive(Default)]
 pub(super) struct Calls {
     open: BTreeSet<String>,
-    not_before: BTreeMap<String, (Tick, Duration)>,
+    /// With the number of failures in a row.
+    not_before: BTreeMap<String, (Tick, u32)>,
 }
 
 impl<M: StateMachine> Driver<M> {
@@ -110,15 +114,15 @@ impl<M: StateMachine> Driver<M> {
             FromLink::Failed { address, error } => {
                 self.calls.open.remove(&address);
                 let before =
-                    self.calls.not_before.get(&address).map_or(Duration::ZERO, |(_, d)| *d);
-                if before.is_zero() && self.seeds.contains(&address) {
+                    self.calls.not_before.get(&address).map_or(0, |(_, failures)| *failures);
+                if before == 0 && self.seeds.contains(&address) {
                     tracing::warn!(address, %error, "the node to join through does not let us in yet; trying on");
                 } else {
                     tracing::debug!(address, %error, "call failed");
                 }
-                let wait = (before * 2).clamp(Duration::from_millis(100), Duration::from_secs(5));
-                let wait = wait.mul_f64(self.rng.random_range(0.8..1.2));
-                self.calls.not_before.insert(address, (now() + wait, wait));
+                let failures = before.saturating_add(1);
+                let wait = CALL_AGAIN.pause(failures, self.rng.random());
+                self.calls.not_before.insert(address, (now() + wait, failures));
             }
             FromLink::Sized(event, _room) => self.handle_link(*event)?,
             FromLink::Message { link, .. } | FromLink::Contacts { link, .. }

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tenure_core::epoch::Epoch;
+use tenure_core::retry::ExponentialBackoff;
 use tokio::sync::oneshot;
 use tokio::time::sleep;
 
@@ -192,12 +193,14 @@ impl Driver {
         let (store, epoch) = (self.store.clone(), self.epoch);
         let keep = Retention { rows: self.options.keep, ids: self.options.keep_ids };
         let (every, clock) = (self.options.head_every, Arc::clone(&self.clock));
+        let most = every.saturating_mul(32).min(HEAD_MAX).max(every);
+        let backoff = ExponentialBackoff::new(every, most);
         let known = Arc::clone(&self.known);
         self.spawn(async move |answers, generation| {
             let mut cleaned = clock.now();
             let mut failures = 0u32;
             loop {
-                sleep(every.saturating_mul(1 << failures.min(5)).min(HEAD_MAX.max(every))).await;
+                sleep(backoff.bare(failures.saturating_add(1))).await;
                 let head = match chain.head(&account).await {
                     Ok(head) => head,
                     // Said once, or a node that is away for an hour fills the log.

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tenure_core::clock::Tick;
+use tenure_core::retry::ExponentialBackoff;
 
 use super::entry::end_in_block;
 use super::{Attempt, Effect, Provisional};
@@ -18,9 +19,9 @@ use crate::status::{End, Hash, Note, TransactionStatus};
 /// How many are kept in memory. The table keeps the rest for the next reading.
 pub(crate) const MOST: usize = 10_000;
 
-/// The first and the longest pause after an answer that proves nothing.
-const PAUSE: Duration = Duration::from_secs(30);
-const PAUSE_MAX: Duration = Duration::from_secs(3_600);
+/// The pauses after answers that prove nothing.
+const PAUSES: ExponentialBackoff =
+    ExponentialBackoff::new(Duration::from_secs(30), Duration::from_secs(3_600));
 
 #[derive(Debug)]
 struct Doubt {
@@ -109,9 +110,8 @@ impl Doubts {
             | Located::Missing
             | Located::Free
             | Located::Unknown => {
-                let pause = PAUSE.saturating_mul(1 << doubt.tries.min(10)).min(PAUSE_MAX);
                 doubt.tries = doubt.tries.saturating_add(1);
-                doubt.until = now + pause;
+                doubt.until = now + PAUSES.bare(doubt.tries);
             }
         }
     }

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 use tenure_core::clock::Tick;
+use tenure_core::retry::ExponentialBackoff;
 
 /// How many hand-overs of one holder are under way at once, if it has few to make.
 pub const IN_FLIGHT: usize = 8;
@@ -26,8 +27,9 @@ const RESTS: u32 = 10;
 /// After so many looks at which it had taken none of what was handed to it, a member is left in peace. Once is
 /// no sign: a successor has a heartbeat's head start, and a busy machine may be later.
 const PATIENCE: u32 = 3;
-/// For how long; doubled each time.
-const SHUNNED: Duration = Duration::from_secs(60);
+/// For how long.
+const SHUNNED: ExponentialBackoff =
+    ExponentialBackoff::new(Duration::from_secs(60), Duration::from_secs(366 * 86_400));
 
 /// A live candidate of the set.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -310,7 +312,7 @@ impl Mover {
             let refusals = self.refusals.entry(to).or_default();
             refusals.count += 1;
             if let Some(more) = refusals.count.checked_sub(PATIENCE) {
-                refusals.until = now + SHUNNED.saturating_mul(2_u32.saturating_pow(more));
+                refusals.until = now + SHUNNED.bare(more + 1);
             }
         }
     }

@@ -14,6 +14,7 @@ use futures_util::StreamExt as _;
 use futures_util::stream;
 use serde_json::{Value, json};
 use tenure_core::clock::Tick;
+use tenure_core::retry::ExponentialBackoff;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
@@ -307,10 +308,10 @@ async fn run(follower: Weak<Follower>, rpc: Rpc) {
                 }
             }
         }
-        let pause = strong.poll.saturating_mul(1 << failures.min(5));
-        let pause = pause.min(POLL_MAX.max(strong.poll));
+        let most = strong.poll.saturating_mul(32).min(POLL_MAX).max(strong.poll);
+        let backoff = ExponentialBackoff::new(strong.poll, most);
         drop(strong);
-        sleep(pause).await;
+        sleep(backoff.bare(failures.saturating_add(1))).await;
     }
 }
 

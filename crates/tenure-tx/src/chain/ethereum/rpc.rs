@@ -21,6 +21,7 @@ use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use tenure_core::clock::{BootClock, Clock as _, Tick};
+use tenure_core::retry::ExponentialBackoff;
 use tokio::sync::OnceCell;
 use tokio::time::timeout;
 use url::Url;
@@ -89,9 +90,9 @@ struct RpcFeeHistory {
 /// How many calls go into one request, at first: most nodes take 100.
 pub(super) const BATCH: usize = 100;
 
-/// How long a failing endpoint is left alone at first; doubles.
-const REST: Duration = Duration::from_secs(1);
-const REST_MAX: Duration = Duration::from_secs(30);
+/// How long an endpoint is left alone that fails, or says nothing of use, so often in a row.
+const REST: ExponentialBackoff =
+    ExponentialBackoff::new(Duration::from_secs(1), Duration::from_secs(30));
 
 /// After how much time without a new block the other endpoints are asked for theirs.
 const STILL: Duration = Duration::from_secs(15);
@@ -143,7 +144,7 @@ impl Endpoint {
     fn set_aside(&self) -> bool {
         let mut health = self.health();
         health.useless = health.useless.saturating_add(1);
-        health.rests_until = Some(tick() + rest(health.useless));
+        health.rests_until = Some(tick() + REST.bare(health.useless));
         health.useless == 1
     }
 
@@ -152,7 +153,7 @@ impl Endpoint {
         let mut health = self.health();
         let first = health.failures == 0;
         health.failures = health.failures.saturating_add(1);
-        health.rests_until = Some(tick() + rest(health.failures));
+        health.rests_until = Some(tick() + REST.bare(health.failures));
         health.verified = false;
         first
     }
@@ -161,11 +162,6 @@ impl Endpoint {
 /// Time that a suspended machine counts as well.
 pub(super) fn tick() -> Tick {
     BootClock.now()
-}
-
-/// How long an endpoint is left alone after so many failures in a row.
-fn rest(failures: u32) -> Duration {
-    REST.saturating_mul(1 << failures.saturating_sub(1).min(5)).min(REST_MAX)
 }
 
 /// What it says of an endpoint that its answers lack some of what was asked for.
