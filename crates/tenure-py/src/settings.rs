@@ -73,14 +73,8 @@ pub(crate) fn role(from: &Bound<'_, PyDict>) -> PyResult<RoleSpec> {
         (None, None) => return Err(error::value("a role needs a name, or key1 and key2")),
     };
     if let Some(policy) = get::<String>(from, "policy")? {
-        spec = spec.policy(match policy.as_str() {
-            "exclusive" => TakeoverPolicy::Exclusive,
-            "fenced" => TakeoverPolicy::Fenced,
-            other => {
-                let text = format!("policy must be \"exclusive\" or \"fenced\", not {other:?}");
-                return Err(error::value(text));
-            }
-        });
+        let policy = policy.parse::<TakeoverPolicy>();
+        spec = spec.policy(policy.map_err(|why| error::value(format!("policy: {why}")))?);
     }
     if let Some(priority) = get(from, "priority")? {
         spec = spec.priority(priority);

@@ -429,7 +429,7 @@ async def test_bad_arguments_are_named(dsn: str) -> None:
         LeaderLock(dsn, 1)
     with pytest.raises(TypeError, match="name the role"):
         LeaderLock(dsn)
-    with pytest.raises(ValueError, match="policy must be"):
+    with pytest.raises(ValueError, match="is no takeover policy; write exclusive or fenced"):
         await LeaderLock(dsn, role="r", policy="strict").start()
     with pytest.raises(tenure.ConfigError, match="lease"):
         await LeaderLock(dsn, role="r", health_interval_s=1, lease_s=1).start()
