@@ -233,7 +233,8 @@ fn meant(args: &AgentArgs) -> Result<Meant, Failure> {
     let text = std::fs::read_to_string(path)
         .map_err(|source| ConfigError::Read { path: path.clone(), source })?;
     let plan = Plan::from_toml(&text, path).map_err(|error| Failure::usage(error.to_string()))?;
-    let first = build(builder(args, &text, path, plan.specs())?, &text, path)?;
+    let base = builder(args, &text, path)?;
+    let first = build(plan.specs().fold(base.clone(), ConfigBuilder::role), &text, path)?;
     if first.is_lock_only() {
         return Err(Failure::usage("an agent needs the tables; take lock_only out of [member]"));
     }
@@ -249,8 +250,9 @@ fn meant(args: &AgentArgs) -> Result<Meant, Failure> {
         let opened = alerting.open(&first, &ProcessEnv);
         opened.map_err(|error| Failure::usage(format!("{}: {error}", path.display())))?;
     }
-    let specs = || plan.roles().map(|(role, drain)| drained(&first, plan.spec(role), role, drain));
-    let config = build(builder(args, &text, path, specs())?, &text, path)?;
+    let specs = plan.roles().map(|(role, drain)| drained(&first, plan.spec(role), role, drain));
+    let builder = specs.fold(base, ConfigBuilder::role);
+    let config = build(builder.clone(), &text, path)?;
     let preempts = |role: &&RoleConfig| role.preempts() && plan.is_shard(role.name().as_str());
     if let Some(role) = config.roles().iter().find(preempts) {
         let error = preempts_error(role.name(), &text, path);
@@ -267,17 +269,11 @@ fn meant(args: &AgentArgs) -> Result<Meant, Failure> {
     }
     let dsn = Embedded::start_or_attach(None)?.dsn()?;
     let start = || Embedded::start_or_attach(None).map(drop).map_err(|error| error.to_string());
-    let builder = builder(args, &text, path, specs())?.dsn(dsn).revive(start);
-    let config = build(builder, &text, path)?;
+    let config = build(builder.dsn(dsn).revive(start), &text, path)?;
     Ok(Meant { plan, config, embedded: true })
 }
 
-fn builder(
-    args: &AgentArgs,
-    text: &str,
-    path: &Path,
-    roles: impl Iterator<Item = RoleSpec>,
-) -> Result<ConfigBuilder, Failure> {
+fn builder(args: &AgentArgs, text: &str, path: &Path) -> Result<ConfigBuilder, Failure> {
     let mut builder = Config::builder().env(ProcessEnv).toml(text, path)?;
     if let Some(dsn) = &args.dsn {
         if dsn.reveal().trim().is_empty() {
@@ -288,7 +284,7 @@ fn builder(
     if let Some(instance) = &args.instance {
         builder = builder.instance(instance);
     }
-    Ok(roles.fold(builder, ConfigBuilder::role))
+    Ok(builder)
 }
 
 fn build(builder: ConfigBuilder, text: &str, path: &Path) -> Result<Config, Failure> {

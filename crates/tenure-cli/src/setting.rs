@@ -41,34 +41,29 @@ impl Setting {
         behaviour: &Behaviour,
         auto_reacquire: bool,
     ) -> Result<Self, Failure> {
-        // The file or the environment may name the role, and the command line speak about it.
-        let build = |builder: ConfigBuilder| builder.build().map_err(|why| worded(&why, taking));
         let file = File::read(database)?;
-        let configured = build(builder_of(file.as_ref(), database, None, taking)?)?;
+        let mut builder = builder_of(file.as_ref(), database, taking)?;
+        // The file or the environment may name the role, and the command line speak about it.
+        let configured = build(builder.clone(), taking)?;
         let named = role.name()?;
         if let (Some(file), Some(name)) = (&file, &named) {
             file.lists(name)?;
         }
-        let spec = role.spec(&configured, taking, behaviour, auto_reacquire);
-        let builder = || {
-            let builder = builder_of(file.as_ref(), database, spec.clone(), taking)?;
-            // A role that only the environment asks for, by a bare key, is followed until the
-            // environment also says that it may be led.
-            let follows = named.is_none() && !configured.is_enabled();
-            Ok::<_, Failure>(if follows { builder.enabled(false) } else { builder })
-        };
-        let config = build(builder()?)?;
-        if config.dsn().is_some() {
-            return Ok(Setting { config, embedded: false });
+        if let Some(spec) = role.spec(&configured, taking, behaviour, auto_reacquire) {
+            builder = builder.role(spec);
         }
-        if !config.allows_embedded() {
-            return Err(Failure::usage(FORBIDDEN));
+        // A role that only the environment asks for, by a bare key, is followed until the
+        // environment also says that it may be led.
+        if named.is_none() && !configured.is_enabled() {
+            builder = builder.enabled(false);
         }
-        let dsn = Embedded::start_or_attach(None)?.dsn()?;
-        // A private server that dies is started again by the members that use it.
-        let start = || Embedded::start_or_attach(None).map(drop).map_err(|error| error.to_string());
-        let config = build(builder()?.dsn(dsn).revive(start))?;
-        Ok(Setting { config, embedded: true })
+        Setting::on(builder, taking, |builder| {
+            let dsn = Embedded::start_or_attach(None)?.dsn()?;
+            // A private server that dies is started again by the members that use it.
+            let start =
+                || Embedded::start_or_attach(None).map(drop).map_err(|error| error.to_string());
+            Ok(builder.dsn(dsn).revive(start))
+        })
     }
 
     /// For a command that only asks or orders.
@@ -79,23 +74,32 @@ impl Setting {
     /// For a command that only asks or orders: without a DSN it attaches to a private server that
     /// runs, and never makes one.
     pub(crate) fn asking(database: &Database, taking: &Taking) -> Result<Self, Failure> {
-        let build = |builder: ConfigBuilder| builder.build().map_err(|why| worded(&why, taking));
         let file = File::read(database)?;
-        let builder = || builder_of(file.as_ref(), database, None, taking);
-        let config = build(builder()?)?;
+        Setting::on(builder_of(file.as_ref(), database, taking)?, taking, |builder| {
+            match Embedded::attach(None).ok().flatten() {
+                Some(running) => Ok(builder.dsn(running.dsn()?)),
+                None => Err(Failure::usage(
+                    "no database is configured, and no private one runs on this machine; give --dsn, \
+                     or set TENURE_DSN",
+                )),
+            }
+        })
+    }
+
+    /// On the database that was named, else on the private one of this machine, which `private` adds.
+    fn on(
+        builder: ConfigBuilder,
+        taking: &Taking,
+        private: impl FnOnce(ConfigBuilder) -> Result<ConfigBuilder, Failure>,
+    ) -> Result<Self, Failure> {
+        let config = build(builder.clone(), taking)?;
         if config.dsn().is_some() {
             return Ok(Setting { config, embedded: false });
         }
         if !config.allows_embedded() {
             return Err(Failure::usage(FORBIDDEN));
         }
-        let Some(running) = Embedded::attach(None).ok().flatten() else {
-            return Err(Failure::usage(
-                "no database is configured, and no private one runs on this machine; give --dsn, \
-                 or set TENURE_DSN",
-            ));
-        };
-        let config = build(builder()?.dsn(running.dsn()?))?;
+        let config = build(private(builder)?, taking)?;
         Ok(Setting { config, embedded: true })
     }
 
@@ -228,62 +232,43 @@ impl File {
     }
 }
 
-/// A refused configuration in the words of the command line, where that was what asked for it.
-fn worded(error: &ConfigError, taking: &Taking) -> Failure {
-    let mut text = error.to_string();
-    let Taking { heartbeat, lease, grace, .. } = taking;
-    // A remedy names timings beside the one that was given.
-    let timed = heartbeat.or(*lease).or(*grace).is_some();
-    let options = [
-        (timed, "kill_grace", "--grace"),
-        (taking.reconnect_grace.is_some(), "reconnect_grace", "--reconnect-grace"),
-        (timed, "heartbeat", "--heartbeat"),
-        (timed, "lease", "--lease"),
-        (taking.instance.is_some(), "the scope", "--instance"),
-    ];
-    let timings = matches!(error, ConfigError::Lease(_) | ConfigError::Identity(_));
-    for (_, field, option) in options.into_iter().filter(|(given, ..)| timings && *given) {
-        text = text.replace("[member]: ", "");
-        text = replace_word(&text, field, option);
-    }
-    Failure::usage(text)
-}
-
-/// Replaces a whole word: `lease`, not a part of `released`.
-fn replace_word(text: &str, word: &str, by: &str) -> String {
-    let is_part = |c: char| c.is_alphanumeric() || c == '_' || c == '-';
-    let mut out = String::new();
-    let mut rest = text;
-    while let Some(at) = rest.find(word) {
-        let (before, after) = (&rest[..at], &rest[at + word.len()..]);
-        let whole = !before.ends_with(is_part) && !after.starts_with(is_part);
-        out.push_str(before);
-        out.push_str(if whole { by } else { word });
-        rest = after;
-    }
-    out + rest
+/// Checks the whole. What is wrong is told in the words of the command line, where that was what asked for it.
+fn build(builder: ConfigBuilder, taking: &Taking) -> Result<Config, Failure> {
+    let Taking { heartbeat, lease, grace, reconnect_grace, instance, .. } = taking;
+    builder.build().map_err(|error| match error {
+        ConfigError::Lease(error)
+            if [heartbeat, lease, grace, reconnect_grace].iter().any(|time| time.is_some()) =>
+        {
+            Failure::usage(error.with_names(|timing| match timing {
+                "heartbeat" => "--heartbeat",
+                "lease" => "--lease",
+                "kill_grace" => "--grace",
+                "reconnect_grace" => "--reconnect-grace",
+                other => other,
+            }))
+        }
+        ConfigError::Identity(error) if instance.is_some() => {
+            Failure::usage(format!("--instance: {error}"))
+        }
+        error => error.into(),
+    })
 }
 
 /// What command line, environment and file say together; the private server is not started.
 #[cfg(feature = "tx")]
 pub(crate) fn configured(database: &Database) -> Result<Config, Failure> {
-    Ok(builder(database, None, &Taking::default())?.build()?)
+    Ok(builder(database)?.build()?)
 }
 
 /// Command line, environment and file, for a command that adds to them.
 #[cfg(feature = "tx")]
-pub(crate) fn builder(
-    database: &Database,
-    role: Option<RoleSpec>,
-    taking: &Taking,
-) -> Result<ConfigBuilder, Failure> {
-    builder_of(File::read(database)?.as_ref(), database, role, taking)
+pub(crate) fn builder(database: &Database) -> Result<ConfigBuilder, Failure> {
+    builder_of(File::read(database)?.as_ref(), database, &Taking::default())
 }
 
 fn builder_of(
     file: Option<&File>,
     database: &Database,
-    role: Option<RoleSpec>,
     taking: &Taking,
 ) -> Result<ConfigBuilder, Failure> {
     let mut builder = Config::builder().env(ProcessEnv);
@@ -298,9 +283,6 @@ fn builder_of(
     }
     if database.no_embedded {
         builder = builder.embedded(false);
-    }
-    if let Some(role) = role {
-        builder = builder.role(role);
     }
     let Taking { heartbeat, lease, grace, reconnect_grace, .. } = taking;
     if let Some(heartbeat) = *heartbeat {

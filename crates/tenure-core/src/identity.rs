@@ -17,7 +17,7 @@ pub struct Identity(Arc<str>);
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum IdentityError {
-    /// Scope or host name is empty.
+    /// The scope, or what says the place (an instance or the host's name), is empty.
     #[error("the {field} of an identity is empty; give it at least one character")]
     Empty {
         /// `scope` or `hostname`.
@@ -32,7 +32,7 @@ pub enum IdentityError {
         found: char,
     },
     /// The whole is too long.
-    #[error("the identity would have {bytes} bytes; shorten the scope so that it has {max}", max = Identity::MAX_BYTES)]
+    #[error("the identity would have {bytes} bytes; shorten the scope or the instance so that it has {max}", max = Identity::MAX_BYTES)]
     TooLong {
         /// How many it would have.
         bytes: usize,

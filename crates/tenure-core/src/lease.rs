@@ -130,11 +130,10 @@ pub struct LeaseSpec {
 }
 
 /// A timing that cannot work.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LeaseError {
     /// Below its lower bound.
-    #[error("{field} is {}, below {}: {reason}; raise it", spoken(.value), spoken(.bound))]
     TooShort {
         /// The timing, as the configuration names it.
         field: &'static str,
@@ -146,7 +145,6 @@ pub enum LeaseError {
         reason: &'static str,
     },
     /// Above its upper bound.
-    #[error("{field} is {}, above {}: {reason}; lower it", spoken(.value), spoken(.bound))]
     TooLong {
         /// The timing, as the configuration names it.
         field: &'static str,
@@ -158,13 +156,6 @@ pub enum LeaseError {
         reason: &'static str,
     },
     /// The parts do not fit into the lease.
-    #[error(
-        "lease is {}, but 1.2 × heartbeat + statement_deadline + kill_grace is {}: \
-         a beat that is sent late and answered late would come after the gate has shut; raise \
-         lease or lower the others",
-        spoken(.lease),
-        spoken(.needed)
-    )]
     DoesNotFit {
         /// The lease that was asked for.
         lease: Duration,
@@ -172,6 +163,42 @@ pub enum LeaseError {
         needed: Duration,
     },
 }
+
+impl LeaseError {
+    /// The sentence, with each timing under the name that `called` gives it: a command line calls `kill_grace`
+    /// otherwise than a file does.
+    #[must_use]
+    pub fn with_names(&self, called: impl Fn(&'static str) -> &'static str) -> String {
+        match self {
+            LeaseError::TooShort { field, value, bound, reason } => {
+                let (field, value, bound) = (called(field), spoken(value), spoken(bound));
+                format!("{field} is {value}, below {bound}: {reason}; raise it")
+            }
+            LeaseError::TooLong { field, value, bound, reason } => {
+                let (field, value, bound) = (called(field), spoken(value), spoken(bound));
+                format!("{field} is {value}, above {bound}: {reason}; lower it")
+            }
+            LeaseError::DoesNotFit { lease, needed } => {
+                let names = ["lease", "heartbeat", "statement_deadline", "kill_grace"].map(called);
+                let [name, heartbeat, statement_deadline, kill_grace] = names;
+                let (lease, needed) = (spoken(lease), spoken(needed));
+                format!(
+                    "{name} is {lease}, but 1.2 × {heartbeat} + {statement_deadline} + {kill_grace} is {needed}: \
+                     a beat that is sent late and answered late would come after the gate has shut; raise \
+                     {name} or lower the others"
+                )
+            }
+        }
+    }
+}
+
+impl fmt::Display for LeaseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.with_names(|field| field))
+    }
+}
+
+impl std::error::Error for LeaseError {}
 
 /// A timing that works, but not well.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -98,7 +98,7 @@ impl Config {
     pub fn builder() -> ConfigBuilder {
         ConfigBuilder {
             file: Written::default(),
-            env: Box::new(NoEnv),
+            env: Arc::new(NoEnv),
             own: Written::default(),
             retry: None,
             renewal: None,
@@ -255,9 +255,10 @@ impl Config {
 
 /// Gathers a configuration; see the [module](self) for which source wins.
 #[must_use]
+#[derive(Clone)]
 pub struct ConfigBuilder {
     file: Written,
-    env: Box<dyn Env + Send + Sync>,
+    env: Arc<dyn Env + Send + Sync>,
     own: Written,
     retry: Option<Arc<dyn RetryStrategy>>,
     renewal: Option<Arc<dyn Renewal>>,
@@ -304,7 +305,7 @@ impl ConfigBuilder {
 
     /// The environment to read, both Tenure's variables and libpq's. Default: none is read.
     pub fn env(mut self, env: impl Env + Send + Sync + 'static) -> Self {
-        self.env = Box::new(env);
+        self.env = Arc::new(env);
         self
     }
 

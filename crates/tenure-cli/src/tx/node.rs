@@ -27,7 +27,7 @@ use tokio::net::TcpSocket;
 use super::amount::{Amount, Cap, amount, cap};
 use super::follower::SyncCommand;
 use super::{callers, role_of, store};
-use crate::args::{Database, Taking, period, secret};
+use crate::args::{Database, period, secret};
 use crate::exit::{self, Exit, Failure};
 use crate::listener::{self, Health, Listener};
 use crate::output::out;
@@ -383,7 +383,7 @@ fn options(args: &NodeArgs, lease: Option<Duration>) -> Result<ServiceOptions, F
 fn config(args: &NodeArgs, role: &str) -> Result<Config, Failure> {
     // Every effect carries the epoch or a nonce that is used once, so the next leader need not wait
     // for the last one's lease.
-    let mut builder = setting::builder(&args.database, None, &Taking::default())?
+    let mut builder = setting::builder(&args.database)?
         .role(RoleSpec::named(role).policy(TakeoverPolicy::Fenced));
     if let Some(instance) = &args.instance {
         builder = builder.instance(instance.clone());

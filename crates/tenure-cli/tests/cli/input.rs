@@ -34,7 +34,7 @@ async fn names_that_cannot_be_are_refused_with_the_bound() {
     refuses(&ends(&["key", "a\nb"]).await, 2, "control character");
     let long = "i".repeat(300);
     let output = ends(&["run", "--dsn", dsn, "--role", "r", "--instance", &long]).await;
-    refuses(&output, 2, "shorten --instance");
+    refuses(&output, 2, "--instance: the identity would have");
 }
 
 #[tokio::test]
@@ -42,7 +42,7 @@ async fn timings_that_do_not_fit_name_the_field() {
     let dsn = "postgresql://nobody@127.0.0.1:1/none";
     let output =
         ends(&["run", "--dsn", dsn, "--role", "r", "--lease", "1s", "--grace", "2s"]).await;
-    refuses(&output, 2, "statement_deadline + --grace is");
+    refuses(&output, 2, "1.2 × --heartbeat + statement_deadline + --grace is");
     let output = ends(&["run", "--dsn", dsn, "--role", "r", "--retry-base", "0"]).await;
     refuses(&output, 2, "--retry-base");
 }
