@@ -65,7 +65,7 @@ pub struct Program {
     pub outlasts_drain: bool,
 }
 
-/// What a child is told by the program that runs it.
+/// What a child is told by the program that runs it. A closed set, the mildest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stop {
     /// To go on.
@@ -76,7 +76,8 @@ pub enum Stop {
     AtOnce,
 }
 
-/// How a child came to its end. Nothing of it runs any more, except where that is said.
+/// How a child came to its end. Nothing of it runs any more, except where that is said. A closed set: a program must
+/// decide for each what it does next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChildEnd {
     /// It was not started: the lease was about to end.

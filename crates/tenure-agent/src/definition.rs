@@ -23,7 +23,7 @@ const LONGEST_DRAIN: Duration = Duration::from_secs(3600);
 /// The longest pause before a retry.
 const LONGEST_PAUSE: Duration = Duration::from_secs(3600);
 
-/// What becomes of slots that no leader fired in time.
+/// What becomes of slots that no leader fired in time. A closed set: each is a policy of the file.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Missed {
@@ -36,7 +36,7 @@ pub enum Missed {
     RunAll,
 }
 
-/// What becomes of a slot that is due while an earlier one has not ended.
+/// What becomes of a slot that is due while an earlier one has not ended. A closed set: each is a policy of the file.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Overlap {

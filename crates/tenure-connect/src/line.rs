@@ -66,7 +66,7 @@ impl LineError {
     }
 }
 
-/// What a line says without being asked. After `Closed`, with the reason, nothing more comes.
+/// What a line says without being asked. A closed set. After `Closed`, with the reason, nothing more comes.
 #[derive(Debug)]
 #[allow(missing_docs, reason = "the names say it")]
 pub enum Unasked {

@@ -17,7 +17,8 @@ use std::str::FromStr;
 
 use sha2::{Digest, Sha256};
 
-/// The key of an advisory lock, in one of PostgreSQL's two key spaces (which never collide).
+/// The key of an advisory lock, in one of PostgreSQL's two key spaces (which never collide). A closed set: there is no
+/// third.
 ///
 /// In JSON it is what the database's functions take: `{"key": 1, "pair": false}`; a pair is packed as
 /// `key1 << 32 | key2`.

@@ -26,7 +26,7 @@ const MAX_LEASE: Duration = Duration::from_secs(3600);
 /// A beat is also how others see that we live: with a lease only, it is never rarer than this.
 const MAX_DERIVED_HEARTBEAT: Duration = Duration::from_secs(5);
 
-/// What a new holder must wait for before it may act.
+/// What a new holder must wait for before it may act. A closed set: all members of a role must mean the same by it.
 #[derive(
     Copy, Clone, Debug, PartialEq, Eq, Hash, Default, serde::Serialize, serde::Deserialize,
 )]
@@ -92,6 +92,7 @@ impl FromStr for TakeoverPolicy {
 
 /// What can happen to a leader, for [`Lease::failover_bound`].
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Fault {
     /// Step-down, shutdown, SIGTERM: it let go by itself.
     StepDown,

@@ -38,7 +38,7 @@ const MAX_FIRST_VOTERS: usize = 7;
 /// The first byte of a snapshot of this state.
 pub(crate) const SNAPSHOT_TAG: u8 = b'C';
 
-/// What a key may do; each right includes the ones before it.
+/// What a key may do; each right includes the ones before it. A closed set: it is part of the replicated state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Right {

@@ -77,7 +77,7 @@ impl fmt::Debug for TxId {
     }
 }
 
-/// What became of a goal.
+/// What became of a goal. A closed set: it is part of every record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Outcome {
     /// It changed the state by this diff.

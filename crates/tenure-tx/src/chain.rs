@@ -73,7 +73,7 @@ impl std::fmt::Display for ChainIdentity {
     }
 }
 
-/// How a price was too low.
+/// How a price was too low. A closed set: what is paid next depends on which of them it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shortfall {
     /// A transaction with this nonce is in the pool and pays as much or more.

@@ -65,7 +65,8 @@ pub fn unhex(text: &str) -> Option<Vec<u8>> {
     hex::decode(text.strip_prefix("0x").unwrap_or(text)).ok()
 }
 
-/// What is known of a transaction, with what each status carries.
+/// What is known of a transaction, with what each status carries. A closed set: a reader decides for each whether
+/// it still waits.
 ///
 /// `Future` is also the status of an *intent*: committed to the table, not yet seen in a pool.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EnumDiscriminants)]

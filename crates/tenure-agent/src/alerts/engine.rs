@@ -89,7 +89,7 @@ pub struct Delivery {
     pub trial: Option<Trial>,
 }
 
-/// What a notifier was told.
+/// What a notifier was told. A closed set: what it is told next follows from it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Told {
@@ -115,7 +115,7 @@ pub struct Trial {
     pub why: String,
 }
 
-/// What a message says.
+/// What a message says. A closed set: every notifier has words for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {

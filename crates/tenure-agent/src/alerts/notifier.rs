@@ -42,6 +42,7 @@ const VARIABLES: [&str; 3] = ["TENURE_PAGERDUTY_KEY", "TENURE_SLACK_TOKEN", "TEN
 
 /// A notifier as the file names it.
 #[derive(Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Target {
     /// PagerDuty's events.
     PagerDuty,
@@ -55,6 +56,7 @@ pub enum Target {
 
 /// Where a webhook's URL is.
 #[derive(Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Place {
     /// In the file itself.
     Here(String),

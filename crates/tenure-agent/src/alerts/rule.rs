@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::condition::Condition;
 
-/// How urgent an alert is; PagerDuty's words.
+/// How urgent an alert is. A closed set: PagerDuty's words.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {

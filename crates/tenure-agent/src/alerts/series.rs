@@ -6,6 +6,7 @@
 
 /// Where the past of a series comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Past {
     /// A counter of terms or events: every evaluation rebuilds its range from the tables.
     Counted,

@@ -104,7 +104,7 @@ pub struct Request {
     pub deadline: Option<Tick>,
 }
 
-/// What permits a no-op in a request's place.
+/// What permits a no-op in a request's place. A closed set: nothing else ever does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Permit {

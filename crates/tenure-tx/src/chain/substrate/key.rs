@@ -29,6 +29,7 @@ const CONTEXT: &[u8] = b"substrate";
 
 /// How a key signs, and what its account is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, strum::Display, strum::EnumString)]
+#[non_exhaustive]
 #[strum(serialize_all = "lowercase")]
 pub enum Scheme {
     /// Schnorr signatures on Ristretto: the usual one. The account is the public key.
