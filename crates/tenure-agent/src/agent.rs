@@ -8,7 +8,7 @@ use std::time::Duration;
 use tenure::config::Config;
 use tenure::connect::dsn::ProcessEnv;
 use tenure::shards::{Answer, Asked};
-use tenure::{LeaderLock, Member, Notice, TenureError};
+use tenure::{Identity, LeaderLock, Member, Notice, TenureError};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{Semaphore, broadcast, watch};
 use tokio::task::{AbortHandle, JoinSet};
@@ -180,8 +180,8 @@ impl Agent {
 
     /// Its identity in the group.
     #[must_use]
-    pub fn identity(&self) -> &str {
-        self.member.identity().as_str()
+    pub fn identity(&self) -> &Identity {
+        self.member.identity()
     }
 
     /// Takes over another plan: commands, schedules, retention and alerts of the roles that the member has. Says
@@ -260,7 +260,7 @@ async fn relay(
     refused: watch::Sender<Option<TenureError>>,
     led: watch::Sender<u64>,
 ) {
-    let role = lock.role().as_str().to_owned();
+    let role = lock.role().clone();
     loop {
         let notice = match notices.recv().await {
             Ok(event) => event.notice,
@@ -297,9 +297,9 @@ async fn relay(
             led.send_modify(|count| *count += 1);
         }
         if let Notice::Recovered { epoch } = notice {
-            let (member, detail) = (lock.identity().as_str(), "won back within the grace period");
+            let detail = "won back within the grace period";
             // For people: a note that is lost costs nothing else.
-            let _ = store.note(&role, member, Some(epoch), "recovered", detail).await;
+            let _ = store.note(&role, lock.identity(), Some(epoch), "recovered", detail).await;
         }
     }
 }

@@ -64,9 +64,9 @@ impl Commander {
         // In flight as long as a process of the child lives: the release is clean or it is not.
         let Ok(act) = lock.begin_act(Duration::ZERO) else { return false };
         let epoch = act.epoch();
-        let role = lock.role().as_str().to_owned();
+        let role = lock.role();
         let mut env = vec![
-            ("TENURE_ROLE", role.clone()),
+            ("TENURE_ROLE", role.as_str().to_owned()),
             ("TENURE_MEMBER", lock.identity().as_str().to_owned()),
             ("TENURE_EPOCH", epoch.get().to_string()),
         ];
@@ -80,7 +80,7 @@ impl Commander {
         let (stop, stopped) = watch::channel(Stop::No);
         let started = {
             let (events, mut event) =
-                (self.events.clone(), Event::of("child_started", &role, Some(epoch)));
+                (self.events.clone(), Event::of("child_started", role, Some(epoch)));
             move |pid| {
                 drop(permit);
                 event.pid = Some(pid);
@@ -102,7 +102,7 @@ impl Commander {
                 }
             }
         };
-        let mut event = Event::of("child_gone", &role, Some(epoch));
+        let mut event = Event::of("child_gone", role, Some(epoch));
         let end = match ended {
             Ok(ended) => ended.end,
             Err(error) => {

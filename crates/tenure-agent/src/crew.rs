@@ -134,11 +134,8 @@ impl Crew {
     /// One term, to its end.
     async fn shift(&mut self, epoch: Epoch) {
         let lock = self.post.lock.clone();
-        let term = FencedTerm {
-            role: lock.role().as_str().to_owned(),
-            epoch,
-            member: lock.identity().as_str().to_owned(),
-        };
+        let (role, member) = (lock.role().clone(), lock.identity().clone());
+        let term = FencedTerm { role, epoch, member };
         let (done, mut ends) = mpsc::unbounded_channel();
         let mut changes = lock.changes();
         let mut jobs = self.jobs.clone();
@@ -475,11 +472,11 @@ impl Shift<'_> {
             }
             Effect::Finish { slot, number, how, then } => {
                 let end = self.unrecorded.remove(&(slot.clone(), number));
-                let mut event = self.event("run_ended", &slot, number).because(how.as_str());
+                let mut event = self.event("run_ended", &slot, number).because(how.to_string());
                 event.code = end.and_then(|end| end.details.code);
                 self.crew.events.tell(event);
                 if then == Then::Dead {
-                    self.tell("dead_letter", &slot, number, how.as_str());
+                    self.tell("dead_letter", &slot, number, &how.to_string());
                 }
                 self.engine.recorded(&slot);
             }
@@ -520,7 +517,7 @@ impl Shift<'_> {
             Ok(answers) => answers,
             Err(error) => return Err(Unsent::InDoubt(claims, error)),
         };
-        tracing::debug!(role = self.term.role, slots = claims.len(), took = ?begun.elapsed(), "claimed");
+        tracing::debug!(role = %self.term.role, slots = claims.len(), took = ?begun.elapsed(), "claimed");
         let now = self.crew.store.now();
         for (claim, answer) in claims.into_iter().zip(answers) {
             if let Effect::Claim { slot, .. } = claim {

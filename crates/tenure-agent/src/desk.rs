@@ -6,10 +6,11 @@ use jiff::{SignedDuration, Timestamp};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tenure::RoleName;
 use tenure::config::Config;
+use tenure::{Epoch, Identity, RoleName};
 use tenure_connect::sql::literal;
 
+pub use crate::engine::{How, SlotState};
 use crate::store::{Store, StoreError};
 
 /// A schedule, as its role's leader has it.
@@ -18,7 +19,7 @@ use crate::store::{Store, StoreError};
 #[allow(missing_docs, reason = "the names say it")]
 pub struct Listed {
     pub name: String,
-    pub role: String,
+    pub role: RoleName,
     pub cron: String,
     pub timezone: String,
     pub definition: Value,
@@ -27,12 +28,12 @@ pub struct Listed {
     #[serde(default)]
     pub removed: bool,
     /// The member that leads its role.
-    pub leader: Option<String>,
+    pub leader: Option<Identity>,
     pub last: Option<Latest>,
     /// How many dead letters it has.
     pub dead: u64,
     /// The members whose files say otherwise.
-    pub differs: Vec<String>,
+    pub differs: Vec<Identity>,
 }
 
 /// The latest slot of a schedule.
@@ -41,7 +42,7 @@ pub struct Listed {
 #[allow(missing_docs, reason = "the names say it")]
 pub struct Latest {
     pub at: Timestamp,
-    pub state: String,
+    pub state: SlotState,
     pub ended_at: Option<Timestamp>,
 }
 
@@ -52,7 +53,7 @@ pub struct Latest {
 pub struct Recorded {
     pub schedule: String,
     pub at: Timestamp,
-    pub state: String,
+    pub state: SlotState,
     /// How many slots before it were missed with it.
     pub missed: u32,
     /// And more than that.
@@ -61,8 +62,8 @@ pub struct Recorded {
     /// The number of that order.
     #[serde(default)]
     pub order_id: Option<i64>,
-    pub epoch: i64,
-    pub member: String,
+    pub epoch: Epoch,
+    pub member: Identity,
     pub claimed_at: Timestamp,
     pub ended_at: Option<Timestamp>,
     pub retry_at: Option<Timestamp>,
@@ -75,11 +76,11 @@ pub struct Recorded {
 #[allow(missing_docs, reason = "the names say it")]
 pub struct Attempted {
     pub number: u32,
-    pub epoch: i64,
-    pub member: String,
+    pub epoch: Epoch,
+    pub member: Identity,
     pub started_at: Timestamp,
     pub ended_at: Option<Timestamp>,
-    pub how: Option<String>,
+    pub how: Option<How>,
     pub code: Option<i32>,
     pub reason: Option<String>,
     pub output: Option<String>,
@@ -93,9 +94,9 @@ pub struct Happened {
     pub at: Timestamp,
     /// The same for the same event, however often it is asked for.
     pub key: String,
-    pub role: Option<String>,
-    pub member: Option<String>,
-    pub epoch: Option<i64>,
+    pub role: Option<RoleName>,
+    pub member: Option<Identity>,
+    pub epoch: Option<Epoch>,
     pub event: String,
     #[serde(default)]
     pub schedule: Option<String>,
@@ -124,6 +125,22 @@ pub enum DeskError {
     /// The database.
     #[error(transparent)]
     Store(#[from] StoreError),
+}
+
+/// The database's answer to the order of a run.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Ordered {
+    Taken { role: RoleName, id: i64 },
+    Refused { error: RunRefusal },
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum RunRefusal {
+    NoDeadLetter,
+    TooMany,
+    UnknownSchedule,
 }
 
 /// A session for questions and orders.
@@ -202,20 +219,18 @@ impl Desk {
         name: &str,
         slot: Option<Timestamp>,
         by: &str,
-    ) -> Result<(String, i64), DeskError> {
+    ) -> Result<(RoleName, i64), DeskError> {
         self.schedules().await?;
         let slot = slot.map_or_else(|| "null".to_owned(), |at| literal(&at.to_string()));
         let sql =
             format!("select tenure_agent.order_run({}, {slot}, {})", literal(name), literal(by));
-        let answer: Value = self.query(&sql).await?;
-        match answer["error"].as_str() {
-            None => {
-                let role = answer["role"].as_str().unwrap_or_default().to_owned();
-                Ok((role, answer["id"].as_i64().unwrap_or_default()))
-            }
-            Some("no_dead_letter") => Err(DeskError::NoDeadLetter(name.to_owned())),
-            Some("too_many") => Err(DeskError::TooMany(name.to_owned())),
-            Some(_) => Err(DeskError::UnknownSchedule(name.to_owned())),
+        match self.query::<Ordered>(&sql).await? {
+            Ordered::Taken { role, id } => Ok((role, id)),
+            Ordered::Refused { error } => Err(match error {
+                RunRefusal::NoDeadLetter => DeskError::NoDeadLetter(name.to_owned()),
+                RunRefusal::TooMany => DeskError::TooMany(name.to_owned()),
+                RunRefusal::UnknownSchedule => DeskError::UnknownSchedule(name.to_owned()),
+            }),
         }
     }
 

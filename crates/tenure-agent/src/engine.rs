@@ -23,6 +23,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
 
 use crate::definition::{MISSED_AFTER, Missed, Overlap, QUEUE, RUN_ALL, Schedule};
 
@@ -53,8 +54,10 @@ pub enum Fate {
     Skipped,
 }
 
-/// How an attempt ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// How an attempt ended. A closed set: the column `how` has no other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, strum::Display)]
+#[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum How {
     /// By itself, well.
     Succeeded,
@@ -66,6 +69,31 @@ pub enum How {
     Interrupted,
     /// A later slot took its place.
     Replaced,
+}
+
+/// Where a slot stands. A closed set: the column `state` has no other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, strum::Display)]
+#[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
+pub enum SlotState {
+    /// It waits for its turn.
+    Queued,
+    /// An attempt has begun, and its end is not written down.
+    Running,
+    /// It waits to be tried again.
+    Waiting,
+    /// Its last attempt ended well.
+    Succeeded,
+    /// Its last attempt failed or took too long: a dead letter.
+    Failed,
+    /// Its leader was gone, or had to hand over: a dead letter.
+    Interrupted,
+    /// A later slot took its place.
+    Replaced,
+    /// It was not fired in time.
+    Missed,
+    /// An earlier one had not ended.
+    Skipped,
 }
 
 /// What an attempt did, as its runner saw it.

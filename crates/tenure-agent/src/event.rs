@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use serde::Serialize;
-use tenure::Epoch;
+use tenure::{Epoch, RoleName};
 use tokio::sync::mpsc;
 
 /// Something that happened in this agent.
@@ -12,15 +12,15 @@ pub struct Event {
     /// What: `acquired`, `lost`, `child_started`, `run_started`, `run_ended` and so on.
     pub event: &'static str,
     /// The role it is about, if it is about one.
-    pub role: Option<String>,
+    pub role: Option<RoleName>,
     /// The schedule it is about, if it is about one.
     pub schedule: Option<String>,
     /// The planned instant of the slot it is about.
     pub slot: Option<Timestamp>,
     /// The number of the attempt.
     pub attempt: Option<u32>,
-    /// The term.
-    pub epoch: Option<i64>,
+    /// The epoch of the term.
+    pub epoch: Option<Epoch>,
     /// The process that was started.
     pub pid: Option<i32>,
     /// Its exit code, 128 + n for signal n.
@@ -52,9 +52,8 @@ impl Event {
         Event { event, ..Event::default() }
     }
 
-    pub(crate) fn of(event: &'static str, role: &str, epoch: Option<Epoch>) -> Self {
-        let (role, epoch) = (Some(role.to_owned()), epoch.map(Epoch::get));
-        Event { event, role, epoch, ..Event::default() }
+    pub(crate) fn of(event: &'static str, role: &RoleName, epoch: Option<Epoch>) -> Self {
+        Event { event, role: Some(role.clone()), epoch, ..Event::default() }
     }
 
     /// Something that the program around the agent says.

@@ -105,11 +105,11 @@ pub(crate) async fn serve(
                 Ok(Deleted { terms: 0, events: 0, slots: 0 }) => {}
                 Ok(Deleted { terms, events: orders, slots }) => {
                     let what = format!("{terms} terms, {orders} events and {slots} slots");
-                    events.tell(Event::of("pruned", MAINTENANCE, gate.epoch()).because(what));
+                    events.tell(Event::of("pruned", lock.role(), gate.epoch()).because(what));
                 }
                 Err(error) => {
                     let why = format!("the history was not pruned: {error}");
-                    events.tell(Event::of("error", MAINTENANCE, gate.epoch()).because(why));
+                    events.tell(Event::of("error", lock.role(), gate.epoch()).because(why));
                     sleep(AGAIN).await;
                     continue;
                 }

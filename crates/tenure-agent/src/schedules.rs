@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tenure::config::Config;
-use tenure::{LeaderLock, Member, TakeoverPolicy, TenureError};
+use tenure::{Identity, LeaderLock, Member, RoleName, TakeoverPolicy, TenureError};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout_at};
@@ -145,7 +145,7 @@ fn policy(config: &Config, role: &str) -> TakeoverPolicy {
 
 /// A role's lock, and where its crew takes orders.
 type Inbox = (LeaderLock, mpsc::UnboundedSender<WaitingOrder>);
-type Inboxes = BTreeMap<String, Inbox>;
+type Inboxes = BTreeMap<RoleName, Inbox>;
 
 /// The crews of a member: one for each role that the jobs name, or have named.
 #[derive(Debug)]
@@ -175,22 +175,22 @@ impl Roster {
         let mut inboxes = self.inboxes.borrow().clone();
         let known = inboxes.len();
         for job in self.jobs.borrow().iter() {
-            let role = job.schedule.role().as_str();
+            let role = job.schedule.role();
             if inboxes.contains_key(role) {
                 continue;
             }
-            let post = post(member, role)?;
+            let post = post(member, role.as_str())?;
             let (inbox, orders) = mpsc::unbounded_channel();
             let lock = post.lock.clone();
             let (store, jobs, events) =
                 (self.store.clone(), self.jobs.clone(), self.events.clone());
             tasks.spawn(Crew { post, store, jobs, orders, events }.serve());
-            inboxes.insert(role.to_owned(), (lock, inbox));
+            inboxes.insert(role.clone(), (lock, inbox));
         }
         if inboxes.len() > known {
             self.inboxes.send_replace(inboxes);
             if known == 0 {
-                let identity = member.identity().as_str().to_owned();
+                let identity = member.identity().clone();
                 let (store, jobs, events) =
                     (self.store.clone(), self.jobs.clone(), self.events.clone());
                 tasks.spawn(look(store, identity, jobs, self.inboxes.subscribe(), events));
@@ -204,7 +204,7 @@ impl Roster {
 /// statement for all roles, and only while one of them is led here.
 async fn look(
     store: Arc<Store>,
-    member: String,
+    member: Identity,
     mut jobs: watch::Receiver<Arc<Vec<Job>>>,
     inboxes: watch::Receiver<Inboxes>,
     events: Events,
@@ -229,7 +229,7 @@ async fn look(
                 announced = true;
             }
             let led = now.iter().filter(|(_, (lock, _))| lock.is_leader());
-            let led: Vec<String> = led.map(|(role, _)| role.clone()).collect();
+            let led: Vec<RoleName> = led.map(|(role, _)| role.clone()).collect();
             if led.is_empty() {
                 return Ok(Vec::new());
             }
@@ -313,18 +313,17 @@ async fn remove_bare(
     jobs: &watch::Receiver<Arc<Vec<Job>>>,
     events: &Events,
 ) -> Result<(), StoreError> {
-    let is_named =
-        |role: &str| jobs.borrow().iter().any(|job| job.schedule.role().as_str() == role);
-    let named: BTreeSet<String> =
-        jobs.borrow().iter().map(|job| job.schedule.role().as_str().to_owned()).collect();
-    let is_bare = |lock: &&LeaderLock| lock.is_leader() && !named.contains(lock.role().as_str());
-    let bare: Vec<String> =
-        locks.iter().filter(is_bare).map(|lock| lock.role().as_str().to_owned()).collect();
+    let is_named = |role: &RoleName| jobs.borrow().iter().any(|job| job.schedule.role() == role);
+    let named: BTreeSet<RoleName> =
+        jobs.borrow().iter().map(|job| job.schedule.role().clone()).collect();
+    let is_bare = |lock: &&LeaderLock| lock.is_leader() && !named.contains(lock.role());
+    let bare: Vec<RoleName> =
+        locks.iter().filter(is_bare).map(|lock| lock.role().clone()).collect();
     if bare.is_empty() {
         return Ok(());
     }
     for role in store.scheduled(&bare).await? {
-        let lock = locks.iter().find(|lock| lock.role().as_str() == role);
+        let lock = locks.iter().find(|lock| *lock.role() == role);
         let Some((lock, epoch)) = lock.and_then(|lock| Some((lock, lock.gate().epoch()?))) else {
             continue;
         };
@@ -332,7 +331,7 @@ async fn remove_bare(
         if is_named(&role) {
             continue;
         }
-        let member = lock.identity().as_str().to_owned();
+        let member = lock.identity().clone();
         match store.define(&FencedTerm { role: role.clone(), epoch, member }, &[]).await {
             Ok(_) => {
                 let why = "this leader's file has no schedule of the role";

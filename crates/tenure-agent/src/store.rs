@@ -12,14 +12,14 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tenure::config::Config;
-use tenure::{BootClock, Clock, Epoch, Tick};
+use tenure::{BootClock, Clock, Epoch, Identity, RoleName, Tick};
 use tenure_connect::line::{Line, LineError};
 use tenure_connect::sql::{json as jsonb, literal, settings};
 use tenure_connect::{ConnectError, Connector, TlsError};
 use tokio::sync::mpsc;
 
 use crate::definition::Schedule;
-use crate::engine::{Answer, Effect, Fate, How, Open, RunOrder, Slot, Stood, Then};
+use crate::engine::{Answer, Effect, Fate, How, Open, RunOrder, Slot, SlotState, Stood, Then};
 use crate::schema::SCHEMA;
 
 /// How long a session may be silent before the server ends it. One that was silent for half as long is not
@@ -74,10 +74,10 @@ impl std::fmt::Debug for Store {
 /// A term of a role, as the fence knows it.
 #[derive(Debug, Clone)]
 pub struct FencedTerm {
-    pub role: String,
+    pub role: RoleName,
     pub epoch: Epoch,
     /// The member that leads.
-    pub member: String,
+    pub member: Identity,
 }
 
 /// What the database knows of a schedule.
@@ -93,7 +93,7 @@ pub struct KnownSchedule {
 #[derive(Debug, Clone)]
 pub struct WaitingOrder {
     /// The role whose leader carries it out.
-    pub role: String,
+    pub role: RoleName,
     /// The schedule that the order is about.
     pub schedule: String,
     /// What the operator asked for.
@@ -166,10 +166,18 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`].
-    pub async fn announce(&self, member: &str, schedules: &[Schedule]) -> Result<(), StoreError> {
+    pub async fn announce(
+        &self,
+        member: &Identity,
+        schedules: &[Schedule],
+    ) -> Result<(), StoreError> {
         let digests: BTreeMap<&str, String> =
             schedules.iter().map(|schedule| (schedule.name(), schedule.digest())).collect();
-        let sql = format!("select tenure_agent.announce({}, {})", literal(member), jsonb(&digests));
+        let sql = format!(
+            "select tenure_agent.announce({}, {})",
+            literal(member.as_str()),
+            jsonb(&digests)
+        );
         self.ask::<Value>(&sql).await.map(drop)
     }
 
@@ -201,7 +209,7 @@ impl Store {
             .collect();
         let sql = format!(
             "select tenure_agent.define({}, {}, {})",
-            literal(&term.role),
+            literal(term.role.as_str()),
             term.epoch.get(),
             jsonb(&rows)
         );
@@ -227,9 +235,9 @@ impl Store {
             claims.iter().filter_map(|(effect, next)| claim_row(effect, *next)).collect();
         let sql = format!(
             "select tenure_agent.claim({}, {}, {}, {})",
-            literal(&term.role),
+            literal(term.role.as_str()),
             term.epoch.get(),
-            literal(&term.member),
+            literal(term.member.as_str()),
             jsonb(&rows)
         );
         let answer: Claimed = self.ask(&sql).await?;
@@ -252,9 +260,9 @@ impl Store {
     ) -> Result<bool, StoreError> {
         let sql = format!(
             "select tenure_agent.attempt({}, {}, {}, {}, {}, {number}, {})",
-            literal(&term.role),
+            literal(term.role.as_str()),
             term.epoch.get(),
-            literal(&term.member),
+            literal(term.member.as_str()),
             literal(&slot.schedule),
             slot.at.as_microsecond(),
             order.map_or_else(|| "null".to_owned(), |order| order.id.to_string()),
@@ -278,9 +286,9 @@ impl Store {
     ) -> Result<(), StoreError> {
         let sql = format!(
             "select tenure_agent.requeue({}, {}, {}, {}, {}, {number})",
-            literal(&term.role),
+            literal(term.role.as_str()),
             term.epoch.get(),
-            literal(&term.member),
+            literal(term.member.as_str()),
             literal(&slot.schedule),
             slot.at.as_microsecond(),
         );
@@ -308,7 +316,7 @@ impl Store {
             "schedule": slot.schedule,
             "at": slot.at.as_microsecond(),
             "attempt": number,
-            "how": how.as_str(),
+            "how": how,
             "state": state_after(how, then),
             "retry_at": retry_at,
             "code": details.code,
@@ -317,9 +325,9 @@ impl Store {
         });
         let sql = format!(
             "select tenure_agent.finish({}, {}, {}, {})",
-            literal(&term.role),
+            literal(term.role.as_str()),
             term.epoch.get(),
-            literal(&term.member),
+            literal(term.member.as_str()),
             jsonb(&end)
         );
         self.ask::<Value>(&sql).await.map(drop)
@@ -330,7 +338,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`].
-    pub(crate) async fn scheduled(&self, roles: &[String]) -> Result<Vec<String>, StoreError> {
+    pub(crate) async fn scheduled(&self, roles: &[RoleName]) -> Result<Vec<RoleName>, StoreError> {
         // In a schema that must not be used even the name of a table is an error.
         let readable = "select case when has_schema_privilege(to_regnamespace('tenure_agent'), 'usage') \
             then has_table_privilege(to_regclass('tenure_agent.schedule'), 'select') end";
@@ -344,7 +352,7 @@ impl Store {
         );
         #[derive(Deserialize)]
         struct Scheduled {
-            roles: Vec<String>,
+            roles: Vec<RoleName>,
         }
         self.ask::<Scheduled>(&sql).await.map(|answer| answer.roles)
     }
@@ -359,7 +367,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`].
-    pub async fn look(&self, roles: &[String]) -> Result<Vec<WaitingOrder>, StoreError> {
+    pub async fn look(&self, roles: &[RoleName]) -> Result<Vec<WaitingOrder>, StoreError> {
         let answer: Looked =
             self.ask(&format!("select tenure_agent.look({})", jsonb(&roles))).await?;
         Ok(answer.orders.into_iter().filter_map(OrderRow::read).collect())
@@ -371,8 +379,8 @@ impl Store {
     /// [`StoreError`].
     pub async fn note(
         &self,
-        role: &str,
-        member: &str,
+        role: &RoleName,
+        member: &Identity,
         epoch: Option<Epoch>,
         kind: &str,
         detail: &str,
@@ -380,8 +388,8 @@ impl Store {
         let epoch = epoch.map_or_else(|| "null".to_owned(), |epoch| epoch.get().to_string());
         let sql = format!(
             "insert into tenure.event (role, member, epoch, kind, detail) values ({}, {}, {epoch}, {}, {})",
-            literal(role),
-            literal(member),
+            literal(role.as_str()),
+            literal(member.as_str()),
             literal(kind),
             literal(detail),
         );
@@ -453,10 +461,10 @@ fn claim_row(effect: &Effect, next: Option<Timestamp>) -> Option<Value> {
         "schedule": slot.schedule,
         "at": slot.at.as_microsecond(),
         "state": match fate {
-            Fate::Run => "running",
-            Fate::Queue => "queued",
-            Fate::Missed => "missed",
-            Fate::Skipped => "skipped",
+            Fate::Run => SlotState::Running,
+            Fate::Queue => SlotState::Queued,
+            Fate::Missed => SlotState::Missed,
+            Fate::Skipped => SlotState::Skipped,
         },
         "missed": missed,
         "more": more,
@@ -466,25 +474,13 @@ fn claim_row(effect: &Effect, next: Option<Timestamp>) -> Option<Value> {
     }))
 }
 
-impl How {
-    /// As the table has it.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            How::Succeeded => "succeeded",
-            How::Failed => "failed",
-            How::Timeout => "timeout",
-            How::Interrupted => "interrupted",
-            How::Replaced => "replaced",
-        }
-    }
-}
-
-fn state_after(how: How, then: Then) -> &'static str {
+fn state_after(how: How, then: Then) -> SlotState {
     match (then, how) {
-        (Then::Retry(_), _) => "waiting",
-        (Then::Over | Then::Dead, How::Timeout) => "failed",
-        (Then::Over | Then::Dead, how) => how.as_str(),
+        (Then::Retry(_), _) => SlotState::Waiting,
+        (Then::Over | Then::Dead, How::Succeeded) => SlotState::Succeeded,
+        (Then::Over | Then::Dead, How::Failed | How::Timeout) => SlotState::Failed,
+        (Then::Over | Then::Dead, How::Interrupted) => SlotState::Interrupted,
+        (Then::Over | Then::Dead, How::Replaced) => SlotState::Replaced,
     }
 }
 
@@ -506,7 +502,7 @@ struct DefinedRow {
 #[derive(Deserialize)]
 struct OpenRow {
     at: i64,
-    state: String,
+    state: SlotState,
     attempts: u32,
     retry_at: Option<i64>,
     stays: bool,
@@ -514,10 +510,16 @@ struct OpenRow {
 
 impl OpenRow {
     fn read(&self) -> Option<Open> {
-        let stood = match self.state.as_str() {
-            "queued" => Stood::Queued,
-            "waiting" => Stood::Waiting(instant(self.retry_at?)?),
-            _ => Stood::Running,
+        let stood = match self.state {
+            SlotState::Queued => Stood::Queued,
+            SlotState::Waiting => Stood::Waiting(instant(self.retry_at?)?),
+            SlotState::Running
+            | SlotState::Succeeded
+            | SlotState::Failed
+            | SlotState::Interrupted
+            | SlotState::Replaced
+            | SlotState::Missed
+            | SlotState::Skipped => Stood::Running,
         };
         Some(Open { at: instant(self.at)?, attempts: self.attempts, stood, stays: self.stays })
     }
@@ -554,7 +556,7 @@ struct Looked {
 #[derive(Deserialize)]
 struct OrderRow {
     id: i64,
-    role: String,
+    role: RoleName,
     schedule: String,
     by: String,
     at: Option<i64>,

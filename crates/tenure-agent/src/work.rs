@@ -12,7 +12,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
-use tenure::{Act, BootClock, Clock, Epoch};
+use tenure::{Act, BootClock, Clock, Epoch, RoleName};
 use tenure_guardian::EndedBy;
 use tokio::sync::watch;
 use tokio::time::sleep;
@@ -36,7 +36,7 @@ pub struct Run {
     /// 1, or more for a retry.
     pub attempt: u32,
     /// The role whose leader runs it.
-    pub role: String,
+    pub role: RoleName,
     /// The fencing token of its term.
     pub epoch: Epoch,
 }
@@ -125,7 +125,7 @@ impl Work {
 
 fn variables(run: &Run, member: &str) -> Vec<(&'static str, String)> {
     vec![
-        ("TENURE_ROLE", run.role.clone()),
+        ("TENURE_ROLE", run.role.as_str().to_owned()),
         ("TENURE_MEMBER", member.to_owned()),
         ("TENURE_EPOCH", run.epoch.get().to_string()),
         ("TENURE_SCHEDULE", run.schedule.clone()),

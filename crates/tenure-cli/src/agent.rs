@@ -108,7 +108,7 @@ pub(crate) async fn agent(args: AgentArgs) -> Result<Exit, Failure> {
     };
     let mut agent = started.map_err(start_failed)?;
     // From here on what keeps the agent waiting is told, and its probes answer.
-    let journal = Journal::start(agent.identity(), args.output, embedded, inbox);
+    let journal = Journal::start(agent.identity().as_str(), args.output, embedded, inbox);
     if embedded {
         journal.say("warning", EMBEDDED);
     }

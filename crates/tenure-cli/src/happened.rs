@@ -95,10 +95,9 @@ fn show(event: &Happened, json: bool) {
         .as_ref()
         .filter(|detail| !detail.is_empty())
         .map(|detail| format!("({detail})"));
-    for part in [event.role.clone(), event.member.clone(), epoch, schedule, slot, detail]
-        .into_iter()
-        .flatten()
-    {
+    let role = event.role.as_ref().map(ToString::to_string);
+    let member = event.member.as_ref().map(ToString::to_string);
+    for part in [role, member, epoch, schedule, slot, detail].into_iter().flatten() {
         text.push_str("  ");
         text.push_str(&part);
     }

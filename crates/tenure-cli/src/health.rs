@@ -108,9 +108,10 @@ impl Checks {
     /// For people who read the group's events. Nothing waits for it, and it may be lost.
     fn note(&self, epoch: Option<Epoch>, detail: String) {
         let Some(store) = self.store.clone() else { return };
-        let (role, member) = (self.lock.role().as_str().to_owned(), self.member.clone());
+        let lock = self.lock.clone();
         tokio::spawn(async move {
-            let noted = store.note(&role, &member, epoch, "unhealthy", &detail).await;
+            let (role, member) = (lock.role(), lock.identity());
+            let noted = store.note(role, member, epoch, "unhealthy", &detail).await;
             if let Err(error) = noted {
                 tracing::warn!("the event was not noted: {error}");
             }

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use jiff::Timestamp;
-use tenure_agent::desk::{Desk, DeskError, Recorded};
+use tenure::Identity;
+use tenure_agent::desk::{Desk, DeskError, Recorded, SlotState};
 use tokio::time::{Instant, sleep};
 
 use crate::args::{Database, period};
@@ -104,7 +105,7 @@ async fn list(args: List) -> Result<Exit, Failure> {
     }
     let rows = schedules.iter().map(|schedule| {
         let last = schedule.last.as_ref();
-        let state = last.map_or("-".to_owned(), |last| last.state.clone());
+        let state = last.map_or("-".to_owned(), |last| last.state.to_string());
         let zone = if schedule.timezone == "UTC" {
             String::new()
         } else {
@@ -112,7 +113,7 @@ async fn list(args: List) -> Result<Exit, Failure> {
         };
         vec![
             schedule.name.clone(),
-            schedule.role.clone(),
+            schedule.role.to_string(),
             format!("{}{zone}", schedule.cron),
             second(schedule.next_at),
             second(last.map(|last| last.at)),
@@ -122,12 +123,13 @@ async fn list(args: List) -> Result<Exit, Failure> {
     });
     print(&table_of(&["schedule", "role", "when", "next", "last", "state", "dead"], rows, false));
     for schedule in schedules.iter().filter(|schedule| schedule.removed) {
-        let leader = schedule.leader.as_deref().unwrap_or("its last leader");
+        let leader = schedule.leader.as_ref().map_or("its last leader", Identity::as_str);
         out!("{} does not fire: the file of {leader} does not have it", schedule.name);
     }
     let kept = || schedules.iter().filter(|schedule| !schedule.removed);
     for schedule in kept().filter(|schedule| !schedule.differs.is_empty()) {
-        out!("{} is defined otherwise by {}", schedule.name, schedule.differs.join(", "));
+        let differs: Vec<&str> = schedule.differs.iter().map(Identity::as_str).collect();
+        out!("{} is defined otherwise by {}", schedule.name, differs.join(", "));
     }
     for schedule in kept().filter(|schedule| schedule.leader.is_none()) {
         out!("{} does not fire now: role {} has no leader", schedule.name, schedule.role);
@@ -148,7 +150,7 @@ async fn run_now(args: RunNow) -> Result<Exit, Failure> {
         let slot = desk.ordered(order).await.map_err(failed)?;
         if let Some(slot) = slot.filter(|slot| slot.ended_at.is_some()) {
             out!("{} {} {}", slot.schedule, slot.at, slot.state);
-            return Ok(if slot.state == "succeeded" { Exit::Clean } else { Exit::Failed });
+            return Ok(if slot.state == SlotState::Succeeded { Exit::Clean } else { Exit::Failed });
         }
         if Instant::now() >= until {
             return Err(Failure::failed(format!(
@@ -209,7 +211,7 @@ fn show(slots: &[Recorded]) {
         vec![
             slot.schedule.clone(),
             slot.at.to_string(),
-            slot.state.clone(),
+            slot.state.to_string(),
             slot.attempts.len().to_string(),
             code,
             why.or(missed).unwrap_or_default(),

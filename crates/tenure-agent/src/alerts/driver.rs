@@ -242,7 +242,8 @@ impl Alerting {
         );
         match answer {
             Ok(()) => {
-                self.events.tell(Event::of("notified", ALERTS, Some(epoch)).because(what));
+                self.events
+                    .tell(Event::of("notified", self.lock.role(), Some(epoch)).because(what));
             }
             Err(why) => {
                 let again = format!(
@@ -262,14 +263,14 @@ impl Alerting {
             };
             let alerts = incident.alerts.len();
             let what = format!("{} ({}), {alerts} firing", incident.rule, incident.severity);
-            self.events.tell(Event::of(event, ALERTS, Some(epoch)).because(what));
+            self.events.tell(Event::of(event, self.lock.role(), Some(epoch)).because(what));
         }
     }
 
     fn error(&mut self, error: &impl ToString) {
         let text = error.to_string();
         if self.told.as_ref() != Some(&text) {
-            let event = Event::of("error", ALERTS, None);
+            let event = Event::of("error", self.lock.role(), None);
             self.events.tell(event.because(format!("alerts: {text}")));
             self.told = Some(text);
         }

@@ -108,7 +108,7 @@ impl Line {
                 text.push_str(&part);
             }
         };
-        add(role.clone());
+        add(role.as_ref().map(ToString::to_string));
         add(schedule.as_ref().map(|name| format!("schedule {name}")));
         add(slot.map(|slot| format!("slot {slot}")));
         add(attempt.filter(|number| *number > 1).map(|number| format!("attempt {number}")));

@@ -385,7 +385,7 @@ async fn an_order_is_waited_for_by_its_number_and_ends_with_its_schedule() {
     let output = stage.ends(&["schedule", "run", "s", "--wait", "30s"]).await;
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
     let older = "insert into tenure_agent.slot (schedule, at, state, epoch, member, claimed_at, ended_at) \
-        select 's', now() - interval '1 day' + n * interval '1 s', 'failed', 1, 'm', now(), now() \
+        select 's', now() - interval '1 day' + n * interval '1 s', 'failed', 1, 't-h-1-00000000-0000-4000-8000-000000000000', now(), now() \
         from generate_series(1, 1001) n";
     stage.client.batch_execute(older).await.expect("dead letters");
     let first =
