@@ -1,5 +1,6 @@
 //! A Substrate node that says what the test tells it to, over a real WebSocket.
 
+mod conversation;
 pub mod development;
 pub mod gateway;
 pub mod imitation;
@@ -10,12 +11,12 @@ use std::io::Read as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use futures_util::{SinkExt as _, StreamExt as _};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{broadcast, mpsc};
-use tokio_tungstenite::tungstenite::Message;
+
+use conversation::converse;
 
 /// What the node does about a submission.
 #[derive(Debug)]
@@ -161,46 +162,31 @@ impl ScriptedNode {
 }
 
 async fn serve(
-    stream: tokio::net::TcpStream,
+    stream: TcpStream,
     connection: usize,
     ledger: Arc<Mutex<Ledger>>,
     arrived: mpsc::UnboundedSender<Arrived>,
-    mut cut: broadcast::Receiver<()>,
+    cut: broadcast::Receiver<()>,
 ) {
-    let Ok(socket) = tokio_tungstenite::accept_async(stream).await else { return };
-    let (mut sink, mut source) = socket.split();
-    let (out, mut outbox) = mpsc::unbounded_channel::<Value>();
     let mut subscriptions = 0;
-    loop {
-        tokio::select! {
-            _ = cut.recv() => return,
-            Some(value) = outbox.recv() => {
-                if sink.send(Message::text(value.to_string())).await.is_err() {
-                    return;
-                }
-            }
-            message = source.next() => {
-                let Some(Ok(message)) = message else { return };
-                let Ok(text) = message.to_text() else { continue };
-                let Ok(request) = serde_json::from_str::<Value>(text) else { continue };
-                let id = request["id"].clone();
-                if request["method"] == "author_submitAndWatchExtrinsic" {
-                    subscriptions += 1;
-                    let (say, orders) = mpsc::unbounded_channel();
-                    let raw = decode(request["params"][0].as_str().unwrap_or_default());
-                    let subscription = format!("sub-{subscriptions}");
-                    tokio::spawn(obey(orders, id, subscription, out.clone()));
-                    let _ = arrived.send(Arrived { raw, connection, say });
-                } else {
-                    let answer = match answer(&request, &ledger.lock().expect("unpoisoned")) {
-                        Ok(result) => json!({"jsonrpc": "2.0", "id": id, "result": result}),
-                        Err(error) => json!({"jsonrpc": "2.0", "id": id, "error": error}),
-                    };
-                    let _ = out.send(answer);
-                }
-            }
+    converse(stream, cut, |request, out| {
+        let id = request["id"].clone();
+        if request["method"] == "author_submitAndWatchExtrinsic" {
+            subscriptions += 1;
+            let (say, orders) = mpsc::unbounded_channel();
+            let raw = decode(request["params"][0].as_str().unwrap_or_default());
+            let subscription = format!("sub-{subscriptions}");
+            tokio::spawn(obey(orders, id, subscription, out.clone()));
+            let _ = arrived.send(Arrived { raw, connection, say });
+        } else {
+            let answer = match answer(request, &ledger.lock().expect("unpoisoned")) {
+                Ok(result) => json!({"jsonrpc": "2.0", "id": id, "result": result}),
+                Err(error) => json!({"jsonrpc": "2.0", "id": id, "error": error}),
+            };
+            let _ = out.send(answer);
         }
-    }
+    })
+    .await;
 }
 
 async fn obey(

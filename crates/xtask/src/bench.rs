@@ -9,7 +9,15 @@ mod tx;
 
 use std::process::ExitCode;
 
-use clap::Subcommand;
+use clap::{Args, Subcommand};
+
+/// The database of a bench.
+#[derive(Debug, Args)]
+struct Database {
+    /// A database for the bench alone: what is in it may be deleted. Never taken from the environment
+    #[arg(long)]
+    dsn: String,
+}
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Bench {

@@ -11,9 +11,8 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use rand::Rng as _;
 use rand::rngs::StdRng;
-use rand::seq::SliceRandom as _;
-use rand::{Rng as _, SeedableRng as _};
 use serde_json::{Value, json};
 use tenure_testkit::anvil::{ADDRESS, Anvil, KEY, number};
 use tenure_testkit::{Child, Cluster, Database, Signal};
@@ -23,6 +22,8 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, Buf
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Command;
 use tokio::time::{sleep, timeout};
+
+use crate::fire::{Blows, under_fire};
 
 /// Signed bytes a node sent, as seen on its own line to the chain.
 type Wire = Arc<Mutex<BTreeSet<String>>>;
@@ -313,56 +314,24 @@ pub(crate) fn report(line: &str) {
     eprintln!("{line}");
 }
 
-async fn under_fire(requests: usize, seed: u64, kinds: &[Fault]) {
+async fn fire(requests: usize, seed: u64, kinds: &'static [Fault]) {
     let dir = tempfile::tempdir().expect("a folder");
     let state = dir.path().join("chain.json");
     let mut group = Group::start(state.to_str().expect("plain")).await;
     group.leader().await;
-    let started = Instant::now();
-    let next = Arc::new(Mutex::new(0..requests));
-    let mut callers = tokio::task::JoinSet::new();
-    for _ in 0..16 {
-        let (next, addresses) = (Arc::clone(&next), Arc::clone(&group.addresses));
-        callers.spawn(async move {
-            loop {
-                let index = next.lock().expect("unpoisoned").next();
-                let Some(index) = index else { return };
-                send(&addresses, index).await;
-                // Spread over the faults instead of all before the first.
-                sleep(Duration::from_millis(300)).await;
-            }
-        });
-    }
-    let mut random = StdRng::seed_from_u64(seed);
-    let mut faults: BTreeMap<Fault, u32> = BTreeMap::new();
-    let mut round = Vec::new();
-    // A blow follows sixteen acceptances: blows by the clock alone would come faster than a busy machine
-    // takes over. Without a blow there is always progress, or the group is stuck.
-    let (mut struck, mut calm) = (0, Instant::now());
-    while !callers.is_empty() {
-        let asked = next.lock().expect("unpoisoned").start;
-        // Cancel-safe: a join set and a timer.
-        tokio::select! {
-            done = callers.join_next() => done.expect("not empty").expect("no panic"),
-            () = sleep(Duration::from_millis(600)) => {
-                if asked < struck + 16 {
-                    assert!(calm.elapsed() < Duration::from_secs(120), "callers are stuck");
-                    continue;
-                }
-                struck = asked;
-                if round.is_empty() {
-                    round = kinds.to_vec();
-                    round.shuffle(&mut random);
-                }
-                let fault = round.pop().expect("refilled");
-                group.inject(fault, &mut random).await;
-                *faults.entry(fault).or_default() += 1;
-                calm = Instant::now();
-            }
-        }
-        assert!(started.elapsed() < Duration::from_secs(3_600), "callers are stuck");
-    }
-    report(&format!("all accepted after {:?}; faults {faults:?}", started.elapsed()));
+    let addresses = Arc::clone(&group.addresses);
+    let send = move |index| {
+        let addresses = Arc::clone(&addresses);
+        async move { send(&addresses, index).await }
+    };
+    let mut blows = Blows::new(kinds, seed);
+    under_fire(requests, 16, 16, send, async || {
+        let fault = blows.draw();
+        group.inject(fault, &mut blows.random).await;
+        blows.count(fault);
+    })
+    .await;
+    report(&blows.told());
     group.settle(Duration::from_secs(120)).await;
     group.verdict(requests).await;
 }
@@ -373,13 +342,12 @@ fn size(default: usize) -> usize {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_accepted_transaction_is_mined_once_while_nodes_and_database_fail() {
-    under_fire(size(400), 7, &[Fault::Kill, Fault::Terminate, Fault::Freeze, Fault::Database])
-        .await;
+    fire(size(400), 7, &[Fault::Kill, Fault::Terminate, Fault::Freeze, Fault::Database]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_accepted_transaction_is_mined_once_while_the_chain_restarts_too() {
-    under_fire(
+    fire(
         size(200),
         11,
         &[Fault::Kill, Fault::Freeze, Fault::Terminate, Fault::Database, Fault::Chain],

@@ -5,6 +5,7 @@ mod callers;
 mod commands;
 mod ends;
 mod extrinsics;
+mod fire;
 mod group;
 mod health;
 mod kit;

@@ -9,21 +9,18 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use rand::Rng as _;
 use rand::rngs::StdRng;
-use rand::seq::SliceRandom as _;
-use rand::{Rng as _, SeedableRng as _};
 use serde_json::{Value, json};
 use tenure_testkit::{Child, Cluster, Database, Signal};
 use tenure_tx::chain::substrate::{Key, Scheme, extrinsic_hash};
 use tokio::process::Command;
 use tokio::time::{sleep, timeout};
 
+use crate::fire::{Blows, under_fire};
 use crate::group::{ask, report};
 use crate::kit::program;
 use crate::substrate_chain::{Chain, Reader};
-
-/// How long a run of remarks may take.
-const LIMIT: Duration = Duration::from_secs(600);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Fault {
@@ -250,41 +247,20 @@ async fn every_accepted_remark_is_final_once_on_a_real_chain_under_fire() {
 async fn fire(chain: Chain, requests: usize) {
     let mut group = Group::start(chain).await;
     group.leader().await;
-    let started = Instant::now();
-    let next = Arc::new(Mutex::new(0..requests));
-    let mut callers = tokio::task::JoinSet::new();
-    for _ in 0..8 {
-        let (next, addresses) = (Arc::clone(&next), Arc::clone(&group.addresses));
-        callers.spawn(async move {
-            loop {
-                let index = next.lock().expect("unpoisoned").next();
-                let Some(index) = index else { return };
-                send(&addresses, index).await;
-                // Spread over the faults instead of all before the first.
-                sleep(Duration::from_millis(300)).await;
-            }
-        });
-    }
-    let mut random = StdRng::seed_from_u64(15);
-    let mut faults: BTreeMap<Fault, u32> = BTreeMap::new();
-    let mut round = Vec::new();
-    while !callers.is_empty() {
-        // Cancel-safe: a join set and a timer.
-        tokio::select! {
-            done = callers.join_next() => done.expect("not empty").expect("no panic"),
-            () = sleep(Duration::from_millis(500)) => {
-                if round.is_empty() {
-                    round = FAULTS.to_vec();
-                    round.shuffle(&mut random);
-                }
-                let fault = round.pop().expect("refilled");
-                let happened = group.inject(fault, &mut random).await;
-                *faults.entry(fault).or_default() += u32::from(happened);
-            }
+    let addresses = Arc::clone(&group.addresses);
+    let send = move |index| {
+        let addresses = Arc::clone(&addresses);
+        async move { send(&addresses, index).await }
+    };
+    let mut blows = Blows::new(&FAULTS, 15);
+    under_fire(requests, 8, 5, send, async || {
+        let fault = blows.draw();
+        if group.inject(fault, &mut blows.random).await {
+            blows.count(fault);
         }
-        assert!(started.elapsed() < LIMIT, "callers are stuck");
-    }
-    report(&format!("all accepted after {:?}; faults {faults:?}", started.elapsed()));
+    })
+    .await;
+    report(&blows.told());
     group.settle().await;
     group.verdict(requests).await;
 }

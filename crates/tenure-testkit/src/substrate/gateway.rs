@@ -11,6 +11,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{broadcast, mpsc};
 use tokio_tungstenite::tungstenite::Message;
 
+use super::conversation::converse;
 use super::development::DevelopmentNode;
 use super::tape::{Event, Player, RESTART, Recorder};
 
@@ -100,7 +101,12 @@ impl Gateway {
                 tokio::spawn(async move {
                     match &shared.source {
                         Source::Node { url, recorder, .. } => pass(stream, url, recorder).await,
-                        Source::Tape(playback) => play(stream, playback, cut).await,
+                        Source::Tape(playback) => {
+                            let respond = |request: &Value, out: &_| {
+                                respond(&mut locked(playback), request, out);
+                            };
+                            converse(stream, cut, respond).await;
+                        }
                     }
                 });
             }
@@ -222,29 +228,6 @@ async fn pass(stream: TcpStream, url: &str, recorder: &Mutex<Recorder>) {
         };
         if sent.is_err() {
             return;
-        }
-    }
-}
-
-async fn play(stream: TcpStream, playback: &Mutex<Playback>, mut cut: broadcast::Receiver<()>) {
-    let Ok(socket) = tokio_tungstenite::accept_async(stream).await else { return };
-    let (mut sink, mut source) = socket.split();
-    let (out, mut outbox) = mpsc::unbounded_channel::<Value>();
-    loop {
-        // All branches are cancel-safe: channels and a stream.
-        tokio::select! {
-            _ = cut.recv() => return,
-            Some(value) = outbox.recv() => {
-                if sink.send(Message::text(value.to_string())).await.is_err() {
-                    return;
-                }
-            }
-            message = source.next() => {
-                let Some(Ok(message)) = message else { return };
-                if message.is_text() {
-                    respond(&mut locked(playback), &json_of(&message), &out);
-                }
-            }
         }
     }
 }

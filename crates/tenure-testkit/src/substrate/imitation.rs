@@ -6,12 +6,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use futures_util::{SinkExt as _, StreamExt as _};
 use serde_json::{Value, json};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::{broadcast, mpsc};
-use tokio_tungstenite::tungstenite::Message;
 
+use super::conversation::converse;
 use super::{decode, encode};
 
 /// What the node reads of an extrinsic.
@@ -104,7 +103,10 @@ impl ImitatedNode {
         let mut tasks = tokio::task::JoinSet::new();
         tasks.spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                tokio::spawn(serve(stream, Arc::clone(&shared), cutter.subscribe()));
+                let state = Arc::clone(&shared);
+                tokio::spawn(converse(stream, cutter.subscribe(), move |request, out| {
+                    respond(&mut state.lock().expect("unpoisoned"), request, out);
+                }));
             }
         });
         let shared = Arc::clone(&state);
@@ -309,29 +311,6 @@ fn successes(count: usize) -> Vec<u8> {
         bytes.extend([0, 0, 4, 0, 0, 0, 0]);
     }
     bytes
-}
-
-async fn serve(stream: TcpStream, state: Arc<Mutex<State>>, mut cut: broadcast::Receiver<()>) {
-    let Ok(socket) = tokio_tungstenite::accept_async(stream).await else { return };
-    let (mut sink, mut source) = socket.split();
-    let (out, mut outbox) = mpsc::unbounded_channel::<Value>();
-    loop {
-        // All branches are cancel-safe: channels and a stream.
-        tokio::select! {
-            _ = cut.recv() => return,
-            Some(value) = outbox.recv() => {
-                if sink.send(Message::text(value.to_string())).await.is_err() {
-                    return;
-                }
-            }
-            message = source.next() => {
-                let Some(Ok(message)) = message else { return };
-                let Ok(text) = message.to_text() else { continue };
-                let Ok(request) = serde_json::from_str::<Value>(text) else { continue };
-                respond(&mut state.lock().expect("unpoisoned"), &request, &out);
-            }
-        }
-    }
 }
 
 fn respond(state: &mut State, request: &Value, out: &mpsc::UnboundedSender<Value>) {

@@ -9,6 +9,7 @@ use tenure::config::Config;
 use tenure::operate::Operator;
 use tokio_postgres::NoTls;
 
+use super::Database;
 use crate::say;
 
 /// How often the audit's session is looked at.
@@ -17,18 +18,17 @@ const LOOK: Duration = Duration::from_millis(20);
 /// What to measure.
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
-    /// An empty database for the bench, without TLS
-    #[arg(long)]
-    dsn: String,
+    #[command(flatten)]
+    database: Database,
     /// Of two roles together
     #[arg(long, default_value_t = 1_000_000)]
     terms: u32,
 }
 
 pub(crate) async fn run(args: BenchArgs) -> anyhow::Result<ExitCode> {
-    let operator = Operator::connect(&Config::builder().dsn(&args.dsn).build()?).await?;
+    let operator = Operator::connect(&Config::builder().dsn(&args.database.dsn).build()?).await?;
     operator.migrate().await?;
-    let (client, connection) = tokio_postgres::connect(&args.dsn, NoTls).await?;
+    let (client, connection) = tokio_postgres::connect(&args.database.dsn, NoTls).await?;
     tokio::spawn(connection);
     client
         .batch_execute(&format!(

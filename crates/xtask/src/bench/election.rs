@@ -27,6 +27,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader, Lines};
 use tokio::process::{Child, Command};
 use tokio_postgres::NoTls;
 
+use super::Database;
 use crate::say;
 
 /// No key that a program would choose.
@@ -40,9 +41,8 @@ const SETTLE: Duration = Duration::from_millis(300);
 /// What to measure.
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
-    /// A database for the bench, without TLS
-    #[arg(long)]
-    dsn: String,
+    #[command(flatten)]
+    database: Database,
     #[arg(long, default_value_t = 30)]
     rounds: usize,
     /// The `tenure` program [default: the one beside this program]
@@ -69,7 +69,7 @@ enum Part {
 
 pub(crate) async fn run(args: BenchArgs) -> anyhow::Result<ExitCode> {
     match args.part {
-        Some(part) => be(part, &args.dsn).await?,
+        Some(part) => be(part, &args.database.dsn).await?,
         None => measure(&args).await?,
     }
     Ok(ExitCode::SUCCESS)
@@ -98,22 +98,24 @@ async fn measure(args: &BenchArgs) -> anyhow::Result<()> {
         Some(program) => program.clone(),
         None => std::env::current_exe()?.with_file_name("tenure"),
     };
-    let bare = connect(&args.dsn).await?;
-    let (_heir, heir) = member(&args.dsn, "bench:crash", TakeoverPolicy::Fenced).await?;
-    let (_one, one) = member(&args.dsn, "bench:step-down", TakeoverPolicy::Exclusive).await?;
-    let (_two, two) = member(&args.dsn, "bench:step-down", TakeoverPolicy::Exclusive).await?;
+    let bare = connect(&args.database.dsn).await?;
+    let (_heir, heir) = member(&args.database.dsn, "bench:crash", TakeoverPolicy::Fenced).await?;
+    let (_one, one) =
+        member(&args.database.dsn, "bench:step-down", TakeoverPolicy::Exclusive).await?;
+    let (_two, two) =
+        member(&args.database.dsn, "bench:step-down", TakeoverPolicy::Exclusive).await?;
     one.wait_for_leadership(Some(PATIENCE)).await?;
     let mut pair = (one, two);
-    let mut programs = Run::pair(&program, &args.dsn, &[]).await?;
-    let mut parents = Run::pair(&program, &args.dsn, &CHILD).await?;
+    let mut programs = Run::pair(&program, &args.database.dsn, &[]).await?;
+    let mut parents = Run::pair(&program, &args.database.dsn, &CHILD).await?;
     let mut etcd = match &args.etcd {
         Some(server) => Some(etcd::Etcd::start(server).await?),
         None => None,
     };
     let mut figures = Figures::default();
     for _ in 0..args.rounds {
-        figures.bare.push(bare_lock(&bare, &args.dsn).await?);
-        figures.crash.push(crash(&heir, &args.dsn).await?);
+        figures.bare.push(bare_lock(&bare, &args.database.dsn).await?);
+        figures.crash.push(crash(&heir, &args.database.dsn).await?);
 
         // The members of all roles are one group: a death is news to every one of them, and each figure is
         // of one change alone.
@@ -135,7 +137,7 @@ async fn measure(args: &BenchArgs) -> anyhow::Result<()> {
         programs.1.leads().await?;
         figures.program.push(begun.elapsed());
         programs.0.ended().await?;
-        programs = (programs.1, Run::start(&program, &args.dsn, &[])?);
+        programs = (programs.1, Run::start(&program, &args.database.dsn, &[])?);
         programs.1.follows().await?;
 
         tokio::time::sleep(SETTLE).await;
@@ -143,7 +145,7 @@ async fn measure(args: &BenchArgs) -> anyhow::Result<()> {
         let (gone, led) = tokio::join!(parents.0.says("child_gone"), parents.1.leads());
         figures.child.push(led?.saturating_sub(gone?));
         parents.0.ended().await?;
-        parents = (parents.1, Run::start(&program, &args.dsn, &CHILD)?);
+        parents = (parents.1, Run::start(&program, &args.database.dsn, &CHILD)?);
         parents.1.follows().await?;
 
         if let Some(etcd) = &mut etcd {

@@ -15,6 +15,7 @@ use tenure::connect::TlsOptions;
 use tenure::connect::dsn::{Dsn, ProcessEnv};
 use tokio::process::Command;
 
+use super::Database;
 use crate::say;
 
 const TABLE: &str =
@@ -24,9 +25,8 @@ const INSERT: &str = "insert into tenure_bench_fence (v) values ('x');\n";
 /// How to measure.
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
-    /// The database. What this benchmark writes there is deleted afterwards.
-    #[arg(long, env = "TENURE_DSN", hide_env_values = true)]
-    pub(crate) dsn: String,
+    #[command(flatten)]
+    database: Database,
     /// How long each half of a round runs.
     #[arg(long, default_value = "3s", value_parser = crate::period)]
     pub(crate) seconds: Duration,
@@ -39,7 +39,8 @@ pub(crate) struct BenchArgs {
 }
 
 pub(crate) async fn run(args: BenchArgs) -> anyhow::Result<ExitCode> {
-    let connector = Connector::new(&Dsn::parse(&args.dsn)?, TlsOptions::from_env(&ProcessEnv)?)?;
+    let connector =
+        Connector::new(&Dsn::parse(&args.database.dsn)?, TlsOptions::from_env(&ProcessEnv)?)?;
     let session = connector.connect("tenure bench", Duration::from_secs(5)).await?;
     let (client, connection) = (session.client, session.connection);
     let driver = tokio::spawn(connection);
@@ -101,7 +102,7 @@ async fn pgbench(args: &BenchArgs, script: &str, clients: u32) -> anyhow::Result
         .arg(file.path())
         .arg(format!("--client={clients}"))
         .arg(format!("--time={}", args.seconds.as_secs().max(1)))
-        .arg(&args.dsn)
+        .arg(&args.database.dsn)
         .output()
         .await
         .context("pgbench does not run; name it with --pgbench")?;

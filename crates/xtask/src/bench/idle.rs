@@ -8,14 +8,14 @@ use tenure::Member;
 use tenure::config::{Config, RoleSpec};
 use tokio_postgres::NoTls;
 
+use super::Database;
 use crate::say;
 
 /// What to measure.
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
-    /// A database for the bench, without TLS; nothing else may use it meanwhile
-    #[arg(long)]
-    dsn: String,
+    #[command(flatten)]
+    database: Database,
     #[arg(long, default_value_t = 100)]
     members: usize,
     /// How long to count
@@ -26,13 +26,15 @@ pub(crate) struct BenchArgs {
 pub(crate) async fn run(args: BenchArgs) -> anyhow::Result<ExitCode> {
     let mut members = Vec::new();
     for _ in 0..args.members {
-        let config =
-            Config::builder().dsn(&args.dsn).role(RoleSpec::named("bench:idle")).build()?;
+        let config = Config::builder()
+            .dsn(&args.database.dsn)
+            .role(RoleSpec::named("bench:idle"))
+            .build()?;
         let member = Member::start(config).await?;
         member.start_all().await?;
         members.push(member);
     }
-    let (client, connection) = tokio_postgres::connect(&args.dsn, NoTls).await?;
+    let (client, connection) = tokio_postgres::connect(&args.database.dsn, NoTls).await?;
     tokio::spawn(connection);
     // Until every ring, poll and back-off has found its pace, and the members that started when the group was small
     // have called their own channel for the first time: each call wakes every listener once.

@@ -42,14 +42,14 @@ use tenure_tx::service::{Mode, SendRequest, ServiceOptions, TransactionService};
 use tenure_tx::status::{Hash, TransactionStatus};
 use tenure_tx::store::{NewTransaction, Store, StoreOptions};
 
+use super::Database;
 use crate::say;
 
 /// How to measure.
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
-    /// The database. What this benchmark writes there is deleted afterwards.
-    #[arg(long, env = "TENURE_DSN", hide_env_values = true)]
-    pub(crate) dsn: String,
+    #[command(flatten)]
+    database: Database,
     /// How long each half runs.
     #[arg(long, default_value = "5s", value_parser = crate::period)]
     pub(crate) seconds: Duration,
@@ -75,7 +75,8 @@ struct Figures {
 pub(crate) async fn run(args: BenchArgs) -> anyhow::Result<ExitCode> {
     let account = AccountId::new(uuid::Uuid::new_v4().as_bytes().as_slice())?;
     let role = format!("bench:{account}");
-    let connector = Connector::new(&Dsn::parse(&args.dsn)?, TlsOptions::from_env(&ProcessEnv)?)?;
+    let connector =
+        Connector::new(&Dsn::parse(&args.database.dsn)?, TlsOptions::from_env(&ProcessEnv)?)?;
     let options = StoreOptions::new(&role, account.clone(), "bench");
     let store = Store::new(connector.clone(), options);
     store.migrate().await?;
