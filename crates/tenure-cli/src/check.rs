@@ -1,8 +1,7 @@
 //! `tenure check`, `tenure audit`, `tenure migrate` and `tenure doctor`: is all as it should be?
 
-use serde::Serialize;
 use tenure::operate::Operator;
-use tenure::preflight::{self, Findings, Verdict};
+use tenure::preflight::{self, Finding, Verdict};
 use tenure::schema;
 
 use crate::args::{Audit, Check, Doctor, Migrate};
@@ -12,33 +11,13 @@ use crate::setting::Setting;
 use crate::status::known;
 use crate::table::{Hue, count, moment, paint, print, span, table};
 
-#[derive(Serialize)]
-struct Finding<'a> {
-    what: &'a str,
-    verdict: &'a str,
-    text: &'a str,
-}
-
-fn lines(findings: &Findings) -> Vec<Finding<'_>> {
-    let lines = findings.all.iter().map(|finding| Finding {
-        what: finding.what,
-        verdict: match finding.verdict {
-            Verdict::Good => "good",
-            Verdict::Warning => "warning",
-            Verdict::Refused => "refused",
-            _ => "unknown",
-        },
-        text: &finding.text,
-    });
-    lines.collect()
-}
-
 /// A verdict, in colour on a terminal.
-fn painted(verdict: &str) -> String {
+fn painted(verdict: Verdict) -> String {
     let padded = format!("{verdict:<8}");
     match verdict {
-        "good" => paint(&padded, Hue::Good),
-        "refused" => paint(&padded, Hue::Bad),
+        Verdict::Good => paint(&padded, Hue::Good),
+        Verdict::Refused => paint(&padded, Hue::Bad),
+        // `Verdict` may grow.
         _ => paint(&padded, Hue::Care),
     }
 }
@@ -47,14 +26,14 @@ pub(crate) async fn check(args: Check) -> Result<Exit, Failure> {
     let setting = Setting::asking(&args.database, &args.taking)?;
     let findings = preflight::check(&setting.config).await?;
     if args.json {
-        print_json(&lines(&findings));
+        print_json(&findings.all);
     } else {
         if let Some(dsn) = setting.config.dsn() {
             let which = if setting.embedded { "the private server, " } else { "" };
             out!("{which}{dsn}");
         }
-        for Finding { what, verdict, text } in lines(&findings) {
-            out!("{} {what:<10} {text}", painted(verdict));
+        for Finding { what, verdict, text, .. } in &findings.all {
+            out!("{} {what:<10} {text}", painted(*verdict));
         }
     }
     Ok(if findings.refusal().is_some() { Exit::Refused } else { Exit::Clean })
@@ -181,7 +160,7 @@ pub(crate) async fn doctor(args: Doctor) -> Result<Exit, Failure> {
     let mut exit = Exit::Clean;
     match preflight::check(config).await {
         Ok(findings) => {
-            for Finding { what, verdict, text } in lines(&findings) {
+            for Finding { what, verdict, text, .. } in &findings.all {
                 out!("  {verdict:<8} {what:<10} {text}");
             }
             if findings.refusal().is_some() {

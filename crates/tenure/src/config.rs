@@ -1,4 +1,4 @@
-//! The configuration: by builder, TOML file, DSN and environment.
+//! The configuration: by builder, TOML file and environment.
 //!
 //! Each source says what it wants to say; the later one wins, field by field, whatever the order
 //! of the calls:
@@ -211,7 +211,7 @@ impl Config {
     }
 
     /// Whether to do without tables. Default: false. It costs epochs, the fence, history,
-    /// priorities and quick takeover; see the guide.
+    /// priorities and quick takeover: `docs/cli.md` has it under `--lock-only`.
     #[must_use]
     pub fn is_lock_only(&self) -> bool {
         self.lock_only

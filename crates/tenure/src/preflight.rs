@@ -21,7 +21,7 @@ mod standbys;
 
 use std::time::Duration;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use tenure_core::clock::spoken;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -75,7 +75,7 @@ pub enum Refused {
         /// How that showed.
         evidence: String,
     },
-    /// Handover would wait for the poll.
+    /// Notifications do not arrive, so every handover would wait for the poll.
     #[error(
         "a notification did not arrive within {}; connect without a pooler or proxy that \
          swallows NOTIFY",
@@ -85,10 +85,10 @@ pub enum Refused {
         /// How long was waited.
         waited: Duration,
     },
-    /// Nothing there, and it may not be made.
+    /// There is no schema, and this member may not make it.
     #[error("the schema is missing; run `tenure migrate` as the database's owner")]
     SchemaMissing,
-    /// Made by an older version, and it may not be brought up to date.
+    /// The schema is of an older version, and this member may not bring it up to date.
     #[error("the schema is at version {have}, this program needs {need}; run `tenure migrate`")]
     SchemaOlder {
         /// In the database.
@@ -96,7 +96,7 @@ pub enum Refused {
         /// Needed.
         need: i32,
     },
-    /// Made by a newer version.
+    /// The schema is of a newer version.
     #[error(
         "the schema is at version {have}, newer than this program knows ({know}); \
          upgrade this program"
@@ -115,7 +115,7 @@ pub enum Refused {
     Privileges {
         /// The login role.
         user: String,
-        /// The privileges.
+        /// The privileges that it lacks, for people.
         missing: String,
     },
     /// The login role may not call what a member calls. By default every login role may: somebody took the
@@ -150,26 +150,38 @@ pub enum Refused {
 }
 
 /// How one line of the look came out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Verdict {
     /// As it should be.
     Good,
     /// It works; an assumption is weaker than it could be.
     Warning,
-    /// It cannot be used so.
+    /// The promises cannot hold: no member starts here.
     Refused,
 }
 
+impl std::fmt::Display for Verdict {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // `pad`, so that a list of findings can have columns.
+        f.pad(match self {
+            Verdict::Good => "good",
+            Verdict::Warning => "warning",
+            Verdict::Refused => "refused",
+        })
+    }
+}
+
 /// One line of the look.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize)]
 #[non_exhaustive]
 pub struct Finding {
-    /// What was looked at.
+    /// What was looked at, in a word: `server`, `pooler`, `schema` and so on.
     pub what: &'static str,
     /// How it came out.
     pub verdict: Verdict,
-    /// In a sentence, with the remedy where one is needed.
+    /// What was found, in a sentence, with the remedy where one is needed.
     pub text: String,
 }
 

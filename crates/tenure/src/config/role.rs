@@ -188,7 +188,7 @@ impl RoleConfig {
         &self.name
     }
 
-    /// Its advisory lock.
+    /// The key of its advisory lock: the one that was given, else the one that its name stands for.
     #[must_use]
     pub fn key(&self) -> LockKey {
         self.key
@@ -201,8 +201,8 @@ impl RoleConfig {
         self.policy
     }
 
-    /// The higher one gets a head start in the race. Default: 0; any `i32`. Members of different
-    /// priority make the lower ones wait a moment for a vacancy.
+    /// Where this member stands among the candidates. Default: 0; any `i32`. The highest gets a head start
+    /// when the role is vacant; the lower ones wait a moment before they claim.
     #[must_use]
     pub fn priority(&self) -> i32 {
         self.priority
@@ -214,8 +214,8 @@ impl RoleConfig {
         self.candidate
     }
 
-    /// Whether a healthy leader of lower priority is asked to step down. Default: false: each
-    /// return of the preferred member then costs a handover.
+    /// Whether this member asks a healthy leader of lower priority to step down. Default: false. If it does, each
+    /// return of the preferred member costs a handover.
     #[must_use]
     pub fn preempts(&self) -> bool {
         self.preempt
