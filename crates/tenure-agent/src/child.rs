@@ -84,7 +84,7 @@ pub enum ChildEnd {
     TooLate,
     /// It could not be started; with the system's error number.
     NotStarted(i32),
-    /// It ended.
+    /// It ran and is gone; with its status and what ended it.
     Gone(ExitStatus, EndedBy),
     /// Its guardian was killed; false: some of its processes are left.
     GuardianDied(bool),

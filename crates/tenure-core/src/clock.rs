@@ -101,8 +101,7 @@ impl Clock for BootClock {
         #[cfg(not(any(target_os = "linux", target_os = "android")))]
         const CLOCK: ClockId = ClockId::Monotonic;
         let t = clock_gettime(CLOCK);
-        // Neither part is negative on a clock that starts at boot; if a kernel lied, tick zero
-        // would only make leases look longer by nothing: comparisons stay within this clock.
+        // Neither part is negative on a clock that starts at boot.
         let secs = u64::try_from(t.tv_sec).unwrap_or(0);
         let nanos = u64::try_from(t.tv_nsec).unwrap_or(0);
         Tick(secs.saturating_mul(1_000_000_000).saturating_add(nanos))

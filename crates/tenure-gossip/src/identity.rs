@@ -101,7 +101,7 @@ impl Signature {
 pub trait Keys: Send + 'static {
     /// The node these keys speak for.
     fn id(&self) -> PeerId;
-    /// Signs `message`.
+    /// A signature over `message` in the name of [`Keys::id`].
     fn sign(&self, message: &[u8]) -> Signature;
     /// Whether `signature` is `signer`'s over `message`.
     fn verify(&self, signer: &PeerId, message: &[u8], signature: &Signature) -> bool;

@@ -26,7 +26,7 @@ pub struct Block {
 /// The chain as one account sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Head {
-    /// The best block.
+    /// The latest block of the chain that the node follows; it may yet be left.
     pub best: Block,
     /// The last finalised block.
     pub finalized: Block,

@@ -63,7 +63,7 @@ pub use settle::{Change, Forgotten};
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct RoleStatus {
-    /// Its name.
+    /// The role that this is about.
     pub role: RoleName,
     /// Its advisory key.
     #[serde(with = "text")]
@@ -165,7 +165,7 @@ pub struct Term {
     pub acting_at: Option<Timestamp>,
     /// When it ended; none: it goes on, or its end is not known yet.
     pub ended_at: Option<Timestamp>,
-    /// How it ended.
+    /// How it ended; none as long as it goes on.
     pub how: Option<TermEnd>,
     /// Its end is not on record, and its member's session does not hold the lock any more: the member died,
     /// and the next one that wins the role ends the term.

@@ -142,11 +142,11 @@ pub enum ConditionError {
     /// A label that the series does not have: such a rule would never fire.
     #[error("`{series}` has no label `{label}`; it has {has}")]
     UnknownLabel {
-        /// The series.
+        /// The series that the condition names.
         series: String,
-        /// The label.
+        /// The label that it asks of the series.
         label: String,
-        /// What it has.
+        /// The labels that the series has.
         has: String,
     },
     /// Its result is no vector.

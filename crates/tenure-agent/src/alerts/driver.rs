@@ -33,7 +33,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// What outlives a term.
-struct Alerting {
+struct AlertDriver {
     lock: LeaderLock,
     config: Config,
     setup: watch::Receiver<Arc<Setup>>,
@@ -71,7 +71,7 @@ pub(crate) async fn serve(
     events: Events,
 ) {
     let (answering, answers) = mpsc::unbounded_channel();
-    let alerting = Arc::new(Mutex::new(Alerting {
+    let driver = Arc::new(Mutex::new(AlertDriver {
         lock: lock.clone(),
         config,
         setup,
@@ -84,13 +84,13 @@ pub(crate) async fn serve(
     }));
     // Dropped at an await when the gate shuts: a statement is one transaction, under the fence.
     let led = lock.while_leading(|token| {
-        let alerting = Arc::clone(&alerting);
-        async move { alerting.lock().await.lead(token.epoch).await }
+        let driver = Arc::clone(&driver);
+        async move { driver.lock().await.lead(token.epoch).await }
     });
     let _ = led.await;
 }
 
-impl Alerting {
+impl AlertDriver {
     async fn lead(&mut self, epoch: Epoch) {
         // A session of its own, as long as the term: a sample must not hold up a schedule.
         let name = format!("tenure alerts {}", self.lock.identity());

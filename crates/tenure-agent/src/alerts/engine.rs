@@ -45,7 +45,7 @@ pub const MOST: usize = 1000;
 /// One element of a rule's result, as long as it is there.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Alert {
-    /// The rule.
+    /// The name of the rule that found it.
     pub rule: String,
     /// Its labels, without a series' name.
     pub labels: Labels,
@@ -62,7 +62,7 @@ pub struct Alert {
 pub struct Incident {
     /// The deduplication key.
     pub key: String,
-    /// The rule.
+    /// The name of the rule whose alerts fire.
     pub rule: String,
     /// The rule's severity when it opened.
     pub severity: Severity,
@@ -83,7 +83,7 @@ pub struct Incident {
 pub struct Delivery {
     /// What it was told last.
     pub told: Told,
-    /// When.
+    /// When it acknowledged that.
     pub told_at: Option<Timestamp>,
     /// The message that is tried now, if it failed before.
     pub trial: Option<Trial>,
@@ -105,9 +105,9 @@ pub enum Told {
 /// A message that failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Trial {
-    /// Which.
+    /// What the message says.
     pub kind: Kind,
-    /// How often.
+    /// How many attempts have failed.
     pub failed: u32,
     /// Not to be sent again before.
     pub next: Timestamp,
@@ -138,9 +138,9 @@ pub struct Message {
     pub kind: Kind,
     /// The deduplication key.
     pub key: String,
-    /// The rule.
+    /// The name of the incident's rule.
     pub rule: String,
-    /// Its severity.
+    /// The rule's severity when the incident opened.
     pub severity: Severity,
     /// The rule's own words.
     pub summary: Option<String>,

@@ -16,7 +16,7 @@ const LOOKBACK: i64 = 300_000;
 pub struct Element {
     /// Its labels; with a name where Prometheus keeps it.
     pub labels: Labels,
-    /// Its value.
+    /// What the expression is for these labels.
     pub value: f64,
 }
 

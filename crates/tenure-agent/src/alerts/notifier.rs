@@ -157,7 +157,7 @@ pub enum NotifierError {
     /// A secret is nowhere.
     #[error("{notifier} needs a secret: set {variable}, or write `{key}` with the path of a file")]
     NoSecret {
-        /// The notifier.
+        /// The notifier, as the file names it.
         notifier: String,
         /// The variable that may hold it.
         variable: String,
@@ -167,9 +167,9 @@ pub enum NotifierError {
     /// A file of a secret cannot be read.
     #[error("{path}: {why}; it must hold the secret alone")]
     File {
-        /// The file.
+        /// The path of the file.
         path: String,
-        /// Why.
+        /// What the system said, or that the file is empty.
         why: String,
     },
     /// An address is wrong.

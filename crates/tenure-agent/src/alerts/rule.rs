@@ -41,7 +41,7 @@ impl fmt::Display for Severity {
     }
 }
 
-/// A rule.
+/// A condition, and what becomes of it when it holds: how urgent it is, and which notifiers are told.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct Rule {
@@ -72,7 +72,7 @@ impl Rule {
         self
     }
 
-    /// Default: warning.
+    /// How urgent its alerts are. Default: warning.
     pub fn severe(mut self, severity: Severity) -> Self {
         self.severity = severity;
         self
@@ -90,31 +90,31 @@ impl Rule {
         self
     }
 
-    /// Its name.
+    /// What incidents and messages call it.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its condition.
+    /// What is evaluated; each element of the result is an alert.
     #[must_use]
     pub fn condition(&self) -> &Condition {
         &self.condition
     }
 
-    /// How long the condition must hold.
+    /// How long the condition must hold before it fires: the file's `for`.
     #[must_use]
     pub fn hold(&self) -> Duration {
         self.hold
     }
 
-    /// Its severity.
+    /// How urgent its alerts are.
     #[must_use]
     pub fn severity(&self) -> Severity {
         self.severity
     }
 
-    /// Its notifiers.
+    /// The names of the notifiers that are told of its incidents.
     #[must_use]
     pub fn notify(&self) -> &[String] {
         &self.notify

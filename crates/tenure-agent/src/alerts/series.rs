@@ -19,11 +19,11 @@ pub enum Past {
 /// A series that can be evaluated.
 #[derive(Debug)]
 pub struct KnownSeries {
-    /// Its name.
+    /// As a condition writes it.
     pub name: &'static str,
     /// FORGE's name for it.
     pub forge: Option<&'static str>,
-    /// Its labels.
+    /// The labels that a selector may ask for.
     pub labels: &'static [&'static str],
     /// Where its past comes from.
     pub past: Past,

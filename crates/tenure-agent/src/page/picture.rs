@@ -21,7 +21,7 @@ const FOR_TERMS: usize = 20_000;
 /// A candidate of a role: member, priority, ready, observer.
 type Candidate = (String, i32, bool, bool);
 
-/// One role.
+/// A role as it is now.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct Role {
     name: String,

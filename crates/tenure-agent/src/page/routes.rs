@@ -132,7 +132,7 @@ type Shared = State<Arc<Site>>;
 type Named = Result<Path<String>, PathRejection>;
 type Body = Result<Bytes, BytesRejection>;
 
-/// The routes.
+/// The page's files, and what they ask for under `/api/v1`.
 pub(super) fn router(site: Arc<Site>) -> Router {
     let mut router = Router::new()
         .route("/api/v1/snapshot", get(snapshot))

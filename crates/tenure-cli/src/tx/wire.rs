@@ -106,7 +106,7 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// Of a row.
+    /// As the table has it.
     pub(super) fn of(row: StoredTransaction, standalone: bool) -> Self {
         Progress {
             nonce: row.nonce,

@@ -102,7 +102,7 @@ pub(super) enum Resume {
     Snapshot,
 }
 
-/// One follower.
+/// What a leader knows of one follower.
 #[derive(Debug, Default)]
 pub(super) struct Follower {
     /// The next entry to be sent.

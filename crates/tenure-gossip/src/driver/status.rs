@@ -25,7 +25,7 @@ pub struct Status {
     /// Nodes connected to it.
     pub connected: Vec<PeerId>,
     pub namespaces: Vec<NamespaceStatus>,
-    /// The namespace of the credentials.
+    /// The namespace in which the rights of keys are decided.
     pub credentials: NamespaceStatus,
 }
 

@@ -15,7 +15,7 @@ pub(super) enum Phase {
     Building,
     /// The node's answer.
     Submitting,
-    /// The watch.
+    /// What the watch reports next.
     Watching,
     /// A time, after which it is examined.
     Waiting { until: Tick },

@@ -33,7 +33,7 @@ impl Period {
         Period(blocks.clamp(4, 4096).next_power_of_two())
     }
 
-    /// In blocks.
+    /// How many blocks it is valid for.
     #[must_use]
     pub fn blocks(self) -> u64 {
         self.0

@@ -111,7 +111,7 @@ impl Key {
         self.scheme
     }
 
-    /// Its account.
+    /// The account that it signs for.
     #[must_use]
     pub fn account(&self) -> &AccountId {
         &self.account

@@ -202,7 +202,7 @@ impl Runtime {
         })
     }
 
-    /// Its version.
+    /// The version of the runtime that the metadata describes.
     #[must_use]
     pub fn version(&self) -> Version {
         self.version
