@@ -279,8 +279,8 @@ impl<M: StateMachine> Host<M> {
         Ok(self.ask(|done| FromHost::Machine(name, done)).await??)
     }
 
-    /// `transaction_processed`: every record from now on. A receiver more than 1,024 records behind
-    /// is told how many it missed; the history has them.
+    /// Every record from now on, as it is applied. A receiver more than 1,024 records behind is told how many it
+    /// missed; the history has them.
     ///
     /// # Errors
     /// [`HostError::Refused`] if the namespace is not carried, [`HostError::Stopped`].

@@ -52,7 +52,8 @@ impl<E: Clone> EventBus<E> {
         let _ = self.news.send(event);
     }
 
-    /// The tasks from now on; a receiver that lags is told how many it missed. A receiver that acts checks the gate again just before it does.
+    /// The tasks from now on; a receiver that lags is told how many it missed. A receiver that acts checks the gate
+    /// again just before it does.
     #[must_use]
     pub fn tasks(&self) -> broadcast::Receiver<E> {
         self.tasks.subscribe()

@@ -322,7 +322,7 @@ impl TransactionService {
         self.cancel_nonce(nonce).await.map(|(_, dropped)| dropped)
     }
 
-    /// The same; returns the id of the request at the nonce as well.
+    /// As [`TransactionService::cancel`]; returns the id of the request at the nonce as well.
     ///
     /// # Errors
     /// As [`TransactionService::cancel`].
@@ -339,7 +339,7 @@ impl TransactionService {
         }
     }
 
-    /// The same for the request with this id; returns its nonce as well.
+    /// As [`TransactionService::cancel`], for the request with this id; returns its nonce as well.
     ///
     /// # Errors
     /// As [`TransactionService::cancel`], and [`SendError::NotOpen`] if there is no request with this
