@@ -1,4 +1,4 @@
-//! The page: which member leads what, since when, and what needs a person; with orders for those who may.
+//! The page: which member leads what, since when, and what needs a person; with orders, for a token that may give them.
 //!
 //! ```text
 //!  browsers ──► listener ──► guard ──► routes ──► poller ──► one question a second, two sessions
@@ -7,7 +7,7 @@
 //!
 //! # What it guarantees
 //!
-//! - It never decides who leads: it reads tables, and orders go the way of `tenure step-down` and its fellows.
+//! - It never decides which member leads: it reads tables, and orders go the way of `tenure step-down` and its fellows.
 //! - The database has one question a second of it however many browsers watch, and none while none does.
 //! - It listens beyond loopback only with TLS, or with `behind_proxy`; there, every request needs a token.
 //! - Nothing of the connection string, and no command line of a schedule, is in any answer.

@@ -57,7 +57,7 @@ pub(super) enum Refusal {
     ReadOnly,
     /// There is no file of tokens, so that orders are off.
     NoTokens,
-    /// A proxy passed it on, of which the page was not told: reading would be open to all whom the proxy serves.
+    /// A proxy passed it on, of which the page was not told: reading would be open to every client of the proxy.
     Forwarded,
 }
 
@@ -179,7 +179,7 @@ impl Guard {
         }
     }
 
-    /// Whether the request may read, and as whom.
+    /// Whether the request may read, and under which token.
     pub(super) fn reader(&self, headers: &HeaderMap) -> Result<Option<Caller>, Refusal> {
         match self.caller(headers) {
             Some(caller) => Ok(Some(caller)),

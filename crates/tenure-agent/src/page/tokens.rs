@@ -1,4 +1,4 @@
-//! The file of tokens: who may read, and who may order.
+//! The file of tokens: which of them may read, and which may also order.
 //!
 //! ```text
 //! # name      scope   SHA-256 of the token, in hex

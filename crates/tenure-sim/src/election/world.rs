@@ -15,7 +15,7 @@ use tenure_core::lease::{Lease, LeaseSpec, TakeoverPolicy};
 use tenure_core::lifecycle::{Input, Lifecycle, LifecycleOptions, LockState};
 use tenure_core::model::{MemberSpec, SessionId};
 use tenure_core::protocol::{Done, Op, ReleaseRow, Seated};
-use tenure_core::retry::FixedInterval;
+use tenure_core::retry::{ExponentialBackoff, FixedInterval};
 
 use super::TROUBLE;
 use super::database::Database;
@@ -392,8 +392,9 @@ impl World {
                 if matches!(node.conn, Conn::Connecting(waited) if waited == id) {
                     node.conn = Conn::None;
                     node.failures += 1;
-                    let pause = Duration::from_millis(20) * 2_u32.pow(node.failures.min(8));
-                    let pause = pause.min(node.lease.heartbeat());
+                    let backoff =
+                        ExponentialBackoff::new(Duration::from_millis(40), node.lease.heartbeat());
+                    let pause = backoff.bare(node.failures);
                     node.retry_at = self.now + pause.as_nanos() as u64;
                     let now = node.now();
                     node.engine.unreachable("no connection", now);
