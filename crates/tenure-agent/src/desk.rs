@@ -275,3 +275,17 @@ impl Desk {
 fn with_name(sql: &str, name: Option<&str>) -> String {
     sql.replace("{name}", &name.map_or_else(|| "null".to_owned(), literal))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_to_an_order_that_is_not_known_is_no_refusal() {
+        let read = serde_json::from_str::<Ordered>;
+        assert!(matches!(read(r#"{"id": 7, "role": "r"}"#), Ok(Ordered::Taken { id: 7, .. })));
+        let refused = read(r#"{"error": "no_dead_letter"}"#);
+        assert!(matches!(refused, Ok(Ordered::Refused { error: RunRefusal::NoDeadLetter })));
+        assert!(read(r#"{"error": "weather"}"#).is_err());
+    }
+}

@@ -564,6 +564,16 @@ mod tests {
     }
 
     #[test]
+    fn an_error_is_told_under_the_names_that_a_caller_has_for_the_timings() {
+        let option = |timing| if timing == "kill_grace" { "--grace" } else { timing };
+        let told = |spec: LeaseSpec| spec.resolve().unwrap_err().with_names(option);
+        let grace = told(LeaseSpec { kill_grace: Some(ms(1301)), ..Default::default() });
+        assert!(grace.contains("1.2 × heartbeat + statement_deadline + --grace is"), "{grace}");
+        let lease = told(LeaseSpec { lease: Some(MAX_LEASE * 2), ..Default::default() });
+        assert!(lease.starts_with("lease is 7200s, above 3600s"), "{lease}");
+    }
+
+    #[test]
     fn unwise_timings_are_warned_of() {
         let spec = LeaseSpec {
             lease: Some(ms(2500)),
