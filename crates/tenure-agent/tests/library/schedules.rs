@@ -115,11 +115,10 @@ async fn an_error_and_a_panic_are_failures_and_a_timeout_drops_the_future() {
     timeout(SOON, drops.recv()).await.expect("in time").expect("it was dropped");
     let sql = "select count(distinct reason) from tenure_agent.attempt where how = 'failed' \
                and reason in ('it panicked', 'out of paper\u{fffd}')";
-    let begun = std::time::Instant::now();
-    while client.query_one(sql, &[]).await.map_or(0, |row| row.get::<_, i64>(0)) < 2 {
-        assert!(begun.elapsed() < SOON, "both ends are recorded");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    until("both ends to be recorded", async || {
+        client.query_one(sql, &[]).await.is_ok_and(|row| row.get::<_, i64>(0) == 2)
+    })
+    .await;
     member.shutdown(Some(SOON)).await.expect("it leaves");
     serving.finished().await;
 }

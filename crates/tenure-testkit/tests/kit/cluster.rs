@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use tenure_testkit::{Cluster, ClusterOptions, Stop, shared_cluster};
+use tenure_testkit::{Cluster, ClusterOptions, Stop, shared_cluster, until};
 use tokio::time::timeout;
 use tokio_postgres::Client;
 
@@ -42,13 +42,7 @@ async fn settings_and_access_rules_are_the_callers() {
     assert_eq!(show(&client, "fsync").await, "on");
     assert!(connect(&cluster.dsn()).await.is_err(), "no password, no session");
     cluster.set(&[("work_mem", "3MB")]).await.expect("set");
-    for _ in 0..500 {
-        if show(&client, "work_mem").await == "3MB" {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    panic!("the setting was not reloaded");
+    until("the setting to be reloaded", async || show(&client, "work_mem").await == "3MB").await;
 }
 
 #[tokio::test]

@@ -56,14 +56,7 @@ async fn a_killed_backend_is_a_crash_although_the_server_keeps_its_start_time() 
     .unwrap();
     let mut changes = lock.changes();
     changes.wait_for(|change| !change.is_leader).await.unwrap();
-    let until = tokio::time::Instant::now() + Duration::from_secs(20);
-    loop {
-        assert!(tokio::time::Instant::now() < until, "the server does not come back");
-        if cluster.sql("select 1").await.is_ok() {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    tenure_testkit::until("the server", async || cluster.sql("select 1").await.is_ok()).await;
     assert!(seen.insert(incarnation(&cluster).await), "a killed backend");
     cluster.restart().await.unwrap();
     assert!(seen.insert(incarnation(&cluster).await), "a restart");
