@@ -201,8 +201,7 @@ impl Store {
         if let Some(journal) = self.as_journal() {
             let (rows, changes) = (rows.to_vec(), changes.to_vec());
             let accept = move |journal: &mut Journal| {
-                let stored = journal.accept(block, &rows)?;
-                let recorded = journal.record(&changes)?;
+                let (stored, recorded) = journal.accept_and_record(block, &rows, &changes)?;
                 Ok(Accepted { stored, unplaced: StatusChange::unplaced(&changes, &recorded) })
             };
             return ask(journal, accept).await;

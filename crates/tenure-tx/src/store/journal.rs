@@ -276,11 +276,23 @@ impl Journal {
         self.at(nonce).filter(|row| !row.ended)
     }
 
-    pub(super) fn accept(
+    /// New rows and statuses of others, in one write: of a request that is told not to be stored, no line stands in
+    /// the file. Returns the nonces of both.
+    pub(super) fn accept_and_record(
         &mut self,
         block: u64,
         news: &[NewTransaction],
-    ) -> Result<Vec<u64>, StoreError> {
+        changes: &[StatusChange],
+    ) -> Result<(Vec<u64>, Vec<u64>), StoreError> {
+        let mut rows = self.accepted(block, news)?;
+        let stored = rows.iter().map(|row| row.nonce).collect();
+        let (recorded, others) = self.recorded(changes);
+        rows.extend(others);
+        self.put(rows, true)?;
+        Ok((stored, recorded))
+    }
+
+    fn accepted(&self, block: u64, news: &[NewTransaction]) -> Result<Vec<Row>, StoreError> {
         let change = self.change + 1;
         let mut rows = Vec::new();
         for new in news {
@@ -292,7 +304,7 @@ impl Journal {
                 rows.push(Row::new(new, block, change));
             }
         }
-        self.put(rows, true)
+        Ok(rows)
     }
 
     pub(super) fn replace(&mut self, news: &[Replacement]) -> Result<Vec<u64>, StoreError> {
@@ -320,6 +332,14 @@ impl Journal {
 
     /// An end is flushed; any other status is learnt again from the chain.
     pub(super) fn record(&mut self, changes: &[StatusChange]) -> Result<Vec<u64>, StoreError> {
+        let (nonces, rows) = self.recorded(changes);
+        let flush = rows.iter().any(|row| row.ended);
+        self.put(rows, flush)?;
+        Ok(nonces)
+    }
+
+    /// The nonces whose statuses are to be recorded, and the rows as they are then.
+    fn recorded(&self, changes: &[StatusChange]) -> (Vec<u64>, Vec<Row>) {
         let change = self.change + 1;
         let mut rows = Vec::new();
         for status in changes {
@@ -337,9 +357,7 @@ impl Journal {
             proved.map(|row| Row { provisional: false, ..row.clone() }).collect();
         let nonces = rows.iter().map(|row| row.nonce).collect();
         rows.extend(proved);
-        let flush = rows.iter().any(|row| row.ended);
-        self.put(rows, flush)?;
-        Ok(nonces)
+        (nonces, rows)
     }
 
     /// Provisional ends that the chain has proved, or proved wrong.
@@ -552,6 +570,14 @@ mod tests {
         Journal::open(path, &account()).expect("opens")
     }
 
+    fn accept(
+        journal: &mut Journal,
+        block: u64,
+        rows: &[NewTransaction],
+    ) -> Result<Vec<u64>, StoreError> {
+        journal.accept_and_record(block, rows, &[]).map(|(stored, _)| stored)
+    }
+
     fn row(nonce: u64, tag: u8, id: &str) -> NewTransaction {
         NewTransaction {
             nonce,
@@ -571,12 +597,33 @@ mod tests {
 
     const KEPT: Retention = Retention { rows: Duration::ZERO, ids: Duration::from_secs(3_600) };
 
+    /// As a table does it: what is told not to be stored is not, and neither are the statuses beside it.
+    #[test]
+    fn new_rows_and_statuses_of_others_are_one_write() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("journal");
+        let mut journal = open(&path);
+        accept(&mut journal, 0, &[row(0, 1, "a")]).expect("stored");
+        let length = journal.length;
+        let twice = journal.accept_and_record(0, &[row(1, 2, "a")], &[executed(0, 1)]);
+        assert!(matches!(twice, Err(StoreError::DuplicateRequest)), "{twice:?}");
+        assert_eq!(journal.length, length, "neither");
+        let both = journal.accept_and_record(0, &[row(1, 2, "b")], &[executed(0, 1)]);
+        assert_eq!(both.expect("stored"), (vec![1], vec![0]));
+        drop(journal);
+        let journal = open(&path);
+        assert!(journal.at(0).expect("there").ended && !journal.at(1).expect("there").ended);
+    }
+
     #[test]
     fn what_was_accepted_is_there_after_a_restart_and_its_id_is_used_once() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("journal");
         let mut journal = open(&path);
-        assert_eq!(journal.accept(7, &[row(0, 1, "a"), row(1, 2, "b")]).expect("stored"), [0, 1]);
+        assert_eq!(
+            accept(&mut journal, 7, &[row(0, 1, "a"), row(1, 2, "b")]).expect("stored"),
+            [0, 1]
+        );
         assert_eq!(journal.record(&[executed(0, 1)]).expect("stored"), [0]);
         drop(journal);
         let mut journal = open(&path);
@@ -584,12 +631,12 @@ mod tests {
         assert_eq!((snapshot.consumed, snapshot.open.len()), (1, 1));
         assert_eq!(snapshot.open[0].raw.as_deref(), Some(b"raw".as_slice()));
         assert_eq!(snapshot.open[0].built_at_block, 7);
-        let again = journal.accept(7, &[row(2, 3, "a")]);
+        let again = accept(&mut journal, 7, &[row(2, 3, "a")]);
         assert!(matches!(again, Err(StoreError::DuplicateRequest)), "{again:?}");
         let paid = journal.by_request(&["a".to_owned()]).pop().expect("remembered");
         assert!(paid.ended && paid.is_call(b"call") && !paid.is_call(b"other"));
         assert_eq!(paid.note.end.map(|end| end.kind), Some(EndKind::Executed));
-        assert!(journal.accept(7, &[row(1, 3, "c")]).expect("answered").is_empty(), "taken");
+        assert!(accept(&mut journal, 7, &[row(1, 3, "c")]).expect("answered").is_empty(), "taken");
     }
 
     #[test]
@@ -597,7 +644,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let mut journal = open(&folder.path().join("journal"));
         journal.broken = Some("the journal cannot be flushed".to_owned());
-        let again = journal.accept(7, &[row(0, 1, "a")]);
+        let again = accept(&mut journal, 7, &[row(0, 1, "a")]);
         assert!(matches!(again, Err(StoreError::Lost(_))), "{again:?}");
     }
 
@@ -623,12 +670,12 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("journal");
         let mut journal = open(&path);
-        journal.accept(0, &[row(0, 1, "a")]).expect("stored");
+        accept(&mut journal, 0, &[row(0, 1, "a")]).expect("stored");
         drop(journal);
         let good = fs::read(&path).expect("readable");
         fs::write(&path, [&good[..], b"{\"row\":{\"nonce\":1,"].concat()).expect("torn");
         let mut journal = open(&path);
-        journal.accept(0, &[row(1, 2, "b")]).expect("stored");
+        accept(&mut journal, 0, &[row(1, 2, "b")]).expect("stored");
         drop(journal);
         assert_eq!(open(&path).snapshot().open.len(), 2);
         fs::write(&path, [b"{\"row\":\n", &good[..]].concat()).expect("damaged");
@@ -642,7 +689,7 @@ mod tests {
         let path = folder.path().join("journal");
         let mut journal = open(&path);
         journal.bind("1 0xaa").expect("bound");
-        journal.accept(0, &[row(0, 1, "a"), row(1, 2, "b")]).expect("stored");
+        accept(&mut journal, 0, &[row(0, 1, "a"), row(1, 2, "b")]).expect("stored");
         journal.lines += 2 * SLACK;
         journal.cleanup(KEPT).expect("written");
         journal.record(&[executed(0, 1), executed(1, 2)]).expect("stored");
@@ -662,13 +709,13 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("journal");
         let mut journal = open(&path);
-        journal.accept(0, &[row(1, 1, "z")]).expect("stored");
+        accept(&mut journal, 0, &[row(1, 1, "z")]).expect("stored");
         let status = TransactionStatus::Invalid(None);
         let note = Note { end: Some(Box::new(End::new(EndKind::Withdrawn))), ..Note::default() };
         journal
             .record(&[StatusChange { nonce: 1, hash: Hash([1; 32]), status, note }])
             .expect("ended");
-        assert_eq!(journal.accept(0, &[row(1, 2, "a")]).expect("stored"), [1]);
+        assert_eq!(accept(&mut journal, 0, &[row(1, 2, "a")]).expect("stored"), [1]);
         journal.lines += 2 * SLACK;
         journal.cleanup(KEPT).expect("written");
         drop(journal);
