@@ -214,7 +214,7 @@ impl Member {
     }
 
     /// As [`Member::start_all`], and waits until the database has taken every registration, however long that
-    /// takes. Cancel-safe: the roles take part all the same.
+    /// takes, or its role was stopped. Cancel-safe: the roles take part all the same.
     ///
     /// # Errors
     /// The first refusal; the other roles take part all the same.
