@@ -100,7 +100,12 @@ async fn an_order_that_is_being_given_when_the_agent_ends_has_its_answer() {
     let count =
         async |sql: &str| -> i64 { holder.query_one(sql, &[]).await.expect("a count").get(0) };
     let waits = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()";
-    until("the order waits", async || count(waits).await == 1).await;
+    until("the order waits", async || {
+        // A transaction sees the sessions as they were when it looked first.
+        holder.execute("select pg_stat_clear_snapshot()", &[]).await.expect("cleared");
+        count(waits).await == 1
+    })
+    .await;
     agent.signal(tenure_testkit::Signal::TERM);
     let gone = "select count(*) from tenure.role where name = 'export' and holder is null";
     until("the role is given back", async || count(gone).await == 1).await;
