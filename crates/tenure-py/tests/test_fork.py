@@ -369,7 +369,9 @@ def test_a_killed_master_with_a_living_child_is_taken_over_at_once(programs: Any
 def test_the_end_of_the_interpreter_releases_and_hangs_nothing(programs: Any, dsn: str, end: str) -> None:
     program = programs.start(
         f"""
-        import asyncio, os, sys, time, tenure
+        import asyncio, os, signal, sys, time, tenure
+        # Whatever ran the tests: a shell ignores it for what runs in the background.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         locks = []
         async def main():
             lock = tenure.LeaderLock(os.environ["DSN"], role="r")
