@@ -108,6 +108,7 @@ async def test_many_roles_on_one_member(dsn: str) -> None:
         Member(dsn, ["a", "a"])
 
 
+@pytest.mark.slow
 async def test_a_thousand_roles_that_start_while_the_loop_is_blocked_miss_no_event(dsn: str) -> None:
     member = tenure.Member(dsn, tenure.shards("many", 1500), health_interval_s=2)
     told: Set[str] = set()
@@ -159,6 +160,7 @@ async def test_shards_are_addressed_by_number_and_shared(dsn: str) -> None:
             assert first.leading_shards("queue") == [0, 2, 4] and second.leading_shards("queue") == [1, 3, 5]
 
 
+@pytest.mark.slow
 async def test_shards_are_spread_evenly_and_followed_up(dsn: str) -> None:
     timing: Any = {"health_interval_s": 0.5, "lease_s": 2.0, "statement_deadline_s": 0.7}
 
