@@ -264,6 +264,9 @@ impl Member {
             Some(limit) => {
                 if timeout(limit, &mut self.task).await.is_err() {
                     self.task.abort();
+                    // The roles stop where the task is dropped, which is another thread's work. It has no
+                    // await left to run to, so this is at once.
+                    drop((&mut self.task).await);
                     return Err(TenureError::Timeout { what: "the shutdown", limit });
                 }
             }
