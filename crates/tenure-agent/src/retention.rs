@@ -45,7 +45,13 @@ pub struct Deleted {
     pub terms: u64,
     pub events: u64,
     pub slots: u64,
+    /// There are slots, and the login role may not delete them: it has a member's grants alone.
+    pub slots_kept: bool,
 }
+
+/// What to do about [`Deleted::slots_kept`].
+pub const SLOTS_KEPT: &str = "slots of schedules are not pruned, because the login role has no grants in the schema \
+    tenure_agent; an owner gives them: tenure migrate --agent --print-grants ROLE";
 
 /// Why a round did not end.
 #[derive(Debug, thiserror::Error)]
@@ -74,6 +80,8 @@ pub async fn prune(
     while goes_on() {
         let Pruned { terms, events, .. } = operator.prune(retention.age, retention.terms).await?;
         let slots = store.prune_slots(retention).await?;
+        deleted.slots_kept = slots.is_none();
+        let slots = slots.unwrap_or(0);
         deleted.terms += terms;
         deleted.events += events;
         deleted.slots += slots;
@@ -94,6 +102,7 @@ pub(crate) async fn serve(
     events: Events,
 ) {
     let round = || async {
+        let mut told = false;
         loop {
             let wanted = *retention.borrow();
             let Some(wanted) = wanted else {
@@ -102,10 +111,16 @@ pub(crate) async fn serve(
             };
             let gate = lock.gate();
             match prune(&config, wanted, || gate.is_leader()).await {
-                Ok(Deleted { terms: 0, events: 0, slots: 0 }) => {}
-                Ok(Deleted { terms, events: orders, slots }) => {
-                    let what = format!("{terms} terms, {orders} events and {slots} slots");
-                    events.tell(Event::of("pruned", lock.role(), gate.epoch()).because(what));
+                Ok(Deleted { terms, events: orders, slots, slots_kept }) => {
+                    if terms > 0 || orders > 0 || slots > 0 {
+                        let what = format!("{terms} terms, {orders} events and {slots} slots");
+                        events.tell(Event::of("pruned", lock.role(), gate.epoch()).because(what));
+                    }
+                    // Once a term: it does not change by itself.
+                    if slots_kept && !std::mem::replace(&mut told, true) {
+                        let why = SLOTS_KEPT.to_owned();
+                        events.tell(Event::of("error", lock.role(), gate.epoch()).because(why));
+                    }
                 }
                 Err(error) => {
                     let why = format!("the history was not pruned: {error}");
@@ -122,17 +137,24 @@ pub(crate) async fn serve(
 }
 
 impl Store {
-    /// Deletes a batch of slots with their attempts; how many. A slot that is not over stays, and a group
-    /// without schedules has none.
-    async fn prune_slots(&self, retention: Retention) -> Result<u64, StoreError> {
-        if !self.is_there().await? {
-            return Ok(0);
+    /// Deletes a batch of slots with their attempts; how many, or nothing if this login role may not. A slot that is
+    /// not over stays, and a group without schedules has none.
+    async fn prune_slots(&self, retention: Retention) -> Result<Option<u64>, StoreError> {
+        // In a schema that must not be used even the name of a table is an error.
+        let may = "select case when to_regnamespace('tenure_agent') is null then 'none' \
+            when not has_schema_privilege(to_regnamespace('tenure_agent'), 'usage') then 'denied' \
+            when to_regclass('tenure_agent.slot') is null then 'none' \
+            when has_table_privilege(to_regclass('tenure_agent.slot'), 'delete') then 'may' else 'denied' end";
+        match self.send(may).await?.as_deref() {
+            Some("may") => {}
+            Some("none") => return Ok(Some(0)),
+            _ => return Ok(None),
         }
         let sql = include_str!("../sql/prune.sql")
             .replace("{age_ms}", &retention.age.as_millis().to_string())
             .replace("{slots}", &retention.terms.to_string())
             .replace("{batch}", &BATCH.to_string());
         let count = self.send(&sql).await?;
-        Ok(count.and_then(|count| count.parse().ok()).unwrap_or(0))
+        Ok(Some(count.and_then(|count| count.parse().ok()).unwrap_or(0)))
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
-use tenure_agent::retention::{Retention, RetentionError, prune as prune_all};
+use tenure_agent::retention::{Retention, RetentionError, SLOTS_KEPT, prune as prune_all};
 
 use crate::args::{Database, some_time};
 use crate::exit::{Exit, Failure};
@@ -36,5 +36,8 @@ pub(crate) async fn prune(args: Prune) -> Result<Exit, Failure> {
         count(deleted.events, "event"),
         count(deleted.slots, "slot")
     );
+    if deleted.slots_kept {
+        tracing::warn!("{SLOTS_KEPT}");
+    }
     Ok(Exit::Clean)
 }

@@ -371,6 +371,9 @@ impl TransactionService {
         };
         let dropped = match timeout(self.accept_within, decided).await {
             Ok(Ok(state)) => state.dropped(),
+            Ok(Err(_)) if self.election.gate().is_leader() => {
+                return Err(uncertain("its no-op was not signed, or not stored; the log says why"));
+            }
             Ok(Err(_)) => return Err(uncertain("this node stopped leading before it was stored")),
             Err(_) => return Err(uncertain("the no-op was not stored in time")),
         };

@@ -198,7 +198,8 @@ async fn chain(args: &NodeArgs) -> Result<(Arc<dyn Chain>, Arc<dyn Signer>), Fai
                 (None, None) => Err(Failure::usage("no key; give --key-file or --key-env")),
             };
             key(0)?;
-            let signer = key(chain_id(&chain).await)?;
+            // The signature covers the chain's id: without it nothing can be signed.
+            let signer = key(answered(async || chain.chain_id().await).await)?;
             Ok((Arc::new(chain), Arc::new(signer)))
         }
         Kind::Substrate => substrate(args).await,
@@ -214,20 +215,17 @@ fn key_file(args: &NodeArgs) -> Result<Option<Secret>, Failure> {
 /// Waits for the chain: an account of another length is none of it. A chain whose metadata cannot be read is
 /// the program's to know.
 async fn fits(chain: &SubstrateChain, account: &AccountId) -> Result<(), Failure> {
-    loop {
-        match chain.account_len().await {
-            Ok(length) if length == account.as_bytes().len() => return Ok(()),
-            Ok(length) => {
-                return Err(Failure::usage(format!(
-                    "--account has {} bytes, and accounts of this chain have {length}; give the \
-                     address of this chain that --signer-command signs for",
-                    account.as_bytes().len()
-                )));
-            }
-            Err(ChainError::Unsupported(_)) => return Ok(()),
-            Err(error) => tracing::warn!(%error, "waiting for the chain's node"),
-        }
-        tokio::time::sleep(Duration::from_secs(1)).await;
+    let length = answered(async || match chain.account_len().await {
+        Err(ChainError::Unsupported(_)) => Ok(None),
+        length => length.map(Some),
+    });
+    match length.await {
+        Some(length) if length != account.as_bytes().len() => Err(Failure::usage(format!(
+            "--account has {} bytes, and accounts of this chain have {length}; give the \
+             address of this chain that --signer-command signs for",
+            account.as_bytes().len()
+        ))),
+        _ => Ok(()),
     }
 }
 
@@ -560,12 +558,19 @@ async fn health(service: Arc<TransactionService>) -> Health {
     }
 }
 
-/// The signature covers the chain's id: without it nothing can be signed, so wait for the node.
-async fn chain_id(chain: &EthereumChain) -> u64 {
+/// Asks the chain's node until it answers. What it waits for is told when it changes, not every second.
+async fn answered<T>(ask: impl AsyncFn() -> Result<T, ChainError>) -> T {
+    let mut told = String::new();
     loop {
-        match chain.chain_id().await {
-            Ok(id) => return id,
-            Err(error) => tracing::warn!(%error, "waiting for the chain's node"),
+        match ask().await {
+            Ok(answer) => return answer,
+            Err(error) => {
+                let error = error.to_string();
+                if error != told {
+                    tracing::warn!(%error, "waiting for the chain's node");
+                    told = error;
+                }
+            }
         }
         tokio::time::sleep(Duration::from_secs(1)).await;
     }

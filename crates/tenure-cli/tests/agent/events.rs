@@ -3,7 +3,8 @@
 use serde_json::Value;
 use tenure_testkit::{Child, Signal};
 
-use crate::kit::{SOON, Stage, bare, event, event_of, said, until};
+use crate::commands::end;
+use crate::kit::{SOON, Stage, agent_at, bare, event, event_of, said, until};
 
 #[tokio::test]
 async fn events_of_terms_orders_and_schedules_are_one_stream_that_can_be_followed() {
@@ -173,6 +174,33 @@ async fn the_leader_of_maintenance_prunes_for_the_group() {
         stage.count("select count(*) from tenure.event where kind = 'pause'").await == 0
     })
     .await;
+}
+
+#[tokio::test]
+async fn an_agent_with_a_members_grants_prunes_all_but_slots_and_says_so_once() {
+    let stage = Stage::new().await;
+    let user = format!("members_{}", std::process::id());
+    assert_eq!(stage.ends(&["migrate", "--agent"]).await.status.code(), Some(0));
+    let old = "insert into tenure.event (at, role, kind) values (now() - interval '1 year', 'r', 'pause')";
+    stage.client.batch_execute(&format!("create role {user} login; {old}")).await.expect("made");
+    let grants = stage.ends(&["migrate", "--print-grants", &user]).await;
+    let grants = String::from_utf8(grants.stdout).expect("text");
+    stage.client.batch_execute(&grants).await.expect("granted");
+    let by_hand =
+        stage.ends_at(&stage.database.dsn_for(&user), &["prune", "--older-than", "1000d"]).await;
+    let text = said(&by_hand);
+    assert!(by_hand.status.success() && text.contains("deleted 0 terms"), "{text}");
+    assert!(text.contains("slots of schedules are not pruned"), "{text}");
+    let file = stage.file("tenure.toml", "[[role]]\nname = 'r'\n");
+    let mut agent = agent_at(&stage.database.dsn_for(&user), &file, &[]);
+    let pruned = event(&mut agent, "pruned").await;
+    assert_eq!(pruned["role"], "tenure:maintenance", "{pruned}");
+    let error = event(&mut agent, "error").await;
+    let why = error["reason"].as_str().expect("a reason");
+    assert!(why.contains("tenure migrate --agent --print-grants"), "{error}");
+    end(&mut agent).await;
+    let away = format!("drop owned by {user}; drop role {user}");
+    stage.client.batch_execute(&away).await.expect("no login role is left");
 }
 
 #[tokio::test]

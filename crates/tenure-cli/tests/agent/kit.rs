@@ -50,9 +50,12 @@ impl Stage {
     }
 
     pub(crate) async fn ends(&self, args: &[&str]) -> Output {
-        let dsn = self.database.dsn();
+        self.ends_at(&self.database.dsn(), args).await
+    }
+
+    pub(crate) async fn ends_at(&self, dsn: &str, args: &[&str]) -> Output {
         let mut command = bare();
-        command.args(args).args(["--dsn", &dsn]);
+        command.args(args).args(["--dsn", dsn]);
         finish(command).await
     }
 
