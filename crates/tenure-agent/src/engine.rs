@@ -235,13 +235,13 @@ struct Planned {
     definition: Schedule,
     /// Every slot up to here is decided, or is being decided.
     watermark: Timestamp,
-    jobs: BTreeMap<Timestamp, Job>,
+    slots: BTreeMap<Timestamp, Progress>,
     /// Taken out of the leader's file: what is open ends, and nothing begins.
     removed: bool,
 }
 
 #[derive(Debug)]
-struct Job {
+struct Progress {
     number: u32,
     step: Step,
     /// Ordered, or missed and run all the same: no later slot takes its place.
@@ -295,7 +295,7 @@ impl Engine {
             return Vec::new();
         }
         let mut effects = Vec::new();
-        let mut jobs = BTreeMap::new();
+        let mut slots = BTreeMap::new();
         for slot in open {
             let step = match slot.stood {
                 Stood::Queued => Step::Queued,
@@ -311,9 +311,9 @@ impl Engine {
                     Step::Finishing(then)
                 }
             };
-            jobs.insert(slot.at, Job { number: slot.attempts, step, stays: slot.stays });
+            slots.insert(slot.at, Progress { number: slot.attempts, step, stays: slot.stays });
         }
-        self.schedules.insert(name, Planned { definition, watermark, jobs, removed: false });
+        self.schedules.insert(name, Planned { definition, watermark, slots, removed: false });
         effects
     }
 
@@ -322,7 +322,7 @@ impl Engine {
         for (name, planned) in &mut self.schedules {
             planned.removed = !is_kept(name);
         }
-        self.schedules.retain(|_, planned| !planned.removed || !planned.jobs.is_empty());
+        self.schedules.retain(|_, planned| !planned.removed || !planned.slots.is_empty());
     }
 
     /// Decides what is due.
@@ -365,7 +365,7 @@ impl Engine {
         };
         let at = again.map_or(given, |(at, _)| at);
         // The order is still in the table until its claim is answered.
-        if planned.jobs.contains_key(&at) {
+        if planned.slots.contains_key(&at) {
             return Vec::new();
         }
         let slot = Slot { schedule: schedule.to_owned(), at };
@@ -374,13 +374,13 @@ impl Engine {
             Some(_) if planned.is_busy() => Vec::new(),
             Some((_, attempts)) => {
                 let number = attempts + 1;
-                planned.jobs.insert(at, Job { number, step: Step::Attempting, stays: true });
+                planned.slots.insert(at, Progress { number, step: Step::Attempting, stays: true });
                 vec![Effect::Attempt { slot, number, order: Some(order) }]
             }
             None => {
                 let fate = if planned.is_busy() { Fate::Queue } else { Fate::Run };
                 let step = Step::Claiming(fate);
-                planned.jobs.insert(at, Job { number: 0, step, stays: true });
+                planned.slots.insert(at, Progress { number: 0, step, stays: true });
                 vec![Effect::Claim { slot, fate, missed: 0, more: false, order: Some(order) }]
             }
         }
@@ -389,24 +389,24 @@ impl Engine {
     /// The database answered a claim.
     pub fn claimed(&mut self, slot: &Slot, answer: Answer, now: Timestamp) -> Vec<Effect> {
         let Some(planned) = self.schedules.get_mut(&slot.schedule) else { return Vec::new() };
-        let Some(job) = planned.jobs.get_mut(&slot.at) else { return Vec::new() };
-        let Step::Claiming(fate) = job.step else { return Vec::new() };
+        let Some(progress) = planned.slots.get_mut(&slot.at) else { return Vec::new() };
+        let Step::Claiming(fate) = progress.step else { return Vec::new() };
         match (answer, fate) {
             (Answer::Claimed, Fate::Run) => {
-                job.number = 1;
-                job.step = Step::Running { since: now, stopping: None };
+                progress.number = 1;
+                progress.step = Step::Running { since: now, stopping: None };
                 vec![Effect::Start { slot: slot.clone(), number: 1 }]
             }
             (Answer::Claimed, Fate::Queue) => {
-                job.step = Step::Queued;
+                progress.step = Step::Queued;
                 Vec::new()
             }
             (Answer::Claimed, Fate::Missed | Fate::Skipped) | (Answer::Taken, _) => {
-                planned.jobs.remove(&slot.at);
+                planned.slots.remove(&slot.at);
                 Vec::new()
             }
             (Answer::Early, _) => {
-                planned.jobs.remove(&slot.at);
+                planned.slots.remove(&slot.at);
                 let before = slot.at - SignedDuration::from_millis(1);
                 planned.watermark = planned.watermark.min(before);
                 Vec::new()
@@ -417,15 +417,15 @@ impl Engine {
     /// The database answered whether an attempt's row is there.
     pub fn began(&mut self, slot: &Slot, number: u32, began: bool, now: Timestamp) -> Vec<Effect> {
         let Some(planned) = self.schedules.get_mut(&slot.schedule) else { return Vec::new() };
-        let Some(job) = planned.jobs.get_mut(&slot.at) else { return Vec::new() };
-        if job.step != Step::Attempting || job.number != number {
+        let Some(progress) = planned.slots.get_mut(&slot.at) else { return Vec::new() };
+        if progress.step != Step::Attempting || progress.number != number {
             return Vec::new();
         }
         if !began {
-            planned.jobs.remove(&slot.at);
+            planned.slots.remove(&slot.at);
             return Vec::new();
         }
-        job.step = Step::Running { since: now, stopping: None };
+        progress.step = Step::Running { since: now, stopping: None };
         vec![Effect::Start { slot: slot.clone(), number }]
     }
 
@@ -438,14 +438,14 @@ impl Engine {
         now: Timestamp,
     ) -> Vec<Effect> {
         let Some(planned) = self.schedules.get_mut(&slot.schedule) else { return Vec::new() };
-        let Some(job) = planned.jobs.get_mut(&slot.at) else { return Vec::new() };
-        let Step::Running { stopping, .. } = job.step else { return Vec::new() };
-        if job.number != number {
+        let Some(progress) = planned.slots.get_mut(&slot.at) else { return Vec::new() };
+        let Step::Running { stopping, .. } = progress.step else { return Vec::new() };
+        if progress.number != number {
             return Vec::new();
         }
         let how = match (outcome, stopping) {
             (Outcome::NotStarted, _) => {
-                job.step = Step::Requeueing;
+                progress.step = Step::Requeueing;
                 return vec![Effect::Requeue { slot: slot.clone(), number }];
             }
             (Outcome::Ended(true), _) => How::Succeeded,
@@ -456,29 +456,29 @@ impl Engine {
             (Outcome::Stopped, None) => How::Interrupted,
         };
         let then = after(&planned.definition, how, number, now);
-        job.step = Step::Finishing(then);
+        progress.step = Step::Finishing(then);
         vec![Effect::Finish { slot: slot.clone(), number, how, then }]
     }
 
     /// The row of an attempt that did not start is gone: the slot waits for its turn, here or in another term.
     pub fn requeued(&mut self, slot: &Slot) {
         let Some(planned) = self.schedules.get_mut(&slot.schedule) else { return };
-        let Some(job) = planned.jobs.get_mut(&slot.at) else { return };
-        if job.step == Step::Requeueing {
-            job.number = job.number.saturating_sub(1);
-            job.step = Step::Queued;
+        let Some(progress) = planned.slots.get_mut(&slot.at) else { return };
+        if progress.step == Step::Requeueing {
+            progress.number = progress.number.saturating_sub(1);
+            progress.step = Step::Queued;
         }
     }
 
     /// The end of an attempt is recorded.
     pub fn recorded(&mut self, slot: &Slot) {
         let Some(planned) = self.schedules.get_mut(&slot.schedule) else { return };
-        let Some(job) = planned.jobs.get_mut(&slot.at) else { return };
-        let Step::Finishing(then) = job.step else { return };
+        let Some(progress) = planned.slots.get_mut(&slot.at) else { return };
+        let Step::Finishing(then) = progress.step else { return };
         match then {
-            Then::Retry(at) if !planned.removed => job.step = Step::Waiting(at),
+            Then::Retry(at) if !planned.removed => progress.step = Step::Waiting(at),
             Then::Retry(_) | Then::Over | Then::Dead => {
-                planned.jobs.remove(&slot.at);
+                planned.slots.remove(&slot.at);
             }
         }
     }
@@ -524,7 +524,7 @@ fn later(at: Timestamp, by: Duration) -> Timestamp {
 
 impl Planned {
     fn is_busy(&self) -> bool {
-        self.jobs.values().any(|job| job.step.is_busy())
+        self.slots.values().any(|progress| progress.step.is_busy())
     }
 
     fn fire(&mut self, name: &str, now: Timestamp, effects: &mut Vec<Effect>) {
@@ -562,7 +562,7 @@ impl Planned {
 
     /// Whether no slot runs or waits.
     fn is_free(&self) -> bool {
-        self.jobs.values().all(|job| match job.step {
+        self.slots.values().all(|progress| match progress.step {
             Step::Claiming(Fate::Missed | Fate::Skipped) => true,
             Step::Claiming(Fate::Run | Fate::Queue)
             | Step::Queued
@@ -582,12 +582,12 @@ impl Planned {
         match self.definition.on_overlap() {
             Overlap::Forbid => Fate::Skipped,
             Overlap::Queue => {
-                let waits = |job: &&Job| match job.step {
+                let waits = |progress: &&Progress| match progress.step {
                     Step::Claiming(fate) => fate == Fate::Queue,
                     Step::Queued | Step::Waiting(_) | Step::Requeueing => true,
                     Step::Attempting | Step::Running { .. } | Step::Finishing(_) => false,
                 };
-                if self.jobs.values().filter(waits).count() < QUEUE {
+                if self.slots.values().filter(waits).count() < QUEUE {
                     Fate::Queue
                 } else {
                     Fate::Skipped
@@ -604,19 +604,22 @@ impl Planned {
         if self.definition.on_overlap() != Overlap::Replace {
             return;
         }
-        let waits = |(_, job): &(&Timestamp, &Job)| job.step == Step::Queued && !job.stays;
-        let Some(latest) = self.jobs.iter().rfind(waits).map(|(at, _)| *at) else { return };
-        for (at, job) in self.jobs.range_mut(..latest).filter(|(_, job)| !job.stays) {
+        let waits = |(_, progress): &(&Timestamp, &Progress)| {
+            progress.step == Step::Queued && !progress.stays
+        };
+        let Some(latest) = self.slots.iter().rfind(waits).map(|(at, _)| *at) else { return };
+        for (at, progress) in self.slots.range_mut(..latest).filter(|(_, progress)| !progress.stays)
+        {
             let slot = Slot { schedule: name.to_owned(), at: *at };
-            match &mut job.step {
+            match &mut progress.step {
                 Step::Running { stopping: stopping @ None, .. } => {
                     *stopping = Some(Why::Replaced);
-                    let number = job.number;
+                    let number = progress.number;
                     effects.push(Effect::Stop { slot, number, why: Why::Replaced });
                 }
                 Step::Queued | Step::Waiting(_) => {
-                    job.step = Step::Finishing(Then::Over);
-                    let (number, how) = (job.number, How::Replaced);
+                    progress.step = Step::Finishing(Then::Over);
+                    let (number, how) = (progress.number, How::Replaced);
                     effects.push(Effect::Finish { slot, number, how, then: Then::Over });
                 }
                 // What is on its way is ended when it has arrived.
@@ -638,7 +641,7 @@ impl Planned {
         more: bool,
         stays: bool,
     ) -> Effect {
-        self.jobs.insert(at, Job { number: 0, step: Step::Claiming(fate), stays });
+        self.slots.insert(at, Progress { number: 0, step: Step::Claiming(fate), stays });
         let slot = Slot { schedule: name.to_owned(), at };
         Effect::Claim { slot, fate, missed, more, order: None }
     }
@@ -649,7 +652,7 @@ impl Planned {
             return;
         }
         let removed = self.removed;
-        let next = self.jobs.iter_mut().find(|(_, job)| match job.step {
+        let next = self.slots.iter_mut().find(|(_, progress)| match progress.step {
             Step::Queued => true,
             Step::Waiting(until) => removed || until <= now,
             Step::Claiming(_)
@@ -658,17 +661,17 @@ impl Planned {
             | Step::Requeueing
             | Step::Finishing(_) => false,
         });
-        let Some((at, job)) = next else { return };
+        let Some((at, progress)) = next else { return };
         let slot = Slot { schedule: name.to_owned(), at: *at };
         if removed {
-            job.step = Step::Finishing(Then::Dead);
-            let (number, how) = (job.number, How::Interrupted);
+            progress.step = Step::Finishing(Then::Dead);
+            let (number, how) = (progress.number, How::Interrupted);
             effects.push(Effect::Finish { slot, number, how, then: Then::Dead });
             return;
         }
-        job.number += 1;
-        job.step = Step::Attempting;
-        effects.push(Effect::Attempt { slot, number: job.number, order: None });
+        progress.number += 1;
+        progress.step = Step::Attempting;
+        effects.push(Effect::Attempt { slot, number: progress.number, order: None });
     }
 
     fn stop_overdue(
@@ -679,8 +682,8 @@ impl Planned {
         effects: &mut Vec<Effect>,
     ) {
         let (limit, drain) = (self.definition.limit(), self.definition.drain());
-        for (at, job) in &mut self.jobs {
-            let Step::Running { since, stopping: stopping @ None } = &mut job.step else {
+        for (at, progress) in &mut self.slots {
+            let Step::Running { since, stopping: stopping @ None } = &mut progress.step else {
                 continue;
             };
             let why = if limit.is_some_and(|limit| later(*since, limit) <= now) {
@@ -692,14 +695,14 @@ impl Planned {
             };
             *stopping = Some(why);
             let slot = Slot { schedule: name.to_owned(), at: *at };
-            effects.push(Effect::Stop { slot, number: job.number, why });
+            effects.push(Effect::Stop { slot, number: progress.number, why });
         }
     }
 
     fn next_timeout(&self, draining: Option<Timestamp>) -> Option<Timestamp> {
         let (limit, drain) = (self.definition.limit(), self.definition.drain());
         let busy = self.is_busy();
-        let jobs = self.jobs.values().filter_map(|job| match job.step {
+        let slots = self.slots.values().filter_map(|progress| match progress.step {
             Step::Running { since, stopping: None } => {
                 let times =
                     [limit.map(|limit| later(since, limit)), draining.map(|at| later(at, drain))];
@@ -720,6 +723,6 @@ impl Planned {
         } else {
             None
         };
-        jobs.chain(next).min()
+        slots.chain(next).min()
     }
 }

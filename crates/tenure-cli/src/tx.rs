@@ -12,6 +12,7 @@ mod report;
 mod wire;
 
 use clap::{Args, Subcommand};
+use tenure::RoleName;
 use tenure::connect::{ConnectError, Connector};
 use tenure_tx::account::AccountId;
 use tenure_tx::chain::substrate::account_of;
@@ -60,6 +61,10 @@ fn role_of(account: &AccountId) -> String {
     format!("tx:{account}")
 }
 
+fn role(name: &str) -> Result<RoleName, Failure> {
+    name.parse().map_err(|error| Failure::usage(format!("--role: {error}; choose another name")))
+}
+
 fn store(database: &Database, options: StoreOptions) -> Result<Store, Failure> {
     let config = setting::configured(database)?;
     let dsn = config.dsn().ok_or_else(no_database)?;
@@ -89,7 +94,7 @@ pub(crate) struct ReadArgs {
 impl ReadArgs {
     fn store(&self) -> Result<Store, Failure> {
         // No reader writes, so any role will do.
-        let role = role_of(&self.account);
+        let role = role(&role_of(&self.account))?;
         store(&self.database, StoreOptions::new(role, self.account.clone(), "reader"))
     }
 }

@@ -113,7 +113,7 @@ pub(crate) async fn relay(dsn: &str, work: Work) -> Result<(), Failure> {
     let creator = member.identity().as_str().to_owned();
     let store = Store::new(
         Connector::new(&Dsn::parse(dsn)?, TlsOptions::new())?,
-        StoreOptions::new(role, account, creator),
+        StoreOptions::new(lock.role().clone(), account, creator),
     );
     let options = ServiceOptions { tip, ..ServiceOptions::default() };
     let service = TransactionService::builder(Mode::group(&lock, store), chain, signer);

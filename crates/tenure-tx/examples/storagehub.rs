@@ -154,7 +154,7 @@ async fn mode(
     let lock = member.lock(&role)?;
     lock.start().await?;
     let connector = Connector::new(&Dsn::parse(&instance.database)?, TlsOptions::new())?;
-    let options = StoreOptions::new(role, account.clone(), instance.name.clone());
+    let options = StoreOptions::new(lock.role().clone(), account.clone(), instance.name.clone());
     Ok((Some(member), Mode::group(&lock, Store::new(connector, options))))
 }
 

@@ -128,8 +128,8 @@ impl Election {
     }
 
     /// The role's name; `None` of an election of another kind.
-    pub(crate) fn name(&self) -> Option<&str> {
-        self.name.as_ref().map(RoleName::as_str)
+    pub(crate) fn name(&self) -> Option<&RoleName> {
+        self.name.as_ref()
     }
 
     pub(crate) fn gate(&self) -> &LeaderGate {

@@ -108,17 +108,15 @@ impl ServiceBuilder {
             Mode::Group { store, .. } if store.account() != signer.account() => {
                 return Err(ServiceError::ForeignAccount);
             }
-            // The fence would look at another role's epoch than the gate.
-            Mode::Group { election, store }
-                if election.name().is_some_and(|name| name != store.options().role) =>
-            {
-                let (elected, fenced) = (election.name().unwrap_or_default(), store.options());
-                return Err(ServiceError::ForeignRole {
-                    elected: elected.to_owned(),
-                    fenced: fenced.role.clone(),
-                });
+            Mode::Group { election, store } => {
+                let fenced = &store.options().role;
+                // The fence would look at another role's epoch than the gate.
+                if let Some(elected) = election.name().filter(|name| *name != fenced) {
+                    let (elected, fenced) = (elected.clone(), fenced.clone());
+                    return Err(ServiceError::ForeignRole { elected, fenced });
+                }
+                (election, Some(store))
             }
-            Mode::Group { election, store } => (election, Some(store)),
             Mode::Standalone { journal } => {
                 tracing::warn!(
                     journal = %journal.display(),

@@ -23,6 +23,7 @@ use std::time::Duration;
 use tenure_connect::Connector;
 use tenure_connect::line::Line;
 use tenure_core::epoch::Epoch;
+use tenure_core::key::RoleName;
 use tokio::sync::{Mutex, mpsc};
 use tokio::time::timeout;
 use tokio_postgres::Statement;
@@ -51,7 +52,7 @@ pub(crate) const CLEANUP_ROWS: u64 = 10_000;
 #[allow(missing_docs, reason = "the names say it")]
 pub struct StoreOptions {
     /// The role whose epoch fences every write.
-    pub role: String,
+    pub role: RoleName,
     pub account: AccountId,
     /// This instance, written into the rows it creates.
     pub creator: String,
@@ -66,9 +67,8 @@ pub struct StoreOptions {
 impl StoreOptions {
     /// For the role and the account; statements have 5 s, and no accepted request may be lost.
     #[must_use]
-    pub fn new(role: impl Into<String>, account: AccountId, creator: impl Into<String>) -> Self {
-        let deadline = Duration::from_secs(5);
-        let (role, creator) = (role.into(), creator.into());
+    pub fn new(role: RoleName, account: AccountId, creator: impl Into<String>) -> Self {
+        let (creator, deadline) = (creator.into(), Duration::from_secs(5));
         StoreOptions { role, account, creator, deadline, accept_loss: false }
     }
 }
@@ -115,7 +115,9 @@ impl Store {
     /// [`StoreError::Journal`]: it is in use, of another account, damaged, or the system refused.
     pub(crate) fn journal(path: &Path, account: AccountId) -> Result<Self, StoreError> {
         let journal = Journal::open(path, &account)?;
-        let options = StoreOptions::new("", account, "standalone");
+        // No table, no fence: it is never asked for.
+        let role = RoleName::new("standalone").map_err(|e| StoreError::Journal(e.to_string()))?;
+        let options = StoreOptions::new(role, account, "standalone");
         let memory = Memory::File(Arc::new(std::sync::Mutex::new(journal)));
         Ok(Store(Arc::new(Inner { options, memory })))
     }
@@ -142,6 +144,10 @@ impl Store {
     #[must_use]
     pub fn account(&self) -> &AccountId {
         &self.0.options.account
+    }
+
+    fn role(&self) -> &str {
+        self.0.options.role.as_str()
     }
 
     /// The options it was made with.
@@ -310,10 +316,10 @@ impl Store {
             return ask(journal, move |journal| journal.bind(&chain)).await;
         }
         let session = self.session().await?;
-        let (role, epoch) = (&self.0.options.role, epoch.get());
+        let (role, epoch) = (self.role(), epoch.get());
         let account = self.account().as_bytes();
         let open = "select tenure_tx.open_account($1, $2, $3, $4)";
-        let arguments: [&(dyn ToSql + Sync); 4] = [role, &epoch, &account, &chain];
+        let arguments: [&(dyn ToSql + Sync); 4] = [&role, &epoch, &account, &chain];
         self.bounded(session.client.query_one(open, &arguments)).await.map(drop)
     }
 
@@ -327,9 +333,9 @@ impl Store {
             return Ok(());
         }
         let session = self.session().await?;
-        let (role, account) = (&self.0.options.role, self.account().as_bytes());
+        let (role, account) = (self.role(), self.account().as_bytes());
         let check = "select tenure_tx.check_account($1, $2, $3)";
-        let arguments: [&(dyn ToSql + Sync); 3] = [role, &account, &chain];
+        let arguments: [&(dyn ToSql + Sync); 3] = [&role, &account, &chain];
         self.bounded(session.client.query_one(check, &arguments)).await.map(drop)
     }
 
@@ -443,7 +449,7 @@ impl Store {
              where c.role = $1 and c.member is distinct from r.holder \
              and c.ready and not c.observer \
              and m.seen_at > clock_timestamp() - make_interval(secs => m.lease_ms / 1000.0))";
-        let row = self.bounded(session.client.query_one(rival, &[&self.0.options.role])).await?;
+        let row = self.bounded(session.client.query_one(rival, &[&self.role()])).await?;
         Ok(row.get(0))
     }
 
@@ -460,10 +466,9 @@ impl Store {
             return Ok(None);
         }
         let session = self.session().await?;
-        let (role, account, best) =
-            (&self.0.options.role, self.account().as_bytes(), to_sql(best)?);
+        let (role, account, best) = (self.role(), self.account().as_bytes(), to_sql(best)?);
         let see = "select tenure_tx.see($1, $2, $3, $4, $5)";
-        let arguments: [&(dyn ToSql + Sync); 5] = [role, &account, &member, &chain, &best];
+        let arguments: [&(dyn ToSql + Sync); 5] = [&role, &account, &member, &chain, &best];
         let row = self.bounded(session.client.query_one(see, &arguments)).await?;
         Ok(row.get::<_, Option<i64>>(0).map(from_sql))
     }
@@ -491,7 +496,7 @@ impl Store {
                 "select tenure_tx.cleanup($1, $2, $3, $4, make_interval(secs => $5), \
                  make_interval(secs => $6), $7)",
                 &[
-                    &options.role,
+                    &self.role(),
                     &epoch.get(),
                     &options.account.as_bytes(),
                     &to_sql(below)?,
@@ -532,9 +537,9 @@ impl Store {
         arguments: &[&(dyn ToSql + Sync)],
     ) -> Result<Vec<i64>, StoreError> {
         let session = self.session().await?;
-        let (role, epoch) = (&self.0.options.role, epoch.get());
+        let (role, epoch) = (self.role(), epoch.get());
         let account = self.account().as_bytes();
-        let fence: [&(dyn ToSql + Sync); 3] = [role, &epoch, &account];
+        let fence: [&(dyn ToSql + Sync); 3] = [&role, &epoch, &account];
         let arguments = [&fence, arguments].concat();
         let query = session.client.query(statement(&session), &arguments);
         let rows = self.bounded(query).await?;

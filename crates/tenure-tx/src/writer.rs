@@ -555,7 +555,8 @@ mod tests {
         let dsn = tenure_connect::Dsn::parse("host=127.0.0.1 port=1 user=nobody").expect("a DSN");
         let connector = tenure_connect::Connector::new(&dsn, tenure_connect::TlsOptions::new());
         let account = crate::account::AccountId::new([7; 20]).expect("20 bytes");
-        let options = crate::store::StoreOptions::new("relayer", account, "a");
+        let options =
+            crate::store::StoreOptions::new("relayer".parse().expect("a name"), account, "a");
         let store = Store::new(connector.expect("no certificates"), options);
         let results = flushed(Some(store), (0..20).map(|_| new(0)).collect()).await;
         assert!(!results.is_empty() && results.len() <= UNDER_WAY, "{}", results.len());

@@ -32,7 +32,7 @@ async fn a_commit_that_no_standby_has_is_no_acceptance_unless_the_operator_says_
     let refused = why(node.accept(E1, 0, &[row(1, 2, "asynchronous")]).await);
     assert!(refused.contains(&standby.standby_name()), "{refused}");
     assert!(node.by_nonce(1).await.expect("readable").is_none(), "nothing was stored");
-    let mut options = StoreOptions::new(kit::ROLE, account(), "b");
+    let mut options = StoreOptions::new(kit::ROLE.parse().expect("a name"), account(), "b");
     options.accept_loss = true;
     let careless = Store::new(connector(&database.dsn()), options);
     let accepted = careless.accept(E1, 0, &[row(1, 2, "told so")]).await;

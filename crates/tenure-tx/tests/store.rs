@@ -429,7 +429,7 @@ async fn an_account_belongs_to_one_role_and_one_chain() {
         )
         .await
         .expect("a role");
-    let options = StoreOptions::new("another", account(), "c");
+    let options = StoreOptions::new("another".parse().expect("a name"), account(), "c");
     let moved = Store::new(connector(&db.dsn()), options).open_account(E1, "1 0xaa").await;
     let moved = moved.expect_err("one account under two roles");
     assert!(matches!(&moved, StoreError::Bound(why) if why.contains("another")), "{moved}");

@@ -480,7 +480,7 @@ pub(super) async fn run(args: NodeArgs) -> Result<Exit, Failure> {
         let config = config(&args, &role)?;
         let identity = config.identity()?;
         let creator = identity.hostname(config.scope()).unwrap_or(identity.place()).to_owned();
-        let mut options = StoreOptions::new(role.clone(), account.clone(), creator);
+        let mut options = StoreOptions::new(super::role(&role)?, account.clone(), creator);
         options.accept_loss = args.accept_loss;
         let store = store(&args.database, options).map_err(|failure| {
             let message = format!("{failure}; or send without a group: --standalone");

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use tenure_core::identity::IdentityError;
+use tenure_core::key::RoleName;
 
 use super::options::InvalidOption;
 use crate::account::SignError;
@@ -30,9 +31,9 @@ pub enum ServiceError {
     )]
     ForeignRole {
         /// The role of the lock.
-        elected: String,
+        elected: RoleName,
         /// The role in the store's options.
-        fenced: String,
+        fenced: RoleName,
     },
     /// The database refused the schema or the table; a server that is away is no error.
     #[error("the table cannot be used")]

@@ -73,7 +73,7 @@ pub(crate) fn store(dsn: &str, creator: &str) -> Store {
 }
 
 pub(crate) fn store_of(dsn: &str, creator: &str, account: AccountId) -> Store {
-    Store::new(connector(dsn), StoreOptions::new(ROLE, account, creator))
+    Store::new(connector(dsn), StoreOptions::new(ROLE.parse().expect("a name"), account, creator))
 }
 
 pub(crate) const E1: Epoch = Epoch(1);

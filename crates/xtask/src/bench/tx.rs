@@ -77,7 +77,7 @@ pub(crate) async fn run(args: BenchArgs) -> anyhow::Result<ExitCode> {
     let role = format!("bench:{account}");
     let connector =
         Connector::new(&Dsn::parse(&args.database.dsn)?, TlsOptions::from_env(&ProcessEnv)?)?;
-    let options = StoreOptions::new(&role, account.clone(), "bench");
+    let options = StoreOptions::new(role.parse()?, account.clone(), "bench");
     let store = Store::new(connector.clone(), options);
     store.migrate().await?;
     let session = connector.connect("tenure bench", Duration::from_secs(5)).await?;
