@@ -581,12 +581,10 @@ async fn a_receipt_that_no_endpoint_has_leaves_all_endpoints_in_use() {
     without_receipts(&first, true);
     without_receipts(&second, false);
     anvil.mine(6).await;
-    let sought = async {
-        while asked.load(Ordering::Relaxed) == 0 {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    timeout(Duration::from_secs(20), sought).await.expect("the second is asked as well");
+    tenure_testkit::until("the question to the second", async || {
+        asked.load(Ordering::Relaxed) != 0
+    })
+    .await;
     // The poll that asked is over.
     first.asked(2).await;
     let next = Unsigned { nonce: 1, tip: 1, call: Some(&call), head: &head, replaces: None };
@@ -663,12 +661,10 @@ async fn a_table_that_refuses_every_status_is_read_again_ever_more_slowly() {
     client.batch_execute(refuse).await.expect("altered");
     let began = Instant::now();
     send(&node, 1).await;
-    let often = async {
-        while log.lines_with("reading the table again").len() < 7 {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    timeout(Duration::from_secs(30), often).await.expect("again and again");
+    tenure_testkit::until("reading after reading", async || {
+        log.lines_with("reading the table again").len() >= 7
+    })
+    .await;
     // 50 ms, doubled up to half a second: five pauses, each at least half of that.
     let took = began.elapsed();
     assert!(took > Duration::from_millis(600), "seven readings in {took:?}");

@@ -186,12 +186,10 @@ async fn a_row_of_an_unknown_state_stops_a_new_leader_until_it_is_repaired() {
     client.batch_execute(odd).await.expect("a newer version's state");
     let Node { election, service, .. } = Node::follower("a", &db.dsn(), &anvil, impatient()).await;
     election.lead(E1);
-    let heard = async {
-        while said.lines_with("cannot read what is open").is_empty() {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    timeout(Duration::from_secs(20), heard).await.expect("complained of");
+    tenure_testkit::until("its complaint", async || {
+        !said.lines_with("cannot read what is open").is_empty()
+    })
+    .await;
     let early = timeout(Duration::from_millis(500), service.recovered()).await;
     assert!(early.is_err(), "what is owed is not known: {early:?}");
     // Read again and again, and complained of once.
@@ -711,12 +709,10 @@ async fn a_signature_that_fails_again_and_again_is_logged_once() {
     let mut handle = service.send(SendRequest::call(pay(1, 1))).await.expect("accepted");
     device.locked.store(true, Ordering::Relaxed);
     let before = device.asked.load(Ordering::Relaxed);
-    let several = async {
-        while device.asked.load(Ordering::Relaxed) < before + 6 {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    timeout(Duration::from_secs(30), several).await.expect("asked again and again");
+    tenure_testkit::until("question after question", async || {
+        device.asked.load(Ordering::Relaxed) >= before + 6
+    })
+    .await;
     let said = |event: &str| log.lines_with(&format!("event=\"{event}\""));
     assert_eq!(said("tx_not_signed").len(), 1, "{:?}", said("tx_not_signed"));
     assert_eq!(said("tx_not_replaced").len(), 0, "{:?}", said("tx_not_replaced"));
@@ -737,10 +733,8 @@ async fn a_follower_tells_what_the_account_owns_now() {
     node.service.recovered().await.expect("leads");
     node.election.depose();
     anvil.call("anvil_setBalance", serde_json::json!([ADDRESS, "0x7"])).await;
-    let told = async {
-        while meter.gauge("tenure_tx_balance", "") != Some(7.0) {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    timeout(Duration::from_secs(20), told).await.expect("by a node that follows");
+    tenure_testkit::until("the balance by a node that follows", async || {
+        meter.gauge("tenure_tx_balance", "") == Some(7.0)
+    })
+    .await;
 }

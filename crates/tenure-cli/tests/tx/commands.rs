@@ -617,12 +617,10 @@ async fn a_node_that_waits_for_its_chain_ends_when_it_is_told_to() {
     let log = folder.path().join("log");
     command.stderr(std::fs::File::create(&log).expect("a file"));
     let mut child = Child::spawn(command).expect("starts");
-    let waits = async {
-        while !std::fs::read_to_string(&log).expect("a log").contains("waiting for the chain") {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    timeout(Duration::from_secs(30), waits).await.expect("it waits");
+    tenure_testkit::until("the wait for the chain", async || {
+        std::fs::read_to_string(&log).expect("a log").contains("waiting for the chain")
+    })
+    .await;
     child.signal(Signal::TERM);
     let status = child.wait(Duration::from_secs(20)).await.expect("ends");
     assert!(status.success(), "{status:?}");

@@ -24,12 +24,10 @@ fn told(output: &Output) -> (Option<i32>, Value) {
 
 /// Waits until the node of the chain has this transaction: stored is not yet sent.
 async fn pooled(anvil: &Anvil, hash: &Value) {
-    let there = async {
-        while anvil.call("eth_getTransactionByHash", json!([hash])).await.is_null() {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    timeout(Duration::from_secs(20), there).await.expect("in the pool");
+    tenure_testkit::until("the transaction in the pool", async || {
+        !anvil.call("eth_getTransactionByHash", json!([hash])).await.is_null()
+    })
+    .await;
 }
 
 /// Mines until a command has ended.

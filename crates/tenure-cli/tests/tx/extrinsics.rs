@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tenure_testkit::substrate::{self, ScriptedNode, storagehub_parachain};
 use tenure_testkit::{Child, Signal, shared_cluster};
 use tokio::process::Command;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 use crate::kit::{json_of, program, run};
 
@@ -181,12 +181,8 @@ async fn with_the_key_of_an_old_lock_a_node_waits_until_the_old_leader_is_gone()
     assert_eq!(refused.status.code(), Some(6), "{refused:?}");
     assert_eq!(role(&address).await.as_deref(), Some("follower"));
     drop(old);
-    let leads = async {
-        while role(&address).await.as_deref() != Some("leader") {
-            sleep(Duration::from_millis(50)).await;
-        }
-    };
-    timeout(Duration::from_secs(20), leads).await.expect("the lock is free");
+    tenure_testkit::until("the lead", async || role(&address).await.as_deref() == Some("leader"))
+        .await;
     child.signal(Signal::TERM);
     assert!(child.wait(Duration::from_secs(20)).await.expect("ends").success());
 }

@@ -48,12 +48,10 @@ async fn led_by(database: &Database, name: &str) -> i64 {
 async fn ready(database: &Database, wanted: i64) {
     let client = database.client().await.expect("it answers");
     let count = "select count(*) from tenure.candidate where ready";
-    let settled = async {
-        while client.query_one(count, &[]).await.expect("readable").get::<_, i64>(0) != wanted {
-            sleep(Duration::from_millis(20)).await;
-        }
-    };
-    timeout(Duration::from_secs(60), settled).await.expect("as many are ready");
+    tenure_testkit::until("so many that are ready", async || {
+        client.query_one(count, &[]).await.expect("readable").get::<_, i64>(0) == wanted
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -263,12 +261,10 @@ async fn a_follower_is_ready_only_while_its_sync_command_succeeds() {
     let (_follower, _) = node_at(&anvil.url, &arguments).await;
     let client = database.client().await.expect("it answers");
     let behind = "select count(*) from tenure.candidate where not ready and member like '%second%'";
-    let noticed = async {
-        while client.query_one(behind, &[]).await.expect("readable").get::<_, i64>(0) != 1 {
-            sleep(Duration::from_millis(20)).await;
-        }
-    };
-    timeout(Duration::from_secs(60), noticed).await.expect("the follower is behind");
+    tenure_testkit::until("a follower that is behind", async || {
+        client.query_one(behind, &[]).await.expect("readable").get::<_, i64>(0) == 1
+    })
+    .await;
     std::fs::write(&copy, "data").expect("written");
     ready(&database, 2).await;
 }

@@ -12,7 +12,7 @@ use tenure_testkit::rpc_proxy::{Fault, RpcProxy, SEND};
 use tenure_testkit::substrate::{ScriptedNode, storagehub_parachain};
 use tenure_testkit::{Child, shared_cluster};
 use tokio::process::Command;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 use crate::kit::program;
 
@@ -111,12 +111,10 @@ async fn no_level_of_logging_shows_an_address_a_login_or_a_key() {
         is_clean("tx send", &said(&sent), &hidden);
     }
     let complains = async |words: &str| {
-        let complained = async {
-            while !std::fs::read_to_string(&log).expect("a log").contains(words) {
-                sleep(Duration::from_millis(50)).await;
-            }
-        };
-        timeout(Duration::from_secs(20), complained).await.expect("it complains");
+        tenure_testkit::until("its complaint", async || {
+            std::fs::read_to_string(&log).expect("a log").contains(words)
+        })
+        .await;
     };
     complains("tx_not_taken").await;
     for gateway in [&one, &two] {
@@ -206,12 +204,10 @@ async fn no_level_of_logging_shows_a_substrate_nodes_address_or_a_key_in_a_file(
     let quoting: &'static str = format!("cannot reach {rpc}").leak();
     chain.arrival().await.refuse(-32000, quoting, quoting);
     let complains = async |words: &str| {
-        let complained = async {
-            while !std::fs::read_to_string(&log).expect("a log").contains(words) {
-                sleep(Duration::from_millis(50)).await;
-            }
-        };
-        timeout(Duration::from_secs(20), complained).await.expect("it complains");
+        tenure_testkit::until("its complaint", async || {
+            std::fs::read_to_string(&log).expect("a log").contains(words)
+        })
+        .await;
     };
     complains("tx_not_taken").await;
     chain.ledger.lock().expect("unpoisoned").fee = 1_001;

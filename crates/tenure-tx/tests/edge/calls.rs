@@ -12,7 +12,7 @@ use tenure_testkit::rpc_proxy::{Fault, RpcProxy, SEND};
 use tenure_tx::service::ServiceOptions;
 use tenure_tx::status::{EndKind, State};
 use tenure_tx::store::{Store, StoredTransaction};
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use super::kit::node::Node;
 use super::kit::{E1, anvil, bump, database, impatient};
@@ -32,12 +32,10 @@ fn paced() -> ServiceOptions {
 
 /// Waits until the table says so of every row.
 async fn all_are(store: &Store, is: impl Fn(&StoredTransaction) -> bool) {
-    let said = async {
-        while !store.list(0).await.expect("readable").iter().all(&is) {
-            sleep(Duration::from_millis(50)).await;
-        }
-    };
-    timeout(Duration::from_secs(30), said).await.expect("of every row");
+    tenure_testkit::until("the same of every row", async || {
+        store.list(0).await.expect("readable").iter().all(&is)
+    })
+    .await;
 }
 
 fn is_executed(row: &StoredTransaction) -> bool {

@@ -216,12 +216,10 @@ async fn an_account_without_money_waits_and_pays_all_when_it_has_some() {
             asked.fetch_add(1, Ordering::Relaxed);
             Fault::Say(if words.starts_with('I') { -32010 } else { -32004 }, words.to_owned())
         });
-        let several = async {
-            while seen.load(Ordering::Relaxed) < 4 {
-                sleep(Duration::from_millis(20)).await;
-            }
-        };
-        timeout(Duration::from_secs(20), several).await.expect("asked again and again");
+        tenure_testkit::until("question after question", async || {
+            seen.load(Ordering::Relaxed) >= 4
+        })
+        .await;
     }
     assert!(handles.iter().all(|handle| !handle.state().ended()), "nothing is lost");
     gateway.well();
@@ -330,12 +328,10 @@ async fn a_receipt_that_is_late_is_waited_for_and_no_end_is_told_without_it() {
     anvil.mine(6).await;
     until(&mut handle, is(State::InBlock)).await;
     let from = polls.load(Ordering::Relaxed);
-    let many = async {
-        while polls.load(Ordering::Relaxed) < from + 40 {
-            sleep(Duration::from_millis(20)).await;
-        }
-    };
-    timeout(Duration::from_secs(60), many).await.expect("read again and again");
+    tenure_testkit::until("reading after reading", async || {
+        polls.load(Ordering::Relaxed) >= from + 40
+    })
+    .await;
     assert!(!handle.state().ended(), "{:?}", handle.state());
     gateway.well();
     assert_eq!(end(&anvil, &mut handle).await.kind, EndKind::Executed);
@@ -409,19 +405,10 @@ async fn receipts_of_a_block_that_left_the_chain_prove_nothing() {
         until(handle, is(State::InBlock)).await;
     }
     let block = handles[0].state().status.block().expect("in a block").to_string();
-    let stored = async {
-        while old
-            .store
-            .list(0)
-            .await
-            .expect("readable")
-            .iter()
-            .any(|row| row.status.block().is_none())
-        {
-            sleep(Duration::from_millis(20)).await;
-        }
-    };
-    timeout(Duration::from_secs(20), stored).await.expect("its block is in the table");
+    tenure_testkit::until("its block in the table", async || {
+        !old.store.list(0).await.expect("readable").iter().any(|row| row.status.block().is_none())
+    })
+    .await;
     let receipts = anvil.call("eth_getBlockReceipts", json!([block])).await;
     assert_eq!(receipts.as_array().map(Vec::len), Some(2));
     old.election.depose();
@@ -463,12 +450,8 @@ async fn receipts_that_are_late_do_not_make_an_executed_request_usurped() {
         _ => Fault::Pass,
     });
     anvil.mine(6).await;
-    let many = async {
-        while asked.load(Ordering::Relaxed) < 12 {
-            sleep(Duration::from_millis(20)).await;
-        }
-    };
-    timeout(Duration::from_secs(30), many).await.expect("asked again and again");
+    tenure_testkit::until("question after question", async || asked.load(Ordering::Relaxed) >= 12)
+        .await;
     assert!(!handle.state().ended(), "{:?}", handle.state());
     gateway.well();
     assert_eq!(end(&anvil, &mut handle).await.kind, EndKind::Executed);
@@ -651,12 +634,8 @@ async fn a_refusal_that_no_look_up_confirms_ends_nothing() {
         _ => Fault::Pass,
     });
     let mut handle = send(&node, 1).await;
-    let several = async {
-        while asked.load(Ordering::Relaxed) < 6 {
-            sleep(Duration::from_millis(20)).await;
-        }
-    };
-    timeout(Duration::from_secs(30), several).await.expect("asked again and again");
+    tenure_testkit::until("question after question", async || asked.load(Ordering::Relaxed) >= 6)
+        .await;
     assert!(!handle.state().ended(), "{:?}", handle.state());
     gateway.well();
     assert_eq!(end(&anvil, &mut handle).await.kind, EndKind::Executed);
