@@ -96,7 +96,12 @@ struct Inner {
 /// Where the rows are.
 #[derive(Debug)]
 enum Memory {
-    Table { connector: Box<Connector>, session: Mutex<Option<Arc<Session>>> },
+    Table {
+        connector: Box<Connector>,
+        session: Mutex<Option<Arc<Session>>>,
+        /// The advisory lock that the store's present session holds: see [`session`].
+        key: i64,
+    },
     File(Arc<std::sync::Mutex<Journal>>),
 }
 
@@ -104,7 +109,8 @@ impl Store {
     /// Names the table; connects when first used.
     #[must_use]
     pub fn new(connector: Connector, options: StoreOptions) -> Self {
-        let memory = Memory::Table { connector: Box::new(connector), session: Mutex::new(None) };
+        let (connector, session) = (Box::new(connector), Mutex::new(None));
+        let memory = Memory::Table { connector, session, key: rand::random() };
         Store(Arc::new(Inner { options, memory }))
     }
 

@@ -54,6 +54,26 @@ async fn stale_epoch_cannot_write() {
 }
 
 #[tokio::test]
+async fn a_write_whose_outcome_is_unknown_is_over_before_the_next_statement() {
+    let db = database().await;
+    let mut options = StoreOptions::new(kit::ROLE.parse().expect("a name"), account(), "a");
+    options.deadline = Duration::from_secs(1);
+    let ours = Store::new(connector(&db.dsn()), options);
+    ours.accept(E1, 0, &[row(0, 1, "before")]).await.expect("leads");
+    let mut client = db.client().await.expect("it answers");
+    let held = client.transaction().await.expect("begun");
+    let lock = "lock table tenure_tx.pending_transactions in share row exclusive mode";
+    held.batch_execute(lock).await.expect("held");
+    let unknown = ours.accept(E1, 0, &[row(1, 2, "held up")]).await;
+    assert!(matches!(unknown, Err(StoreError::Lost(_))), "{unknown:?}");
+    // The reading that follows is the truth: what was held up does not land after it.
+    assert!(ours.by_nonce(1).await.expect("readable").is_none());
+    held.rollback().await.expect("let go");
+    ours.accept(E1, 0, &[row(1, 3, "after")]).await.expect("the nonce is free");
+    assert_eq!(ours.by_nonce(1).await.expect("readable").expect("there").request_id, "after");
+}
+
+#[tokio::test]
 async fn every_function_finds_its_names_whatever_the_callers_search_path_is() {
     let db = database().await;
     let client = db.client().await.expect("it answers");

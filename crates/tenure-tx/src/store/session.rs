@@ -1,4 +1,10 @@
 //! A store's session: opened when first used, dropped when in doubt.
+//!
+//! # Why nothing lands late
+//! A statement whose connection broke may still be at work, or wait for a lock, in the server. If it landed after the
+//! table was read again, the node would act on a table that is no more. So each session holds an advisory lock that
+//! is the store's own, and the next one ends the session that holds it and has the lock before it does anything: what
+//! the last session did is done by then, or never is.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -35,6 +41,18 @@ fn is_warning(notice: &DbError) -> bool {
     notice.parsed_severity() == Some(Severity::Warning)
 }
 
+/// Takes the store's lock, and ends the session that has it. Returns when it is had: the caller has a deadline.
+async fn alone(client: &Client, key: i64) -> Result<(), tokio_postgres::Error> {
+    let end = "select pg_terminate_backend(l.pid, 1000) from pg_locks l \
+               where l.locktype = 'advisory' and l.granted and l.objsubid = 1 \
+                 and l.classid = (($1::bigint >> 32) & 4294967295)::oid and l.objid = ($1 & 4294967295)::oid \
+                 and l.database = (select oid from pg_database where datname = current_database())";
+    while !client.query_one("select pg_try_advisory_lock($1)", &[&key]).await?.get::<_, bool>(0) {
+        client.query(end, &[&key]).await?;
+    }
+    Ok(())
+}
+
 impl Store {
     pub(super) async fn connect_bare(&self) -> Result<Bare, StoreError> {
         let session = self.connector()?.connect("tenure-tx", self.0.options.deadline).await?;
@@ -62,7 +80,7 @@ impl Store {
     }
 
     pub(super) async fn session(&self) -> Result<Arc<Session>, StoreError> {
-        let Memory::Table { session, .. } = &self.0.memory else {
+        let Memory::Table { session, key, .. } = &self.0.memory else {
             return Err(StoreError::Journal("a journal has no table".to_owned()));
         };
         let mut slot = session.lock().await;
@@ -78,6 +96,7 @@ impl Store {
                      set search_path = pg_catalog",
                 )
                 .await?;
+            alone(&client, *key).await?;
             let accept = "select tenure_tx.accept($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13, \
                           $14,$15,$16,$17,$18,$19,$20,$21)";
             let replace = "select tenure_tx.replace($1,$2,$3,$4,$5,$6,$7,$8,$9,$10)";
