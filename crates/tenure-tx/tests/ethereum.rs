@@ -29,7 +29,7 @@ use tenure_tx::service::{
 };
 use tenure_tx::status::{EndKind, State};
 use tenure_tx::store::{StoreError, StoredTransaction};
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio::time::timeout;
 
@@ -484,6 +484,8 @@ async fn talker() -> (String, Arc<AtomicUsize>) {
         while let Ok((mut caller, _)) = listener.accept().await {
             let count = Arc::clone(&count);
             tokio::spawn(async move {
+                // An answer to what was not asked yet would be no answer.
+                let _ = caller.read(&mut [0; 4096]).await;
                 let header = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n\"";
                 let mut more = caller.write_all(header).await;
                 let words = vec![b'x'; 1 << 20];
