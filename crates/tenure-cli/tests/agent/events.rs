@@ -181,13 +181,13 @@ async fn an_agent_with_a_members_grants_prunes_all_but_slots_and_says_so_once() 
     let stage = Stage::new().await;
     let user = format!("members_{}", std::process::id());
     assert_eq!(stage.ends(&["migrate", "--agent"]).await.status.code(), Some(0));
-    let old = "insert into tenure.event (at, role, kind) values (now() - interval '1 year', 'r', 'pause')";
+    let old = "insert into tenure.event (at, role, kind) values (now() - interval '200 days', 'r', 'pause')";
     stage.client.batch_execute(&format!("create role {user} login; {old}")).await.expect("made");
     let grants = stage.ends(&["migrate", "--print-grants", &user]).await;
     let grants = String::from_utf8(grants.stdout).expect("text");
     stage.client.batch_execute(&grants).await.expect("granted");
     let by_hand =
-        stage.ends_at(&stage.database.dsn_for(&user), &["prune", "--older-than", "1000d"]).await;
+        stage.ends_at(&stage.database.dsn_for(&user), &["prune", "--older-than", "300d"]).await;
     let text = said(&by_hand);
     assert!(by_hand.status.success() && text.contains("deleted 0 terms"), "{text}");
     assert!(text.contains("slots of schedules are not pruned"), "{text}");
