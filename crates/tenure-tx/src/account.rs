@@ -14,13 +14,13 @@ use crate::status::{Hash, unhex};
 pub struct AccountId(Vec<u8>);
 
 impl AccountId {
-    /// The longest account id: the keys in a notification must fit into its 8,000 bytes.
+    /// The longest account id in bytes: the keys in a notification must fit into its 8,000 bytes.
     pub const MAX_LEN: usize = 64;
 
-    /// Checks the length.
+    /// From the bytes, as the chain writes them. Only their number is checked.
     ///
     /// # Errors
-    /// [`MalformedAccount`] if it is empty or longer than [`Self::MAX_LEN`].
+    /// [`MalformedAccount`] if there are none, or more than [`Self::MAX_LEN`].
     pub fn new(bytes: impl Into<Vec<u8>>) -> Result<Self, MalformedAccount> {
         let bytes = bytes.into();
         if bytes.is_empty() || bytes.len() > Self::MAX_LEN {
@@ -56,7 +56,7 @@ impl FromStr for AccountId {
     }
 }
 
-/// Not an account id.
+/// The text or the bytes are not an account id. As text it is hex, with or without `0x`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("an account id is 1 to 64 bytes in hex; pass the account's full address")]
 pub struct MalformedAccount;
@@ -66,7 +66,8 @@ pub struct MalformedAccount;
 #[allow(missing_docs, reason = "the names say it")]
 pub struct Unsigned<'a> {
     pub nonce: u64,
-    /// The tip on top of the chain's own fee.
+    /// The tip on top of the chain's own fee, in the unit of
+    /// [`ServiceOptions::tip`](crate::ServiceOptions::tip).
     pub tip: u128,
     /// The call in the chain's encoding; `None` is a no-op.
     pub call: Option<&'a [u8]>,
@@ -99,16 +100,19 @@ pub trait Signer: Send + Sync + 'static {
     /// The account it signs for.
     fn account(&self) -> &AccountId;
 
-    /// What it is called in messages.
+    /// What it is called in messages. Default: `the signer`.
     fn name(&self) -> &str {
         "the signer"
     }
 
-    /// Signs. Signing the same input twice need not give the same bytes. The future is dropped when
-    /// it takes longer than [`ServiceOptions::sign`](crate::ServiceOptions::sign).
+    /// Signs exactly what is asked: this nonce, this call, and no more than the tip. Signing the same input
+    /// twice need not give the same bytes. The future is dropped when it takes longer than
+    /// [`ServiceOptions::sign`](crate::ServiceOptions::sign), and when this node stops leading.
     ///
     /// # Errors
-    /// [`SignError`]; only [`SignError::Unavailable`] and [`SignError::TooDear`] are worth a retry.
+    /// [`SignError`]; only [`SignError::Unavailable`] and [`SignError::TooDear`] are worth a retry. A new
+    /// request is then refused with [`SendError::Sign`](crate::SendError::Sign); an accepted one is tried
+    /// again.
     async fn sign(&self, unsigned: Unsigned<'_>) -> Result<Signed, SignError>;
 }
 
@@ -146,7 +150,8 @@ const PIPE: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// The text of a file that holds a key.
 ///
-/// A pipe (`<(vault read …)`) gives it once, and within ten seconds.
+/// A pipe (`<(vault read …)`) gives it once, and within ten seconds. It blocks until then; call it before
+/// the runtime has other work, or on a thread that may block.
 ///
 /// # Errors
 /// [`SignError::Key`] if it cannot be read, may be read by others, or is a pipe that gives nothing.

@@ -36,9 +36,10 @@ pub struct Head {
     pub finalized_nonce: u64,
     /// The account's next nonce, the node's pool counted in.
     pub pool_nonce: u64,
-    /// What the next block asks for each unit of work, beside the tip; 0 if the chain has no such fee.
+    /// What the next block asks for each unit of work (on Ethereum: gas), beside the tip, in the chain's
+    /// smallest unit; 0 if the chain has no such fee.
     pub base_fee: u128,
-    /// What recent blocks were tipped for each unit of work; 0 if the node does not say.
+    /// What recent blocks were tipped for each unit of work, in the same unit; 0 if the node does not say.
     pub tip: u128,
     /// The most the account pays for each unit of work, if it has such a cap.
     pub fee_cap: Option<u128>,
@@ -147,7 +148,7 @@ pub struct Receipt {
     pub fee: Option<u128>,
 }
 
-/// What a watch reports.
+/// What a watch ([`StatusStream`]) reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
     /// The transaction's status.
@@ -240,35 +241,38 @@ pub struct Inspected {
     pub tip: Option<u128>,
 }
 
-/// A chain's node. Every call has its own deadline and may be dropped at any await.
+/// A chain's node, or several. An implementation gives every call a deadline of its own. The service may
+/// drop a call at any await; bytes that were being submitted may have arrived then.
 #[async_trait]
 pub trait Chain: Send + Sync + 'static {
     /// Blocks, nonces, fees and balance. They belong together as well as the node allows; where they were
     /// read one after the other, the pool's nonce is read last, so that it is never too low.
     ///
     /// # Errors
-    /// [`ChainError::Unreachable`]: ask again.
+    /// [`ChainError`]; the service asks again, whichever it is.
     async fn head(&self, account: &AccountId) -> Result<Head, ChainError>;
 
     /// Which chain the node is of. It never changes for one value of this type.
     ///
     /// # Errors
-    /// [`ChainError::Unreachable`]: ask again.
+    /// [`ChainError`]; the service asks again, whichever it is.
     async fn identity(&self) -> Result<ChainIdentity, ChainError>;
 
-    /// What the node said cannot be so, because the table knows more: another one is asked next, if
-    /// there is one.
+    /// Tells the chain that what its node said cannot be so, because the table knows more: another node is
+    /// asked next, if there is one. The default does nothing.
     fn distrust(&self) {}
 
     /// Hands signed bytes to the node and watches them. The same bytes may be handed over again, also
     /// after a restart. An answer that does not come, or that is not understood, is
-    /// [`Outcome::Uncertain`], unless the node says elsewhere that it has them.
+    /// [`Outcome::Uncertain`], unless the node says elsewhere that it has them. Never take silence for a
+    /// refusal: after [`Outcome::Refused`] the nonce may be given to another request.
     async fn submit(&self, account: &AccountId, nonce: u64, raw: Bytes) -> Submission;
 
-    /// Tells, for each nonce, which of its attempts used it; one answer each, in order.
+    /// Tells, for each nonce, which of its attempts used it; one answer each, in order. What cannot be
+    /// answered now is [`Located::Unknown`].
     async fn locate(&self, account: &AccountId, sought: &[Sought]) -> Vec<Located>;
 
-    /// Reads signed bytes.
+    /// Reads signed bytes, without asking the node; it must not block.
     ///
     /// # Errors
     /// [`ChainError::Malformed`] if they are not a transaction of this chain.
@@ -279,10 +283,10 @@ pub trait Chain: Send + Sync + 'static {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChainError {
-    /// No answer in time, or a broken connection. A retry helps.
+    /// No answer in time, or a broken connection. A retry may help.
     #[error("the chain's node does not answer: {0}; check its address and that it runs")]
     Unreachable(String),
-    /// The node has no block that it calls final.
+    /// The node has no block that it calls final. A retry helps only if the chain will have one.
     #[error(
         "the chain's node knows no finalised block; on a chain without finality give --confirmations"
     )]

@@ -19,7 +19,7 @@ use tokio::sync::watch;
 pub enum NodeRole {
     /// Signs, stores, sends, fills gaps, cleans up.
     Leader,
-    /// Watches the table; refuses to send.
+    /// Watches the table; refuses to send. Also a leader whose gate is shut for a moment.
     Follower,
     /// Sends without a group, with a journal in place of the table. Only by explicit choice.
     Standalone,
@@ -39,7 +39,8 @@ pub(crate) enum Unready {
 }
 
 /// What the service needs of an election: the gate, its changes, its lease, and a switch for
-/// readiness. Made from a role of a member: `Election::from(&lock)`.
+/// readiness. Made from a role of a member: `Election::from(&lock)`, as [`Mode::group`](crate::Mode::group)
+/// does. Cheap to clone.
 #[derive(Clone)]
 pub struct Election {
     gate: LeaderGate,

@@ -13,7 +13,7 @@ use tokio::time::sleep;
 use crate::election::{Election, Unready};
 use crate::metrics;
 
-/// A bus for an application's own events.
+/// A bus for an application's own events, within one process. It may be cloned: all clones are one bus.
 #[derive(Debug, Clone)]
 pub struct EventBus<E> {
     gate: LeaderGate,
@@ -36,7 +36,8 @@ impl<E: Clone> EventBus<E> {
     }
 
     /// Emits an event that makes its receivers act, if this node leads. A follower's event is dropped
-    /// and counted: the leader emits its own. Returns whether the event was emitted.
+    /// and counted: the leader emits its own. Returns whether this node led; nothing is kept for receivers
+    /// that come later.
     pub fn trigger(&self, event: E) -> bool {
         if !self.gate.is_leader() {
             metrics::count(metrics::TASKS_SUPPRESSED);
@@ -81,7 +82,8 @@ pub enum Readiness {
 pub trait FollowerSync: Send + Sync + 'static {
     /// Takes the next step and says how far it is. Called again and again while this node follows, with
     /// a pause of [`ServiceOptions::sync_every`](crate::ServiceOptions::sync_every). The future is
-    /// dropped at any await when this node's leadership changes.
+    /// dropped at any await when this node's leadership changes. It has no deadline, and until it first
+    /// answers this node counts as ready.
     async fn sync(&self) -> Readiness;
 }
 

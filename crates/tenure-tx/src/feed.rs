@@ -47,8 +47,11 @@ pub enum FeedItem {
 /// Starts reading after `change` (0: from the beginning; [`Store::newest_change`]: from now on). Ends
 /// when the receiver is dropped. Must be called in a tokio runtime.
 ///
-/// Remember [`StoredTransaction::change`] of the last row to go on from there after a restart.
-/// The channel is bounded: a slow reader delays the feed, it loses nothing.
+/// Remember [`StoredTransaction::change`] of the last row to go on from there after a restart: nothing is
+/// missed by a reader that comes back within
+/// [`ServiceOptions::keep_ids`](crate::ServiceOptions::keep_ids). The channel is bounded: a slow reader
+/// delays the feed, it loses nothing. A table that cannot be read is read
+/// again after [`FeedOptions::poll`], or after a second if that is shorter.
 #[must_use]
 pub fn feed(store: Store, change: i64, options: FeedOptions) -> mpsc::Receiver<FeedItem> {
     let (sender, receiver) = mpsc::channel(1_024);

@@ -1,9 +1,9 @@
 //! Nonce-ordered transactions for a leader/follower group.
 //!
 //! Several nodes share one signing account. One leads: it chooses nonces, signs, stores, sends,
-//! replaces what is stuck and fills gaps. The others watch the same table and take over from it
-//! at any moment. A transaction that was accepted from a caller executes once, whichever node dies
-//! at whichever moment.
+//! replaces what is stuck and fills gaps. The others watch the same table, and one of them takes over
+//! at any moment. A transaction that was accepted from a caller executes once at most, and is pursued
+//! to its end, whichever node dies at whichever moment.
 //!
 //! ```text
 //!   caller ──send──▶ service ──▶ engine (pure: which nonce, what next)
@@ -16,24 +16,45 @@
 //!
 //! ```no_run
 //! use std::sync::Arc;
+//! use std::time::Duration;
 //!
-//! use tenure::LeaderLock;
-//! use tenure_tx::{Chain, Mode, SendRequest, Signer, Store, TransactionService};
+//! use tenure::config::{Config, RoleSpec};
+//! use tenure::connect::{Connector, Dsn, TlsOptions};
+//! use tenure::{Member, TakeoverPolicy};
+//! use tenure_tx::{Chain, Mode, SendRequest, Signer, Store, StoreOptions, TransactionService};
 //!
-//! # async fn pay(lock: LeaderLock, store: Store, chain: Arc<dyn Chain>, signer: Arc<dyn Signer>)
+//! # async fn pay(chain: Arc<dyn Chain>, signer: Arc<dyn Signer>)
 //! #     -> Result<(), Box<dyn std::error::Error>> {
-//! let group = Mode::group(&lock, store);
+//! // The election: one role for the account. The table: fenced by the same role.
+//! let dsn = "postgresql://localhost/app";
+//! let role = RoleSpec::named("payments").policy(TakeoverPolicy::Fenced);
+//! let member = Member::start(Config::builder().dsn(dsn).role(role).build()?).await?;
+//! let lock = member.lock("payments")?;
+//! lock.start().await?;
+//! let connector = Connector::new(&Dsn::parse(dsn)?, TlsOptions::new())?;
+//! let options = StoreOptions::new("payments", signer.account().clone(), "node-1");
+//! let group = Mode::group(&lock, Store::new(connector, options));
+//!
 //! let service = TransactionService::builder(group, chain, signer).start().await?;
 //! let request = SendRequest::call("the call, as the chain encodes it").with_id("invoice-7");
+//! // On a follower: `SendError::NotLeader`.
 //! let mut handle = service.send(request).await?; // stored: the next leader would finish it
-//! let end = handle.ended().await; // `None`: this node leads no more, follow `statuses`
+//! if handle.ended().await.is_none() {
+//!     // This node cannot tell any more. The table can, on any node.
+//!     service.wait("invoice-7", Duration::from_secs(600)).await?;
+//! }
+//! let drained = service.shutdown(Duration::from_secs(5)).await;
+//! member.shutdown(None).await?;
+//! # let _ = drained;
 //! # Ok(())
 //! # }
 //! ```
 //!
 //! | to | use |
 //! |---|---|
-//! | choose the chain and the key | `chain::ethereum`, `chain::substrate`: each is a feature of this crate |
+//! | choose the chain and the key | `chain::ethereum`, `chain::substrate`: with the features `ethereum` and `substrate` of this crate |
+//! | use another chain or another key | implement [`Chain`], [`Signer`] |
+//! | send without a group | [`Mode::Standalone`] |
 //! | make a payment once, whatever fails | [`SendRequest::with_id`]: ask again under the same id |
 //! | learn how it ended, on any node | [`TransactionService::find`], [`TransactionService::wait`], [`EndKind`] |
 //! | follow every change, across restarts | [`feed()`](feed::feed) |

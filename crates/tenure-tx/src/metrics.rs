@@ -12,7 +12,7 @@ pub const SUBMISSIONS: &str = "tenure_tx_submissions_total";
 pub const ENDED: &str = "tenure_tx_ended_total";
 /// Counter: ends that were told and that the chain proved wrong.
 pub const CORRECTED: &str = "tenure_tx_corrected_total";
-/// Counter: attempts that replaced an earlier one.
+/// Counter: further attempts that were begun for a nonce that had one.
 pub const REPLACEMENTS: &str = "tenure_tx_replacements_total";
 /// Counter: task events a follower did not emit.
 pub const TASKS_SUPPRESSED: &str = "tenure_tx_task_events_suppressed_total";

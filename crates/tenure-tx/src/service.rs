@@ -55,7 +55,8 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// One of a group, elected by a role of its member.
+    /// One of a group, elected by a role of its member. The lock takes part once
+    /// [`LeaderLock::start`] was called; until then this node follows.
     #[must_use]
     pub fn group(lock: &LeaderLock, store: Store) -> Self {
         Mode::Group { election: lock.into(), store }
@@ -85,8 +86,11 @@ impl ServiceBuilder {
         ServiceBuilder { options, ..self }
     }
 
-    /// A hook that keeps a follower's own data up to date; without one a follower is ready as soon as
-    /// it can read the table.
+    /// A hook that keeps a follower's own data up to date. While it says [`Readiness::Behind`], this node
+    /// is not promoted if another can be. Without a hook a follower is ready while it can read the table
+    /// and the chain.
+    ///
+    /// [`Readiness::Behind`]: crate::Readiness::Behind
     pub fn follower_sync(self, hook: Arc<dyn FollowerSync>) -> Self {
         ServiceBuilder { follower_sync: Some(hook), ..self }
     }
@@ -96,12 +100,13 @@ impl ServiceBuilder {
         ServiceBuilder { clock, ..self }
     }
 
-    /// Starts the service: as a leader it takes over what is open, as a follower it watches. Brings
-    /// the schema `tenure_tx` up to date first. Must be called in a tokio runtime.
+    /// Starts the service: as a leader it takes over what is open, as a follower it watches. In a group it
+    /// brings the schema `tenure_tx` up to date first; a standalone node opens its journal, which blocks
+    /// for as long as the disk does. Must be called in a tokio runtime. Dropping the future starts nothing.
     ///
     /// # Errors
-    /// [`ServiceError`]; nothing runs then. A database that cannot be reached is no error: the node follows and
-    /// logs an error.
+    /// [`ServiceError`]; nothing runs then. A database or a chain that cannot be reached is no error: the
+    /// node follows, or waits, and logs that.
     pub async fn start(self) -> Result<TransactionService, ServiceError> {
         let ServiceBuilder { mode, chain, signer, options, follower_sync, clock } = self;
         let (election, store) = match mode {
@@ -191,14 +196,15 @@ impl ServiceBuilder {
 /// How often a row is looked at while its end is waited for, whatever is heard of it.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// A drain's result.
+/// What [`TransactionService::drain`] came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "it says what is left to the next leader"]
 #[non_exhaustive]
 pub struct DrainOutcome {
-    /// Nothing was between acceptance and the node's answer any more.
+    /// Nothing was between acceptance and the node's answer any more; `false`: the time was over first.
     pub complete: bool,
-    /// Transactions the next leader takes over from the table.
+    /// How many transactions are open: the next leader takes them over from the table, a standalone node
+    /// from its journal at its next start. 0 on a follower.
     pub handed_over: usize,
 }
 
@@ -219,7 +225,8 @@ pub struct TransactionService {
 }
 
 impl TransactionService {
-    /// Begins a service for the signer's account on this chain.
+    /// Begins a service for the signer's account on this chain, with [`ServiceOptions::default`] and
+    /// without a follower's hook.
     pub fn builder(mode: Mode, chain: Arc<dyn Chain>, signer: Arc<dyn Signer>) -> ServiceBuilder {
         let (options, clock) = (ServiceOptions::default(), Arc::new(BootClock));
         ServiceBuilder { mode, chain, signer, options, follower_sync: None, clock }
@@ -250,21 +257,27 @@ impl TransactionService {
         self.election.changes()
     }
 
-    /// Whether the view of the table is stale: statuses may be old.
+    /// Whether the view of the table is stale: it could not be read for
+    /// [`FeedOptions::stale_after`](crate::FeedOptions::stale_after), and statuses may be old. Never on a
+    /// standalone node.
     #[must_use]
     pub fn is_stale(&self) -> bool {
         *self.stale.borrow()
     }
 
-    /// Whether the chain's head has not been readable, or of use, for too long: this node cannot act.
+    /// Whether the chain's head has not been readable, or of use, for
+    /// [`ServiceOptions::chain_lost_after`]: this node cannot act.
     #[must_use]
     pub fn is_chain_lost(&self) -> bool {
         self.known.lost.load(Ordering::Relaxed)
     }
 
-    /// Every change of every row of the account, on every node, from now on (the first receiver may
-    /// also see those of the last moment). A receiver that lags misses changes and is told how many;
-    /// [`crate::feed::feed`] misses none.
+    /// Every change of every row of the account, on every node of a group, from now on (the first
+    /// receiver may also see earlier ones). A receiver that is more than 4,096 changes behind misses some
+    /// and is told how many; [`crate::feed::feed`] misses none.
+    ///
+    /// A standalone node sends nothing here: use the [`TransactionHandle`], or
+    /// [`TransactionService::wait`].
     #[must_use]
     pub fn statuses(&self) -> broadcast::Receiver<Arc<StoredTransaction>> {
         self.statuses.subscribe()
@@ -273,8 +286,9 @@ impl TransactionService {
     /// Accepts a transaction: chooses its nonce, signs, stores it under this node's epoch, and
     /// then sends it. Returns when it is stored.
     ///
-    /// Waits [`ServiceOptions::accept_within`] at most. Dropping the future does not take the request
-    /// back: retry with the same request id.
+    /// Waits [`ServiceOptions::accept_within`] at most. A request whose id has a row already is not sent
+    /// again: the handle is that row's. Dropping the future does not take the request back: retry with
+    /// the same request id.
     ///
     /// # Errors
     /// [`SendError`]; each variant says whether anything was done.
@@ -310,12 +324,15 @@ impl TransactionService {
     }
 
     /// Puts a no-op in place of an open transaction, or into a gap. Returns when that is stored, or
-    /// cannot be done any more; if the original is mined first, it wins, and its end tells.
+    /// cannot be done any more; if the original is mined first, it wins, and its end tells. Waits
+    /// [`ServiceOptions::accept_within`] at most. Dropping the future does not take the order back; it may
+    /// be given again.
     ///
     /// # Errors
-    /// [`SendError::NotLeader`], [`SendError::Stopped`], or [`SendError::Nonce`] if nothing is, or ever
-    /// was, at `nonce`: nothing was done. [`SendError::Uncertain`]: this node stopped leading before the
-    /// no-op was stored, or it took too long.
+    /// [`SendError::NotLeader`], or [`SendError::Nonce`] if nothing is, or ever was, at `nonce`: nothing was
+    /// done. [`SendError::Store`]: nothing is open at `nonce`, and the table could not be asked how it ended.
+    /// [`SendError::Uncertain`]: this node stopped leading before the no-op was stored, it was not signed or
+    /// not stored, or it took too long. [`SendError::Stopped`]: the service has stopped.
     pub async fn cancel(&self, nonce: u64) -> Result<Dropped, SendError> {
         self.cancel_nonce(nonce).await.map(|(_, dropped)| dropped)
     }
@@ -340,8 +357,9 @@ impl TransactionService {
     /// As [`TransactionService::cancel`], for the request with this id; returns its nonce as well.
     ///
     /// # Errors
-    /// As [`TransactionService::cancel`], and [`SendError::NotOpen`] if there is no request with this
-    /// id: nothing was done.
+    /// As [`TransactionService::cancel`]; [`SendError::NotOpen`] if there is no request with this id, and
+    /// [`SendError::BadRequestId`] if there can be none: nothing was done. [`SendError::Uncertain`] also if
+    /// the request is being accepted at this moment: ask again.
     pub async fn cancel_request(&self, id: &str) -> Result<(u64, Dropped), SendError> {
         SendRequest::check_id(id)?;
         match self.cancel_which(Which::Request(id.to_owned())).await {
@@ -378,7 +396,8 @@ impl TransactionService {
         dropped.map(|dropped| (handle, dropped)).ok_or(SendError::Stopped)
     }
 
-    /// The request with this id, as it stands: on any node, also after its row has left the table.
+    /// The request with this id, as it stands: on any node, also after its row has left the table. `None`:
+    /// it was not accepted, or is being accepted, or its id is older than [`ServiceOptions::keep_ids`].
     ///
     /// # Errors
     /// [`StoreError`]; nothing is known then.
@@ -395,7 +414,8 @@ impl TransactionService {
     }
 
     /// Waits until the request with this id has ended, for `within` at most; returns it as it stands
-    /// then. On any node. `None` if there is no such request. Cancel-safe.
+    /// then: look at [`StoredTransaction::ended`]. On any node. `None`, at once, if there is no such request
+    /// (see [`TransactionService::find`]). Cancel-safe.
     ///
     /// # Errors
     /// [`StoreError`], if the last look failed.
@@ -427,8 +447,9 @@ impl TransactionService {
     }
 
     /// Accepts nothing new and waits until nothing is between acceptance and the node's answer, at
-    /// most `within`. What is open then is in the table, for the next leader. It goes on
-    /// refusing until this node leads anew under another epoch, also if the future is dropped.
+    /// most `within`. What is open then is in the table, for the next leader. The service goes on
+    /// refusing, with [`SendError::Draining`], until this node's gate has shut and opened again; also if
+    /// the future is dropped.
     pub async fn drain(&self, within: Duration) -> DrainOutcome {
         let (reply, answer) = oneshot::channel();
         let nothing = DrainOutcome { complete: true, handed_over: 0 };
@@ -450,16 +471,17 @@ impl TransactionService {
         answer.await.unwrap_or(0)
     }
 
-    /// Waits until this node has taken over all open rows; returns how long that took. `None` if it
-    /// does not lead, or no longer. Cancel-safe.
+    /// Waits until this node has read all open rows and the chain's head, and goes on with them; returns
+    /// how long that took. `None` if it does not lead, or no longer. Cancel-safe. It may take as long as the
+    /// database or the chain is away.
     pub async fn recovered(&self) -> Option<Duration> {
         let (reply, answer) = oneshot::channel();
         self.commands.send(Command::Recovered { reply }).ok()?;
         answer.await.ok()?
     }
 
-    /// Drains for `within` at most, then stops. Shut the election down after it, not before: a node
-    /// that does not lead has nothing to drain.
+    /// Drains for `within` at most, then stops. Shut the member down after it, not before: a node
+    /// that does not lead has nothing to drain. Dropping the future stops the service at once.
     pub async fn shutdown(mut self, within: Duration) -> DrainOutcome {
         let drained = self.drain(within).await;
         self.tasks.shutdown().await;

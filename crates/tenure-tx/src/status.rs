@@ -52,7 +52,7 @@ impl<'de> Deserialize<'de> for Hash {
     }
 }
 
-/// Not a hash.
+/// The text or the bytes are not a hash of 32 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "a hash is 32 bytes (64 hex digits after an optional 0x), not {0} units; pass the full hash"
@@ -249,7 +249,7 @@ pub enum EndKind {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct End {
-    /// Which of the ends.
+    /// How the request ended.
     pub kind: EndKind,
     /// Why, in words; of a reverted one what the chain gave as its reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]

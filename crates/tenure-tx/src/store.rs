@@ -54,13 +54,14 @@ pub struct StoreOptions {
     /// The role whose epoch fences every write.
     pub role: RoleName,
     pub account: AccountId,
-    /// This instance, written into the rows it creates.
+    /// This instance, written into the rows it creates ([`StoredTransaction::creator_id`]), for people.
     pub creator: String,
-    /// How long one statement may take before its outcome counts as unknown. Keep it below the
-    /// lease, or a takeover waits for it.
+    /// How long one statement may take before its outcome counts as unknown. Default 5 s. Too long delays
+    /// a takeover, which may have to wait for a statement that hangs.
     pub deadline: Duration,
     /// Accept requests also where the database has standbys and no commit waits for one of them: a
     /// failover may then forget what was accepted, and a retry under the same id would pay twice.
+    /// Default: no; such requests are refused with [`StoreError::MayBeLost`].
     pub accept_loss: bool,
 }
 
@@ -135,7 +136,8 @@ impl Store {
         }
     }
 
-    /// The same table through a session of its own.
+    /// The same table through a session of its own, so that its readings do not wait behind the writes of
+    /// this one. A clone shares the session.
     #[must_use]
     pub fn on_another_session(&self) -> Self {
         match &self.0.memory {
@@ -297,7 +299,8 @@ impl Store {
         Ok(written.into_iter().map(from_sql).collect())
     }
 
-    /// What is accepted here and might still be lost, one sentence each.
+    /// Why an accepted request might still be lost with this server, one sentence for each reason; empty
+    /// if none is known.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -404,7 +407,8 @@ impl Store {
         Ok(self.read(&query, &nonce).await?.into_iter().next())
     }
 
-    /// Rows from a nonce on, at most 1,000.
+    /// The rows that are in the table, by nonce from this one on, at most 1,000. For those that left it see
+    /// [`Store::by_nonce`].
     ///
     /// # Errors
     /// [`StoreError`].
@@ -413,8 +417,9 @@ impl Store {
         self.select("account_id = $1 and nonce >= $2 order by nonce limit 1000", &from).await
     }
 
-    /// What changed after `change`, in commit order, at most 1,000 rows. A refused transaction
-    /// whose nonce was given to another is among them, so that its end is seen.
+    /// What changed after `change` (see [`StoredTransaction::change`]), in commit order, at most 1,000 rows.
+    /// Rows that left the table are among them, also a refused transaction whose nonce was given to another,
+    /// so that its end is seen.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -432,7 +437,8 @@ impl Store {
         self.read(&query, &after).await
     }
 
-    /// The highest [`StoredTransaction::change`] of the account, 0 if there is none.
+    /// The highest [`StoredTransaction::change`] among the rows in the table, 0 if it has none: those that
+    /// have left it do not count.
     ///
     /// # Errors
     /// [`StoreError`].

@@ -5,11 +5,25 @@
 //! watch what that means. What is in no block is looked up every few polls; a
 //! transaction the node does not know, twice in a row, was dropped.
 //!
-//! What a node's answer to a submission means is in the table of `answer`; before a no counts, and
-//! whenever an answer is uncertain, the node is asked whether it knows the hash.
+//! Before a no to a submission counts, and whenever an answer is uncertain, the node is asked whether it
+//! knows the hash.
 //!
 //! For any number of transactions, a poll is a handful of requests: calls that belong together go
 //! in one. Several addresses may be given; the first that answers is asked.
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//!
+//! use tenure_tx::chain::ethereum::{EthereumChain, EthereumOptions, EthereumSigner};
+//! use tenure_tx::{Chain, Signer};
+//!
+//! # async fn open() -> Result<(Arc<dyn Chain>, Arc<dyn Signer>), Box<dyn std::error::Error>> {
+//! let chain = EthereumChain::new("http://127.0.0.1:8545", EthereumOptions::default())?;
+//! let id = chain.chain_id().await?;
+//! let signer = EthereumSigner::from_env("RELAYER_KEY", id, chain.fees())?;
+//! # Ok((Arc::new(chain), Arc::new(signer)))
+//! # }
+//! ```
 
 mod answer;
 mod follower;
@@ -60,9 +74,10 @@ pub enum Finality {
 /// How the adapter talks to its node.
 #[derive(Debug, Clone)]
 pub struct EthereumOptions {
-    /// How often the latest block is read. Default 1 s; a third of the block time is plenty.
+    /// How often the latest block is read. Default 1 s; a third of the block time is plenty. Must be above
+    /// zero, or the node is asked without a pause.
     pub poll: Duration,
-    /// How long one request may take. Default 5 s.
+    /// How long one request may take before another node is asked. Default 5 s.
     pub timeout: Duration,
     /// When a block is final. Default the node's tag.
     pub finality: Finality,
@@ -98,8 +113,10 @@ pub struct EthereumChain {
 }
 
 impl EthereumChain {
-    /// Names the node and starts the follower; the first request is made when needed. Needs a
-    /// tokio runtime.
+    /// Names the node and starts the follower; the first request is made when needed.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
     ///
     /// # Errors
     /// [`ChainError::BadAddress`] if it is not an HTTP URL.
@@ -128,10 +145,10 @@ impl EthereumChain {
         Ok(EthereumChain { rpc, follower, fees })
     }
 
-    /// The chain's id, which a signature covers.
+    /// The chain's id, which a signature covers: what [`EthereumSigner`] needs.
     ///
     /// # Errors
-    /// [`ChainError`].
+    /// [`ChainError::Unreachable`] if no node answers; ask again. [`ChainError::Unreadable`] if it has no id.
     pub async fn chain_id(&self) -> Result<u64, ChainError> {
         let identity = self.rpc.identity().await?;
         identity.id.ok_or_else(|| ChainError::Unreadable("no chain id".to_owned()))

@@ -5,11 +5,26 @@
 //! the account's nonce tells when it was used, and a search over the account's nonces at past
 //! blocks tells by which extrinsic.
 //!
-//! What a refusal means is in the table of `answer`. A final extrinsic is told with its receipt: the
-//! block's events say whether its call succeeded, and why not.
+//! A refusal is looked at closely before it counts, and one that cannot be looked at is uncertain. A final
+//! extrinsic is told with its receipt: the block's events say whether its call succeeded, and why not.
 //!
 //! How an extrinsic is encoded and signed depends on the runtime: [`SubstrateSigner`] reads its
 //! metadata; a program ([`CommandSigner`]) or any other [`crate::account::Signer`] may sign instead.
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//! use std::time::Duration;
+//!
+//! use tenure_tx::chain::substrate::{Key, SubstrateChain, SubstrateSigner};
+//! use tenure_tx::{Chain, Signer};
+//!
+//! # async fn open() -> Result<(Arc<dyn Chain>, Arc<dyn Signer>), Box<dyn std::error::Error>> {
+//! let chain = SubstrateChain::new("ws://127.0.0.1:9944", Duration::from_secs(5))?;
+//! let scheme = chain.scheme(None).await?;
+//! let signer = SubstrateSigner::new(&chain, Key::from_env("RELAYER_KEY", scheme)?);
+//! # Ok((Arc::new(chain), Arc::new(signer)))
+//! # }
+//! ```
 
 mod answer;
 mod call;
@@ -96,7 +111,7 @@ pub fn account_of(text: &str) -> Result<AccountId, MalformedAccount> {
     }
 }
 
-/// One Substrate node. Connects when first used, and again when the line broke. Cheap to clone.
+/// One Substrate node. Connects when first used, and again when the connection broke. Cheap to clone.
 #[derive(Clone)]
 pub struct SubstrateChain {
     line: Arc<Line>,
@@ -115,7 +130,7 @@ const BIRTHS: u64 = 16;
 const WALK: u64 = 4096;
 
 impl SubstrateChain {
-    /// Names the node; `timeout` bounds each request.
+    /// Names the node, without connecting; `timeout` bounds each request.
     ///
     /// # Errors
     /// [`ChainError::BadAddress`] if it is not a WebSocket URL.

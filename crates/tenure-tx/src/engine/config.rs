@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use tenure_core::retry::ExponentialBackoff;
 
-/// How patient the engine is.
+/// When a transaction is sent again, replaced or given up, and how many may be open. Part of
+/// [`ServiceOptions`](crate::ServiceOptions), which checks the bounds.
 #[derive(Debug, Clone)]
 pub struct EngineConfig {
     /// How long the lowest unmined nonce may wait before it is sent again with a higher tip.
@@ -26,12 +27,13 @@ pub struct EngineConfig {
     pub replace_every: Duration,
     /// How much each replacement adds to the tip, in percent. Default 25 (most pools ask for 10).
     pub tip_bump_percent: u32,
-    /// The least a replacement adds, so that a tip of zero grows. Default 1; at least 1.
+    /// The least a replacement adds, in the unit of the tip, so that a tip of zero grows. Default 1; at least
+    /// 1.
     pub min_tip_bump: u128,
-    /// The most it may ever tip. Default: no bound but `max_replacements`.
+    /// The most an attempt may ever tip. Default: no bound here; the signer's caps on fees hold as well.
     pub max_tip: u128,
     /// The tip of a no-op that fills a gap, if the chain's recent blocks were not tipped more. Default
-    /// 0; the service sets it to the tip of a first attempt.
+    /// 0; the service raises it to [`ServiceOptions::tip`](crate::ServiceOptions::tip).
     pub filler_tip: u128,
     /// How often a transaction that no node can have is signed anew after a refusal, before its
     /// request is given up. Default 3; at least 1.

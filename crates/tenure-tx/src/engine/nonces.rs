@@ -24,10 +24,10 @@ const WIDEST: usize = 1_024;
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the names say it")]
 pub enum NonceError {
-    /// This node does not lead.
+    /// This node does not lead, or stopped leading before the nonce was given.
     #[error("this node does not lead; send through the leader")]
     NotLeading,
-    /// Too many transactions are open.
+    /// As many transactions are open as [`EngineConfig::max_open`] allows.
     #[error("{0} transactions are open already; retry when some have ended, or raise max_open")]
     TooManyOpen(usize),
     /// The chain is past this nonce.
@@ -38,7 +38,7 @@ pub enum NonceError {
     /// Another transaction has this nonce.
     #[error("nonce {0} carries another open transaction; sign again with a free one")]
     Taken(u64),
-    /// It would leave too wide a gap.
+    /// It is more than 1,024 above the next free nonce: each nonce in between could cost a no-op.
     #[error(
         "nonce {nonce} is too far above the next free nonce {next}; sign again with a nearer one"
     )]

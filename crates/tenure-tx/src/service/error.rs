@@ -40,7 +40,7 @@ pub enum ServiceError {
     Store(#[source] StoreError),
 }
 
-/// A transaction was not accepted.
+/// A transaction was not accepted, or an order to drop one was not taken.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the names say it")]
@@ -51,13 +51,15 @@ pub enum SendError {
     /// This node was told to drain. Nothing was done.
     #[error("this node is draining; send through the next leader")]
     Draining,
-    /// The service has stopped. Nothing was done.
+    /// The service has stopped. Nothing was done by a service that had stopped before; if it stopped, or its
+    /// task panicked, meanwhile, the request may be stored: retry with the same id.
     #[error("the service has stopped")]
     Stopped,
-    /// No nonce. Nothing was done.
+    /// There is no nonce for it, or nothing to drop at that nonce. Nothing was done.
     #[error(transparent)]
     Nonce(#[from] NonceError),
-    /// Too large. Nothing was done.
+    /// The call or the signed bytes are longer than
+    /// [`ServiceOptions::max_bytes`](crate::ServiceOptions::max_bytes). Nothing was done.
     #[error("{size} bytes are more than the limit of {limit}; split the call or raise max_bytes")]
     TooLarge { size: usize, limit: usize },
     /// A request id that cannot be one. Nothing was done.
@@ -68,10 +70,10 @@ pub enum SendError {
     /// No transaction has this request id. Nothing was done.
     #[error("no transaction has the request id {0}; it was not accepted, or its id is forgotten")]
     NotOpen(String),
-    /// Not signed. Nothing was done.
+    /// The signer did not sign it. Nothing was done.
     #[error(transparent)]
     Sign(#[from] SignError),
-    /// Bytes that are no transaction. Nothing was done.
+    /// Signed bytes that are no transaction of this chain, or whose nonce cannot be read. Nothing was done.
     #[error(transparent)]
     Chain(#[from] ChainError),
     /// Signed for another account. Nothing was done.
@@ -101,7 +103,7 @@ pub enum SendError {
         request_id: String,
         reason: String,
     },
-    /// The database refused. Nothing was stored.
+    /// The database refused, or could not be asked whether the id is known. Nothing was stored.
     #[error("not stored: {0}")]
     Store(Arc<StoreError>),
 }

@@ -8,7 +8,7 @@ use crate::feed::FeedOptions;
 /// How the service behaves. Change what differs from [`ServiceOptions::default`].
 #[derive(Debug, Clone)]
 pub struct ServiceOptions {
-    /// How patient the engine is, and how far it goes.
+    /// When a transaction is sent again, replaced or given up, and how many may be open.
     pub engine: EngineConfig,
     /// How often the chain's head is read. Default 1 s; above zero.
     pub head_every: Duration,
@@ -16,8 +16,8 @@ pub struct ServiceOptions {
     /// if it leads and another member is ready. Default 15 s; above zero. Too short and a node that
     /// restarts costs a change of leaders.
     pub chain_lost_after: Duration,
-    /// How often time is looked at. Default 200 ms; it bounds how exact all waits are. 1 ms
-    /// to 10 s.
+    /// How often waits and deadlines are looked at. Default 200 ms; 1 ms to 10 s. It bounds how exact they
+    /// are; shorter costs an idle node more.
     pub tick: Duration,
     /// How many submissions may be under way at once. Default 64; at least 1.
     pub in_flight: usize,
@@ -36,9 +36,11 @@ pub struct ServiceOptions {
     /// How long an id and its end are remembered: for retries, and for readers that were away.
     /// Default 90 days; at least `keep`. An id that is used again after that is a new request.
     pub keep_ids: Duration,
-    /// The tip of a first attempt. Default 0; at most the engine's `max_tip`.
+    /// The least tip of a first attempt, per unit of work, in the chain's smallest unit (on Ethereum wei
+    /// per gas). Default 0; at most the engine's `max_tip`. If recent blocks were tipped more, a first
+    /// attempt follows them: up to ten times a tip above 0, and from 0 up to `max_tip`.
     pub tip: u128,
-    /// How the table is watched.
+    /// How often the table is read, and when the view of it counts as stale.
     pub feed: FeedOptions,
     /// The pause between two calls of a follower's hook. Default 1 s; above zero.
     pub sync_every: Duration,
@@ -79,8 +81,8 @@ pub struct InvalidOption {
 }
 
 impl ServiceOptions {
-    /// Checks every bound. [`crate::TransactionService`] does so when it starts; `lease` is that of
-    /// the role, `None` for a standalone node.
+    /// Checks every bound. [`ServiceBuilder::start`](crate::ServiceBuilder::start) does so; `lease` is that
+    /// of the role, `None` for a standalone node.
     ///
     /// # Errors
     /// The first option whose value cannot be meant.

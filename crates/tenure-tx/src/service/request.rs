@@ -29,7 +29,8 @@ pub struct SendRequest {
     /// The caller's name for it, unique in the account: a retry with the same id never sends
     /// twice. 1 to 200 characters, none of them a control character; generated if absent.
     pub request_id: Option<String>,
-    /// The tip of the first attempt; [`ServiceOptions::tip`](crate::ServiceOptions::tip) if absent.
+    /// The least tip of the first attempt; [`ServiceOptions::tip`](crate::ServiceOptions::tip), which has
+    /// the unit, if absent. Of no effect on signed bytes.
     pub tip: Option<u128>,
     /// How long after its acceptance it is given up, if it is in no block by then; never if absent. A
     /// no-op takes its nonce then, unless no node can have it.
@@ -48,13 +49,14 @@ impl SendRequest {
         SendRequest { payload, request_id: None, tip: None, deadline: None, fresh: false }
     }
 
-    /// A call that the service signs.
+    /// A call that the service signs, in the chain's encoding: `EthereumCall::encode`, `SubstrateCall::encode`,
+    /// or SCALE.
     #[must_use]
     pub fn call(call: impl Into<Bytes>) -> Self {
         Self::new(Payload::Call(call.into()))
     }
 
-    /// Bytes that the caller signed.
+    /// Bytes that the caller signed: see [`Payload::Signed`].
     #[must_use]
     pub fn signed(raw: impl Into<Bytes>) -> Self {
         Self::new(Payload::Signed(raw.into()))
@@ -66,13 +68,13 @@ impl SendRequest {
         SendRequest { request_id: Some(id.into()), fresh: false, ..self }
     }
 
-    /// The same request, to be given up after this long.
+    /// The same request, to be given up so long after its acceptance: see [`SendRequest::deadline`].
     #[must_use]
     pub fn with_deadline(self, deadline: Duration) -> Self {
         SendRequest { deadline: Some(deadline), ..self }
     }
 
-    /// The same request with another tip of its first attempt.
+    /// The same request with another least tip of its first attempt: see [`SendRequest::tip`].
     #[must_use]
     pub fn with_tip(self, tip: u128) -> Self {
         SendRequest { tip: Some(tip), ..self }
@@ -141,7 +143,8 @@ impl HandleState {
         }
     }
 
-    /// Whether the duty is over.
+    /// Whether the request has ended: no node works on it any more. The end may be provisional, see
+    /// [`EndKind`](crate::EndKind).
     #[must_use]
     pub fn ended(&self) -> bool {
         self.note.end.is_some()
@@ -173,20 +176,24 @@ pub struct TransactionHandle {
 }
 
 impl TransactionHandle {
-    /// What is known now.
+    /// What this node knew last. It does not move any more once [`TransactionHandle::changed`] is `None`.
     #[must_use]
     pub fn state(&self) -> HandleState {
         self.state.borrow().clone()
     }
 
-    /// Waits for the next change. Cancel-safe. `None`: this node leads no more; follow the table
-    /// ([`crate::TransactionService::statuses`]) from here.
+    /// Waits for the next change that was not seen yet. Cancel-safe. `None`: nothing more comes through this
+    /// handle, because the request has ended, this node leads no more, or a write of its end has an unknown
+    /// outcome. The table tells the rest: [`TransactionService::wait`](crate::TransactionService::wait).
     pub async fn changed(&mut self) -> Option<HandleState> {
         self.state.changed().await.ok()?;
         Some(self.state.borrow_and_update().clone())
     }
 
-    /// Waits for the end. Cancel-safe. `None`: this node leads no more.
+    /// Waits for the end, for as long as it takes. Cancel-safe. The end may be provisional, see
+    /// [`EndKind`](crate::EndKind); a correction comes to readers of the table, not to this handle. `None`:
+    /// this node cannot tell the end any more, as it leads no more, or a write has an unknown outcome. Ask
+    /// [`TransactionService::wait`](crate::TransactionService::wait).
     pub async fn ended(&mut self) -> Option<HandleState> {
         let state = self.state.wait_for(HandleState::ended).await.ok()?;
         Some(state.clone())

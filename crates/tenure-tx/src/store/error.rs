@@ -32,7 +32,7 @@ pub enum StoreError {
          row from tenure_tx.account"
     )]
     Bound(String),
-    /// A row of a newer version.
+    /// A row that a newer version of this program wrote: upgrade this node.
     #[error("row with nonce {nonce}: {source}")]
     UnknownState { nonce: u64, source: UnknownState },
     /// A row that no version of this program writes.

@@ -14,7 +14,8 @@ use super::StoreError;
 use crate::engine::{Attempt, OpenTransaction, Provisional};
 use crate::status::{Hash, Note, State, StatusMetadata, TransactionStatus};
 
-/// A row of the table.
+/// A row of the table, or what is kept of one that has left it
+/// ([`ServiceOptions::keep`](crate::ServiceOptions::keep)).
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the names say it")]
@@ -39,13 +40,13 @@ pub struct StoredTransaction {
     pub creator_id: String,
     /// The epoch of the last writer.
     pub epoch: Epoch,
-    /// The best block when it was accepted.
+    /// The number of the best block when it was accepted.
     pub built_at_block: u64,
-    /// When it was accepted, for people.
+    /// When it was accepted, by the database's clock: for people.
     pub created_at: Timestamp,
-    /// When it last changed, for people.
+    /// When it last changed, by the database's clock: for people.
     pub updated_at: Timestamp,
-    /// Whether the duty is over.
+    /// Whether the request has ended: no node works on it any more. How is in [`Note::end`].
     pub ended: bool,
     /// How it ended, and what the node last said.
     pub note: Note,

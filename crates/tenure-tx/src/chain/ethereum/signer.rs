@@ -30,18 +30,19 @@ pub struct EthereumCall {
     /// The receiver; absent creates a contract.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to: Option<Address>,
-    /// Wei to send.
+    /// Wei to send; 0 if absent.
     #[serde(default)]
     pub value: U256,
-    /// Input data.
+    /// The input; empty if absent. A little less than 128 KiB at most.
     #[serde(default)]
     pub data: Data,
-    /// The gas limit.
+    /// The gas limit. A request with less than the call costs at least, or more than a block has, is refused
+    /// as [`SignError::Malformed`].
     pub gas: u64,
 }
 
 impl EthereumCall {
-    /// The bytes a [`EthereumSigner`] understands.
+    /// The bytes for [`SendRequest::call`](crate::SendRequest::call), as an [`EthereumSigner`] reads them.
     #[must_use]
     pub fn encode(&self) -> bytes::Bytes {
         serde_json::to_vec(self).map_or_else(|_| bytes::Bytes::new(), bytes::Bytes::from)
@@ -98,10 +99,11 @@ fn below(cap: u128) -> u128 {
 
 /// A local key that signs EIP-1559 transactions. It is never printed.
 ///
-/// A first attempt bids twice the base fee plus the tip; a replacement bids at least an eighth more
-/// than the attempt it replaces. Neither bids more than the caps of [`Fees`], and a request leaves a
-/// ninth of them for the no-op that may have to take its place: where a pool would ask for more, the
-/// bytes stay as they are.
+/// A first attempt bids twice the base fee plus the tip; a replacement with a higher tip bids at least an
+/// eighth more than the attempt it replaces. One with the same tip gives the same bytes, unless the base fee
+/// has outgrown the bid. Neither bids more than the caps of [`Fees`], and a request leaves a ninth of them
+/// for the no-op that may have to take its place: where a pool would ask for more, the bytes stay as they
+/// are.
 #[derive(Clone)]
 pub struct EthereumSigner {
     key: PrivateKeySigner,
@@ -117,7 +119,8 @@ impl std::fmt::Debug for EthereumSigner {
 }
 
 impl EthereumSigner {
-    /// A key from its 64 hex digits.
+    /// A key from its 64 hex digits, with or without `0x`; `chain_id` is that of
+    /// [`EthereumChain::chain_id`](super::EthereumChain::chain_id).
     ///
     /// # Errors
     /// [`SignError::Key`]; the message never holds the text.
@@ -131,7 +134,8 @@ impl EthereumSigner {
         Ok(EthereumSigner { key, account, chain_id, fees })
     }
 
-    /// A key from a file that holds its hex digits, and that other users cannot read.
+    /// A key from a file that holds its hex digits, and that other users cannot read. It blocks: a pipe for
+    /// ten seconds at most.
     ///
     /// # Errors
     /// [`SignError::Key`] if the file cannot be read, may be read by others or holds no key.

@@ -29,7 +29,8 @@ pub struct SubstrateCall {
 }
 
 impl SubstrateCall {
-    /// The bytes a [`SubstrateSigner`](super::SubstrateSigner) understands.
+    /// The bytes for [`SendRequest::call`](crate::SendRequest::call), as a
+    /// [`SubstrateSigner`](super::SubstrateSigner) reads them.
     #[must_use]
     pub fn encode(&self) -> bytes::Bytes {
         serde_json::to_vec(self).map_or_else(|_| bytes::Bytes::new(), bytes::Bytes::from)

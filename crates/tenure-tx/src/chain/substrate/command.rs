@@ -1,19 +1,4 @@
 //! A signer that is a program of yours.
-//!
-//! How an extrinsic is encoded, and what a signature covers, is written in the runtime's metadata
-//! and changes with its upgrades; keys live in keystores, devices and services. So the group asks a
-//! program, once per signature: it knows the runtime and holds the key, this process never sees it.
-//!
-//! ```text
-//! stdin   {"account":"0x…","nonce":7,"tip":"0","call":"0x…","best":{"number":9,"hash":"0x…"},"finalized":{…}}
-//! stdout  0x<signed extrinsic> [last valid block]
-//! ```
-//!
-//! `call` is the SCALE-encoded call (one by name is encoded with the chain's metadata first), or null for a no-op (`System::remark` of nothing, say). Exit
-//! code 65 says that the call is malformed; any other but 0, that it could not sign now.
-//!
-//! What it printed is read with the chain's metadata: bytes for another nonce could execute one request
-//! twice. Those of an account, nonce or call that was not asked for are refused.
 
 use std::borrow::Cow;
 use std::process::Stdio;
@@ -38,7 +23,26 @@ const MALFORMED: i32 = 65;
 /// The longest answer: an extrinsic of 4 MiB in hex, and some.
 const MAX_ANSWER: u64 = 16 << 20;
 
-/// Signs by running a program. The caller bounds its time: dropping the future kills it.
+/// Signs by running a program of yours, once for each signature.
+///
+/// How an extrinsic is encoded, and what a signature covers, is written in the runtime's metadata
+/// and changes with its upgrades; keys live in keystores, devices and services. The program knows the
+/// runtime and holds the key; this process never sees it.
+///
+/// ```text
+/// stdin   {"account":"0x…","nonce":7,"tip":"0","call":"0x…","best":{"number":9,"hash":"0x…"},"finalized":{…}}
+/// stdout  0x<signed extrinsic> [last valid block]
+/// ```
+///
+/// `call` is the SCALE-encoded call (one by name is encoded with the chain's metadata first), or null for a
+/// no-op (`System::remark` of nothing, say). Exit code 65 says that the call is malformed; any other but 0,
+/// that it could not sign now. Its standard error is that of this process.
+///
+/// With [`CommandSigner::encoding_for`], what it printed is read with the chain's metadata: bytes for another
+/// nonce could execute one request twice. Those of an account, nonce or call that was not asked for are
+/// refused.
+///
+/// The caller bounds its time: dropping the future kills the program.
 #[derive(Clone)]
 pub struct CommandSigner {
     account: AccountId,

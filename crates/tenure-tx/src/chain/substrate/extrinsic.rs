@@ -27,7 +27,7 @@ const LONG: usize = 256;
 pub struct Period(u64);
 
 impl Period {
-    /// The next power of two within the bounds.
+    /// So many blocks, raised to the next power of two; below 4 it is 4, above 4,096 it is 4,096.
     #[must_use]
     pub fn new(blocks: u64) -> Self {
         Period(blocks.clamp(4, 4096).next_power_of_two())

@@ -1,8 +1,4 @@
 //! The key that signs. It is never printed: no error, log or `Debug` holds any of it.
-//!
-//! A key is written as other tools of these chains write it (SURI): a secret phrase of 12 to 24
-//! words or 32 bytes in hex, then `//hard` and `/soft` junctions, then `///password`. Without a phrase,
-//! `//Alice` and the like are junctions of the phrase that all development chains share.
 
 use std::fmt;
 use std::path::Path;
@@ -47,7 +43,11 @@ enum Secret {
     Secp256k1(Arc<SigningKey>),
 }
 
-/// A key of one scheme.
+/// A key of one scheme. It is never printed: no error, log or `Debug` holds any of it.
+///
+/// A key is written as other tools of these chains write it (SURI): a secret phrase of 12 to 24
+/// words or 32 bytes in hex, then `//hard` and `/soft` junctions, then `///password`. Without a phrase,
+/// `//Alice` and the like are junctions of the phrase that all development chains share.
 #[derive(Clone)]
 pub struct Key {
     scheme: Scheme,
@@ -66,7 +66,7 @@ fn unusable(why: &str) -> SignError {
 }
 
 impl Key {
-    /// A key from its SURI.
+    /// A key from its SURI. Soft junctions are for [`Scheme::Sr25519`] only.
     ///
     /// # Errors
     /// [`SignError::Key`]; the message never holds the text.
@@ -83,7 +83,8 @@ impl Key {
         Ok(Key { scheme, secret, account })
     }
 
-    /// A key from a file that holds its SURI, and that other users cannot read.
+    /// A key from a file that holds its SURI, and that other users cannot read. It blocks: a pipe for ten
+    /// seconds at most.
     ///
     /// # Errors
     /// [`SignError::Key`] if the file cannot be read, may be read by others or holds no key.
@@ -105,7 +106,7 @@ impl Key {
         Self::from_suri(&Zeroizing::new(text), scheme)
     }
 
-    /// How it signs.
+    /// How it signs, and what its account is.
     #[must_use]
     pub fn scheme(&self) -> Scheme {
         self.scheme
