@@ -1,15 +1,4 @@
 //! A cluster's state in one file, and the new cluster that is made of it.
-//!
-//! A backup is taken of a running node ([`Client::backup`](crate::Client::backup)) or of the folder of one that
-//! is stopped. What is made of it is always a **new generation**: another cluster id, a node with another key,
-//! and terms and record numbers that begin beyond every number the former cluster can have used. So
-//!
-//! - a survivor of the former cluster can never join: its cluster id is refused in the greeting;
-//! - no epoch is issued twice: the first term of the generation is larger than any before it;
-//! - a reader that had seen further than the backup reaches is told so: its next record number lies before
-//!   the oldest that the new cluster keeps, so it is refused and never given other records for its own.
-//!
-//! The transaction ids are kept: what was decided before the backup is not executed again.
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
@@ -38,7 +27,7 @@ const TERMS: u64 = 1 << 24;
 /// Records of one generation.
 const RECORDS: u64 = 1 << 32;
 
-/// A backup cannot be made, read or restored. Nothing was changed.
+/// A backup cannot be made, written, read or restored. No state of a cluster was changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BackupError {
@@ -82,6 +71,19 @@ pub enum BackupError {
 }
 
 /// The state of a cluster at one place in its history, namespace by namespace.
+///
+/// A backup is taken of a running node ([`Client::backup`](crate::Client::backup)) or of the folder of one that
+/// is stopped ([`Backup::of_folder`]). What [`Backup::restore`] makes of it is always a **new generation**:
+/// another cluster id, a node with another key, and terms and record numbers that begin beyond every number the
+/// former cluster can have used. So
+///
+/// - a survivor of the former cluster can never join: its cluster id is refused in the greeting;
+/// - no epoch is issued twice: the first term of the generation is larger than any before it;
+/// - a reader that had seen further than the backup reaches is told so: its next record number lies before
+///   the oldest that the new cluster keeps, so it is refused and never given other records for its own.
+///
+/// The transaction ids are kept: what was decided before the backup is not executed again. Everything here
+/// blocks for as long as the disk does.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Backup {
     cluster: [u8; 16],
@@ -109,12 +111,12 @@ pub(crate) struct Space {
 pub struct Reach {
     /// Which namespace's records these are.
     pub namespace: String,
-    /// Its last record.
+    /// The number of its last record.
     pub index: u64,
-    /// The largest term that was known, and the last entry of that node's log: of several survivors, the one
-    /// whose last entry is largest has lost least.
+    /// The largest term that was known.
     pub term: u64,
-    /// The term and the number of that entry.
+    /// The term and the number of the last entry of that node's log. Of several survivors, the one whose last
+    /// entry is largest has lost least.
     pub last_entry: (u64, u64),
 }
 
@@ -181,7 +183,8 @@ impl Backup {
         Ok(Self { cluster, spaces })
     }
 
-    /// Marks the folder as left behind: no node starts in it any more.
+    /// Marks the folder of a stopped node as left behind: no node starts in it any more. Do so with the folder
+    /// that a generation was made of, or its node could start beside the new cluster.
     ///
     /// # Errors
     /// See [`StoreError`].
@@ -189,7 +192,7 @@ impl Backup {
         Store::open(&folder.join(STORE))?.put("retired", &true)
     }
 
-    /// How far it reaches.
+    /// How far it reaches, namespace by namespace.
     #[must_use]
     pub fn reach(&self) -> Vec<Reach> {
         let of = |space: &Space| {
@@ -209,7 +212,7 @@ impl Backup {
     /// Writes it to a new file that only its owner can read, whole and synced.
     ///
     /// # Errors
-    /// [`BackupError::Io`]; also if there is such a file already.
+    /// [`BackupError::Io`]; also if there is such a file already. A part of the file may be left then.
     pub fn write(&self, path: &Path) -> Result<(), BackupError> {
         let fail = |why| BackupError::Io { path: path.to_owned(), why };
         let body = postcard::to_stdvec(self).expect("plain data can always be encoded");
@@ -237,8 +240,9 @@ impl Backup {
         postcard::from_bytes(body).map_err(|error| damaged(&error.to_string()))
     }
 
-    /// Makes a new generation of it in `folder`, which must not exist: one node, which votes alone until others
-    /// join. Keys that were nodes are none in it; operators and clients keep their rights.
+    /// Makes a new generation of it in `folder`, which must be empty or not exist: one node, which votes alone until
+    /// others join. `M` must be the state machine of the former cluster. Keys that were nodes are none in it;
+    /// operators and clients keep their rights, and open invitations are void.
     ///
     /// # Errors
     /// See [`BackupError`]; then the folder is as before.

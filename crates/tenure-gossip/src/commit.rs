@@ -31,7 +31,7 @@ use crate::config::ConfigError;
 use crate::identity::PeerId;
 use tenure_core::Tick;
 
-/// The timing of consensus.
+/// The timing of consensus: of the lease, of failovers, and of what one message carries.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct CommitConfig {
@@ -46,7 +46,7 @@ pub struct CommitConfig {
     /// The spread of election timeouts beyond the promise (600 ms; at least 60 ms): the voters have a
     /// turn each, the hinted one the first.
     pub spread: Duration,
-    /// Bytes of entries in one message (1 MiB).
+    /// Bytes of entries in one message, beyond the first entry (1 MiB; above zero, or nothing is ever sent).
     pub batch: usize,
 }
 
@@ -198,7 +198,7 @@ pub enum CommitError {
     /// A change of members is under way, or the leader is too new.
     #[error("another change of the members is not committed yet; try again in a moment")]
     Busy,
-    /// The members are so already.
+    /// The members are already as the change would make them.
     #[error("the members are like that already; `tenure gossip status` lists them")]
     Pointless,
     /// No other node votes, so none could lead or decide instead.

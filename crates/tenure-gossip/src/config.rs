@@ -12,7 +12,7 @@ use crate::net::tls::TlsFiles;
 use crate::net::wire::MAX_NAMESPACE;
 use crate::net::{is_address, is_unspecified};
 
-/// A value that cannot be. Nothing was started.
+/// A setting has a value that cannot be. Nothing was started.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {bound}; {reason}")]
 #[non_exhaustive]
@@ -43,7 +43,8 @@ pub enum Start {
     Bootstrap,
     /// It joins a cluster through these addresses, each `HOST:PORT`.
     Join(Vec<String>),
-    /// It has been part of a cluster before; without state it refuses to start.
+    /// It has been part of a cluster before; without state it does not start
+    /// ([`HostError::NoState`](crate::HostError::NoState)).
     Resume,
 }
 
@@ -59,19 +60,21 @@ pub struct HostConfig {
     /// Where others reach it, as `HOST:PORT` (default: where it listens). Needed if that is every address
     /// of the machine (`0.0.0.0`, `[::]`), which no other node can call.
     pub advertise: Option<String>,
-    /// How it comes to a cluster.
+    /// How it comes to a cluster, if it has no state yet.
     pub start: Start,
-    /// The namespaces it carries (default: `main`); at least one, of 1 to 64 bytes each.
+    /// The namespaces it carries (default: `main`); at least one, of 1 to 64 bytes each, and none of them
+    /// [`CREDENTIALS`], which every node carries.
     pub namespaces: Vec<String>,
     /// Whether the cluster that this node founds, or joins without an invitation, is open: every program that
     /// reaches a port of it may do everything (default: only if this node listens on loopback).
     pub open: bool,
-    /// Lets a new node into a cluster that is not open (default: none).
+    /// Lets a new node into a cluster that is not open (default: none); one for [`Right::Node`]. Used with
+    /// [`Start::Join`] only.
     pub invitation: Option<Invitation>,
     /// Certificates of an authority, checked besides the keys (default: none, the keys alone). The files are
     /// read again when they change.
     pub tls: Option<TlsFiles>,
-    /// How much one connection may send.
+    /// How many frames one connection may send before it is closed.
     pub flood: Flood,
     /// How long [`Host::submit`](crate::Host::submit) waits for a record (30 s; at least 1 s). Longer than a
     /// failover, or a goal is given up that would have been decided.
@@ -84,7 +87,7 @@ pub struct HostConfig {
 }
 
 impl HostConfig {
-    /// A node in `folder` that listens on `listen`.
+    /// A node in `folder` that listens on `listen`; every other field has its default.
     #[must_use]
     pub fn new(folder: impl Into<PathBuf>, listen: SocketAddr, start: Start) -> Self {
         Self {

@@ -1,15 +1,5 @@
 //! What a key may do. Replicated state, like any other: a namespace of its own that every node carries,
 //! changed by goals that operators submit.
-//!
-//! | right | may |
-//! |---|---|
-//! | client | submit goals; read, watch and follow the history of the application's namespaces |
-//! | operator | also change members, order a step-down, invite, grant and revoke |
-//! | node | also be a node: gossip, consensus, records |
-//!
-//! A key without a right may do one thing: redeem an [`Invitation`]. What a peer claims to be counts for
-//! nothing. In an *open* cluster every key has every right; it is founded so on purpose, on loopback or by
-//! an explicit word.
 
 mod invitation;
 
@@ -25,7 +15,8 @@ use crate::identity::PeerId;
 use crate::machine::StateMachine;
 use crate::net::wire::MAX_NAMESPACE;
 
-/// The namespace of the credentials.
+/// The namespace of the credentials: what keys may do, as replicated state that every node carries. It is changed
+/// by [`CredentialGoal`], and answers every question with a [`CredentialList`].
 pub const CREDENTIALS: &str = "tenure.credentials";
 /// Keys with a right, at most: the state stays small enough for one frame's diff and a quick snapshot.
 const MAX_KEYS: usize = 16_384;
@@ -39,14 +30,18 @@ const MAX_FIRST_VOTERS: usize = 7;
 pub(crate) const SNAPSHOT_TAG: u8 = b'C';
 
 /// What a key may do; each right includes the ones before it. A closed set: it is part of the replicated state.
+///
+/// A key without a right may do one thing: redeem an [`Invitation`]. What a peer claims to be counts for
+/// nothing. In an *open* cluster every key has every right; it is founded so on purpose, on loopback or by
+/// [`HostConfig::open`](crate::HostConfig::open).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Right {
-    /// Submit goals and read.
+    /// Submit goals; read, watch and follow the history of the application's namespaces.
     Client,
-    /// Also give orders and decide on rights.
+    /// Also change members, order a step-down, take backups, invite, grant and revoke.
     Operator,
-    /// Also be a node.
+    /// Also be a node: gossip, consensus, records.
     Node,
 }
 
@@ -134,7 +129,7 @@ impl fmt::Debug for CredentialGoal {
 }
 
 impl CredentialGoal {
-    /// The bytes to submit.
+    /// The bytes to submit to the namespace [`CREDENTIALS`].
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         postcard::to_stdvec(self).expect("plain data can always be encoded")

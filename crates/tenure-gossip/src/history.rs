@@ -20,7 +20,8 @@ use crate::message::{MAX_DIFF, MAX_REASON};
 /// How many hashes are kept to recognise a record that comes a second time.
 const RECENT: usize = 4_096;
 
-/// A hash of the chain.
+/// A BLAKE3 hash: of a record, which binds all records before it, or of a snapshot. `Display` shows the first 6
+/// bytes, [`Hash::to_hex`] all 32.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 pub struct Hash(pub [u8; 32]);
 
@@ -44,12 +45,12 @@ impl fmt::Debug for Hash {
     }
 }
 
-/// A transaction's name, chosen by its caller: the same name commits once.
+/// A transaction id, chosen by its caller: the same id commits once in a namespace.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct TxId(pub [u8; 16]);
 
 impl TxId {
-    /// A random name, which no other caller will choose.
+    /// A random id, which no other caller will choose.
     #[must_use]
     pub fn random() -> Self {
         Self(rand::random())
@@ -86,7 +87,7 @@ pub enum Outcome {
     Rejected(String),
 }
 
-/// One transaction of the history.
+/// One transaction of the history: a goal, and what became of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     /// Its number: 1, 2, 3 …
@@ -97,7 +98,7 @@ pub struct Record {
     pub term: u64,
     /// The node that executed it.
     pub leader: PeerId,
-    /// The name that its caller chose.
+    /// The transaction id that its caller chose.
     pub tx: TxId,
     /// What was asked for.
     pub goal: Vec<u8>,
@@ -115,7 +116,7 @@ impl Record {
         Hash(*hasher.finalize().as_bytes())
     }
 
-    /// Its size in messages and on disk, about.
+    /// Its size in messages and on disk, in bytes, about.
     #[must_use]
     pub fn size(&self) -> usize {
         let outcome = match &self.outcome {
@@ -141,7 +142,7 @@ pub enum ChainError {
     /// It contradicts what was applied.
     #[error("record {0} contradicts the history applied here; one of the two stores is damaged")]
     Fork(u64),
-    /// Its name was used before.
+    /// Its transaction id was used before.
     #[error("transaction {0} is in the history already")]
     Twice(TxId),
     /// The state machine did not take the diff.

@@ -63,7 +63,7 @@ pub enum HostError {
     /// The invitation did not let it in.
     #[error("the invitation does not let this node in: {0}")]
     NotLetIn(#[source] ClientError),
-    /// The cluster is open, and other machines reach this node.
+    /// The cluster is open, and [`HostConfig::open`] does not allow that.
     #[error(
         "the cluster is open: every program that reaches {0} could do everything; start with --open if that is meant, or close the cluster by `tenure gossip close`"
     )]
@@ -121,7 +121,10 @@ pub enum HostError {
     Refused(#[from] Refusal),
 }
 
-/// A running node. Dropping it stops the node without a farewell; [`Host::stop`] says one.
+/// A running node. `M` is the state of every namespace that it carries.
+///
+/// Dropping it stops the node at once: the gates shut, the other nodes are not told, and a successor is
+/// elected after the promise. [`Host::stop`] hands leadership on first.
 pub struct Host<M: StateMachine> {
     id: PeerId,
     address: String,
@@ -134,11 +137,12 @@ pub struct Host<M: StateMachine> {
 }
 
 impl<M: StateMachine> Host<M> {
-    /// Starts a node: reads its folder, binds its port, and starts its thread. Must be called within a
-    /// tokio runtime. It does not wait until the node has joined or leads: see [`Host::status`].
+    /// Starts a node: binds its port, reads its folder, and starts its thread. Must be called within a
+    /// tokio runtime; reading a large folder blocks. It does not wait until the node has joined or leads: see
+    /// [`Host::status`]. With an invitation it waits up to 20 s, and one answer more, to be let in.
     ///
     /// # Errors
-    /// See [`HostError`]; nothing runs then.
+    /// See [`HostError`]; nothing runs then. A node that has no state yet leaves none behind.
     pub async fn start(config: HostConfig) -> Result<Self, HostError> {
         config.validate()?;
         let (listener, address) = bind(&config).await?;
@@ -220,13 +224,14 @@ impl<M: StateMachine> Host<M> {
         Ok(host)
     }
 
-    /// The node's name.
+    /// The node's identity: the public key in its folder.
     #[must_use]
     pub fn id(&self) -> PeerId {
         self.id
     }
 
-    /// Where others reach it.
+    /// Where others reach it, as `HOST:PORT`: [`HostConfig::advertise`], or where it listens, with the port
+    /// that it was given.
     #[must_use]
     pub fn address(&self) -> &str {
         &self.address
@@ -248,8 +253,9 @@ impl<M: StateMachine> Host<M> {
     /// A goal that the state machine rejects has a record too: look at [`Record::outcome`].
     ///
     /// # Errors
-    /// [`HostError::Refused`] if it was not taken, [`HostError::Undecided`] if it is not known whether it is
-    /// decided, [`HostError::Stopped`].
+    /// [`HostError::Refused`] if it was not taken, or if it was decided so long ago that the record is gone
+    /// ([`Refusal::OnlyInSnapshot`]). [`HostError::Undecided`] if it is not known whether it is decided.
+    /// [`HostError::Stopped`]: it may be decided all the same.
     pub async fn submit(
         &self,
         namespace: &str,
@@ -262,7 +268,7 @@ impl<M: StateMachine> Host<M> {
         decided.map_err(|_| HostError::Undecided(tx))??.map_err(HostError::Refused)
     }
 
-    /// The node's cluster, leader and history, as far as it knows.
+    /// The node's cluster, and the leader and history of each namespace, as far as it knows. Cancel-safe.
     ///
     /// # Errors
     /// [`HostError::Stopped`].
@@ -270,7 +276,7 @@ impl<M: StateMachine> Host<M> {
         self.ask(FromHost::Status).await
     }
 
-    /// The state as this node has applied it: it may lag behind the leader's.
+    /// A copy of the state as this node has applied it: it may lag behind the leader's. Cancel-safe.
     ///
     /// # Errors
     /// [`HostError::Refused`] if the namespace is not carried, [`HostError::Stopped`].
@@ -280,7 +286,9 @@ impl<M: StateMachine> Host<M> {
     }
 
     /// Every record from now on, as it is applied. A receiver more than 1,024 records behind is told how many it
-    /// missed; the history has them.
+    /// missed; [`Host::history`] has them. The receiver is closed when records came to this node as part of a
+    /// snapshot, and when the namespace halts or the node stops: it never goes on with a hole. Subscribe again
+    /// then, and look at [`Host::status`].
     ///
     /// # Errors
     /// [`HostError::Refused`] if the namespace is not carried, [`HostError::Stopped`].
@@ -292,11 +300,13 @@ impl<M: StateMachine> Host<M> {
         Ok(self.ask(|done| FromHost::Subscribe(name, done)).await??)
     }
 
-    /// Records `from..=upto`, as many as fit into 1 MiB, one at least. Records before the latest snapshot
-    /// may be gone.
+    /// Records `from..=upto`, as many as fit into 1 MiB, one at least; none if `from` is beyond the last.
+    /// Records before the latest snapshot may be gone: see
+    /// [`EngineConfig::keep_history`](crate::EngineConfig::keep_history). Cancel-safe.
     ///
     /// # Errors
-    /// [`HostError::Refused`] if the namespace is not carried, [`HostError::Stopped`].
+    /// [`HostError::Refused`] if the namespace is not carried, if `from` is before the oldest record that this
+    /// node keeps ([`Refusal::Forgotten`]), or if the store cannot be read; [`HostError::Stopped`].
     pub async fn history(
         &self,
         namespace: &str,
@@ -308,7 +318,7 @@ impl<M: StateMachine> Host<M> {
     }
 
     /// Adds or removes a voter or a learner, if this node leads. Returns when the change is committed, or is known
-    /// not to be.
+    /// not to be; without a limit of its own. If the future is dropped, the change may be made all the same.
     ///
     /// # Errors
     /// [`HostError::Refused`] with a [`CommitError`](crate::CommitError), [`HostError::Stopped`].
@@ -322,7 +332,8 @@ impl<M: StateMachine> Host<M> {
     }
 
     /// Gives leadership up: no act begins any more, acts in flight are waited for (one lease at most),
-    /// then the gate is shut and the voters are free to elect another.
+    /// then the gate is shut and the voters are free to elect another. If the future is dropped, it is given up
+    /// all the same.
     ///
     /// # Errors
     /// [`HostError::Refused`] if this node does not lead or is alone, [`HostError::Stopped`].
@@ -331,11 +342,12 @@ impl<M: StateMachine> Host<M> {
         Ok(self.ask(|done| FromHost::StepDown(name, done)).await??)
     }
 
-    /// Stops: shuts the gates, hands leadership on, says goodbye. It waits 5 s
-    /// for that at most, then for its thread to end.
+    /// Stops: lets acts in flight end, shuts the gates, hands leadership on, says goodbye. It waits 5 s
+    /// for that at most, then for its thread to end. If the future is dropped, the node stops without the rest.
     ///
     /// # Errors
-    /// What the driver died of, if it did.
+    /// Why the node had stopped before, if it had: [`HostError::Store`], or [`HostError::Stopped`] after a
+    /// panic.
     pub async fn stop(mut self) -> Result<(), HostError> {
         let _ = tokio::time::timeout(Duration::from_secs(5), self.ask(FromHost::Stop)).await;
         self.listener.abort();
@@ -343,10 +355,11 @@ impl<M: StateMachine> Host<M> {
     }
 
     /// Waits until the node stops by itself: the store failed. Watch it beside your own work, and end
-    /// the program when it returns.
+    /// the program when it returns. Cancel-safe while the node runs; why it stopped is told once, and a later
+    /// call returns `Ok`.
     ///
     /// # Errors
-    /// What the node died of.
+    /// Why the node stopped: [`HostError::Store`], or [`HostError::Stopped`] after a panic.
     pub async fn failed(&mut self) -> Result<(), HostError> {
         self.driver.closed().await;
         self.wait_for_driver().await

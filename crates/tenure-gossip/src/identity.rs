@@ -7,7 +7,8 @@ use ed25519_dalek::{Signer as _, SigningKey, VerifyingKey};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A node's name: its ed25519 public key.
+/// The identity of a node, an operator or a client: its ed25519 public key. `Display` shows the first 4 bytes,
+/// [`PeerId::to_hex`] all 32.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PeerId(pub [u8; 32]);
 
@@ -59,7 +60,7 @@ impl PeerId {
         hex::encode(self.0)
     }
 
-    /// Reads what [`PeerId::to_hex`] wrote.
+    /// Reads what [`PeerId::to_hex`] wrote; `None` if it is something else than 64 hexadecimal digits.
     #[must_use]
     pub fn from_hex(text: &str) -> Option<Self> {
         decode_hex(text).map(Self)
@@ -107,12 +108,13 @@ pub trait Keys: Send + 'static {
     fn verify(&self, signer: &PeerId, message: &[u8], signature: &Signature) -> bool;
 }
 
-/// Real keys.
+/// An ed25519 key with its secret half, which `Debug` does not show. [`IdentityFolder`](crate::IdentityFolder)
+/// keeps one on disk.
 #[derive(Clone)]
 pub struct Ed25519Keys(SigningKey);
 
 impl Ed25519Keys {
-    /// Keys from their 32 secret bytes.
+    /// The key with these 32 secret bytes.
     #[must_use]
     pub fn from_secret(secret: &[u8; 32]) -> Self {
         Self(SigningKey::from_bytes(secret))

@@ -29,7 +29,7 @@ pub enum IdentityError {
         /// What the system says.
         source: io::Error,
     },
-    /// A file says something else.
+    /// A file does not hold keys of 64 hexadecimal digits.
     #[error("{}: not keys of 64 hexadecimal digits; restore it, or accept another invitation", .0.display())]
     Damaged(PathBuf),
     /// Other users may read the key.
@@ -44,21 +44,23 @@ pub enum IdentityError {
     },
 }
 
-/// The folder of an identity: of an operator or a client, or of a node.
+/// The folder of an identity: of an operator or a client, or of a node. It has the file `identity` with the key,
+/// and the file `nodes` with the nodes that it believes. Folder and key must be their owner's alone. Its methods
+/// block for as long as the disk does.
 #[derive(Debug, Clone)]
 pub struct IdentityFolder(PathBuf);
 
 impl IdentityFolder {
-    /// The identity in `folder`.
+    /// Names the folder; nothing is read or made yet.
     #[must_use]
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         Self(folder.into())
     }
 
-    /// Its keys.
+    /// Its key.
     ///
     /// # Errors
-    /// See [`IdentityError`].
+    /// See [`IdentityError`]; [`IdentityError::File`] also if there is none.
     pub fn keys(&self) -> Result<Ed25519Keys, IdentityError> {
         let path = self.0.join(KEY);
         check_private(&self.0, FOLDER_MODE)?;
@@ -70,7 +72,7 @@ impl IdentityFolder {
             .ok_or(IdentityError::Damaged(path))
     }
 
-    /// Its keys; fresh ones, if there is no folder yet.
+    /// Its key; a fresh one, if it has none yet. Folder and file are made then.
     ///
     /// # Errors
     /// See [`IdentityError`].
@@ -86,7 +88,7 @@ impl IdentityFolder {
         Ok(keys)
     }
 
-    /// The nodes it believes; `None` if it was never told.
+    /// The nodes it believes, for [`Trust::nodes`](crate::Trust::nodes); `None` if it was never told.
     ///
     /// # Errors
     /// See [`IdentityError`].
@@ -102,7 +104,7 @@ impl IdentityFolder {
         }
     }
 
-    /// Believes these nodes from now on.
+    /// Believes these nodes from now on, and no others; the folder must exist.
     ///
     /// # Errors
     /// See [`IdentityError`].

@@ -1,17 +1,4 @@
 //! A key-value store of JSON values: the state machine that comes with the crate.
-//!
-//! Goals are JSON:
-//!
-//! ```json
-//! {"put":       {"key": "a", "value": {"any": "json"}}}
-//! {"delete":    {"key": "a"}}
-//! {"increment": {"key": "hits", "by": 1}}
-//! {"cas":       {"key": "a", "expect": 0, "value": 1}}
-//! {"all":       [ ...goals, all of them or none ]}
-//! ```
-//!
-//! `cas` without `expect` means "only if there is nothing"; `null` is a value like any other. A number that
-//! neither a 64-bit integer nor a double can give back as it was written is refused.
 
 use std::ops::Bound;
 
@@ -22,15 +9,26 @@ use serde_json::Value;
 use crate::machine::StateMachine;
 use crate::number::inexact;
 
-/// Longest key in bytes.
+/// The longest key of a [`Kv`], in bytes.
 pub const MAX_KEY: usize = 1_024;
 /// Bytes of keys and values in one answer, beyond the first.
 const PAGE: usize = 1 << 20;
 /// Goals within one `all`.
 const MAX_ALL: usize = 1_024;
 
-/// What a caller wants of the store, submitted as JSON. A key has 1 to [`MAX_KEY`] bytes; a goal that
-/// breaks a rule is committed as rejected.
+/// What a caller wants of the store, submitted as JSON:
+///
+/// ```json
+/// {"put":       {"key": "a", "value": {"any": "json"}}}
+/// {"delete":    {"key": "a"}}
+/// {"increment": {"key": "hits", "by": 1}}
+/// {"cas":       {"key": "a", "expect": 0, "value": 1}}
+/// {"all":       [ ...goals, all of them or none ]}
+/// ```
+///
+/// `cas` without `expect` means "only if there is nothing"; `null` is a value like any other. A number that
+/// neither a 64-bit integer nor a double can give back as it was written is refused. A key has 1 to [`MAX_KEY`]
+/// bytes. A goal that breaks a rule, or is not JSON, is committed as rejected.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
 #[non_exhaustive]
@@ -40,7 +38,8 @@ pub enum KvGoal {
     Put { key: String, value: Value },
     /// Remove a value; it need not exist.
     Delete { key: String },
-    /// Add to an integer; a missing one counts as 0.
+    /// Add to an integer; a missing one counts as 0. Rejected if the value is no integer of 64 bits with a
+    /// sign, or would become none.
     Increment {
         key: String,
         /// Default: 1.
@@ -69,22 +68,23 @@ fn present<'de, D: serde::Deserializer<'de>>(value: D) -> Result<Option<Value>, 
 }
 
 impl KvGoal {
-    /// The goal as bytes for submission.
+    /// The goal as bytes for [`Host::submit`](crate::Host::submit) or [`Ask::Submit`](crate::Ask::Submit).
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("strings and JSON values can be written as JSON")
     }
 }
 
-/// What can be asked of the store, as JSON.
+/// What can be asked of the store with [`Ask::Read`](crate::Ask::Read), as JSON: `{"get":"a"}`, or
+/// `{"after":null}` for the first page. The answer is JSON too.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
 #[non_exhaustive]
 pub enum KvQuestion {
     /// The value of a key: an array with the value in it, or null if there is none.
     Get(String),
-    /// The keys after this one (or from the first on) with their values, as many as fit on a page; none:
-    /// there are no more.
+    /// The keys after this one (or from the first on) with their values: an array of pairs, in the order of the
+    /// keys, as many as fit into 1 MiB and one at least. Empty: there are no more.
     After(Option<String>),
 }
 
@@ -92,7 +92,8 @@ pub enum KvQuestion {
 /// value may be null.
 type Change = (String, Option<(Value,)>);
 
-/// A key-value store of JSON values: the state machine that comes with the crate.
+/// A key-value store of JSON values: the state machine that comes with the crate. It is changed by
+/// [`KvGoal`], and asked by [`KvQuestion`] or, in the process, by [`Host::machine`](crate::Host::machine).
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Kv {
     values: RedBlackTreeMapSync<String, Value>,
@@ -107,7 +108,7 @@ impl Kv {
         self.values.get(key)
     }
 
-    /// All keys and values, in order.
+    /// All keys and values, in the order of the keys.
     pub fn iter(&self) -> impl Iterator<Item = (&String, &Value)> {
         self.values.iter()
     }

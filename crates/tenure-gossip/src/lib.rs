@@ -1,5 +1,9 @@
 //! A gossip election and a replicated history that cannot diverge, for groups without a database.
 //!
+//! A program holds a [`Host`]: a node of a cluster. It carries *namespaces*, and each of them has a leader
+//! with a gate, a history of records, and a state. A *goal* is what a caller wants of the state; its *record*
+//! is what was decided. A node has a folder of its own, in which its identity and its store are.
+//!
 //! # What it guarantees
 //!
 //! 1. **One history.** Two nodes that have applied record *n* have applied the same record *n*, and
@@ -67,6 +71,7 @@
 //! use tenure_gossip::{Host, HostConfig, Kv, KvGoal, Start, TxId};
 //!
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! // The first node founds the cluster; the others `Start::Join` it. With state, both go on from there.
 //! let config = HostConfig::new("data", "127.0.0.1:7400".parse()?, Start::Bootstrap);
 //! let host = Host::<Kv>::start(config).await?;
 //! let goal = KvGoal::Increment { key: "jobs".into(), by: 1 }.to_bytes();
@@ -76,6 +81,7 @@
 //!     // act as the only one, in this epoch
 //!     gate.ensure_epoch(token.epoch)?;
 //! }
+//! host.stop().await?;
 //! # let _ = record; Ok(()) }
 //! ```
 //!

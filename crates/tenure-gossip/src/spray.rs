@@ -32,7 +32,8 @@ const BRISK: u32 = 8;
 /// For how many exchanges the name of a silent peer is not taken from others.
 const SILENCE: u32 = 20;
 
-/// How the view is kept.
+/// How the partial view of the group is kept: the few peers with which a node gossips, and those that it
+/// remembers beside them.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct SprayConfig {

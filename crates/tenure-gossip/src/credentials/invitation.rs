@@ -18,9 +18,14 @@ const PREFIX: &str = "tenure-invitation-1-";
 const LENGTH: usize = 16 + 1 + 8 + 32 + 4;
 
 /// Lets one key in, once. Any process that has it can use it: hand it over as you would a password.
+///
+/// An operator makes one, submits its [`Invitation::goal`], and hands its [`Invitation::to_text`] over. The new
+/// node has it in [`HostConfig::invitation`](crate::HostConfig::invitation); a new operator or client calls
+/// [`Client::redeem`](crate::Client::redeem). Both sides prove over their TLS session that they know its secret:
+/// the joiner learns that it speaks to the cluster it was invited to, the cluster that the key was invited.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Invitation {
-    /// The cluster it leads to.
+    /// The id of the cluster it leads to: [`Client::cluster`](crate::Client::cluster).
     pub cluster: [u8; 16],
     /// What the key that redeems it may do.
     pub right: Right,
@@ -37,7 +42,8 @@ impl fmt::Debug for Invitation {
 }
 
 impl Invitation {
-    /// A fresh one, good for `lifetime` from now on.
+    /// A fresh one, good for `lifetime` from now on by the wall clock, in whole seconds. The cluster does not know
+    /// it before its [`Invitation::goal`] is committed.
     #[must_use]
     pub fn new(cluster: [u8; 16], right: Right, lifetime: Duration) -> Self {
         let expires = unix_now().saturating_add(lifetime.as_secs());

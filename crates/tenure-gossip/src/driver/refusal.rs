@@ -6,7 +6,7 @@ use crate::engine::SubmitError;
 use crate::identity::PeerId;
 use crate::storage::StoreError;
 
-/// A node said no. Nothing was changed; each sentence says what to do.
+/// A node said no. Nothing was changed, unless it says so; each sentence says what to do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
@@ -19,13 +19,13 @@ pub enum Refusal {
     /// It cannot change the members or step down.
     #[error(transparent)]
     Commit(#[from] CommitError),
-    /// The goal was decided so long ago that its record is gone.
+    /// The goal was decided before, and its record is not kept as one on this node.
     #[error(
         "decided before, as record {index} ({}), which this node has only as part of a snapshot",
         if *done { "done" } else { "rejected" }
     )]
     OnlyInSnapshot {
-        /// The record.
+        /// The number of the record.
         index: u64,
         /// Whether the goal was done, and not rejected.
         done: bool,
@@ -46,20 +46,20 @@ pub enum Refusal {
         "the invitation is used, expired or unknown; ask an operator for another: tenure gossip invite"
     )]
     Invitation,
-    /// It has no room for one more.
+    /// As many clients watch the namespace on this node, or catch up there, as it serves.
     #[error("too many watch this node already; watch another")]
     TooManyWatchers,
-    /// A watcher did not read for too long.
+    /// A watcher did not read for too long; with the first record that it was not sent.
     #[error(
         "records came faster than this client reads them; go on from where it was cut off: tenure gossip watch --from {0}"
     )]
     TooSlow(u64),
-    /// Records came as part of a snapshot.
+    /// Records came as part of a snapshot; with the first and the last of them.
     #[error(
         "records {0} to {1} came to this node as a snapshot and cannot be watched; watch another node: tenure gossip watch --from {0}"
     )]
     Skipped(u64, u64),
-    /// The node has halted.
+    /// The node has halted; with the first record that was not seen.
     #[error(
         "this node has halted, and applies no record any more (`tenure gossip status` says why); watch another node: tenure gossip watch --from {0}"
     )]
@@ -74,13 +74,13 @@ pub enum Refusal {
         /// The first record that was not seen.
         from: u64,
     },
-    /// Too much is being read.
+    /// More is being read on this node than it can answer.
     #[error("this node has more to read than it can answer; try again, or ask another")]
     TooManyReads,
     /// Its store cannot be read.
     #[error("this node cannot read its store ({0}); see its log, and ask another")]
     Unreadable(String),
-    /// It does not have what is asked for.
+    /// It does not keep the records that are asked for; with the oldest that it keeps.
     #[error(
         "this node keeps no record before {0}: it began with a snapshot, or keeps no more; ask another node, or begin at {0}"
     )]

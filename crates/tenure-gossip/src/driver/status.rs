@@ -11,7 +11,7 @@ use crate::identity::PeerId;
 use crate::machine::StateMachine;
 use tenure_core::Tick;
 
-/// How a node stands. In JSON nodes are named by their whole key in hexadecimal.
+/// How a node stands, as it sees itself and the others. In JSON nodes are named by their whole key in hexadecimal.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the names say it")]

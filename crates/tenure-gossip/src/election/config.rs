@@ -18,7 +18,7 @@ pub enum TieBreak {
     Random,
 }
 
-/// The parameters of the election.
+/// The parameters of the election by gossip. It only gives a hint: a bad value costs time, never safety.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ElectionConfig {

@@ -8,7 +8,7 @@ use crate::config::ConfigError;
 use crate::election::ElectionConfig;
 use crate::spray::SprayConfig;
 
-/// How a namespace is run.
+/// How a namespace is run: the times and bounds of its election, its consensus and its goals.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct EngineConfig {
@@ -22,16 +22,18 @@ pub struct EngineConfig {
     pub goal_timeout: Duration,
     /// How often an unanswered goal is sent again (1 s; at most `goal_timeout`). It commits once, however often it arrives.
     pub goal_retry: Duration,
-    /// Goals waiting on this node at most (1,024); more are refused at once.
+    /// Goals waiting on this node at most (1,024; at least 1); more are refused at once ([`SubmitError::Busy`]).
+    ///
+    /// [`SubmitError::Busy`]: crate::SubmitError::Busy
     pub max_pending: usize,
-    /// Goals in flight on the leader at most (512); more wait at their origin.
+    /// Goals in flight on the leader at most (512; at least 1); more wait at their origin.
     pub max_in_flight: usize,
     /// Records between two snapshots (8,192; at least 16). Fewer: shorter logs, more writing.
     pub snapshot_every: u64,
-    /// Records that are kept behind the latest snapshot (all of them). Fewer: a smaller file; older records
-    /// can then be read on no node that keeps as few.
+    /// Records that are kept behind the latest snapshot (`None`: all of them). Fewer: a smaller file; older
+    /// records can then be read on no node that keeps as few.
     pub keep_history: Option<u64>,
-    /// Up to how many nodes become voters by themselves (7). Beyond, nodes follow by history.
+    /// Up to how many nodes become voters by themselves (7; at least 1). Beyond, nodes follow by history.
     pub max_voters: usize,
     /// Whether this node asks to vote (yes).
     pub wants_vote: bool,

@@ -12,10 +12,10 @@ pub enum SubmitError {
         "too many goals are waiting on this node; slow down and try again with the same transaction id"
     )]
     Busy,
-    /// The goal is too large.
+    /// The goal is longer than 256 KiB.
     #[error("the goal has more than {} bytes; split it", MAX_GOAL)]
     TooLarge,
-    /// The transaction's name belongs to another goal.
+    /// The transaction id was used for another goal.
     #[error(
         "this transaction id stands for another goal already; leave --tx out, or name a new one, for a new goal"
     )]

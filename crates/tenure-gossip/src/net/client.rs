@@ -25,8 +25,8 @@ const CONNECT: Duration = Duration::from_secs(5);
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct Trust {
-    /// The keys of the cluster's nodes (default: none; then only an open cluster is talked to). A node with
-    /// another key is not believed, whatever it says.
+    /// The keys of the cluster's nodes (default: none; then only an open cluster is talked to, or a node that
+    /// has joined none yet). A node with another key is not believed, whatever it says.
     pub nodes: Option<BTreeSet<PeerId>>,
     /// Certificates, where the cluster uses those of an authority.
     pub tls: Option<TlsFiles>,
@@ -47,13 +47,13 @@ pub enum ClientError {
         /// What the system said.
         why: std::io::Error,
     },
-    /// The files of mutual TLS cannot be used.
+    /// The files of an authority's certificates cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
     /// The node says no, and why.
     #[error("{0}")]
     Refused(String),
-    /// The answer is not one to this question.
+    /// The answer is not one to this question. Drop the client, and connect again.
     #[error("the node gave an answer to another question")]
     Confused,
     /// The node does not know the invitation that it took: it is not of the cluster.
@@ -145,11 +145,13 @@ impl Client {
     }
 
     /// Has the key `keys` let in by the node at `address`, and returns the keys of the cluster's nodes: what
-    /// [`Trust::nodes`] needs. It takes `patience` at most. A second time, for the same key, it says that the
+    /// [`Trust::nodes`] needs. TCP and TLS take 5 s each at most, the answer `patience`. If the future is
+    /// dropped, the key may be let in all the same. A second time, for the same key, it says that the
     /// invitation is used.
     ///
     /// # Errors
-    /// See [`ClientError`]; [`ClientError::Impostor`] if the node is not of the cluster of the invitation.
+    /// See [`ClientError`]; [`SessionError::OtherCluster`] if the node says that it is of another cluster than
+    /// the invitation, [`ClientError::Impostor`] if it cannot prove that it is of that one.
     pub async fn redeem(
         address: &str,
         keys: Ed25519Keys,
@@ -180,13 +182,13 @@ impl Client {
         self.node
     }
 
-    /// The cluster of the node, if it has joined one.
+    /// The id of the node's cluster, if it had joined one when this client connected.
     #[must_use]
     pub fn cluster(&self) -> Option<[u8; 16]> {
         self.cluster
     }
 
-    /// Whether every key has every right there.
+    /// Whether the node's cluster was open when this client connected: every key has every right there.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.open
@@ -198,15 +200,17 @@ impl Client {
     /// before the next record.
     ///
     /// # Errors
-    /// See [`ClientError`].
+    /// [`ClientError::Refused`] if the node says no; [`SessionError::Timeout`] if no answer came in
+    /// time: a goal may be decided all the same, ask again under its transaction id. After any other error the
+    /// client is of no use: connect again.
     pub async fn ask(&mut self, ask: Ask, patience: Duration) -> Result<Answer, ClientError> {
         self.asked += 1;
         self.sender.send(&Envelope::Ask(self.asked, ask)).await?;
         self.next(patience).await
     }
 
-    /// A backup of every namespace that the node carries: its latest snapshot, and the records since. Each
-    /// question is waited for `patience` at most. Only an operator may ask for it.
+    /// A backup of every namespace that the node carries: its latest snapshot, and the records since. All of it
+    /// is held in memory. Each answer is waited for `patience` at most. Only an operator may ask for it.
     ///
     /// # Errors
     /// See [`ClientError`].

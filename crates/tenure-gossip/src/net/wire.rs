@@ -147,16 +147,18 @@ pub(crate) enum Envelope {
     Ping,
 }
 
-/// What a client asks of a node.
+/// What a client asks of a node. Changes of members, step-downs and snapshots, and all that concerns the
+/// namespace [`CREDENTIALS`](crate::CREDENTIALS), need the right of an [operator](crate::Right::Operator); the
+/// rest, but [`Ask::Redeem`], that of a [client](crate::Right::Client).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the names say it")]
 pub enum Ask {
-    /// Decide this goal; answered by [`Answer::Record`] when it is.
+    /// Decide this goal; answered by [`Answer::Record`] when it is, or by [`Answer::Decided`].
     Submit { namespace: String, tx: TxId, goal: Vec<u8> },
     /// How the node stands; answered by [`Answer::Status`].
     Status,
-    /// Records of the history, both ends included; answered by [`Answer::Records`].
+    /// Records of the history, both ends included, at most 256 and 1 MiB; answered by [`Answer::Records`].
     History { namespace: String, from: u64, upto: u64 },
     /// Every record from `from` on (`None`: from now on), as it is applied; each is an [`Answer::Record`],
     /// read with [`Client::next`](crate::Client::next). It ends with a refusal if the records cannot be had
@@ -193,7 +195,7 @@ pub enum Ask {
 pub enum Answer {
     /// A record: the goal's, or the next one watched.
     Record(Record),
-    /// Records of the history; fewer than asked for if they do not fit.
+    /// Records of the history; fewer than asked for if they do not fit, none if there are no more.
     Records(Vec<Record>),
     /// A [`Status`](crate::Status), as JSON.
     Status(String),
@@ -230,7 +232,7 @@ pub enum Answer {
     Refused(String),
     /// The goal was decided before, and this node has its record only as part of a snapshot.
     Decided {
-        /// The record.
+        /// The number of the record.
         index: u64,
         /// Whether the goal was done, and not rejected.
         done: bool,
