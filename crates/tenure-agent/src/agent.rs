@@ -23,7 +23,10 @@ use crate::schedules::{Roster, ScheduleStartError, forget, post};
 use crate::store::Store;
 use crate::work::Job;
 
-/// An agent at work.
+/// A member, with what its leaders run: the commands, schedules, shards, retention and alerts of a [`Plan`].
+///
+/// Dropping it ends everything at once: guardians end their children, and no run's end is recorded.
+/// [`Agent::shutdown`] hands over first.
 #[derive(Debug)]
 pub struct Agent {
     member: Arc<Member>,
@@ -63,11 +66,12 @@ impl Asked for Standings {
 impl Agent {
     /// Makes the member, and everything that runs what its leaders should run; [`Agent::campaign`] enters
     /// the races. The configuration must name the roles of [`Plan::specs`]. Where the plan runs programs, `main`
-    /// must call [`tenure_guardian::run_if_guardian`] first.
+    /// must call [`tenure_guardian::run_if_guardian`] first. `events` is told what happens, see
+    /// [`Events::channel`]. Must be called in a tokio runtime.
     ///
     /// # Errors
     /// What [`Member::start`] refuses, [`TenureError::UnknownRole`] for a role that the configuration lacks, or
-    /// what keeps the store or a notifier from being made.
+    /// what keeps the store or a notifier from being made. Nothing runs then.
     pub async fn start(
         config: Config,
         plan: Plan,
@@ -145,7 +149,8 @@ impl Agent {
         self.member.register_all().await
     }
 
-    /// Waits until the database refuses a role that it had taken before: the role is stopped then. Cancel-safe.
+    /// Waits until the database refuses a role that it had taken before, and returns why: the role is stopped then.
+    /// Cancel-safe.
     pub async fn refused(&self) -> TenureError {
         let mut refused = self.refused.subscribe();
         let found = refused.wait_for(Option::is_some).await;
@@ -178,14 +183,15 @@ impl Agent {
         Arc::downgrade(&self.member)
     }
 
-    /// Its identity in the group.
+    /// Its member's identity in the group.
     #[must_use]
     pub fn identity(&self) -> &Identity {
         self.member.identity()
     }
 
-    /// Takes over another plan: commands, schedules, retention and alerts of the roles that the member has. Says
-    /// what it cannot take over.
+    /// Takes over another plan: commands, schedules, retention and alerts of the roles that the member has. Returns
+    /// what it cannot take over, one text each, as the file has it; empty if it took over all of it. What is left
+    /// needs a restart. It reads the files of secrets, and blocks for as long as the disk does.
     pub fn reload(&mut self, plan: Plan) -> Vec<String> {
         let mut left = differences(&self.plan, &plan, self.member.config());
         let known = |role: &str| self.member.lock(role).is_ok();
@@ -212,9 +218,11 @@ impl Agent {
 
     /// Drains and releases every role, waits for every child and run, and leaves the group. Past `within`
     /// everything is dropped: guardians end their children at once, and the server frees the locks that are held.
+    /// `within` begins when no probe holds the member any more, which takes 5 s at most. Dropping the future drops
+    /// everything too. [`Agent::patience`] is a good limit.
     ///
     /// # Errors
-    /// [`TenureError::Timeout`].
+    /// [`TenureError::Timeout`] if it took longer than `within`.
     pub async fn shutdown(self, within: Duration) -> Result<(), TenureError> {
         let Agent { mut member, mut tasks, commands, jobs, retention, alerts, .. } = self;
         let member = loop {
@@ -241,7 +249,7 @@ impl Agent {
         left
     }
 
-    /// The longest that a shutdown may take.
+    /// The longest that a shutdown should take: the longest drain limit of a role, two leases and 15 s.
     #[must_use]
     pub fn patience(&self) -> Duration {
         let config = self.member.config();

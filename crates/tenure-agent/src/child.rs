@@ -40,13 +40,14 @@ const RESTART: ExponentialBackoff =
 pub struct Restarts(u32);
 
 impl Restarts {
-    /// The pause after a child that ran so long.
+    /// The pause after a child that exited by itself and had run for `ran`. One that ran for 10 s or more did not
+    /// fail at once: the pause is the first again.
     pub fn pause(&mut self, ran: Duration) -> Duration {
         self.0 = if ran >= STEADY { 1 } else { self.0.saturating_add(1) };
         RESTART.pause(self.0, 0.5)
     }
 
-    /// A child ended otherwise.
+    /// Begins again with the first pause: a child ended otherwise than by itself.
     pub fn reset(&mut self) {
         self.0 = 0;
     }
@@ -55,11 +56,11 @@ impl Restarts {
 /// A program to run, and what it is told.
 #[derive(Debug, Clone)]
 pub struct Program {
-    /// Its name and its arguments.
+    /// Its name and its arguments; no shell reads them.
     pub command: Vec<OsString>,
     /// Variables beside this process's own.
     pub env: Vec<(&'static str, String)>,
-    /// Whether its output is kept, and not passed on.
+    /// Whether the last 32 KiB of its output are kept, and not passed on.
     pub keeps_output: bool,
     /// Whether it goes on while the role is handed over, until it is told to stop.
     pub outlasts_drain: bool,
@@ -70,9 +71,9 @@ pub struct Program {
 pub enum Stop {
     /// To go on.
     No,
-    /// To end within its grace.
+    /// To end within the member's kill grace: SIGTERM, then SIGKILL.
     WithGrace,
-    /// To end at once.
+    /// To end at once: SIGKILL.
     AtOnce,
 }
 
@@ -99,7 +100,7 @@ pub struct Ended {
     pub output: Option<String>,
 }
 
-/// Where a role stands, for a task that holds an act of it.
+/// What a child runs under: a role's lock, the member's lease, the role's policy.
 #[derive(Debug, Clone)]
 pub struct Post {
     /// The role's lock.
@@ -111,7 +112,9 @@ pub struct Post {
 }
 
 impl Post {
-    /// Runs the program to its end. `started` is told its process id.
+    /// Runs the program to its end, under an act of the role that the caller holds for as long as this takes.
+    /// `started` is told its process id; `stop` ends it earlier. Where [`tenure_guardian::run_if_guardian`] was not
+    /// called first in `main`, no child starts. If the future is dropped, the guardian ends the child.
     ///
     /// # Errors
     /// If no guardian can be started; nothing runs then.

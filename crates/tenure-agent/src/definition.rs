@@ -30,9 +30,9 @@ pub enum Missed {
     /// They are written down as missed.
     #[default]
     Skip,
-    /// The latest of them runs.
+    /// The latest of them runs; the others are written down as missed.
     RunOnce,
-    /// Up to [`RUN_ALL`] of them run, one after another.
+    /// The latest of them run, up to 100, one after another.
     RunAll,
 }
 
@@ -43,7 +43,7 @@ pub enum Overlap {
     /// It is written down as skipped.
     #[default]
     Forbid,
-    /// It waits for its turn, behind at most [`QUEUE`] others.
+    /// It waits for its turn; at most 10 slots wait, and a further one is written down as skipped.
     Queue,
     /// The earlier one is ended first.
     Replace,
@@ -97,8 +97,11 @@ impl ScheduleError {
 impl Schedule {
     /// A schedule in UTC that skips what was missed, forbids overlap, has no time limit and no retries.
     ///
+    /// `name` has 1 to 100 bytes without control characters, and is one schedule's in the group. `cron` is a
+    /// pattern of five fields (`0 3 * * *`), of six with seconds in front, or `@every 10s`, `@daily` and the like.
+    ///
     /// # Errors
-    /// [`ScheduleError`].
+    /// [`ScheduleError`], for `name` or `cron`.
     pub fn new(name: &str, role: RoleName, cron: &str) -> Result<Self, ScheduleError> {
         if name.is_empty() || name.len() > 100 || name.chars().any(char::is_control) {
             let bound = "1 to 100 bytes without control characters";
@@ -127,7 +130,7 @@ impl Schedule {
         Ok(self)
     }
 
-    /// What becomes of slots that are later than [`MISSED_AFTER`]. Default: skip.
+    /// What becomes of slots that are later than 60 s. Default: skip.
     pub fn missed(mut self, missed: Missed) -> Self {
         self.missed = missed;
         self
@@ -139,7 +142,7 @@ impl Schedule {
         self
     }
 
-    /// How long a run may take. Default: for ever.
+    /// How long an attempt may take before it is ended. Default: no limit.
     ///
     /// # Errors
     /// If it is zero.

@@ -106,23 +106,23 @@ pub struct Happened {
     pub detail: Option<String>,
 }
 
-/// Why an order was not taken.
+/// Why a question was not answered, or an order was not taken.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeskError {
-    /// No such schedule.
+    /// The group has no schedule of this name.
     #[error("there is no schedule {0}; `tenure schedule list` shows them")]
     UnknownSchedule(String),
-    /// No such dead letter.
+    /// The schedule has no dead letter at the slot that was named.
     #[error("{0} has no dead letter of that slot; `tenure schedule dead` shows them")]
     NoDeadLetter(String),
-    /// Orders wait already.
+    /// Ten orders of runs of the schedule wait already.
     #[error("ten orders for {0} wait already; is its role led? `tenure status` tells")]
     TooMany(String),
     /// No agent with schedules ever ran here.
     #[error("this group has no schedules; `tenure agent` with a [[schedule]] makes them")]
     NoSchedules,
-    /// The database.
+    /// The database did not answer. An order may have been taken: see [`StoreError`].
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -143,7 +143,7 @@ enum RunRefusal {
     UnknownSchedule,
 }
 
-/// A session for questions and orders.
+/// A session for questions and orders about schedules, and about what happened in the group.
 #[derive(Debug)]
 pub struct Desk {
     store: Store,
@@ -153,15 +153,15 @@ impl Desk {
     /// Makes one; it connects with the first question.
     ///
     /// # Errors
-    /// [`DeskError::Store`].
+    /// [`DeskError::Store`] if no database is configured, or its TLS settings cannot be used.
     pub fn new(config: &Config) -> Result<Self, DeskError> {
         Ok(Desk { store: Store::new(config, "tenure operator")? })
     }
 
-    /// All schedules, or one.
+    /// All schedules, or the one of that name.
     ///
     /// # Errors
-    /// [`DeskError`].
+    /// [`DeskError::NoSchedules`], [`DeskError::Store`], and [`DeskError::UnknownSchedule`] for a name.
     pub async fn list(&self, name: Option<&str>) -> Result<Vec<Listed>, DeskError> {
         self.schedules().await?;
         let found: Vec<Listed> =
@@ -172,10 +172,11 @@ impl Desk {
         }
     }
 
-    /// The latest slots, newest first; of one schedule or of all, all of them or only dead letters.
+    /// The latest slots, newest first, `limit` at most; of one schedule or of all, all of them or only dead
+    /// letters. None of a schedule that is not known.
     ///
     /// # Errors
-    /// [`DeskError`].
+    /// [`DeskError::NoSchedules`], [`DeskError::Store`].
     pub async fn history(
         &self,
         name: Option<&str>,
@@ -185,10 +186,10 @@ impl Desk {
         self.recorded(name, dead, None, limit).await
     }
 
-    /// The slot that an order made run, once its role's leader has taken the order.
+    /// The slot that an order made run, by the order's number; `None` until its role's leader has taken the order.
     ///
     /// # Errors
-    /// [`DeskError`].
+    /// [`DeskError::NoSchedules`], [`DeskError::Store`].
     pub async fn ordered(&self, order: i64) -> Result<Option<Recorded>, DeskError> {
         Ok(self.recorded(None, false, Some(order), 1).await?.pop())
     }
@@ -209,11 +210,12 @@ impl Desk {
         self.query(&with_name(&sql, name)).await
     }
 
-    /// Orders a run of its own, or a dead letter again; the role's leader carries it out. Returns the role, and
-    /// the order's number for [`Desk::ordered`].
+    /// Orders a run beside the planned ones, or, with `slot`, that dead letter again; the role's leader carries it
+    /// out, within about two seconds. `by` names the operator, for people. Returns the role, and the order's
+    /// number for [`Desk::ordered`], without waiting for the run.
     ///
     /// # Errors
-    /// [`DeskError`].
+    /// [`DeskError`]; nothing was ordered, unless a [`DeskError::Store`] says that it may have been.
     pub async fn order_run(
         &self,
         name: &str,
@@ -234,10 +236,11 @@ impl Desk {
         }
     }
 
-    /// What happened in the last `back`, oldest first, the latest `limit` of it.
+    /// What happened to a role, or to all, in the last `back` by the database's clock (in whole seconds, one at
+    /// least), oldest first, the latest `limit` of it.
     ///
     /// # Errors
-    /// [`DeskError`].
+    /// [`DeskError::Store`].
     pub async fn events(
         &self,
         role: Option<&RoleName>,

@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 #[derive(Debug, Clone, Default, Serialize)]
 #[non_exhaustive]
 pub struct Event {
-    /// What: `acquired`, `lost`, `child_started`, `run_started`, `run_ended` and so on.
+    /// What happened: `acquired`, `lost`, `child_started`, `run_started`, `run_ended`, `error` and so on.
     pub event: &'static str,
     /// The role it is about, if it is about one.
     pub role: Option<RoleName>,

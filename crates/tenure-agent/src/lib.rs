@@ -1,4 +1,5 @@
-//! What a leader runs: commands, schedules, shards, retention; with probes for load balancers and supervisors.
+//! What a leader runs: commands, schedules, shards, alerts, retention; with probes for load balancers and
+//! supervisors, and a page for people.
 //!
 //! ```text
 //!   file ──► Plan ──► Agent ── Member ── seat, sentinel ──► PostgreSQL: the election
@@ -13,7 +14,7 @@
 //!                       └─ Store: one session for all of it ──► PostgreSQL: schedules
 //! ```
 //!
-//! A schedule of a program, fired by whichever member leads:
+//! A schedule that calls a closure, fired by the member that leads its role:
 //!
 //! ```no_run
 //! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
@@ -43,6 +44,7 @@
 //! | run a whole file, as `tenure agent` does | [`Plan`], [`Agent`] |
 //! | ask about schedules, order a run, read what happened | [`desk::Desk`] |
 //! | serve the page | [`page::Page`] |
+//! | check alert rules, and ask about alerts | [`alerts::Condition`], [`alerts::desk::AlertDesk`] |
 //! | keep the history bounded | [`retention::prune`] |
 //!
 //! # What it guarantees
@@ -51,7 +53,7 @@
 //!   lease ends: see [`tenure_guardian`].
 //! - **A slot fires at most once** across crashes, freezes, partitions and failovers, unless its schedule has
 //!   retries: its row, whose primary key is (schedule, planned instant), is inserted under the fence of the
-//!   role's epoch and committed before the work starts ([`engine`] has the argument).
+//!   role's epoch and committed before the work starts.
 //! - Every slot is accounted for: it ran, was missed, was skipped for an overlap, or was interrupted.
 //! - Whether a slot is due is decided by the database's clock.
 //! - An idle agent has one session beside its member's two, and sends one statement every two seconds while

@@ -62,15 +62,18 @@ pub const LISTEN: &str = "127.0.0.1:7007";
 pub struct PageOptions {
     /// Where to listen. Beyond loopback it needs `tls` or `behind_proxy`, and `tokens`.
     pub listen: SocketAddr,
-    /// The file of `name scope sha256` lines. Without it the page is for reading on loopback.
+    /// The file of tokens: lines of `name scope sha256`, with the scope `read` or `order`, which includes `read`,
+    /// and the SHA-256 of the token in hex. It is read again when it changes. Without it the page is for reading,
+    /// on loopback.
     pub tokens: Option<PathBuf>,
-    /// Certificate chain and key, PEM files.
+    /// Certificate chain and key, PEM files. Excludes `behind_proxy`.
     pub tls: Option<(PathBuf, PathBuf)>,
     /// A proxy that speaks TLS stands before it. Needs `tokens` and `names`.
     pub behind_proxy: bool,
-    /// The names by which browsers reach it, beside the address itself.
+    /// The names by which browsers reach it, beside the address itself: hosts alone, without scheme or port. Needed
+    /// behind a proxy, and where it listens on every address.
     pub names: Vec<String>,
-    /// What the group is called, for a person with the pages of several.
+    /// What the group is called, for a person with the pages of several: one line of at most 60 characters.
     pub title: Option<String>,
 }
 
@@ -144,24 +147,24 @@ impl PageOptions {
     }
 }
 
-/// Why there is no page.
+/// Why there is no page. Nothing is served.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PageError {
     /// The options do not belong together.
     #[error("{0}")]
     Options(&'static str),
-    /// The file of tokens.
+    /// The file of tokens cannot be used.
     #[error(transparent)]
     Tokens(#[from] TokenError),
-    /// Certificate or key.
+    /// The certificate or its key cannot be used.
     #[error("{0}")]
     Tls(String),
     /// The address cannot be used.
     #[error("{address}: {source}; choose another address with --listen")]
     #[allow(missing_docs, reason = "the names say it")]
     Listen { address: SocketAddr, source: io::Error },
-    /// The database is not configured.
+    /// No database is configured, or its TLS settings cannot be used.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -181,7 +184,8 @@ impl std::fmt::Debug for Page {
 }
 
 impl Page {
-    /// Listens and serves. A database that is away is no error: the page says so.
+    /// Listens and serves, in tasks of its own, until it is dropped or closed. A database that is away is no error:
+    /// the page says so. Must be called in a tokio runtime.
     ///
     /// # Errors
     /// [`PageError`].
@@ -224,7 +228,7 @@ impl Page {
         self.site.settle().await;
     }
 
-    /// Where it listens.
+    /// Where it listens, with the port that it was given.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address

@@ -11,9 +11,25 @@
 //! cron = "0 3 * * *"                # with seconds in front if wanted, or "@every 10s"
 //! timezone = "Europe/Berlin"
 //! run = "backup --all"
+//!
+//! [[shards]]                        # roles importer-0 to importer-7, spread over the members
+//! name = "importer"
+//! count = 8
+//! run = "import"                    # told which by TENURE_SHARD and TENURE_SHARDS
+//!
+//! [agent]
+//! http = "9464"                     # probes and metrics
+//!
+//! [agent.retention]
+//! age = "90d"
+//! terms = 10000
+//!
+//! [page]
+//! listen = "127.0.0.1:7007"
 //! ```
 //!
-//! An error names the file, the line and the column.
+//! [`alerts::setup`](crate::alerts::setup) has `[alerting]` and `[[alerts]]`. The sections of the election are
+//! read by [`tenure::config`]. An error names the file, the line and the column.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -78,7 +94,7 @@ impl Election {
     }
 }
 
-/// What is wrong with a file, and where.
+/// What is wrong with a file, and where: the text names the file, the line and the column.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlanError {
     file: PathBuf,
@@ -200,10 +216,11 @@ impl Words {
 }
 
 impl Plan {
-    /// Reads the agent's share of a file's text; `file` is what errors call it.
+    /// Reads the agent's share of a file's text; `file` is what errors call it, it is not opened. Secrets of
+    /// notifiers are found later, by [`Agent::start`](crate::Agent::start).
     ///
     /// # Errors
-    /// [`PlanError`].
+    /// [`PlanError`], for the first mistake.
     pub fn from_toml(text: &str, file: &Path) -> Result<Self, PlanError> {
         let reader = Reader { text, file };
         let written = reader.read()?;
@@ -262,8 +279,9 @@ impl Plan {
         Ok(plan)
     }
 
-    /// The roles that the agent is a candidate for, beside those of the file's `[[role]]`. A role of
-    /// schedules drains for as long as the longest of them may.
+    /// The roles that the agent is a candidate for, beside those of the file's `[[role]]`, each with the drain
+    /// limit that it needs at least. A role of schedules drains for as long as the longest of them may; the others
+    /// have none.
     pub fn roles(&self) -> impl Iterator<Item = (&str, Option<Duration>)> {
         self.roles.iter().map(|role| {
             let jobs = self.jobs.iter().filter(|job| job.schedule.role().as_str() == role);
@@ -271,7 +289,7 @@ impl Plan {
         })
     }
 
-    /// Where to serve probes and metrics, if the file says so.
+    /// Where to serve probes and metrics, if the file says so: a port, or an address or name with one, as written.
     #[must_use]
     pub fn http(&self) -> Option<&str> {
         self.http.as_deref()
@@ -283,19 +301,19 @@ impl Plan {
         self.page.as_ref()
     }
 
-    /// Whether there is nothing to run.
+    /// Whether there is no command, no schedule, no set of shards and no alert. Retention alone does not count.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.commands.is_empty() && self.jobs.is_empty() && self.alerting.is_none()
     }
 
-    /// What the file says about alerts.
+    /// What the file says about alerts, if it says anything.
     #[must_use]
     pub fn alerting(&self) -> Option<&Alerting> {
         self.alerting.as_ref()
     }
 
-    /// The roles as a configuration takes them.
+    /// The roles as a configuration takes them; without the drain limits of [`Plan::roles`].
     pub fn specs(&self) -> impl Iterator<Item = RoleSpec> {
         self.roles.iter().map(|role| self.spec(role))
     }

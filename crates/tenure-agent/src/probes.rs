@@ -3,9 +3,9 @@
 //! | path | answer |
 //! |---|---|
 //! | `/healthz` | 200 while the member runs or hands its roles over, whether or not the database answers: a restart would not help; 503 once it has left |
-//! | `/readyz` | 200 while the member has its session, 503 otherwise |
+//! | `/readyz`, `/health` | 200 while the member has its session, 503 otherwise; with its roles as JSON |
 //! | `/leader/{role}` | 200 only while the gate of this process is open, else 503; 404 for a role it does not know |
-//! | `/metrics` | what the program's recorder renders, if it gave one |
+//! | `/metrics` | what the program's recorder renders; 404 if it gave none |
 //!
 //! There is no token, and nothing secret in any answer. Serve it on the loopback interface, or where every
 //! reader may know which process leads. An answer is a moment's: only the gate itself, asked in the
@@ -52,7 +52,8 @@ impl fmt::Debug for Probes {
     }
 }
 
-/// The routes. The member is held weakly: its shutdown does not wait for a probe.
+/// The routes of a member: those of the [module](self). It is held weakly, so that it can be shut down; a probe
+/// that is being answered holds it for 5 s at most. Without `render` there are no metrics.
 pub fn router(member: Weak<Member>, render: Option<Render>) -> Router {
     let pulse = member.upgrade().map(|member| member.pulse());
     Router::new()
@@ -64,7 +65,7 @@ pub fn router(member: Weak<Member>, render: Option<Render>) -> Router {
         .merge(metrics(render))
 }
 
-/// The route `/metrics` alone, for a program without a member.
+/// The route `/metrics` alone, for a program without a member; 404 without `render`.
 pub fn metrics(render: Option<Render>) -> Router {
     Router::new().route("/metrics", get(rendered)).with_state(render)
 }

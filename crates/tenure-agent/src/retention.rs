@@ -12,7 +12,7 @@ use tokio::time::sleep;
 use crate::event::{Event, Events};
 use crate::store::{Store, StoreError};
 
-/// The role whose leader prunes.
+/// The reserved role whose leader prunes, once an hour.
 pub const MAINTENANCE: &str = "tenure:maintenance";
 /// Between two rounds.
 const ROUND: Duration = Duration::from_secs(3600);
@@ -24,10 +24,11 @@ const AGAIN: Duration = Duration::from_secs(60);
 /// How long the history is kept. A role's last two terms are always kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retention {
-    /// Older terms, events and runs are deleted. Default: 90 days. Of the whole group's events the latest
-    /// [`EVENTS`] are kept at most.
+    /// Older terms, events and slots are deleted. Default: 90 days; in a file 1 h at least. Of the whole group's
+    /// events the latest [`EVENTS`] are kept at most.
     pub age: Duration,
-    /// Of each role so many terms are kept, of each schedule so many slots. Default: 10,000.
+    /// Of each role so many terms are kept at most, of each schedule so many slots. Default: 10,000; in a file 2 at
+    /// least.
     pub terms: u32,
 }
 
@@ -37,7 +38,7 @@ impl Default for Retention {
     }
 }
 
-/// What was deleted.
+/// How much was deleted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the names say it")]
@@ -57,15 +58,16 @@ pub const SLOTS_KEPT: &str = "slots of schedules are not pruned, because the log
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RetentionError {
-    /// Terms and events.
+    /// Terms and events could not be deleted.
     #[error(transparent)]
     Operator(#[from] TenureError),
-    /// Runs.
+    /// Slots could not be deleted.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-/// Deletes what is beyond the retention, batch by batch, while `goes_on`.
+/// Deletes what is beyond the retention, batch by batch, while `goes_on`. Safe beside a leader that does the same,
+/// and cancel-safe: a batch is one statement.
 ///
 /// # Errors
 /// [`RetentionError`]; what was deleted until then stays deleted.

@@ -24,7 +24,7 @@ const LOOK: Duration = Duration::from_secs(2);
 /// Pause before another attempt to bring the schema up to date.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The schedules of a program.
+/// The schedules of a program that has a member of its own. [`Agent`](crate::Agent) does the same for a file.
 ///
 /// ```no_run
 /// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
@@ -53,7 +53,7 @@ pub struct Schedules {
 }
 
 impl Schedules {
-    /// None yet.
+    /// Without a schedule.
     pub fn new() -> Self {
         Self::default()
     }
@@ -69,7 +69,7 @@ impl Schedules {
         self.job(Job::call(schedule, call))
     }
 
-    /// Adds a schedule with its work.
+    /// Adds a schedule with its work: a closure or a program.
     pub fn job(mut self, job: Job) -> Self {
         self.jobs.push(job);
         self
@@ -82,10 +82,14 @@ impl Schedules {
     }
 
     /// Begins; the schedules' roles must be roles of the member. A role's `drain_limit` should be at least
-    /// that of its schedules: it bounds them all.
+    /// that of its schedules: it bounds them all. It does not wait for the database: one that is away is told to
+    /// [`Schedules::events`], and asked again. Two schedules must not have the same name.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
     ///
     /// # Errors
-    /// [`TenureError::UnknownRole`], or what keeps the store from being made.
+    /// [`TenureError::UnknownRole`], or what keeps the store from being made. Nothing fires then.
     pub fn start(self, member: &Member) -> Result<Serving, ScheduleStartError> {
         let events = self.events.unwrap_or_else(|| Events::channel().0);
         let (jobs, watched) = watch::channel(Arc::new(self.jobs));
@@ -97,14 +101,14 @@ impl Schedules {
     }
 }
 
-/// Why schedules did not start. Nothing was written.
+/// Why schedules, or an agent, did not start. Nothing fires.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ScheduleStartError {
-    /// A role that the member does not have.
+    /// The member did not start, or it does not have a role of the schedules.
     #[error(transparent)]
     Member(#[from] TenureError),
-    /// The database cannot be used.
+    /// The configuration names no database, or its TLS settings cannot be used.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// A notifier of alerts cannot be used.
@@ -122,8 +126,8 @@ pub struct Serving {
 }
 
 impl Serving {
-    /// Waits until the roles have stopped and every run has ended. Cancel-safe, except that what has ended
-    /// is not reported again.
+    /// Waits until the roles have stopped and every run has ended: shut the member down first, or it waits for
+    /// ever. Not cancel-safe: dropping the future ends what runs, as dropping [`Serving`] does.
     pub async fn finished(mut self) {
         while self.tasks.join_next().await.is_some() {}
     }

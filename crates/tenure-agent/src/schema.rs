@@ -14,10 +14,10 @@ pub const SCHEMA: Schema = Schema {
     files: tenure_connect::migrations!["../sql", 1 "schedules", 2 "alerts"],
 };
 
-/// Makes the schema, or brings it up to date.
+/// Makes the schema, or brings it up to date. An agent does so by itself, if its login role may.
 ///
 /// # Errors
-/// [`StoreError`].
+/// [`StoreError`]; a retry is safe.
 pub async fn migrate(config: &Config) -> Result<(), StoreError> {
     Store::new(config, "tenure migrate")?.migrate().await
 }

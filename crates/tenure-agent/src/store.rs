@@ -49,7 +49,7 @@ pub enum StoreError {
     /// The server refused the statement. Nothing was written.
     #[error("{0}")]
     Refused(LineError),
-    /// It may have been written.
+    /// No answer, or one that cannot be read: what was asked for may have been written.
     #[error("{0}")]
     Unknown(String),
 }

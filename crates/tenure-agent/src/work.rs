@@ -29,15 +29,15 @@ const LOOK: Duration = Duration::from_millis(500);
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Run {
-    /// The name of the schedule, as the file has it.
+    /// The name of the schedule.
     pub schedule: String,
-    /// The planned instant, or that of an order.
+    /// The planned instant; of a run that an operator ordered, the instant of the order.
     pub slot: Timestamp,
     /// 1, or more for a retry.
     pub attempt: u32,
     /// The role whose leader runs it.
     pub role: RoleName,
-    /// The fencing token of its term.
+    /// The fencing token of its term: what the run writes passes the fence under it.
     pub epoch: Epoch,
 }
 
@@ -63,8 +63,12 @@ impl fmt::Debug for Job {
 }
 
 impl Job {
-    /// A schedule that runs a program, without a shell. `main` must call
-    /// [`tenure_guardian::run_if_guardian`] first: without a guardian no attempt starts.
+    /// A schedule that runs a program with its arguments, without a shell. `main` must call
+    /// [`tenure_guardian::run_if_guardian`] first: without a guardian no attempt starts. Exit code 0 is success.
+    ///
+    /// The program has the variables `TENURE_ROLE`, `TENURE_MEMBER`, `TENURE_EPOCH`, `TENURE_SCHEDULE`,
+    /// `TENURE_SLOT` and `TENURE_ATTEMPT` beside those of this process. The last 32 KiB of its output are kept
+    /// with the attempt. It is ended, with all it started, before the lease ends.
     pub fn program(schedule: Schedule, command: Vec<String>) -> Self {
         let schedule = schedule.work(command.join(" "));
         let command = command.into_iter().map(OsString::from).collect();

@@ -15,7 +15,7 @@ use promql_parser::parser::{
 use super::sample::{Labels, NAME};
 use super::series::{is_label, known};
 
-/// The longest range of a selector.
+/// The longest range of a selector, as in `[1h]`.
 pub const LONGEST_RANGE: Duration = Duration::from_secs(3600);
 /// Nothing that a person writes is deeper; the parser recurses.
 const LONGEST_TEXT: usize = 4096;
@@ -158,10 +158,10 @@ pub enum ConditionError {
 }
 
 impl Condition {
-    /// Reads a condition.
+    /// Reads a condition: PromQL of at most 4,096 bytes, with the series of [`series::KNOWN`](super::series::KNOWN).
     ///
     /// # Errors
-    /// [`ConditionError`].
+    /// [`ConditionError`], also for what is PromQL and could never fire here.
     pub fn parse(text: &str) -> Result<Self, ConditionError> {
         if text.len() > LONGEST_TEXT {
             return Err(ConditionError::Unreadable("it is longer than 4096 bytes".to_owned()));
@@ -181,7 +181,7 @@ impl Condition {
         &self.text
     }
 
-    /// For a Prometheus that scrapes the members: FORGE's names are ours.
+    /// As PromQL for a Prometheus that scrapes the members: FORGE's names are replaced by ours.
     #[must_use]
     pub fn prometheus(&self) -> &str {
         &self.prometheus

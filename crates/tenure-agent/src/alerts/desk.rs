@@ -18,7 +18,7 @@ use super::setup::INTERVAL;
 pub struct AlertOverview {
     /// When something was evaluated last while an alert was pending or firing.
     pub evaluated: Option<Timestamp>,
-    /// Pending and firing.
+    /// What is pending or firing now.
     pub alerts: Vec<Alert>,
     /// The latest incidents, newest first.
     pub incidents: Vec<Incident>,
@@ -33,7 +33,7 @@ pub enum AlertDeskError {
         "no agent ever ran with this database; `tenure agent` with an [[alerts]] makes the tables"
     )]
     NoTables,
-    /// The database.
+    /// The database did not answer.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -48,12 +48,13 @@ impl AlertDesk {
     /// Makes one; it connects with the first question.
     ///
     /// # Errors
-    /// [`AlertDeskError::Store`].
+    /// [`AlertDeskError::Store`] if no database is configured, or its TLS settings cannot be used.
     pub fn new(config: &Config) -> Result<Self, AlertDeskError> {
         Ok(AlertDesk { store: Store::new(config, "tenure operator")? })
     }
 
-    /// One sample, with as much of the past as the rules look back, and its instant in milliseconds.
+    /// One sample of every series, with as much of the past as the rules look back, and its instant in milliseconds
+    /// since 1970, by the database's clock: what [`Condition::evaluate`](super::Condition::evaluate) takes.
     ///
     /// # Errors
     /// [`AlertDeskError`].
@@ -64,7 +65,7 @@ impl AlertDesk {
         Ok(sampler.take(&answer))
     }
 
-    /// What is pending and firing, and the latest incidents.
+    /// What is pending and firing, and the latest incidents, `limit` at most.
     ///
     /// # Errors
     /// [`AlertDeskError`].
@@ -81,7 +82,8 @@ impl AlertDesk {
     }
 }
 
-/// A message that says that it is a test.
+/// A message of that kind that says that it is a test, under a deduplication key of its own: for
+/// [`Notifiers::send`](super::notifier::Notifiers::send).
 #[must_use]
 pub fn test_message(notifier: &str, key: &str, kind: Kind, now: Timestamp) -> Message {
     Message {

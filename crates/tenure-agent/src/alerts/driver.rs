@@ -25,7 +25,7 @@ use super::sample::{Labels, NAME, Samples};
 use super::sampler::{Sampler, is_of_group};
 use super::setup::Setup;
 
-/// The role whose leader evaluates and sends.
+/// The reserved role whose leader evaluates the rules and sends the messages.
 pub const ALERTS: &str = "tenure:alerts";
 /// A sample of many roles may take longer than a schedule's statement.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -30,9 +30,9 @@ use super::evaluate::Element;
 use super::rule::{Rule, Severity};
 use super::sample::{Labels, NAME, written};
 
-/// A longer pause between two evaluations breaks `for`.
+/// After a longer pause between two evaluations what was pending begins anew.
 pub const GAP: Duration = Duration::from_secs(300);
-/// Between two messages about one incident to one notifier, if the second is an update.
+/// The least time between two messages about one incident to one notifier, if the second is an update.
 pub const REGROUP: Duration = Duration::from_secs(300);
 /// The pauses before a message is sent again.
 const BACKOFF: ExponentialBackoff =
@@ -51,9 +51,9 @@ pub struct Alert {
     pub labels: Labels,
     /// Its latest value.
     pub value: f64,
-    /// The condition holds since then.
+    /// Since when the condition holds.
     pub since: Timestamp,
-    /// It fires since then.
+    /// Since when it fires; `None`: it is pending.
     pub fired: Option<Timestamp>,
 }
 
@@ -70,11 +70,11 @@ pub struct Incident {
     pub summary: Option<String>,
     /// When it opened.
     pub opened: Timestamp,
-    /// When it was over.
+    /// When it was over; `None` while it is open.
     pub resolved: Option<Timestamp>,
     /// The alerts that fire, or did when it was over.
     pub alerts: Vec<Alert>,
-    /// What each notifier was told.
+    /// What each notifier was told, by its name.
     pub deliveries: BTreeMap<String, Delivery>,
 }
 
@@ -96,13 +96,13 @@ pub enum Told {
     /// Nothing that it acknowledged.
     #[default]
     Nothing,
-    /// That these fire.
+    /// That these alerts fire, by [`fingerprint`].
     Firing(BTreeSet<String>),
     /// That it is over.
     Resolved,
 }
 
-/// A message that failed.
+/// A message that was not acknowledged yet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Trial {
     /// What the message says.
@@ -217,7 +217,7 @@ impl Engine {
         Engine { group: group.to_owned(), lasting_keys: true, ..Engine::default() }
     }
 
-    /// Whether `for` or a message depends on the next evaluation.
+    /// Whether there is no alert and no incident: neither a `for` nor a message depends on the next evaluation.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.alerts.is_empty() && self.incidents.is_empty()

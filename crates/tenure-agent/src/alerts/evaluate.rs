@@ -20,7 +20,7 @@ pub struct Element {
     pub value: f64,
 }
 
-/// Why a condition has no result now.
+/// Why a condition has no result at that instant. Nothing is known then.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EvaluateError {
@@ -40,7 +40,8 @@ enum Value {
 }
 
 impl Condition {
-    /// Evaluates it at `now`, in milliseconds since 1970. Elements come in the order of their labels.
+    /// Evaluates it at `now`, in milliseconds since 1970 by the database's clock. Elements come in the order of their
+    /// labels; none: the condition does not hold. Outside a range, a point older than 5 min does not count.
     ///
     /// # Errors
     /// [`EvaluateError`].

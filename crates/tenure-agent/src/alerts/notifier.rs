@@ -44,11 +44,11 @@ const VARIABLES: [&str; 3] = ["TENURE_PAGERDUTY_KEY", "TENURE_SLACK_TOKEN", "TEN
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Target {
-    /// PagerDuty's events.
+    /// PagerDuty, by its events API.
     PagerDuty,
     /// A channel of Slack, with its `#`.
     Slack(String),
-    /// A URL.
+    /// A request to a URL.
     Webhook(Place),
     /// A text for `sh -c`.
     Command(String),
@@ -73,7 +73,7 @@ impl fmt::Debug for Target {
 }
 
 impl Target {
-    /// Reads a notifier.
+    /// Reads a notifier as the file names it: the first column of the table of the [module](self).
     ///
     /// # Errors
     /// What is wrong with it, and what to write.
@@ -140,11 +140,11 @@ fn is_private(url: &Url) -> bool {
 pub struct Services {
     /// The file with PagerDuty's routing key.
     pub pagerduty_key: Option<PathBuf>,
-    /// Another address of PagerDuty.
+    /// Another address than PagerDuty's own.
     pub pagerduty_url: Option<String>,
     /// The file with the token of Slack's bot.
     pub slack_token: Option<PathBuf>,
-    /// Another address of Slack.
+    /// Another address than Slack's own.
     pub slack_url: Option<String>,
     /// The file with a bearer token for all webhooks.
     pub webhook_token: Option<PathBuf>,
@@ -154,7 +154,7 @@ pub struct Services {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotifierError {
-    /// A secret is nowhere.
+    /// A secret that the notifier needs is neither in a variable nor in a file.
     #[error("{notifier} needs a secret: set {variable}, or write `{key}` with the path of a file")]
     NoSecret {
         /// The notifier, as the file names it.
@@ -243,7 +243,8 @@ impl Vault<'_> {
 }
 
 impl Notifiers {
-    /// Finds every secret, and makes the notifiers ready. `group` is what messages call this group.
+    /// Finds every secret, in files and in `env`, and makes the notifiers ready. `group` is what messages call this
+    /// group. It blocks for as long as the disk does.
     ///
     /// # Errors
     /// [`NotifierError`]; nothing was sent.
@@ -268,7 +269,7 @@ impl Notifiers {
         Ok(Notifiers { client, ways, group: group.to_owned() })
     }
 
-    /// Their names.
+    /// Their names, as [`Target::name`] gives them.
     pub fn names(&self) -> impl Iterator<Item = &String> {
         self.ways.keys()
     }

@@ -21,7 +21,7 @@ use super::rule::{Rule, Severity};
 use super::sample::Labels;
 use super::setup::Setup;
 
-/// The name of the rule.
+/// The name of the rule by which each agent tells that it cannot reach the database. It needs no leader.
 pub const DATABASE_UNREACHABLE: &str = "database_unreachable";
 /// Between two looks; the member's own task answers, no statement is sent.
 const LOOK: Duration = Duration::from_secs(1);

@@ -11,19 +11,19 @@ use super::condition::Condition;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
-    /// Now.
+    /// A person must act now.
     Critical,
-    /// Soon.
+    /// A person must act soon.
     Error,
-    /// When there is time.
+    /// A person should look when there is time.
     #[default]
     Warning,
-    /// To be known.
+    /// Nothing is to be done.
     Info,
 }
 
 impl Severity {
-    /// As files have it.
+    /// As files and messages have it.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -54,7 +54,7 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// A warning that fires at once, without notifiers.
+    /// A warning that fires at once, without notifiers. The name is not checked: see [`is_name`].
     pub fn new(name: &str, condition: Condition) -> Self {
         Rule {
             name: name.to_owned(),
@@ -120,14 +120,15 @@ impl Rule {
         &self.notify
     }
 
-    /// Its own words.
+    /// What a person should read first; `None`: the rule's name is.
     #[must_use]
     pub fn summary(&self) -> Option<&str> {
         self.summary.as_deref()
     }
 }
 
-/// Whether a rule may be called that: Prometheus takes it as an alert's name.
+/// Whether a rule may be called that: 1 to 100 ASCII letters, digits, `_` and `-`, no digit or `-` first. Prometheus
+/// takes it as an alert's name.
 #[must_use]
 pub fn is_name(name: &str) -> bool {
     let mut chars = name.chars();
@@ -196,7 +197,8 @@ const DEFAULTS: &[(&str, &str, u64, Severity, &str)] = &[
     ),
 ];
 
-/// The default rules, for those notifiers.
+/// The default rules, with those notifiers: no leader, two leaders, a broken promise, flapping, late heartbeats, late
+/// schedules, dead letters, stuck transactions. A file has them if `[alerting]` names a notifier.
 pub fn defaults(notify: &[String]) -> Vec<Rule> {
     DEFAULTS
         .iter()

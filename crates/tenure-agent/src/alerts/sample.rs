@@ -51,7 +51,7 @@ impl Samples {
     }
 }
 
-/// Labels from pairs.
+/// The labels of a series: its name, and the pairs.
 #[must_use]
 pub fn labels<const N: usize>(name: &str, pairs: [(&str, &str); N]) -> Labels {
     let own = std::iter::once((NAME, name));

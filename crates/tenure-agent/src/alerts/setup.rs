@@ -25,7 +25,7 @@ use super::condition::Condition;
 use super::notifier::{NotifierError, Notifiers, Services, Target};
 use super::rule::{Rule, Severity, defaults, is_name};
 
-/// Between two evaluations.
+/// The time between two evaluations, if the file says nothing.
 pub const INTERVAL: Duration = Duration::from_secs(15);
 /// How long the database may be unreachable before an agent says so.
 const DATABASE_AFTER: Duration = Duration::from_secs(60);
@@ -202,7 +202,7 @@ impl Alerting {
         &self.rules
     }
 
-    /// Between two evaluations.
+    /// The time between two evaluations. Default: 15 s; 1 s to 60 s.
     #[must_use]
     pub fn interval(&self) -> Duration {
         self.interval
@@ -214,10 +214,11 @@ impl Alerting {
         &self.notify
     }
 
-    /// Finds every secret, and makes the notifiers ready.
+    /// Finds every secret, in files and in `env`, and makes the notifiers ready. Nothing is sent. It blocks for as
+    /// long as the disk does.
     ///
     /// # Errors
-    /// [`NotifierError`].
+    /// [`NotifierError`], for the first that cannot be used.
     pub fn open(&self, config: &Config, env: &dyn Env) -> Result<Setup, NotifierError> {
         let group = self.group.clone().unwrap_or_else(|| place(config));
         let notifiers = Notifiers::open(self.targets.values(), &self.services, &group, env)?;
@@ -233,7 +234,7 @@ pub struct Setup {
     pub alerting: Alerting,
     /// Where messages go.
     pub notifiers: Notifiers,
-    /// What messages call this group.
+    /// What messages call this group: the file's `group`, or the database's hosts and name.
     pub group: String,
     /// What tells its keys from another group's.
     pub(crate) mark: String,

@@ -60,7 +60,7 @@ impl fmt::Debug for Entry {
     }
 }
 
-/// What is wrong with the file.
+/// What is wrong with the file of tokens.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenError {
