@@ -83,14 +83,19 @@ impl Schedules {
 
     /// Begins; the schedules' roles must be roles of the member. A role's `drain_limit` should be at least
     /// that of its schedules: it bounds them all. It does not wait for the database: one that is away is told to
-    /// [`Schedules::events`], and asked again. Two schedules must not have the same name.
+    /// [`Schedules::events`], and asked again.
     ///
     /// # Panics
     /// Outside a tokio runtime.
     ///
     /// # Errors
-    /// [`TenureError::UnknownRole`], or what keeps the store from being made. Nothing fires then.
+    /// [`TenureError::UnknownRole`], two schedules of one name, or what keeps the store from being made. Nothing
+    /// fires then.
     pub fn start(self, member: &Member) -> Result<Serving, ScheduleStartError> {
+        let mut names = BTreeSet::new();
+        if let Some(job) = self.jobs.iter().find(|job| !names.insert(job.schedule.name())) {
+            return Err(ScheduleStartError::SameName(job.schedule.name().to_owned()));
+        }
         let events = self.events.unwrap_or_else(|| Events::channel().0);
         let (jobs, watched) = watch::channel(Arc::new(self.jobs));
         let mut tasks = JoinSet::new();
@@ -111,6 +116,9 @@ pub enum ScheduleStartError {
     /// The configuration names no database, or its TLS settings cannot be used.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// Two schedules have this name.
+    #[error("two schedules are called {0}; a name belongs to one schedule of the database")]
+    SameName(String),
     /// A notifier of alerts cannot be used.
     #[error(transparent)]
     Notifier(#[from] crate::alerts::NotifierError),

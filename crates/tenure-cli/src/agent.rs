@@ -205,7 +205,9 @@ async fn campaign(
 fn start_failed(error: ScheduleStartError) -> Failure {
     match error {
         ScheduleStartError::Member(error) => error.into(),
-        ScheduleStartError::Notifier(error) => Failure::usage(error.to_string()),
+        error @ (ScheduleStartError::Notifier(_) | ScheduleStartError::SameName(_)) => {
+            Failure::usage(error.to_string())
+        }
         other => Failure::new(Exit::Unreachable, other.to_string()),
     }
 }

@@ -235,7 +235,7 @@ pub(crate) struct Run {
     #[arg(long)]
     pub(crate) no_auto_reacquire: bool,
     /// Start CMD again when it exits
-    #[arg(long, requires = "command")]
+    #[arg(long, requires = "command", conflicts_with = "observer")]
     pub(crate) restart: bool,
     /// How events are written
     #[arg(long, value_enum, default_value_t, value_name = "FORM")]

@@ -83,7 +83,7 @@ pub trait FollowerSync: Send + Sync + 'static {
     /// Takes the next step and says how far it is. Called again and again while this node follows, with
     /// a pause of [`ServiceOptions::sync_every`](crate::ServiceOptions::sync_every). The future is
     /// dropped at any await when this node's leadership changes. It has no deadline, and until it first
-    /// answers this node counts as ready.
+    /// answers this node does not count as ready.
     async fn sync(&self) -> Readiness;
 }
 
@@ -95,6 +95,8 @@ pub(crate) async fn keep_ready(
 ) {
     let mut changes = election.changes();
     let mut known = None;
+    // Nothing is known of its data yet.
+    election.set_unready(Unready::Behind, true);
     loop {
         if election.gate().is_leader() {
             // A leader goes on leading, ready or not. Its end is a change; no sender is the end.

@@ -32,7 +32,7 @@
 //! let lock = member.lock("payments")?;
 //! lock.start().await?;
 //! let connector = Connector::new(&Dsn::parse(dsn)?, TlsOptions::new())?;
-//! let options = StoreOptions::new("payments", signer.account().clone(), "node-1");
+//! let options = StoreOptions::new(lock.role().clone(), signer.account().clone(), "node-1");
 //! let group = Mode::group(&lock, Store::new(connector, options));
 //!
 //! let service = TransactionService::builder(group, chain, signer).start().await?;

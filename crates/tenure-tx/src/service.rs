@@ -174,7 +174,8 @@ impl ServiceBuilder {
         tasks.spawn(async move {
             if driving.await.is_err() {
                 tracing::error!(
-                    "THE TASK THAT SENDS PANICKED: this node cannot act until it is started anew, and                      steps down"
+                    "THE TASK THAT SENDS PANICKED: this node cannot act until it is started anew, and \
+                     steps down"
                 );
                 leads.set_unready(Unready::Broken, true);
                 leads.step_down();
@@ -195,6 +196,8 @@ impl ServiceBuilder {
 
 /// How often a row is looked at while its end is waited for, whatever is heard of it.
 const LOOK: Duration = Duration::from_secs(1);
+/// An instant so far ahead can still be told.
+const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 
 /// What [`TransactionService::drain`] came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -301,7 +304,12 @@ impl TransactionService {
         let command = Command::Send { request, reply };
         self.commands.send(command).map_err(|_| SendError::Stopped)?;
         match timeout(self.accept_within, answer).await {
-            Ok(answer) => answer.map_err(|_| SendError::Stopped)?,
+            Ok(Ok(answer)) => answer,
+            // Its task ended in the middle of it.
+            Ok(Err(_)) => Err(SendError::Uncertain {
+                request_id,
+                reason: "this node stopped before it answered".to_owned(),
+            }),
             Err(_) => Err(SendError::Uncertain {
                 request_id,
                 reason: format!(
@@ -424,7 +432,7 @@ impl TransactionService {
         id: &str,
         within: Duration,
     ) -> Result<Option<StoredTransaction>, StoreError> {
-        let until = Instant::now() + within;
+        let until = Instant::now() + within.min(FOR_EVER);
         let mut changes = self.statuses.subscribe();
         loop {
             let found = self.find(id).await;

@@ -437,15 +437,16 @@ impl Store {
         self.read(&query, &after).await
     }
 
-    /// The highest [`StoredTransaction::change`] among the rows in the table, 0 if it has none: those that
-    /// have left it do not count.
+    /// The highest [`StoredTransaction::change`] so far, of rows that have left the table too; 0 if there is none.
     ///
     /// # Errors
     /// [`StoreError`].
     pub async fn newest_change(&self) -> Result<i64, StoreError> {
         let session = self.session().await?;
-        let newest = "select coalesce((select change from tenure_tx.pending_transactions \
-             where account_id = $1 order by era desc, change desc limit 1), 0)";
+        let newest = "select greatest(0, \
+             (select change from tenure_tx.pending_transactions \
+                 where account_id = $1 order by era desc, change desc limit 1), \
+             (select max(change) from tenure_tx.past_transactions where account_id = $1))";
         let account = self.account().as_bytes();
         Ok(self.bounded(session.client.query_one(newest, &[&account])).await?.get(0))
     }

@@ -490,7 +490,10 @@ async fn a_leader_that_panicked_steps_down_and_is_not_promoted_again() {
     service.recovered().await.expect("leads");
     let signed = SendRequest::new(Payload::Signed(Bytes::from_static(b"signed elsewhere")));
     let sent = service.send(signed).await;
-    assert!(matches!(sent, Err(SendError::Stopped)), "{sent:?}");
+    // Whether it was stored is not known, and its id is told.
+    assert!(matches!(sent, Err(SendError::Uncertain { .. })), "{sent:?}");
+    let after = service.send(SendRequest::call(pay(1, 1))).await;
+    assert!(matches!(after, Err(SendError::Stopped)), "{after:?}");
     election.until_ready(false).await;
     let stepped = stepped.wait_for(|steps| *steps > 0);
     timeout(Duration::from_secs(20), stepped).await.expect("in time").expect("lives");

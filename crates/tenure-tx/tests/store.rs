@@ -427,6 +427,20 @@ async fn a_request_is_found_by_its_id_after_its_nonce_was_given_away_and_after_i
 }
 
 #[tokio::test]
+async fn what_has_left_the_table_is_no_news_to_a_reader_that_begins_now() {
+    let db = database().await;
+    let store = store(&db.dsn(), "a");
+    store.accept(E1, 0, &[row(0, 1, "paid")]).await.expect("leads");
+    let paid = TransactionStatus::Finalized(hash(9));
+    store.record(E1, &[change(0, 1, paid, true)]).await.expect("leads");
+    let retention = Retention { rows: Duration::ZERO, ids: Duration::from_secs(3_600) };
+    assert_eq!(store.cleanup(E1, 1, retention).await.expect("leads"), 1);
+    assert_eq!(store.changes(0).await.expect("readable").len(), 1, "it is remembered");
+    let now = store.newest_change().await.expect("readable");
+    assert!(store.changes(now).await.expect("readable").is_empty());
+}
+
+#[tokio::test]
 async fn an_account_belongs_to_one_role_and_one_chain() {
     let db = database().await;
     let ours = store(&db.dsn(), "a");

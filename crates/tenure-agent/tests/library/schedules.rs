@@ -34,6 +34,17 @@ async fn next(runs: &mut mpsc::UnboundedReceiver<(&'static str, Run)>) -> (&'sta
     timeout(SOON, runs.recv()).await.expect("a run").expect("a sender")
 }
 
+#[tokio::test]
+async fn two_schedules_of_one_name_are_refused() {
+    let database = shared_cluster().await.database().await.expect("a database");
+    let member = member(&database).await;
+    let work = |_| async { Ok::<(), String>(()) };
+    let twice = Schedules::new().add(schedule("s"), work).add(schedule("s"), work);
+    let refused = twice.start(&member).err().expect("one name, two schedules");
+    assert!(refused.to_string().contains("two schedules are called s"), "{refused}");
+    member.shutdown(None).await.expect("it leaves");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn closures_run_on_the_member_that_leads_and_each_slot_once() {
     let database = shared_cluster().await.database().await.expect("a database");

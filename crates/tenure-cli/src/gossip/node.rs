@@ -29,7 +29,7 @@ pub(crate) struct NodeArgs {
     #[arg(long)]
     advertise: Option<String>,
     /// Found a new cluster: once, on one node. Of no effect on a node that has state
-    #[arg(long, conflicts_with = "join")]
+    #[arg(long, conflicts_with_all = ["join", "invitation"])]
     bootstrap: bool,
     /// Join the cluster of the node at this address. May be repeated
     #[arg(long)]

@@ -55,7 +55,7 @@ pub(crate) struct SendArgs {
     #[arg(long)]
     pub(crate) call: Option<String>,
     /// Substrate: the pallet of the call that --call names
-    #[arg(long, value_name = "NAME", requires = "call")]
+    #[arg(long, value_name = "NAME", requires = "call", conflicts_with = "signed")]
     pub(crate) pallet: Option<String>,
     /// Substrate: the arguments of the call that --call names, as {"remark":"0x676d"}; @FILE or - as for
     /// --call

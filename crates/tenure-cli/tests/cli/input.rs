@@ -25,6 +25,18 @@ async fn a_run_needs_a_role_or_a_key() {
     refuses(&ends(&["pause", "--dsn", &database.dsn()]).await, 2, "give --role NAME or --key KEY");
 }
 
+/// Of two options that exclude each other, what the one needs is not waived because of the other.
+#[tokio::test]
+async fn an_option_whose_need_is_excluded_is_refused() {
+    for (args, words) in [
+        (&["run", "--role", "r", "--observer", "--restart"][..], "--restart"),
+        (&["gossip", "node", "--bootstrap", "--invitation", "f"], "--invitation"),
+        (&["tx", "send", "--pallet", "System", "--signed", "0x00"], "--pallet"),
+    ] {
+        refuses(&ends(args).await, 2, words);
+    }
+}
+
 #[tokio::test]
 async fn names_that_cannot_be_are_refused_with_the_bound() {
     let long = "x".repeat(201);

@@ -51,8 +51,7 @@ pub enum SendError {
     /// This node was told to drain. Nothing was done.
     #[error("this node is draining; send through the next leader")]
     Draining,
-    /// The service has stopped. Nothing was done by a service that had stopped before; if it stopped, or its
-    /// task panicked, meanwhile, the request may be stored: retry with the same id.
+    /// The service has stopped. Nothing was done.
     #[error("the service has stopped")]
     Stopped,
     /// There is no nonce for it, or nothing to drop at that nonce. Nothing was done.

@@ -33,7 +33,7 @@ impl Raft {
                     break;
                 }
                 let Some(after) = self.position(next - 1) else { break };
-                if !self.send_append(id, after, self.config.batch) {
+                if !self.send_append(id, after, self.config.batch.max(1)) {
                     break;
                 }
                 told = true;
