@@ -55,6 +55,8 @@ class Program:
             text=True,
             env=environment,
             start_new_session=True,
+            # Whatever ran the tests: a shell has what runs in the background ignore it.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         self.lines: "queue.Queue[str]" = queue.Queue()
         self.said: List[str] = []

@@ -370,8 +370,6 @@ def test_the_end_of_the_interpreter_releases_and_hangs_nothing(programs: Any, ds
     program = programs.start(
         f"""
         import asyncio, os, signal, sys, time, tenure
-        # Whatever ran the tests: a shell ignores it for what runs in the background.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
         locks = []
         async def main():
             lock = tenure.LeaderLock(os.environ["DSN"], role="r")

@@ -35,7 +35,7 @@ use crate::engine::{Engine, Holds, Input, NonceError, Permit};
 use crate::metrics;
 use crate::service::{DrainOutcome, SendError, SendRequest, ServiceOptions, TransactionHandle};
 use crate::status::Hash;
-use crate::store::{Snapshot, Store, StoredTransaction};
+use crate::store::{Snapshot, Store, StoreError, StoredTransaction};
 use crate::writer;
 use content::{Content, Ending};
 pub(crate) use health::Known;
@@ -60,13 +60,39 @@ pub(crate) enum Which {
 
 /// What other tasks bring back; or that one panicked, and brings back nothing.
 enum Answer {
-    Recovered { snapshot: Snapshot, head: Head },
-    Found { id: String, row: Result<Option<Box<StoredTransaction>>, SendError> },
-    Occupied { id: String, error: NonceError, row: Option<Box<StoredTransaction>> },
-    Signed { nonce: u64, tip: u128, noop: Option<Permit>, signed: Result<Signed, SignError> },
-    Submitted { nonce: u64, hash: Hash, outcome: Outcome },
-    Status { nonce: u64, hash: Hash, report: Report },
-    WatchClosed { nonce: u64, hash: Hash },
+    Recovered {
+        snapshot: Snapshot,
+        head: Head,
+    },
+    Found {
+        id: String,
+        row: Result<Option<Box<StoredTransaction>>, SendError>,
+    },
+    Occupied {
+        id: String,
+        error: NonceError,
+        row: Result<Option<Box<StoredTransaction>>, StoreError>,
+    },
+    Signed {
+        nonce: u64,
+        tip: u128,
+        noop: Option<Permit>,
+        signed: Result<Signed, SignError>,
+    },
+    Submitted {
+        nonce: u64,
+        hash: Hash,
+        outcome: Outcome,
+    },
+    Status {
+        nonce: u64,
+        hash: Hash,
+        report: Report,
+    },
+    WatchClosed {
+        nonce: u64,
+        hash: Hash,
+    },
     Located(Vec<(u64, Located)>),
     Reexamined(Vec<(u64, String, Located)>),
     Head(Head),
@@ -154,7 +180,7 @@ impl Driver {
             permits: Arc::new(Semaphore::new(options.in_flight)),
             election,
             reader: store.as_ref().map(Store::on_another_session),
-            store,
+            store: store.as_ref().map(Store::for_the_writer),
             chain,
             signer,
             options,
@@ -212,7 +238,7 @@ impl Driver {
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         self.reconsider();
         loop {
-            // All branches are cancel-safe: channels, a watch and a timer.
+            // All branches are cancel-safe: channels, a watch, a set of tasks and a timer.
             tokio::select! {
                 // Losing the gate comes before anything that would act.
                 biased;
@@ -227,6 +253,12 @@ impl Driver {
                     }
                 }
                 Some(result) = results.recv() => self.written(result),
+                // Without the writer, or the watch of the chain, this driver must not go on.
+                Some(Err(ended)) = beside.join_next() => {
+                    if ended.is_panic() {
+                        std::panic::resume_unwind(ended.into_panic());
+                    }
+                }
                 command = commands.recv() => match command {
                     Some(command) => self.commanded(command),
                     None => return,

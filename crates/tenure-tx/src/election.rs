@@ -48,6 +48,8 @@ pub struct Election {
     lease: Option<Duration>,
     set_ready: Arc<dyn Fn(bool) + Send + Sync>,
     step_down: Arc<dyn Fn() + Send + Sync>,
+    /// Takes part no more; without it a step-down must do.
+    leave: Option<Arc<dyn Fn() + Send + Sync>>,
     /// Why this node is not ready: it is when nothing is left here.
     unready: Arc<Mutex<BTreeSet<Unready>>>,
     /// Keeps the gate of a standalone node open.
@@ -80,8 +82,21 @@ impl From<&LeaderLock> for Election {
                 }
             });
         };
+        let handle = lock.clone();
+        let leave = move || {
+            let handle = handle.clone();
+            tokio::spawn(async move {
+                if let Err(error) = handle.shutdown(None).await {
+                    tracing::debug!(%error, "did not leave; the member has stopped");
+                }
+            });
+        };
         let election = Self::new(lock.gate(), lock.changes(), lock.lease(), set_ready);
-        Election { name: Some(lock.role().clone()), ..election.with_step_down(step_down) }
+        Election {
+            name: Some(lock.role().clone()),
+            leave: Some(Arc::new(leave)),
+            ..election.with_step_down(step_down)
+        }
     }
 }
 
@@ -101,6 +116,7 @@ impl Election {
             lease: Some(lease),
             set_ready: Arc::new(set_ready),
             step_down: Arc::new(|| ()),
+            leave: None,
             unready: Arc::default(),
             standalone: None,
             name: None,
@@ -158,6 +174,15 @@ impl Election {
     /// Gives the leadership up, if this node has it.
     pub(crate) fn step_down(&self) {
         (self.step_down)();
+    }
+
+    /// Gives the leadership up and is not elected again: this node cannot act.
+    pub(crate) fn leave(&self) {
+        self.set_unready(Unready::Broken, true);
+        match &self.leave {
+            Some(leave) => leave(),
+            None => self.step_down(),
+        }
     }
 
     pub(crate) fn role(&self) -> NodeRole {

@@ -3,9 +3,11 @@
 //! *Tasks* make a receiver act (submit a proof, answer a storage request): only the leader emits them.
 //! *News* only inform (a new block, a forest root): every node emits them.
 
+use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::FutureExt as _;
 use tenure_core::gate::LeaderGate;
 use tokio::sync::broadcast;
 use tokio::time::sleep;
@@ -106,7 +108,8 @@ pub(crate) async fn keep_ready(
             continue;
         }
         tokio::select! {
-            readiness = hook.sync() => {
+            readiness = AssertUnwindSafe(hook.sync()).catch_unwind() => {
+                let readiness = readiness.unwrap_or_else(|_| Readiness::Behind("its check panicked".to_owned()));
                 if known.as_ref() != Some(&readiness) {
                     tracing::info!(?readiness, "this follower's own data");
                     election.set_unready(Unready::Behind, readiness != Readiness::Ready);

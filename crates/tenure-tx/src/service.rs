@@ -23,7 +23,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::account::Signer;
 use crate::chain::Chain;
 use crate::driver::{Command, Driver, Known, Which};
-use crate::election::{Election, NodeRole, Unready};
+use crate::election::{Election, NodeRole};
 use crate::engine::NonceError;
 use crate::events::{FollowerSync, keep_ready};
 use crate::metrics;
@@ -169,16 +169,17 @@ impl ServiceBuilder {
         let reader = store.as_ref().map(Store::on_another_session);
         let driver = Driver::new(election.clone(), store, chain, signer, options, clock);
         let known = driver.known();
+        let (breaks, broken) = watch::channel(false);
         let (driving, leads) =
             (AssertUnwindSafe(driver.run(inbox)).catch_unwind(), election.clone());
         tasks.spawn(async move {
             if driving.await.is_err() {
                 tracing::error!(
                     "THE TASK THAT SENDS PANICKED: this node cannot act until it is started anew, and \
-                     steps down"
+                     leaves its election"
                 );
-                leads.set_unready(Unready::Broken, true);
-                leads.step_down();
+                leads.leave();
+                let _ = breaks.send(true);
             }
         });
         Ok(TransactionService {
@@ -189,6 +190,7 @@ impl ServiceBuilder {
             accept_within,
             reader,
             known,
+            broken,
             tasks,
         })
     }
@@ -224,6 +226,8 @@ pub struct TransactionService {
     /// For questions about single requests, on a session of its own.
     reader: Option<Store>,
     known: Arc<Known>,
+    /// Whether the task that sends has panicked.
+    broken: watch::Receiver<bool>,
     tasks: JoinSet<()>,
 }
 
@@ -273,6 +277,22 @@ impl TransactionService {
     #[must_use]
     pub fn is_chain_lost(&self) -> bool {
         self.known.lost.load(Ordering::Relaxed)
+    }
+
+    /// Whether the task that sends has panicked: this node has left its election, and cannot act until it is
+    /// started anew.
+    #[must_use]
+    pub fn is_broken(&self) -> bool {
+        *self.broken.borrow()
+    }
+
+    /// Returns when [`TransactionService::is_broken`]. Cancel-safe.
+    pub async fn broken(&self) {
+        let mut broken = self.broken.clone();
+        if broken.wait_for(|broken| *broken).await.is_err() {
+            // It has ended in good order.
+            std::future::pending().await
+        }
     }
 
     /// Every change of every row of the account, on every node of a group, from now on (the first
@@ -435,7 +455,10 @@ impl TransactionService {
         let until = Instant::now() + within.min(FOR_EVER);
         let mut changes = self.statuses.subscribe();
         loop {
-            let found = self.find(id).await;
+            let left = until.saturating_duration_since(Instant::now());
+            let late = || StoreError::Lost("no answer in time".to_owned());
+            let found =
+                timeout(left.max(LOOK), self.find(id)).await.unwrap_or_else(|_| Err(late()));
             let left = until.saturating_duration_since(Instant::now());
             let over = matches!(&found, Ok(Some(row)) if row.ended) || matches!(&found, Ok(None));
             if over || left.is_zero() {
@@ -460,7 +483,8 @@ impl TransactionService {
     /// the future is dropped.
     pub async fn drain(&self, within: Duration) -> DrainOutcome {
         let (reply, answer) = oneshot::channel();
-        let nothing = DrainOutcome { complete: true, handed_over: 0 };
+        // What was under way when the task panicked is not known here.
+        let nothing = DrainOutcome { complete: !self.is_broken(), handed_over: 0 };
         if self.commands.send(Command::Drain { reply }).is_err() {
             return nothing;
         }

@@ -25,7 +25,6 @@ use tenure_connect::line::Line;
 use tenure_core::epoch::Epoch;
 use tenure_core::key::RoleName;
 use tokio::sync::{Mutex, mpsc};
-use tokio::time::timeout;
 use tokio_postgres::Statement;
 use tokio_postgres::types::ToSql;
 
@@ -100,8 +99,8 @@ enum Memory {
     Table {
         connector: Box<Connector>,
         session: Mutex<Option<Arc<Session>>>,
-        /// The advisory lock that the store's present session holds: see [`session`].
-        key: i64,
+        /// The advisory lock that a writer's present session holds: see [`session`].
+        key: Option<i64>,
     },
     File(Arc<std::sync::Mutex<Journal>>),
 }
@@ -110,9 +109,12 @@ impl Store {
     /// Names the table; connects when first used.
     #[must_use]
     pub fn new(connector: Connector, options: StoreOptions) -> Self {
+        Self::on_table(connector, options, None)
+    }
+
+    fn on_table(connector: Connector, options: StoreOptions, key: Option<i64>) -> Self {
         let (connector, session) = (Box::new(connector), Mutex::new(None));
-        let memory = Memory::Table { connector, session, key: rand::random() };
-        Store(Arc::new(Inner { options, memory }))
+        Store(Arc::new(Inner { options, memory: Memory::Table { connector, session, key } }))
     }
 
     /// A journal in a file, for a node that has no group: opens it, or makes it, and keeps every
@@ -140,9 +142,20 @@ impl Store {
     /// this one. A clone shares the session.
     #[must_use]
     pub fn on_another_session(&self) -> Self {
+        self.again(None)
+    }
+
+    /// The same table through a session of its own, whose successor ends it before it does anything.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn for_the_writer(&self) -> Self {
+        self.again(Some(rand::random()))
+    }
+
+    fn again(&self, key: Option<i64>) -> Self {
         match &self.0.memory {
             Memory::Table { connector, .. } => {
-                Store::new((**connector).clone(), self.0.options.clone())
+                Self::on_table((**connector).clone(), self.0.options.clone(), key)
             }
             Memory::File(_) => self.clone(),
         }
@@ -310,7 +323,7 @@ impl Store {
         }
         let session = self.session().await?;
         let doubts = "select tenure_tx.doubts()";
-        let rows = self.bounded(session.client.query(doubts, &[])).await?;
+        let rows = session.bounded(session.client.query(doubts, &[])).await?;
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 
@@ -329,7 +342,7 @@ impl Store {
         let account = self.account().as_bytes();
         let open = "select tenure_tx.open_account($1, $2, $3, $4)";
         let arguments: [&(dyn ToSql + Sync); 4] = [&role, &epoch, &account, &chain];
-        self.bounded(session.client.query_one(open, &arguments)).await.map(drop)
+        session.bounded(session.client.query_one(open, &arguments)).await.map(drop)
     }
 
     /// Finds out whether account, role and chain are bound to others, without binding them.
@@ -345,7 +358,7 @@ impl Store {
         let (role, account) = (self.role(), self.account().as_bytes());
         let check = "select tenure_tx.check_account($1, $2, $3)";
         let arguments: [&(dyn ToSql + Sync); 3] = [&role, &account, &chain];
-        self.bounded(session.client.query_one(check, &arguments)).await.map(drop)
+        session.bounded(session.client.query_one(check, &arguments)).await.map(drop)
     }
 
     /// All open rows, and how far the nonces are used for good.
@@ -368,9 +381,9 @@ impl Store {
                  where account_id = $1 and ended_at is not null and state <> 'invalid' \
              union all select max(nonce) from tenure_tx.past_transactions \
                  where account_id = $1 and state <> 'invalid') ended";
-        let rows = self.bounded(session.client.query(&open, &[&account])).await?;
+        let rows = session.bounded(session.client.query(&open, &[&account])).await?;
         let open = rows.iter().map(read_row).collect::<Result<Vec<_>, _>>()?;
-        let row = self.bounded(session.client.query_one(consumed, &[&account])).await?;
+        let row = session.bounded(session.client.query_one(consumed, &[&account])).await?;
         let consumed: i64 = row.get(0);
         let most = i64::try_from(MOST_PROVISIONAL).unwrap_or(i64::MAX);
         let query = everywhere("account_id = $1 and provisional");
@@ -448,7 +461,7 @@ impl Store {
                  where account_id = $1 order by era desc, change desc limit 1), \
              (select max(change) from tenure_tx.past_transactions where account_id = $1))";
         let account = self.account().as_bytes();
-        Ok(self.bounded(session.client.query_one(newest, &[&account])).await?.get(0))
+        Ok(session.bounded(session.client.query_one(newest, &[&account])).await?.get(0))
     }
 
     /// Whether another candidate of the role lives and is ready to lead. A matter of manners, never
@@ -462,7 +475,7 @@ impl Store {
              where c.role = $1 and c.member is distinct from r.holder \
              and c.ready and not c.observer \
              and m.seen_at > clock_timestamp() - make_interval(secs => m.lease_ms / 1000.0))";
-        let row = self.bounded(session.client.query_one(rival, &[&self.role()])).await?;
+        let row = session.bounded(session.client.query_one(rival, &[&self.role()])).await?;
         Ok(row.get(0))
     }
 
@@ -482,7 +495,7 @@ impl Store {
         let (role, account, best) = (self.role(), self.account().as_bytes(), to_sql(best)?);
         let see = "select tenure_tx.see($1, $2, $3, $4, $5)";
         let arguments: [&(dyn ToSql + Sync); 5] = [&role, &account, &member, &chain, &best];
-        let row = self.bounded(session.client.query_one(see, &arguments)).await?;
+        let row = session.bounded(session.client.query_one(see, &arguments)).await?;
         Ok(row.get::<_, Option<i64>>(0).map(from_sql))
     }
 
@@ -504,7 +517,7 @@ impl Store {
         let session = self.session().await?;
         let (rows, ids) = (retention.rows.as_secs_f64(), retention.ids.as_secs_f64());
         let options = &self.0.options;
-        let row = self
+        let row = session
             .bounded(session.client.query_one(
                 "select tenure_tx.cleanup($1, $2, $3, $4, make_interval(secs => $5), \
                  make_interval(secs => $6), $7)",
@@ -538,7 +551,7 @@ impl Store {
     ) -> Result<Vec<StoredTransaction>, StoreError> {
         let session = self.session().await?;
         let account = self.account().as_bytes();
-        let rows = self.bounded(session.client.query(query, &[&account, argument])).await?;
+        let rows = session.bounded(session.client.query(query, &[&account, argument])).await?;
         rows.iter().map(read_row).collect()
     }
 
@@ -555,36 +568,12 @@ impl Store {
         let fence: [&(dyn ToSql + Sync); 3] = [&role, &epoch, &account];
         let arguments = [&fence, arguments].concat();
         let query = session.client.query(statement(&session), &arguments);
-        let rows = self.bounded(query).await?;
+        let rows = session.bounded(query).await?;
         // Heard before the answer, because it comes before it on the same connection.
         if session.warned.load(Ordering::Acquire) {
-            return Err(self.lost("the database answered with a warning").await);
+            return Err(session.lose("the database answered with a warning"));
         }
         Ok(rows.iter().map(|row| row.get(0)).collect())
-    }
-
-    /// A statement with its deadline. A late answer comes to no caller, so the session goes.
-    async fn bounded<T>(
-        &self,
-        statement: impl Future<Output = Result<T, tokio_postgres::Error>>,
-    ) -> Result<T, StoreError> {
-        let outcome = match timeout(self.0.options.deadline, statement).await {
-            Ok(Ok(value)) => return Ok(value),
-            Ok(Err(error)) => StoreError::from(error),
-            Err(_) => return Err(self.lost("no answer within the deadline").await),
-        };
-        match outcome {
-            StoreError::Lost(why) => Err(self.lost(&why).await),
-            other => Err(other),
-        }
-    }
-
-    /// The outcome is unknown: the session goes, and the next statement gets another one.
-    async fn lost(&self, why: &str) -> StoreError {
-        if let Memory::Table { session, .. } = &self.0.memory {
-            session.lock().await.take();
-        }
-        StoreError::Lost(why.to_owned())
     }
 }
 

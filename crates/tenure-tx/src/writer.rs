@@ -227,15 +227,23 @@ async fn accept_rows(
     }
     metrics::observe(metrics::BATCH, rows.len());
     match store.accept_and_record(epoch, block, rows, statuses).await {
-        Err(StoreError::DuplicateRequest | StoreError::Database(_))
-            if rows.len() > 1 || !statuses.is_empty() =>
-        {
+        Err(error) if is_about_a_row(&error) && (rows.len() > 1 || !statuses.is_empty()) => {
             let mut outcome = Vec::with_capacity(rows.len());
+            let mut gone: Option<Written> = None;
             for row in rows {
+                if let Some(gone) = &gone {
+                    outcome.push((row.nonce, gone.clone()));
+                    continue;
+                }
                 let one = store.accept(epoch, block, std::slice::from_ref(row)).await;
+                let is_over = one.as_ref().is_err_and(|error| !is_about_a_row(error));
                 outcome.extend(outcomes([row.nonce].into_iter(), one));
+                gone = outcome.last().filter(|_| is_over).map(|(_, written)| written.clone());
             }
-            (outcome, record(store, epoch, statuses).await)
+            match gone {
+                Some(gone) => (outcome, Some(gone).filter(|_| !statuses.is_empty())),
+                None => (outcome, record(store, epoch, statuses).await),
+            }
         }
         Err(error) => {
             let written = written_of(error);
@@ -247,6 +255,11 @@ async fn accept_rows(
             (rows, not_ended(&accepted.unplaced))
         }
     }
+}
+
+/// Whether another row may still be stored: a database that is away, or another leader's, refuses them all.
+fn is_about_a_row(error: &StoreError) -> bool {
+    matches!(error, StoreError::DuplicateRequest | StoreError::Database(_))
 }
 
 /// Stores what the chain has proved; says why it was not.

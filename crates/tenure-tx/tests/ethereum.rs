@@ -544,7 +544,10 @@ async fn why_calls_failed_is_asked_beside_all_else_and_an_endpoint_that_does_not
         until(handle, is(State::Finalized)).await;
         let end = handle.state().note.end.expect("ended");
         assert_eq!(end.kind, EndKind::Reverted);
-        assert!(end.reason.is_some_and(|reason| reason.contains("no reason")), "it is told so");
+        assert!(
+            end.reason.is_some_and(|reason| reason.contains("no node gave the reason in time")),
+            "it is told so"
+        );
     }
     assert_eq!(repeated.load(Ordering::Relaxed), 1, "all of a block are one question");
     // What is sent next, and its block, are asked of the same endpoint.

@@ -476,7 +476,7 @@ async fn no_row_is_put_away_by_the_word_of_a_head_that_is_not_believed() {
 }
 
 #[tokio::test]
-async fn a_leader_that_panicked_steps_down_and_is_not_promoted_again() {
+async fn a_leader_that_panicked_gives_up_and_says_so() {
     let (db, anvil) = (database().await, Anvil::start(&[]).await);
     let signer = signer(&chain(&anvil)).await;
     let store = store_of(&db.dsn(), "a", signer.account().clone());
@@ -497,6 +497,10 @@ async fn a_leader_that_panicked_steps_down_and_is_not_promoted_again() {
     election.until_ready(false).await;
     let stepped = stepped.wait_for(|steps| *steps > 0);
     timeout(Duration::from_secs(20), stepped).await.expect("in time").expect("lives");
+    timeout(Duration::from_secs(20), service.broken()).await.expect("told");
+    assert!(service.is_broken());
+    let drained = service.drain(Duration::from_secs(1)).await;
+    assert!(!drained.complete, "what was under way is not known");
 }
 
 #[tokio::test]
@@ -641,6 +645,14 @@ async fn signed_bytes_of_a_request_that_has_ended_are_told_its_end() {
     };
     let raw = sign(0, 1_000_000_000).await;
     let mut handle = node.service.send(SendRequest::signed(raw.clone())).await.expect("accepted");
+    // While it is open this node knows it without the table.
+    let client = db.client().await.expect("it answers");
+    let hidden = "begin; lock table tenure_tx.pending_transactions in access exclusive mode";
+    client.batch_execute(hidden).await.expect("locked");
+    let again = SendRequest::signed(raw.clone()).with_id(handle.request_id.clone() + " again");
+    let again = timeout(Duration::from_secs(20), node.service.send(again)).await.expect("in time");
+    assert!(!matches!(again, Err(SendError::Nonce(_))), "nothing is to be signed again: {again:?}");
+    client.batch_execute("rollback").await.expect("let go");
     let ended = async {
         while !handle.state().ended() {
             anvil.mine(1).await;

@@ -58,7 +58,7 @@ async fn a_write_whose_outcome_is_unknown_is_over_before_the_next_statement() {
     let db = database().await;
     let mut options = StoreOptions::new(kit::ROLE.parse().expect("a name"), account(), "a");
     options.deadline = Duration::from_secs(1);
-    let ours = Store::new(connector(&db.dsn()), options);
+    let ours = Store::new(connector(&db.dsn()), options).for_the_writer();
     ours.accept(E1, 0, &[row(0, 1, "before")]).await.expect("leads");
     let mut client = db.client().await.expect("it answers");
     let held = client.transaction().await.expect("begun");
@@ -69,7 +69,8 @@ async fn a_write_whose_outcome_is_unknown_is_over_before_the_next_statement() {
     // The reading that follows is the truth: what was held up does not land after it.
     assert!(ours.by_nonce(1).await.expect("readable").is_none());
     held.rollback().await.expect("let go");
-    ours.accept(E1, 0, &[row(1, 3, "after")]).await.expect("the nonce is free");
+    let after = ours.accept(E1, 0, &[row(1, 3, "after")]).await.expect("leads");
+    assert_eq!(after, [1], "the nonce is free");
     assert_eq!(ours.by_nonce(1).await.expect("readable").expect("there").request_id, "after");
 }
 

@@ -521,7 +521,7 @@ pub(super) async fn run(args: NodeArgs) -> Result<Exit, Failure> {
     let mut changes = service.leader_changes();
     let mut elected = true;
     loop {
-        // All branches are cancel-safe: a watch and signals.
+        // All branches are cancel-safe: watches and signals.
         tokio::select! {
             changed = changes.changed(), if elected => {
                 elected = changed.is_ok();
@@ -531,6 +531,7 @@ pub(super) async fn run(args: NodeArgs) -> Result<Exit, Failure> {
                                    "is_leader": change.is_leader});
                 out!("{event}");
             }
+            () = service.broken() => break,
             () = signals.next() => break,
         }
     }
@@ -543,6 +544,11 @@ pub(super) async fn run(args: NodeArgs) -> Result<Exit, Failure> {
     if let Some(member) = member {
         member.shutdown(Some(Duration::from_secs(5))).await?;
     }
+    if service.is_broken() {
+        return Err(Failure::failed(
+            "the task that sends panicked; start this node again: what was accepted is in the table",
+        ));
+    }
     Ok(Exit::Clean)
 }
 
@@ -550,11 +556,12 @@ pub(super) async fn run(args: NodeArgs) -> Result<Exit, Failure> {
 async fn health(service: Arc<TransactionService>) -> Health {
     let stale = service.is_stale();
     let chain_lost = service.is_chain_lost();
+    let broken = service.is_broken();
     let epoch = service.epoch().map(|epoch| epoch.get());
     Health {
-        healthy: !stale && !chain_lost,
+        healthy: !stale && !chain_lost && !broken,
         details: json!({"role": service.role(), "standalone": service.role() == NodeRole::Standalone,
-                        "epoch": epoch, "stale": stale, "chain_lost": chain_lost}),
+                        "epoch": epoch, "stale": stale, "chain_lost": chain_lost, "broken": broken}),
     }
 }
 

@@ -500,11 +500,12 @@ async fn a_node_serves_the_metrics_the_guide_names() {
     let node = line["address"].as_str().expect("an address");
     let sent = run(&["send", "--node", node, "--call", &call]).await;
     assert!(sent.status.success(), "{sent:?}");
-    anvil.mine(3).await;
     let guide = include_str!("../../../../docs/transactions.md");
     let names = || guide.split('`').filter(|w| w.starts_with("tenure_tx_") && !w.contains(' '));
     let complete = async {
         loop {
+            // It becomes final by the blocks after it, whenever it was sent.
+            anvil.mine(1).await;
             let page = get(metrics, "/metrics").await;
             let there = |name: &str| match name.split_once('{') {
                 Some((name, label)) => {

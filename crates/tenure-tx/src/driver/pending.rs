@@ -13,7 +13,7 @@ use crate::account::Signed;
 use crate::chain::ChainError;
 use crate::engine::{Attempt, Input, NonceError, Request};
 use crate::service::{Payload, SendError, SendRequest, TransactionHandle};
-use crate::store::StoredTransaction;
+use crate::store::{StoreError, StoredTransaction};
 
 pub(crate) type Reply = oneshot::Sender<Result<TransactionHandle, SendError>>;
 
@@ -237,13 +237,23 @@ impl Driver {
             (NonceError::BelowChain { nonce, .. }, Some(pending)) => (pending, *nonce),
             _ => return self.refuse(id, error.into()),
         };
+        let (Payload::Signed(raw) | Payload::Call(raw)) = &pending.request.payload;
+        // What is open, or on its way into the table, is known here.
+        if let (Ok(seen), Some(content)) = (self.chain.inspect(raw), self.contents.get(&nonce)) {
+            let stored = self.engine.attempts(nonce).iter();
+            let storing = content.storing.iter().map(|(attempt, _)| attempt);
+            if stored.chain(storing).any(|attempt| attempt.hash == seen.hash) {
+                let request_id = content.request_id.clone();
+                return self.refuse(id, SendError::SameBytes { request_id, end: None });
+            }
+        }
         // The engine forgets what has ended; the table does not.
         pending.stage = Stage::LookingUp;
         let (store, id) = (self.reader.clone(), id.to_owned());
         self.spawn(async move |answers, generation| {
             let row = match store {
-                Some(store) => store.by_nonce(nonce).await.ok().flatten().map(Box::new),
-                None => None,
+                Some(store) => store.by_nonce(nonce).await.map(|row| row.map(Box::new)),
+                None => Ok(None),
             };
             let _ = answers.send((generation, Answer::Occupied { id, error, row }));
         });
@@ -254,9 +264,14 @@ impl Driver {
         &mut self,
         id: &str,
         error: NonceError,
-        row: Option<Box<StoredTransaction>>,
+        row: Result<Option<Box<StoredTransaction>>, StoreError>,
     ) {
         let Some(pending) = self.pending.get(id) else { return };
+        let row = match row {
+            Ok(row) => row,
+            // Whether the bytes are there is not known: they must not be signed again on a guess.
+            Err(error) => return self.refuse(id, SendError::Store(Arc::new(error))),
+        };
         let (Payload::Signed(raw) | Payload::Call(raw)) = &pending.request.payload;
         let hash = self.chain.inspect(raw).map(|seen| seen.hash);
         let same = row.filter(|row| row.attempts.iter().any(|form| hash == Ok(form.hash)));

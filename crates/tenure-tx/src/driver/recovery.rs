@@ -74,7 +74,7 @@ impl Trouble {
                 "THE CHAIN IS BEHIND THE TABLE: it has not used nonces that were final; not acting \
                  until it has. It may still be catching up, or be another chain, or have lost its \
                  state; if it was reset on purpose, remove the account's rows from \
-                 tenure_tx.pending_transactions"
+                 tenure_tx.pending_transactions, tenure_tx.past_transactions and tenure_tx.account"
             ),
         }
     }
@@ -120,7 +120,9 @@ impl Driver {
                         None => Ok(Snapshot::default()),
                     }
                 };
-                // Nonces of one chain mean nothing on another: first of all, whose they are.
+                // Nonces of one chain mean nothing on another: first of all, whose they are. It is also a commit of
+                // the writer's own session before the reading: what the session before had under way is over then,
+                // and what this one reads is replicated.
                 let bound = bind(writer.as_ref(), epoch, chain.as_ref()).await;
                 let read = async { tokio::join!(snapshot, chain.head(&account)) };
                 let read = match bound {
@@ -190,7 +192,9 @@ impl Driver {
     /// Reads the head again and again; cleans up as finality moves.
     fn follow_head(&mut self) {
         let (chain, account) = (Arc::clone(&self.chain), self.signer.account().clone());
-        let (store, epoch) = (self.store.clone(), self.epoch);
+        // Beside the writer's session: no request waits for it.
+        let store = self.store.as_ref().map(Store::on_another_session);
+        let epoch = self.epoch;
         let keep = Retention { rows: self.options.keep, ids: self.options.keep_ids };
         let (every, clock) = (self.options.head_every, Arc::clone(&self.clock));
         let most = every.saturating_mul(32).min(HEAD_MAX).max(every);

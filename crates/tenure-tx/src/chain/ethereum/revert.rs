@@ -21,6 +21,8 @@ const PANIC: [u8; 4] = [0x4e, 0x48, 0x7b, 0x71];
 
 /// What is told where no node says why.
 const UNKNOWN: &str = "the call failed; the node gives no reason";
+/// What is told where none was asked in time.
+const NOT_ASKED: &str = "the call failed; no node gave the reason in time";
 
 /// A transaction with its receipt.
 pub(super) type Told<'a> = (Hash, &'a mut Receipt);
@@ -53,9 +55,9 @@ pub(super) async fn explain(rpc: &Rpc, told: impl IntoIterator<Item = Told<'_>>)
             }
         }
     };
-    let _ = timeout(rpc.timeout, asked).await;
+    let why = if timeout(rpc.timeout, asked).await.is_ok() { UNKNOWN } else { NOT_ASKED };
     for (_, receipt) in told.into_iter().filter(|(_, receipt)| is_unexplained(receipt)) {
-        receipt.reason = Some(UNKNOWN.to_owned());
+        receipt.reason = Some(why.to_owned());
     }
 }
 
