@@ -126,6 +126,7 @@ struct Health {
     rests_until: Option<Tick>,
     /// It was asked which chain it is of, since it last failed.
     verified: bool,
+    foreign: bool,
     /// How often in a row it answered without saying what was needed.
     useless: u32,
 }
@@ -324,18 +325,16 @@ impl Rpc {
         let identity = identity_of(self.ask(index, &identity_calls()).await?)?;
         let known = *self.identity.get_or_init(async || identity).await;
         if known != identity {
-            let (is, others) = (identity.id, known.id);
-            let endpoint = index + 1;
-            tracing::error!(
-                endpoint,
-                ?is,
-                ?others,
-                "THIS RPC ENDPOINT IS OF ANOTHER CHAIN: not used"
-            );
+            // Once: many calls may wait for it, and it is asked again after its rest.
+            if !std::mem::replace(&mut self.endpoints[index].health().foreign, true) {
+                let (endpoint, is, others) = (index + 1, identity, known);
+                tracing::error!(endpoint, %is, %others, "THIS RPC ENDPOINT IS OF ANOTHER CHAIN: not used");
+            }
             self.endpoints[index].failed();
             return Err(unreadable("an endpoint is of another chain"));
         }
-        self.endpoints[index].health().verified = true;
+        let mut health = self.endpoints[index].health();
+        (health.verified, health.foreign) = (true, false);
         Ok(())
     }
 
