@@ -11,7 +11,8 @@
 //!
 //! Two things are added for networks that lose messages and split: a peer counts as dead only after
 //! two exchanges in a row went unanswered, and a bounded memory of peers once met is probed now and
-//! then, so that two halves which forgot each other during a partition find together again.
+//! then, so that two halves which forgot each other during a partition find together again. A node without
+//! neighbours does nothing else.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -46,7 +47,8 @@ pub struct SprayConfig {
     pub floor: usize,
     /// Peers remembered beyond the view (default 256; at least `floor`).
     pub memory: usize,
-    /// Every how many exchanges a remembered stranger is chosen as the partner (default 4; at least 1).
+    /// Every how many exchanges a remembered stranger is chosen as the partner (default 4; at least 1). A node
+    /// without neighbours chooses one every time.
     pub probe_every: u32,
 }
 
@@ -283,9 +285,8 @@ impl Spray {
         self.silent.retain(|_, until| *until > self.exchanges);
         self.top_up(rng);
 
-        let stranger = self
-            .exchanges
-            .is_multiple_of(self.config.probe_every)
+        let probe = self.view.is_empty() || self.exchanges.is_multiple_of(self.config.probe_every);
+        let stranger = probe
             .then(|| {
                 let strangers: BTreeSet<_> =
                     self.known.iter().copied().filter(|p| !self.has(p)).collect();
@@ -521,6 +522,26 @@ mod tests {
         let stale =
             g.nodes.values().filter(|s| s.neighbours().iter().any(|p| dead.contains(p))).count();
         assert!(stale <= 35, "{stale} of 140 views still name a dead node");
+    }
+
+    #[test]
+    fn two_nodes_that_took_all_others_for_dead_find_each_other_within_ten_periods() {
+        for seed in 0..20 {
+            let mut g = Group::of(0, seed);
+            let mut alone = |me: u32, others: [u32; 3]| {
+                let mut node = Spray::new(id(me), SprayConfig::default(), g.now, &mut g.rng);
+                others.into_iter().for_each(|n| node.learn(id(n), &mut g.rng));
+                g.nodes = BTreeMap::from([(id(me), node)]);
+                g.run(14);
+                assert!(g.nodes[&id(me)].neighbours().is_empty(), "nothing answers it");
+                g.nodes.pop_first()
+            };
+            // Nodes 2 and 3 are dead; 0 and 1 do not reach each other for a while.
+            let two = [alone(0, [1, 2, 3]), alone(1, [0, 2, 3])];
+            g.nodes = two.into_iter().flatten().collect();
+            g.run(10);
+            assert_eq!(g.reachable(), 2, "seed {seed}");
+        }
     }
 
     #[test]
