@@ -183,8 +183,8 @@ fn fraction(n: u64) -> serde_json::Value {
     json!(n as f64 / 3.0e29)
 }
 
-/// One leader acts, gossip names one and the same living node, every node has applied the same, and
-/// nothing waits any more.
+/// One leader acts, gossip names one and the same living node, every node has applied the same, none is
+/// paused, and nothing waits any more.
 pub(crate) fn is_well(world: &World) -> bool {
     let Some(acting) = world.acting() else { return false };
     let mut nodes = world.running();
@@ -193,6 +193,7 @@ pub(crate) fn is_well(world: &World) -> bool {
     world.running().all(|(i, n)| {
         (n.chain().index(), n.chain().head()) == same
             && n.pending() == 0
+            && !world.is_paused(i)
             && n.leader() == world.node(acting).map(|a| a.id())
             && world.hint(i) == world.hint(0)
     })

@@ -255,6 +255,12 @@ impl World {
         self.members.iter().enumerate().filter_map(|(i, m)| m.node.as_ref().map(|n| (i, n)))
     }
 
+    /// Whether node `i` does nothing at the moment.
+    #[must_use]
+    pub fn is_paused(&self, i: usize) -> bool {
+        self.now < self.members[i].paused_until
+    }
+
     /// The node whose gate is open, if there is one.
     #[must_use]
     pub fn acting(&self) -> Option<usize> {
@@ -380,7 +386,7 @@ impl World {
     pub fn submit(&mut self, i: usize, tx: TxId, goal: &KvGoal) -> bool {
         let bytes = goal.to_bytes();
         let mut taken = false;
-        if self.members[i].node.is_some() && self.members[i].paused_until <= self.now {
+        if self.members[i].node.is_some() && !self.is_paused(i) {
             self.operations.begin(self.now, tx, goal);
             self.with(i, |node, now| taken = node.submit(now, tx, bytes).is_ok());
             if taken {
