@@ -12,8 +12,9 @@ use super::mistake::Mistake;
 use super::network::Faults;
 use super::world::{Figures, Violation, World, WorldConfig};
 use tenure_gossip::KvGoal;
-use tenure_gossip::commit::{Commit as _, MemberChange};
+use tenure_gossip::commit::{Commit as _, MemberChange, Members};
 use tenure_gossip::history::TxId;
+use tenure_gossip::identity::PeerId;
 
 /// How long the faults last, in milliseconds of the simulation.
 const STORM: u64 = 20_000;
@@ -58,7 +59,7 @@ pub fn storm(seed: u64, mistake: Option<Mistake>) -> Result<Verdict, Violation> 
     world.run(1_500)?;
     let mut until = world.now_ms() + STORM;
     while world.now_ms() < until {
-        strike(&mut world, &mut rng, faults);
+        strike(&mut world, &mut rng, &mut load, faults)?;
         // Between two strikes: work.
         for _ in 0..rng.random_range(2..8) {
             load.work(&mut world);
@@ -77,7 +78,8 @@ pub fn storm(seed: u64, mistake: Option<Mistake>) -> Result<Verdict, Violation> 
         return Err(Violation { at_ms: world.now_ms(), what: what_is_wrong(&world) });
     }
     // And it works: a goal commits, on every node.
-    let tx = load.work_on(&mut world, 0);
+    let one = world.acting().unwrap_or_default();
+    let tx = load.work_on(&mut world, one);
     if !world.run_until(15_000, |w| w.committed(&tx).is_some() && is_well(w))? {
         return Err(Violation {
             at_ms: world.now_ms(),
@@ -92,10 +94,15 @@ pub fn storm(seed: u64, mistake: Option<Mistake>) -> Result<Verdict, Violation> 
     Ok(Verdict { figures: world.figures.clone(), trace: world.trace(), recovery_ms })
 }
 
-fn strike(world: &mut World, rng: &mut SmallRng, faults: Faults) {
+fn strike(
+    world: &mut World,
+    rng: &mut SmallRng,
+    load: &mut Load,
+    faults: Faults,
+) -> Result<(), Violation> {
     let n = world.size();
     let any = rng.random_range(0..n);
-    match rng.random_range(0..12) {
+    match rng.random_range(0..15) {
         0 | 1 => world.crash(any),
         2 => (0..n).for_each(|i| world.start(i)),
         3 => {
@@ -123,7 +130,7 @@ fn strike(world: &mut World, rng: &mut SmallRng, faults: Faults) {
             }
         }
         10 => {
-            // An operator removes a voter; no operator adds it again, so it only follows from then on.
+            // An operator removes a voter; it only follows until an operator adds it again.
             if let Some(leader) = world.acting()
                 && let Some(id) = world.node(any).map(|x| x.id())
                 && world
@@ -133,8 +140,91 @@ fn strike(world: &mut World, rng: &mut SmallRng, faults: Faults) {
                 let _ = world.change_members(leader, MemberChange::Remove(id));
             }
         }
+        11 => {
+            // An operator replaces a voter, dead or alive, by a node that runs and does not vote.
+            if let Some(leader) = world.acting()
+                && let Some(members) = members_at(world, leader)
+                && let Some(new) = without_a_vote(world, &members)
+            {
+                let old = world.id(any);
+                let _ = world.change_members(leader, MemberChange::Replace { old, new });
+            }
+        }
+        12 => {
+            // An operator gives a learner its vote, however many vote already, or lets a node learn.
+            if let Some(leader) = world.acting()
+                && let Some(members) = members_at(world, leader)
+            {
+                let learner = members.learners.first().copied();
+                let change = learner
+                    .map(MemberChange::Promote)
+                    .or_else(|| without_a_vote(world, &members).map(MemberChange::Learn));
+                let _ = change.map(|change| world.change_members(leader, change));
+            }
+        }
+        13 => old_copy(world, rng, load, faults)?,
         _ => world.heal(faults),
     }
+    Ok(())
+}
+
+fn members_at(world: &World, i: usize) -> Option<Members> {
+    world.node(i).map(|node| node.commit().status(Tick::ZERO).members)
+}
+
+/// A node that runs and does not vote.
+fn without_a_vote(world: &World, members: &Members) -> Option<PeerId> {
+    world.running().map(|(_, node)| node.id()).find(|id| !members.is_voter(id))
+}
+
+/// A voter gets an earlier copy of its disk back, once in a run, while the others are well: with one that forgot
+/// in a bare majority no protocol could help. The leader whose acknowledgements it forgot finds it out, removes it
+/// and goes on; then an operator removes the folder.
+fn old_copy(
+    world: &mut World,
+    rng: &mut SmallRng,
+    load: &mut Load,
+    faults: Faults,
+) -> Result<(), Violation> {
+    if world.retired() > 0 {
+        return Ok(());
+    }
+    let crashes = std::mem::take(&mut world.crash_in_flight);
+    world.heal(Faults::default());
+    (0..world.size()).for_each(|i| world.start(i));
+    let well = world.run_until(RECOVERY, is_well)?;
+    if let Some(leader) = world.acting().filter(|_| well)
+        && let Some(members) = members_at(world, leader).filter(|m| m.voters.len() >= 3)
+        && let Some(old) = (0..world.size()).find(|i| {
+            *i != leader && world.node(*i).is_some() && members.voters.contains(&world.id(*i))
+        })
+    {
+        let copy = world.copy_disk(old);
+        let index = |world: &World| world.node(old).map_or(0, |node| node.chain().index());
+        let before = index(world);
+        for _ in 0..rng.random_range(5..20) {
+            load.work_on(world, leader);
+            world.run(100)?;
+        }
+        let acknowledged = index(world) > before;
+        world.crash(old);
+        world.put_back(old, &copy);
+        world.start(old);
+        let id = world.id(old);
+        let gone = world.run_until(10_000, |world| {
+            members_at(world, leader).is_some_and(|m| !m.contains(&id) && m.next.is_empty())
+        })?;
+        world.retire(old);
+        if gone {
+            world.figures.expelled += 1;
+        } else if acknowledged && world.acting() == Some(leader) {
+            let what = format!("node {old} has forgotten records, and still votes");
+            return Err(Violation { at_ms: world.now_ms(), what });
+        }
+    }
+    world.crash_in_flight = crashes;
+    world.heal(faults);
+    Ok(())
 }
 
 /// Goals, some of them sent again on another node under the same name.
@@ -188,14 +278,14 @@ fn fraction(n: u64) -> serde_json::Value {
 pub(crate) fn is_well(world: &World) -> bool {
     let Some(acting) = world.acting() else { return false };
     let mut nodes = world.running();
-    let Some((_, first)) = nodes.next() else { return false };
+    let Some((one, first)) = nodes.next() else { return false };
     let same = (first.chain().index(), first.chain().head());
     world.running().all(|(i, n)| {
         (n.chain().index(), n.chain().head()) == same
             && n.pending() == 0
             && !world.is_paused(i)
             && n.leader() == world.node(acting).map(|a| a.id())
-            && world.hint(i) == world.hint(0)
+            && world.hint(i) == world.hint(one)
     })
 }
 

@@ -135,6 +135,10 @@ pub struct Figures {
     pub peers_asked: usize,
     /// Snapshots installed from a peer.
     pub snapshots_installed: u64,
+    /// Orders about the members that a leader took.
+    pub members_changed: u64,
+    /// Old copies that were found out and removed.
+    pub expelled: u64,
 }
 
 /// All nodes, their network and their disks, on one virtual clock.
@@ -159,8 +163,10 @@ pub struct World {
     operations: Operations,
     /// Nodes with a damaged state: what they apply is not compared, and they may halt.
     damaged: BTreeSet<usize>,
-    /// Nodes whose disk was put back to an earlier copy.
+    /// Nodes whose disk was put back to an earlier copy; they may halt.
     put_back: BTreeSet<usize>,
+    /// Nodes whose folders an operator has removed.
+    retired: BTreeSet<usize>,
     /// Figures so far.
     pub figures: Figures,
     trace: u64,
@@ -211,6 +217,7 @@ impl World {
             operations: Operations::default(),
             damaged: BTreeSet::new(),
             put_back: BTreeSet::new(),
+            retired: BTreeSet::new(),
             figures: Figures::default(),
             trace: 0xcbf2_9ce4_8422_2325,
             config,
@@ -248,6 +255,12 @@ impl World {
     #[must_use]
     pub fn node(&self, i: usize) -> Option<&Node> {
         self.members[i].node.as_ref()
+    }
+
+    /// The identity of a node, running or not.
+    #[must_use]
+    pub fn id(&self, i: usize) -> PeerId {
+        self.members[i].id
     }
 
     /// The running nodes.
@@ -290,7 +303,7 @@ impl World {
 
     /// Starts node `i` from its disk; it meets the nodes that run.
     pub fn start(&mut self, i: usize) {
-        if self.members[i].node.is_some() {
+        if self.members[i].node.is_some() || self.retired.contains(&i) {
             return;
         }
         let seed = self.rng.random();
@@ -342,6 +355,18 @@ impl World {
         self.members[i].disk = copy.0.clone();
         self.members[i].seen_index = 0;
         self.put_back.insert(i);
+    }
+
+    /// Node `i` ends for good.
+    pub fn retire(&mut self, i: usize) {
+        self.crash(i);
+        self.retired.insert(i);
+    }
+
+    /// How many nodes have ended for good.
+    #[must_use]
+    pub fn retired(&self) -> usize {
+        self.retired.len()
     }
 
     /// Consensus on node `i` says that `record` is committed: its state is damaged from here on.
@@ -403,6 +428,7 @@ impl World {
     pub fn change_members(&mut self, i: usize, change: MemberChange) -> Result<(), CommitError> {
         let mut result = Err(CommitError::NotLeader);
         self.with(i, |node, now| result = node.change_members(now, change));
+        self.figures.members_changed += u64::from(result.is_ok());
         result
     }
 
@@ -629,7 +655,7 @@ impl World {
                 }
             }
             Event::Snapshot { installed: true, .. } => self.figures.snapshots_installed += 1,
-            Event::Halted(_) if self.damaged.contains(&i) => {}
+            Event::Halted(_) if self.damaged.contains(&i) || self.put_back.contains(&i) => {}
             Event::Halted(why) => self.fail(format!("node {i} halted: {why}")),
             Event::Snapshot { .. }
             | Event::LeaderChanged { .. }

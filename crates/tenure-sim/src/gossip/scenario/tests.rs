@@ -4,16 +4,23 @@ use std::thread;
 use super::*;
 use crate::gossip::mistake::{Mistake, seeds_of};
 
-/// Runs seeds on two threads; what broke, in order.
-fn broken(range: std::ops::Range<u64>) -> Vec<(u64, Violation)> {
+/// Runs seeds on two threads; what broke, in order; and how many orders about members were taken, and old copies
+/// found out.
+fn broken(range: std::ops::Range<u64>) -> (Vec<(u64, Violation)>, u64, u64) {
     let found = Mutex::new(Vec::new());
+    let sums = Mutex::new((0, 0));
     thread::scope(|scope| {
         for half in 0..2 {
-            let (range, found) = (range.clone(), &found);
+            let (range, found, sums) = (range.clone(), &found, &sums);
             scope.spawn(move || {
                 for seed in range.filter(|s| s % 2 == half) {
-                    if let Err(v) = storm(seed, None) {
-                        found.lock().expect("no panic holds it").push((seed, v));
+                    match storm(seed, None) {
+                        Ok(Verdict { figures, .. }) => {
+                            let mut sums = sums.lock().expect("no panic holds it");
+                            sums.0 += figures.members_changed;
+                            sums.1 += figures.expelled;
+                        }
+                        Err(v) => found.lock().expect("no panic holds it").push((seed, v)),
                     }
                 }
             });
@@ -21,7 +28,8 @@ fn broken(range: std::ops::Range<u64>) -> Vec<(u64, Violation)> {
     });
     let mut found = found.into_inner().expect("no panic held it");
     found.sort_by_key(|(s, _)| *s);
-    found
+    let (changed, expelled) = sums.into_inner().expect("no panic held it");
+    (found, changed, expelled)
 }
 
 /// `TENURE_SIM_SEEDS=10000` runs more than the 500 of every test run.
@@ -31,8 +39,11 @@ fn seeds() -> u64 {
 
 #[test]
 fn nothing_diverges_and_everything_recovers_in_a_storm_of_faults() {
-    let broken = broken(0..seeds());
+    let seeds = seeds();
+    let (broken, changed, expelled) = broken(0..seeds);
     assert!(broken.is_empty(), "{} broken: {:?}", broken.len(), &broken[..broken.len().min(5)]);
+    // The faults that need a leader and its group do happen.
+    assert!(changed > seeds / 2 && expelled > seeds / 4, "{changed} orders, {expelled} old copies");
 }
 
 #[test]
