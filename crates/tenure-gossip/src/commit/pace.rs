@@ -5,7 +5,7 @@
 //!
 //! - An answer that reaches the end of its message frees the window up to there.
 //! - An answer that falls short of it says that an earlier message was lost (or overtaken): everything
-//!   unanswered counts as lost, and sending begins anew after the follower's last entry.
+//!   unanswered counts as lost, and sending begins anew after what the follower has proven to have.
 //! - A heartbeat is a message like any other, so a lost message is noticed within a heartbeat.
 //! - An answer that falls short of what the same follower had *proven* to have, to a message that was
 //!   sent after the proof arrived, says that the follower has forgotten what it acknowledged.

@@ -129,10 +129,10 @@ impl Raft {
         } else if let Some(differs) = wants.probe {
             self.pace.lost(id, Resume::Probe(differs.index.get()));
             self.send_append(id, differs, 0);
-        } else if self.node.log().entries().contains(last.into()) {
-            self.pace.lost(id, Resume::From(last.index + 1));
         } else {
-            // Its log is longer than this one and differs: the next entries replace what differs.
+            // It lacks what the message began with, or its log is longer than this one and differs: the next entries
+            // begin after what it has proven to have, never before. A voter that has forgotten some of that would
+            // get it again, and not be found out.
             let start = self.node.log().entries().prev_position().index.get();
             self.pace.lost(id, Resume::From(matched.max(start) + 1));
         }
@@ -145,5 +145,74 @@ pub(super) fn size(entry: &Entry) -> usize {
         EntryKind::Term => 0,
         EntryKind::Members(members) => 32 * members.all().len(),
         EntryKind::Command(bytes) => bytes.len(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::time::Duration;
+
+    use rand::SeedableRng;
+    use rand::rngs::SmallRng;
+
+    use super::*;
+    use crate::commit::{Commit as _, CommitConfig};
+
+    const VOTER: PeerId = PeerId([2; 32]);
+
+    /// The last append to the voter.
+    fn append(raft: &mut Raft) -> ConsensusMessage {
+        raft.flush();
+        let outputs = std::iter::from_fn(|| raft.poll_output());
+        let appends = outputs.filter_map(|output| match output {
+            CommitOutput::Send(VOTER, append @ ConsensusMessage::Append { .. }) => Some(append),
+            _ => None,
+        });
+        appends.last().expect("it is sent something")
+    }
+
+    /// What a voter whose log ends at `end` answers.
+    fn answer(append: &ConsensusMessage, end: &mut Position) -> ConsensusMessage {
+        let ConsensusMessage::Append { term, after, entries, beat, number, .. } = append else {
+            panic!("{append:?}");
+        };
+        if let Some(last) = entries.last().filter(|_| after.index <= end.index) {
+            *end = last.position;
+        }
+        ConsensusMessage::Appended { term: *term, last: *end, beat: *beat, number: *number }
+    }
+
+    #[test]
+    fn a_voter_that_forgot_is_found_out_though_it_first_answers_a_message_from_before_the_proof() {
+        let now = Tick::ZERO + Duration::from_secs(1);
+        let rng = SmallRng::seed_from_u64(1);
+        let mut raft = Raft::fresh(PeerId([1; 32]), CommitConfig::default(), rng);
+        let voters = BTreeSet::from([PeerId([1; 32]), VOTER, PeerId([3; 32])]);
+        raft.bootstrap(now, &voters).expect("it is fresh");
+        let yes = ConsensusMessage::Voted { term: 1, granted: true };
+        raft.handle_message(now, VOTER, yes);
+        let mut end = Position { term: 0, index: 1 };
+        let first = append(&mut raft);
+        raft.handle_message(now, VOTER, answer(&first, &mut end));
+        let copy = end;
+
+        raft.propose(now, vec![1]).expect("it leads");
+        let second = append(&mut raft);
+        raft.propose(now, vec![2]).expect("it leads");
+        let third = append(&mut raft);
+        raft.handle_message(now, VOTER, answer(&second, &mut end));
+        assert!(end > copy, "it has proven to have more");
+
+        // It goes on from the copy, and gets the third message.
+        end = copy;
+        let forgot = |raft: &mut Raft| {
+            std::iter::from_fn(|| raft.poll_output()).any(|o| o == CommitOutput::Forgot(VOTER))
+        };
+        raft.handle_message(now, VOTER, answer(&third, &mut end));
+        assert!(!forgot(&mut raft), "the second message may only be late");
+        let next = append(&mut raft);
+        raft.handle_message(now, VOTER, answer(&next, &mut end));
+        assert!(forgot(&mut raft), "it got again what it had acknowledged, up to {end:?}");
     }
 }
