@@ -40,7 +40,7 @@ async fn two_schedules_of_one_name_are_refused() {
     let member = member(&database).await;
     let work = |_| async { Ok::<(), String>(()) };
     let twice = Schedules::new().add(schedule("s"), work).add(schedule("s"), work);
-    let refused = twice.start(&member).err().expect("one name, two schedules");
+    let Err(refused) = twice.start(&member) else { panic!("one name, two schedules") };
     assert!(refused.to_string().contains("two schedules are called s"), "{refused}");
     member.shutdown(None).await.expect("it leaves");
 }
