@@ -89,6 +89,13 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
             return Err(CommitError::Forgetful(peer));
         }
         self.check_quorum(now, &status, &change)?;
+        // A learner that lags, or is gone, would count and not help.
+        if let MemberChange::Promote(peer) = change
+            && status.members.learners.contains(&peer)
+            && !self.has_caught_up(now, &status, &peer)
+        {
+            return Err(CommitError::Behind(peer));
+        }
         match change {
             MemberChange::Remove(peer) => {
                 self.propose_change(now, change, Some(Command::Bar(peer)))?;

@@ -3,6 +3,7 @@ use std::thread;
 
 use super::*;
 use crate::gossip::mistake::{Mistake, seeds_of};
+use tenure_gossip::commit::CommitError;
 
 /// Runs seeds on two threads; what broke, in order; and how many orders about members were taken, and old copies
 /// found out.
@@ -319,6 +320,29 @@ fn growing_past_a_dead_voter_is_caught() {
     for seed in seeds_of(Mistake::GrowPastTheDead) {
         assert!(!grows_no_further(seed, Some(Mistake::GrowPastTheDead)), "seed {seed}");
     }
+}
+
+/// With a single voter the joint majority would never come.
+#[test]
+fn a_learner_that_is_gone_gets_no_vote() {
+    let mut config = WorldConfig::calm(1, 2);
+    (config.voters, config.node.max_voters) = (1, 1);
+    let mut world = World::new(config);
+    assert!(world.run_until(10_000, |w| w.acting().is_some()).expect("sound"));
+    let leader = world.acting().expect("a leader");
+    world.start(1 - leader);
+    let id = world.id(1 - leader);
+    world.change_members(leader, MemberChange::Learn(id)).expect("it leads");
+    let learns = world.run_until(10_000, |w| {
+        members_at(w, leader).is_some_and(|members| members.learners.contains(&id))
+    });
+    assert!(learns.expect("sound"));
+    world.crash(1 - leader);
+    world.run(10_000).expect("sound");
+    let refused = world.change_members(leader, MemberChange::Promote(id));
+    assert_eq!(refused, Err(CommitError::Behind(id)));
+    assert!(world.submit(leader, tx(1), &increment()));
+    assert!(world.run_until(5_000, |w| w.committed(&tx(1)).is_some()).expect("sound"));
 }
 
 #[test]
