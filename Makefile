@@ -42,7 +42,7 @@ test-all: test      ## Also what is slow: long storms of both simulations, two t
 	$(MAKE) storm
 	$(MAKE) doc
 	TENURE_AGENT_STORM=60 $(CARGO) test $(FEATURES) --test agent -- storm
-	TENURE_SHARDS=1000 $(CARGO) test $(FEATURES) --test library -- shards
+	TENURE_SHARDS=1000 $(CARGO) test $(FEATURES) --release --test library -- shards
 	TENURE_PROMQL=3000 $(CARGO) test $(FEATURES) --test agent -- prometheus alerts --include-ignored
 	$(MAKE) python-all
 	$(MAKE) page-all

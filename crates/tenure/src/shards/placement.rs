@@ -19,7 +19,7 @@ use tenure_core::retry::ExponentialBackoff;
 pub const IN_FLIGHT: usize = 8;
 /// A holder with many to make has this part of them under way: a round trip carries many roles as quickly as one,
 /// and a large set must be even as soon as a small one.
-const AT_ONCE: usize = 8;
+const AT_ONCE: usize = 4;
 /// How long a member must have been there before a role is placed with it, in leases.
 const SETTLED: u32 = 2;
 /// How long a role that was handed over stays where it is, in leases, unless its holder has too many.
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn a_holder_of_very_many_moves_an_eighth_of_them_at_once() {
+    fn a_holder_of_very_many_moves_a_quarter_of_them_at_once() {
         let two = places(2);
         let mut mover = Mover::new(&two[0].member, roles(1000), LEASE);
         let standing = standing(&mover, &two);
