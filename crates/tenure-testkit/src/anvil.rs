@@ -1,7 +1,7 @@
 //! A real Ethereum node, restarted and reorganised at will.
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 use tokio::process::Command;
@@ -34,7 +34,13 @@ impl Anvil {
     /// Starts a node on a free port; its finalised block is two below the latest, or twice as many
     /// as `--slots-in-an-epoch` says.
     pub async fn start(arguments: &[&str]) -> Self {
-        let arguments: Vec<String> = arguments.iter().map(ToString::to_string).collect();
+        let mut arguments: Vec<String> = arguments.iter().map(ToString::to_string).collect();
+        if arguments.iter().any(|argument| argument == "--state") {
+            // Anvil makes a first block at every start and keeps the one it loads as well; which of them it has after
+            // the next start is chance. With one time for all starts they are one block.
+            let now = UNIX_EPOCH.elapsed().expect("after 1970").as_secs();
+            arguments.extend(["--timestamp".to_owned(), now.to_string()]);
+        }
         let (child, port) = launch(&arguments, 0).await;
         Anvil { child, url: format!("http://127.0.0.1:{port}"), arguments, port }
     }
