@@ -17,9 +17,9 @@ use tenure_core::retry::ExponentialBackoff;
 
 /// How many hand-overs of one holder are under way at once, if it has few to make.
 pub const IN_FLIGHT: usize = 8;
-/// A holder with many to make has this part of them under way: a round trip carries many roles as quickly as one,
-/// and a large set must be even as soon as a small one.
-const AT_ONCE: usize = 4;
+/// A holder with many to make has this part of them under way, to the last of them: a round trip carries many roles as
+/// quickly as one, and a large set must be even as soon as a small one.
+const AT_ONCE: usize = 8;
 /// How long a member must have been there before a role is placed with it, in leases.
 const SETTLED: u32 = 2;
 /// How long a role that was handed over stays where it is, in leases, unless its holder has too many.
@@ -164,6 +164,8 @@ pub struct Mover {
     arrived: BTreeMap<String, Tick>,
     /// The hand-overs that are under way.
     leaving: BTreeMap<String, Leaving>,
+    /// The most that there were to make since there were none.
+    most: usize,
     refusals: BTreeMap<String, Refusals>,
 }
 
@@ -196,6 +198,7 @@ impl Mover {
             held: BTreeMap::new(),
             arrived: BTreeMap::new(),
             leaving: BTreeMap::new(),
+            most: 0,
             refusals: BTreeMap::new(),
         }
     }
@@ -219,7 +222,7 @@ impl Mover {
         Wishes { wanted: self.wanted(), moves }
     }
 
-    fn moves(&self, now: Tick) -> Vec<(String, String)> {
+    fn moves(&mut self, now: Tick) -> Vec<(String, String)> {
         let mine = self.held.values().filter(|holding| holding.member == self.me).count();
         let stays = mine.saturating_sub(self.leaving.len());
         let rests =
@@ -242,7 +245,9 @@ impl Mover {
         ready.extend(resting);
         // Again as many only when half of them are over: every hand-over wakes all members, which claim what was
         // let go together by one statement. One that drains for long does not hold up the others.
-        let at_once = IN_FLIGHT.max((ready.len() + self.leaving.len()) / AT_ONCE);
+        let all = ready.len() + self.leaving.len();
+        self.most = if all == 0 { 0 } else { self.most.max(all) };
+        let at_once = IN_FLIGHT.max(self.most / AT_ONCE);
         let fresh = self.leaving.values().filter(|leaving| now < leaving.since + self.lease);
         if fresh.count() * 2 > at_once {
             return Vec::new();
@@ -426,13 +431,24 @@ mod tests {
     }
 
     #[test]
-    fn a_holder_of_very_many_moves_a_quarter_of_them_at_once() {
+    fn a_holder_of_very_many_moves_an_eighth_of_them_at_once_to_the_last() {
         let two = places(2);
         let mut mover = Mover::new(&two[0].member, roles(1000), LEASE);
-        let standing = standing(&mover, &two);
+        let mut standing = standing(&mover, &two);
         mover.decide(&standing, at(0));
-        assert_eq!(mover.decide(&standing, at(6)).moves.len(), 500 / AT_ONCE);
-        assert!(mover.decide(&standing, at(6)).moves.is_empty(), "they are under way");
+        let mut counts = Vec::new();
+        loop {
+            let moves = mover.decide(&standing, at(6)).moves;
+            assert!(mover.decide(&standing, at(6)).moves.is_empty(), "they are under way");
+            if moves.is_empty() {
+                break;
+            }
+            counts.push(moves.len());
+            for (role, member) in moves {
+                standing.held.insert(role, Holding { member, epoch: 2 });
+            }
+        }
+        assert_eq!(counts, [[500 / AT_ONCE; 8].as_slice(), &[500 % (500 / AT_ONCE)]].concat());
     }
 
     #[test]
