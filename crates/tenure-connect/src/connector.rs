@@ -3,36 +3,36 @@
 //! A [`Connector`] tries the servers of a [`Dsn`] in order and returns the first session of the
 //! wanted kind. *Everything* counts against the one deadline: name look-up, TCP, TLS, login and
 //! the check of `target_session_attrs`. A server that says nothing for a quarter of a second (it is frozen, or
-//! cut off) is waited for beside the next one: it must not hold up a failover.
+//! cut off) is waited for beside the next one: it must not hold up a failover. When each is tried, and for how
+//! long, is told in `race`.
 //!
 //! | what happens | what follows |
 //! |---|---|
-//! | no answer for a while | the next server is tried too |
+//! | nothing is said for a while | the next server is tried too |
 //! | no answer, refused, name unknown, TLS fails, "starting up", wrong kind | the next address, then the next server |
-//! | login refused | the end (as in libpq: a wrong password is wrong everywhere, and retries lock accounts) |
+//! | login refused | the end (as in libpq: a wrong password is wrong everywhere, and retries lock accounts), once the servers before it have failed |
 //! | deadline | the end, naming the server that was waited for |
-//! | a caller could not use the session ([`Connector::pass_over`]) | the next attempt starts at the server after that one |
+//! | a caller could not use the session ([`Connector::pass_over`]) | the next attempts start at the server after that one, and come to it when the others have failed |
 //!
 //! It guarantees that a session it returns was verified as [`crate::tls`] says. It does not
 //! retry, does not pool, and does not look whether the server can hold an election (preflight does).
 
-use std::collections::BTreeMap;
+mod race;
+
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Once};
 use std::task::Poll;
 use std::time::Duration;
 
-use futures_util::stream::FuturesUnordered;
-use futures_util::{FutureExt as _, StreamExt as _};
 use rand::seq::SliceRandom;
 use socket2::{SockRef, TcpKeepalive};
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout_at};
 use tokio_postgres::SimpleQueryMessage;
 use tokio_postgres::config::{self as driver, SslNegotiation};
 use tokio_postgres::tls::MakeTlsConnect;
@@ -40,12 +40,10 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 
 use crate::ConnectError;
 use crate::dsn::{ChannelBinding, Dsn, Host, SslMode, TargetSessionAttrs};
-use crate::error::whole_millis;
+use crate::error::{tens_of_millis, whole_millis};
 use crate::socket::Socket;
 use crate::tls::{Tls, TlsError, TlsOptions, Verify};
-
-/// How long a server may be silent before the next one is tried beside it.
-const HEAD_START: Duration = Duration::from_millis(250);
+use race::Servers;
 
 /// The driver's half of a session: nothing happens unless its owner polls it.
 ///
@@ -156,8 +154,8 @@ impl Connector {
     }
 
     /// From now on the attempts of this connector and its clones start at the server after this one,
-    /// and come to it last. For a server that gave a session which could not be used: a deposed
-    /// primary, for example, lets its clients in although none of their commits can finish.
+    /// and come to it when all the others have failed. For a server that gave a session which could not be
+    /// used: a deposed primary, for example, lets its clients in although none of their commits can finish.
     pub fn pass_over(&self, host: &Host) {
         if let Some(place) = self.dsn.hosts().iter().position(|other| other == host) {
             self.passed_over.store(place, Ordering::Relaxed);
@@ -171,17 +169,18 @@ impl Connector {
     }
 
     /// The servers in the order in which an attempt tries them.
-    fn hosts(&self) -> Vec<&Host> {
+    fn servers(&self) -> Servers<'_> {
         let mut hosts: Vec<&Host> = self.dsn.hosts().iter().collect();
         let last = self.passed_over.load(Ordering::Relaxed);
-        if last < hosts.len() {
+        let last_is_passed_over = last < hosts.len();
+        if last_is_passed_over {
             hosts.rotate_left(last + 1);
         }
         if self.dsn.load_balance {
-            let others = if last < hosts.len() { hosts.len() - 1 } else { hosts.len() };
+            let others = hosts.len() - usize::from(last_is_passed_over);
             hosts[..others].shuffle(&mut rand::rng());
         }
-        hosts
+        Servers { hosts, last_is_passed_over }
     }
 
     /// Opens a session within `deadline`.
@@ -242,11 +241,11 @@ impl Connector {
             }
             ref target => std::slice::from_ref(target),
         };
-        let hosts = self.hosts();
+        let servers = self.servers();
         let mut failures = Vec::new();
         for (at, wanted) in passes.iter().enumerate() {
             let until = share(until, passes.len() - at);
-            match self.connect_any(&hosts, application_name, *wanted, until).await {
+            match self.connect_any(&servers, application_name, *wanted, until).await {
                 Ok(session) => return Ok(session),
                 Err(Stop::Here(error)) => return Err(error),
                 Err(Stop::Next(more)) => failures.extend(more),
@@ -258,51 +257,13 @@ impl Connector {
         }
     }
 
-    /// Tries the servers in order: each when the one before it has failed, or has had its head start.
-    async fn connect_any(
-        &self,
-        hosts: &[&Host],
-        application_name: &str,
-        wanted: TargetSessionAttrs,
-        until: Instant,
-    ) -> Result<Session, Stop> {
-        let equal = share(until, hosts.len()).saturating_duration_since(Instant::now());
-        let head_start = equal.min(HEAD_START);
-        // A server that stays silent must not keep the attempt from its end, and the next one from its beginning,
-        // when all the others have answered.
-        let each = share(until, hosts.len().min(3)).saturating_duration_since(Instant::now());
-        let mut left = hosts.iter().enumerate();
-        let mut tried = FuturesUnordered::new();
-        let mut failures = BTreeMap::new();
-        loop {
-            if let Some((at, host)) = left.next() {
-                let until = until.min(Instant::now() + each);
-                let session = self.connect_host(host, application_name, wanted, until);
-                tried.push(session.map(move |session| (at, session)));
-            }
-            // Cancel-safe: what is tried stays in the list.
-            let done = match left.len() {
-                0 => tried.next().await,
-                _ => timeout(head_start, tried.next()).await.unwrap_or_default(),
-            };
-            match done {
-                Some((_, Ok(session))) => return Ok(session),
-                Some((_, Err(Stop::Here(error)))) => return Err(Stop::Here(error)),
-                Some((at, Err(Stop::Next(more)))) => drop(failures.insert(at, more)),
-                None if left.len() == 0 => {
-                    return Err(Stop::Next(failures.into_values().flatten().collect()));
-                }
-                None => {}
-            }
-        }
-    }
-
-    /// Tries each address of a server.
+    /// Tries each address of a server: all but the last one before `soon`, when a server that has said nothing may be
+    /// given up.
     async fn connect_host(
         &self,
         host: &Host,
-        application_name: &str,
-        wanted: TargetSessionAttrs,
+        asked: Asked<'_>,
+        soon: Instant,
         until: Instant,
     ) -> Result<Session, Stop> {
         let addresses =
@@ -310,11 +271,11 @@ impl Connector {
         let mut failures = Vec::new();
         let count = addresses.len();
         for (at, address) in addresses.into_iter().enumerate() {
-            let mut until = share(until, count - at);
+            let mut until = if at + 1 == count { until } else { share(soon, count - at) };
             if let Some(limit) = self.dsn.connect_timeout {
                 until = until.min(Instant::now() + limit);
             }
-            match self.connect_address(host, address, application_name, wanted, until).await {
+            match self.connect_address(host, address, &asked, until).await {
                 Ok(session) => return Ok(session),
                 Err(error) if error.is_auth() => return Err(Stop::Here(error)),
                 Err(error) => failures.push(error),
@@ -338,7 +299,7 @@ impl Connector {
         if let Some(address) = host.address.or_else(|| host.name.parse().ok()) {
             return Ok(vec![Some(address)]);
         }
-        let started = Instant::now();
+        let given = until.saturating_duration_since(Instant::now());
         let lookup = tokio::net::lookup_host((host.name.as_str(), host.port));
         let unreachable = |source| ConnectError::Unreachable { host: host.to_string(), source };
         let mut found: Vec<_> = match timeout_at(until, lookup).await {
@@ -348,7 +309,7 @@ impl Connector {
             Err(_) => {
                 return Err(ConnectError::Deadline {
                     host: host.to_string(),
-                    waited: whole_millis(started.elapsed()),
+                    waited: tens_of_millis(given),
                 });
             }
         };
@@ -366,24 +327,23 @@ impl Connector {
         &self,
         host: &Host,
         address: Option<IpAddr>,
-        application_name: &str,
-        wanted: TargetSessionAttrs,
+        asked: &Asked<'_>,
         until: Instant,
     ) -> Result<Session, ConnectError> {
-        let started = Instant::now();
+        let given = until.saturating_duration_since(Instant::now());
         let mut failure = None;
         for plan in self.plans(host, address) {
             if failure.as_ref().is_some_and(|error| !worth_the_other_way(error)) {
                 break;
             }
-            let attempt = self.attempt(host, address, application_name, wanted, plan);
+            let attempt = self.attempt(host, address, asked, plan);
             match timeout_at(until, attempt).await {
                 Ok(Ok(session)) => return Ok(session),
                 Ok(Err(error)) => failure = Some(error),
                 Err(_) => {
                     failure = Some(ConnectError::Deadline {
                         host: host.to_string(),
-                        waited: whole_millis(started.elapsed()),
+                        waited: tens_of_millis(given),
                     });
                 }
             }
@@ -433,8 +393,7 @@ impl Connector {
         &self,
         host: &Host,
         address: Option<IpAddr>,
-        application_name: &str,
-        wanted: TargetSessionAttrs,
+        asked: &Asked<'_>,
         plan: Plan,
     ) -> Result<Session, ConnectError> {
         if plan.tls == driver::SslMode::Disable
@@ -449,12 +408,14 @@ impl Connector {
         let mut tls = MakeRustlsConnect::new(self.tls.client_config(verify)?);
         let driver_error =
             |error| ConnectError::from_driver(error, host, &self.dsn.user, plan.mode.as_str());
-        let config = self.driver_config(host, application_name, plan.tls);
+        let config = self.driver_config(host, asked.application_name, plan.tls);
         let unreachable = |source| ConnectError::Unreachable { host: host.to_string(), source };
-        let socket = self.socket(host, address).await.map_err(unreachable)?;
+        let mut socket = self.socket(host, address).await.map_err(unreachable)?;
+        socket.tell_first_word(asked.heard.clone());
         let Ok(tls) = MakeTlsConnect::<Socket>::make_tls_connect(&mut tls, &host.name);
         let (client, connection) = config.connect_raw(socket, tls).await.map_err(driver_error)?;
         let mut session = Session { client, connection, host: host.clone() };
+        let wanted = asked.wanted;
         if wanted != TargetSessionAttrs::Any
             && !is_wanted(&mut session, wanted).await.map_err(driver_error)?
         {
@@ -547,6 +508,14 @@ struct Plan {
     mode: SslMode,
     tls: driver::SslMode,
     verify: Verify,
+}
+
+/// What a server is asked for.
+struct Asked<'a> {
+    application_name: &'a str,
+    wanted: TargetSessionAttrs,
+    /// Becomes true with the first that the server says.
+    heard: Arc<AtomicBool>,
 }
 
 /// What a server's failure means for the others.
@@ -679,7 +648,7 @@ mod tests {
             for place in passed_over {
                 connector.clone().pass_over(&dsn.hosts()[*place]);
             }
-            connector.hosts().iter().map(|host| host.port).collect()
+            connector.servers().hosts.iter().map(|host| host.port).collect()
         };
         let three = "host=127.0.0.1,127.0.0.1,127.0.0.1 port=1,2,3";
         assert_eq!(ports(three, &[]), [1, 2, 3]);

@@ -15,6 +15,12 @@ pub(crate) fn whole_millis(time: Duration) -> Duration {
     time - Duration::from_nanos(u64::from(time.subsec_nanos() % 1_000_000))
 }
 
+/// As an outage tells it again and again: the same time must give the same text, whatever the timers added.
+pub(crate) fn tens_of_millis(time: Duration) -> Duration {
+    let tens = (time.as_millis() + 5) / 10;
+    Duration::from_millis(u64::try_from(tens * 10).unwrap_or(u64::MAX))
+}
+
 /// Why there is no session. Nothing is left behind: every socket of the attempt is closed.
 ///
 /// Ask the classifiers rather than match: [`remedy`](Self::remedy) says whether a retry helps,
@@ -30,7 +36,7 @@ pub enum ConnectError {
     Deadline {
         /// The server.
         host: String,
-        /// How long it was given.
+        /// How long it was given, in whole 10 ms.
         waited: Duration,
     },
     /// The name could not be looked up, or no program listens.

@@ -13,7 +13,8 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::path::Path;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -120,6 +121,8 @@ impl Drop for Listed {
 #[derive(Debug)]
 pub struct Socket {
     stream: Stream,
+    /// Becomes true with the first that the server says.
+    heard: Option<Arc<AtomicBool>>,
     _listed: Listed,
 }
 
@@ -137,13 +140,18 @@ impl Socket {
         })?;
         let stream = socket.connect(address).await?;
         stream.set_nodelay(true)?;
-        Ok(Socket { stream: Stream::Tcp(stream), _listed: listed })
+        Ok(Socket { stream: Stream::Tcp(stream), heard: None, _listed: listed })
     }
 
     pub(crate) async fn unix(path: &Path) -> io::Result<Self> {
         let (socket, listed) = Listed::make(UnixSocket::new_stream)?;
         let stream = socket.connect(path).await?;
-        Ok(Socket { stream: Stream::Unix(stream), _listed: listed })
+        Ok(Socket { stream: Stream::Unix(stream), heard: None, _listed: listed })
+    }
+
+    /// Sets `heard` when the server says its first word.
+    pub(crate) fn tell_first_word(&mut self, heard: Arc<AtomicBool>) {
+        self.heard = Some(heard);
     }
 
     /// The TCP stream, if it is one.
@@ -161,10 +169,17 @@ impl AsyncRead for Socket {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        match &mut self.stream {
+        let before = buf.filled().len();
+        let read = match &mut self.stream {
             Stream::Tcp(stream) => Pin::new(stream).poll_read(cx, buf),
             Stream::Unix(stream) => Pin::new(stream).poll_read(cx, buf),
+        };
+        if buf.filled().len() > before
+            && let Some(heard) = self.heard.take()
+        {
+            heard.store(true, Ordering::Relaxed);
         }
+        read
     }
 }
 
