@@ -202,6 +202,11 @@ impl Engine {
         self.roles.get(role).map(|role| (role.life.state(), role.life.epoch()))
     }
 
+    /// Whether the role is released for a stop.
+    pub fn is_stopping(&self, role: &RoleName) -> bool {
+        self.roles.get(role).is_some_and(|role| role.life.is_stopping())
+    }
+
     /// Whether another transaction holds the role's row.
     pub fn is_blocked(&self, role: &RoleName) -> bool {
         self.roles.get(role).is_some_and(|role| role.blocked_since.is_some())

@@ -387,6 +387,11 @@ impl<D: Database> Driver<D> {
             Command::Start { role, answer, stopped } => {
                 // A stop before this start is told first: it is not the one that `stopped` waits for.
                 self.outputs(now);
+                if self.engine.is_stopping(&role) {
+                    // The release takes its time, and the lifecycle takes no start meanwhile.
+                    self.roles.hold_start(&role, answer, stopped);
+                    return;
+                }
                 match self.engine.state(&role) {
                     Some((LockState::Stopped, _)) => self.roles.await_registration(&role, answer),
                     Some(_) => drop(answer.send(Ok(()))),
@@ -400,6 +405,7 @@ impl<D: Database> Driver<D> {
             Command::Stop { role, stopped } => {
                 self.outputs(now);
                 if !matches!(self.engine.state(&role), Some((LockState::Stopped, _))) {
+                    self.roles.take_back_starts(&role);
                     self.roles.await_stop(&role, stopped);
                 }
                 self.engine.input(&role, Input::StopRequested, now);
@@ -435,7 +441,14 @@ impl<D: Database> Driver<D> {
                     let trouble = self.connecting.trouble.as_ref();
                     let logged = matches!(&notice, Notice::Error(error) if trouble == Some(error));
                     let member = self.profile.identity.as_str();
+                    let has_stopped = matches!(notice, Notice::Stopped);
                     self.roles.notice(&role, member, epoch, notice, logged, now);
+                    if has_stopped {
+                        for (answer, stopped) in self.roles.held_starts(&role) {
+                            let role = role.clone();
+                            self.command(Command::Start { role, answer, stopped }, now);
+                        }
+                    }
                 }
                 Output::Gate(role, epoch) => self.roles.gate(&role, epoch),
                 Output::Renewed => self.roles.renewed(),

@@ -93,7 +93,7 @@ impl LeaderLock {
         self.publisher.gate.clone()
     }
 
-    /// Takes part in the race. Idempotent.
+    /// Takes part in the race. Idempotent. A role that is released for a stop takes part again once it has stopped.
     ///
     /// A database that cannot be asked now is no error: the role follows, and is registered when the
     /// database answers.

@@ -162,6 +162,11 @@ impl Lifecycle {
         }
     }
 
+    /// Whether the role is released for a stop: it ends in [`LockState::Stopped`], and a start before that is lost.
+    pub fn is_stopping(&self) -> bool {
+        matches!(self.state, State::Releasing(Releasing { then: Next::Stop, .. }))
+    }
+
     /// The epoch of the term that is waited for, led, won back or released.
     pub fn epoch(&self) -> Option<Epoch> {
         match self.state {

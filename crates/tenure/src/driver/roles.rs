@@ -26,6 +26,8 @@ struct Role {
     starts: Vec<Answer>,
     /// Callers of `shutdown` and of `while_leading` that wait for the next stop.
     stops: Vec<Stopped>,
+    /// Starts that came while the role was released for a stop: they are carried out after it.
+    held: Vec<(Answer, Option<Stopped>)>,
     /// When the term began that goes on.
     led_since: Option<Tick>,
     /// The attempts to lead since the last term.
@@ -57,6 +59,7 @@ impl Roles {
         let role = Role {
             starts: Vec::new(),
             stops: Vec::new(),
+            held: Vec::new(),
             led_since: None,
             attempts: 0,
             obstacle: None,
@@ -79,6 +82,28 @@ impl Roles {
             // Callers may have gone: one that begins its work anew for every term must not fill the list.
             role.stops.retain(|waiting| !waiting.is_closed());
             role.stops.push(stopped);
+        }
+    }
+
+    /// The start waits for the end of the stop under way.
+    pub(super) fn hold_start(&mut self, role: &RoleName, answer: Answer, stopped: Option<Stopped>) {
+        if let Some(role) = self.0.get_mut(role) {
+            role.held.push((answer, stopped));
+        }
+    }
+
+    /// The starts that waited for the stop, in their order.
+    pub(super) fn held_starts(&mut self, role: &RoleName) -> Vec<(Answer, Option<Stopped>)> {
+        self.0.get_mut(role).map(|role| std::mem::take(&mut role.held)).unwrap_or_default()
+    }
+
+    /// A stop follows the starts that wait for one: the stop under way serves both, and they are answered with it.
+    pub(super) fn take_back_starts(&mut self, role: &RoleName) {
+        for (answer, stopped) in self.held_starts(role) {
+            self.await_registration(role, answer);
+            if let Some(stopped) = stopped {
+                self.await_stop(role, stopped);
+            }
         }
     }
 

@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use tenure::config::RoleSpec;
 use tenure::operate::{Operator, TermEnd};
-use tenure::{Epoch, Identity, LockKey, LockState, Member, Notice, RoleName};
+use tenure::{
+    Act, Epoch, Identity, LeaderLock, LockKey, LockState, Member, Notice, RoleName, TenureError,
+};
 use tenure_testkit::Database;
 
 use crate::stage::{
@@ -497,6 +499,70 @@ async fn work_ends_with_the_stop_although_a_start_follows_it_at_once() {
     ended.expect("no panic").expect("no error");
     assert_ne!(lock.state(), LockState::Stopped);
     gone(other).await;
+    gone(member).await;
+}
+
+/// A leader whose release waits for the act, and that has been told to stop.
+async fn stopping(lock: &LeaderLock) -> Act {
+    let mut events = lock.events();
+    let act = lock.begin_act(Duration::from_millis(1)).unwrap();
+    let late = lock.shutdown(Some(Duration::from_millis(1))).await;
+    assert!(matches!(late, Err(TenureError::Timeout { .. })), "{late:?}");
+    let releases = async {
+        while lock.state() != LockState::Releasing {
+            let _ = events.recv().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, releases).await.expect("it releases");
+    act
+}
+
+#[tokio::test]
+async fn a_start_while_the_role_is_released_for_a_stop_is_carried_out_after_it() {
+    let database = database().await;
+    let (member, lock) = leader(&database, "r").await;
+    let mut events = lock.events();
+    let act = stopping(&lock).await;
+    let (started, ()) = tokio::join!(lock.start(), async { drop(act) });
+    started.unwrap();
+    let token = lock.wait_for_leadership(Some(PATIENCE)).await.expect("it leads again");
+    assert_eq!(token.epoch, Epoch(2));
+    let stops = std::iter::from_fn(|| events.try_recv().ok())
+        .filter(|event| matches!(event.notice, Notice::Stopped));
+    assert_eq!(stops.count(), 1, "the stop was carried out first");
+    gone(member).await;
+}
+
+#[tokio::test]
+async fn a_stop_after_such_a_start_takes_it_back() {
+    let database = database().await;
+    let (member, lock) = leader(&database, "r").await;
+    let act = stopping(&lock).await;
+    let (started, stopped, ()) =
+        tokio::join!(lock.start(), lock.shutdown(Some(PATIENCE)), async { drop(act) });
+    started.unwrap();
+    stopped.unwrap();
+    assert_eq!(lock.state(), LockState::Stopped);
+    gone(member).await;
+}
+
+#[tokio::test]
+async fn work_that_begins_while_the_role_is_released_for_a_stop_runs_after_it() {
+    let database = database().await;
+    let (member, lock) = leader(&database, "r").await;
+    let act = stopping(&lock).await;
+    let (told, mut runs) = tokio::sync::mpsc::unbounded_channel();
+    let work = lock.while_leading(|term| {
+        told.send(term.epoch).unwrap();
+        std::future::pending()
+    });
+    let (worked, ()) = tokio::join!(work, async {
+        drop(act);
+        let run = tokio::time::timeout(PATIENCE, runs.recv()).await.expect("it runs");
+        assert_eq!(run, Some(Epoch(2)));
+        lock.shutdown(Some(PATIENCE)).await.unwrap();
+    });
+    worked.unwrap();
     gone(member).await;
 }
 
