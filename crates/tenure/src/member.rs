@@ -21,6 +21,8 @@ use crate::lock::{LeaderLock, Observed, SideSession, started};
 use crate::postgres::Postgres;
 use crate::seat::Profile;
 
+/// How long a task that was aborted is waited for.
+const ABORT: Duration = Duration::from_secs(1);
 /// Longer than any process runs.
 const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 
@@ -256,7 +258,9 @@ impl Member {
     ///
     /// # Errors
     /// [`TenureError::Timeout`] if that took longer than `within`: then everything is dropped, every gate
-    /// shuts, and the server frees the locks at the latest when it notices.
+    /// shuts, and the server frees the locks at the latest when it notices. A call of the program's own that blocks
+    /// the member, such as a [`RetryStrategy`](crate::RetryStrategy), is waited for one second longer; with its end
+    /// everything is dropped.
     pub async fn shutdown(mut self, within: Option<Duration>) -> Result<(), TenureError> {
         let _ = self.handle.send(Command::Leave);
         match within {
@@ -264,9 +268,9 @@ impl Member {
             Some(limit) => {
                 if timeout(limit, &mut self.task).await.is_err() {
                     self.task.abort();
-                    // The roles stop where the task is dropped, which is another thread's work. It has no
-                    // await left to run to, so this is at once.
-                    drop((&mut self.task).await);
+                    // The roles stop where the task is dropped, which is another thread's work, and at once if the
+                    // task waits. An abort does not interrupt a call that blocks it, such as a retry strategy's.
+                    let _ = timeout(ABORT, &mut self.task).await;
                     return Err(TenureError::Timeout { what: "the shutdown", limit });
                 }
             }

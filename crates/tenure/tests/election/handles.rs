@@ -1,14 +1,14 @@
 //! What a handle can change while its member runs.
 
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use tenure::config::{Config, RoleSpec};
 use tenure::connect::dsn::NoEnv;
 use tenure::connect::{Dsn, Renewal};
 use tenure::operate::Operator;
-use tenure::{Epoch, TenureError, preflight};
+use tenure::{Epoch, LockState, RetryContext, RetryStrategy, TenureError, preflight};
 
 use crate::stage::{
     PATIENCE, candidate, config, database, follows, gone, leads, one, start, until,
@@ -149,4 +149,47 @@ async fn members_operators_and_the_preflight_ask_for_the_connection_string_anew(
     let findings = preflight::check(&config).await.expect("a look");
     assert!(findings.refusal().is_none(), "{findings:?}");
     gone(member).await;
+}
+
+/// Blocks its thread when it is asked, until the test lets it go.
+#[derive(Debug)]
+struct Blocks {
+    asked: mpsc::Sender<()>,
+    go: Mutex<mpsc::Receiver<()>>,
+}
+
+impl RetryStrategy for Blocks {
+    fn next_delay(&self, _: &RetryContext, _: Option<Duration>, _: f64) -> Option<Duration> {
+        let _ = self.asked.send(());
+        // The rest of the runtime goes on: a thread that blocks by itself may be the one that keeps its timers.
+        let _ = tokio::task::block_in_place(|| self.go.lock().unwrap().recv());
+        Some(Duration::from_millis(50))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_shutdown_returns_although_a_strategy_blocks_the_member() {
+    let database = database().await;
+    let client = database.client().await.unwrap();
+    let ((asked, was_asked), (go, gone)) = (mpsc::channel(), mpsc::channel());
+    let strategy = Arc::new(Blocks { asked, go: Mutex::new(gone) });
+    let member = start(config(&database).role(RoleSpec::named("r")).retry(strategy)).await;
+    let lock = member.locks().remove(0);
+    lock.start().await.unwrap();
+    leads(&lock).await;
+    // A seat that is lost before it has lasted for a lease asks the strategy.
+    tenure_testkit::until("the strategy is asked", async || {
+        let end = "select count(pg_terminate_backend(pid)) from pg_stat_activity \
+            where datname = current_database() and pid <> pg_backend_pid()";
+        client.query_one(end, &[]).await.unwrap();
+        was_asked.try_recv().is_ok()
+    })
+    .await;
+    let limit = Duration::from_millis(100);
+    let left = tokio::time::timeout(PATIENCE, member.shutdown(Some(limit))).await;
+    // Before anything can fail: the runtime waits for its threads.
+    drop(go);
+    let left = left.expect("it returns");
+    assert!(matches!(left, Err(TenureError::Timeout { .. })), "{left:?}");
+    tenure_testkit::until("the role stops", async || lock.state() == LockState::Stopped).await;
 }
