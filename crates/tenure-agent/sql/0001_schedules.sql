@@ -92,20 +92,29 @@ end $$;
 
 -- Whether a slot that this term runs, as its row says, may still be at work. A lost session is no proof that it is
 -- not: the gate and the work outlive it by up to a lease. Proof is
---   * a role without a debt: that is cleared with nothing in flight;
---   * a later term that acts: another member has waited for that, and the same member has long begun it;
---   * a member that was silent for longer than its lease, by this server's clock: the role may have no candidate any
---     more, and then no claimant waits for it.
+--   * an exclusive role without a debt: that is cleared with nothing in flight. A fenced role's debt says this of its
+--     last term alone;
+--   * a later term that acts: under `exclusive` another member has waited for that; the same member, and any member of a
+--     fenced role, has not, and must have begun long ago;
+--   * a member that was silent for long: the role may have no candidate any more, and then no claimant waits for it.
+-- Long is two leases and a second. The member may have been seen by another server, whose clock is behind this one's,
+-- and its last beats may be lost with a failover.
 create function tenure_agent.may_run(p_role text, p_epoch bigint, p_member text) returns boolean
 language sql volatile
 begin atomic
-    select exists (select from tenure.role r where r.name = p_role and r.debtor is not null)
-       and exists (select from tenure.member m
-                       cross join lateral (select clock_timestamp() - m.lease_ms * interval '1.1 ms' as long_ago) l
-                   where m.identity = p_member and m.seen_at > l.long_ago
-                     and not exists (select from tenure.term t
-                                     where t.role = p_role and t.epoch > p_epoch and t.acting_at is not null
-                                       and (t.member <> p_member or t.acting_at < l.long_ago)));
+    select exists (
+        select from tenure.role r
+            join tenure.member m on m.identity = p_member
+            cross join lateral (
+                select clock_timestamp() - (2 * m.lease_ms::bigint + 1000) * interval '1 ms' as long_ago) l
+            cross join lateral (
+                select count(*) > 0 as acts,
+                       coalesce(bool_or(r.policy = 'exclusive' and t.member <> p_member
+                                        or t.acting_at < l.long_ago), false) as proves
+                from tenure.term t
+                where t.role = p_role and t.epoch > p_epoch and t.acting_at is not null) later
+        where r.name = p_role and m.seen_at > l.long_ago and not later.proves
+          and (r.debtor is not null or r.policy = 'fenced' and later.acts));
 end;
 
 -- The leader's file decides: makes the role's schedules what it says, and answers with their state.
@@ -116,6 +125,11 @@ create function tenure_agent.define(p_role text, p_epoch bigint, p_schedules jso
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
     perform tenure.fence(p_role, p_epoch);
+    -- The roles have different fences: these rows order a move with the claims of the other role's leader. A statement
+    -- of its own, so that the next one sees what was claimed before; all of them at once, in one order.
+    perform from tenure_agent.schedule s
+        where s.role = p_role or s.name in (select d->>'name' from jsonb_array_elements(p_schedules) d)
+        order by s.name for update;
     insert into tenure_agent.schedule as s (name, role, timing, definition, digest, epoch, watermark, next_at)
         select d->>'name', p_role, d->>'timing', d->'definition', d->>'digest', p_epoch, clock_timestamp(),
                tenure_agent.instant((d->>'next')::bigint)
@@ -169,6 +183,10 @@ declare
     answers jsonb := '[]';
 begin
     perform tenure.fence(p_role, p_epoch);
+    -- No schedule moves to another role meanwhile.
+    perform from tenure_agent.schedule c
+        where c.role = p_role and c.name in (select e->>'schedule' from jsonb_array_elements(p_slots) e)
+        order by c.name for update;
     for one in select e from jsonb_array_elements(p_slots) with ordinality x(e, n) order by n loop
         slot_at := tenure_agent.instant((one->>'at')::bigint);
         if slot_at > clock_timestamp() then
@@ -220,6 +238,8 @@ declare
     began boolean;
 begin
     perform tenure.fence(p_role, p_epoch);
+    -- It does not move to another role meanwhile.
+    perform from tenure_agent.schedule c where c.name = p_schedule for update;
     update tenure_agent.slot s set state = 'running', attempts = p_number, epoch = p_epoch,
         member = p_member, retry_at = null, ended_at = null,
         ordered_by = coalesce((select o.by from tenure_agent.run_order o where o.id = p_order), s.ordered_by),
@@ -257,15 +277,17 @@ begin
 end $$;
 
 -- Records how a slot's attempt ended, and what becomes of the slot. An attempt that has ended stays as it is; so does
--- all of a schedule that is another role's by now, and a slot that has another attempt.
+-- all of a schedule that is another role's by now (recorded: false), and a slot that has another attempt.
 create function tenure_agent.finish(p_role text, p_epoch bigint, p_member text, p_end jsonb) returns jsonb
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
     slot_at timestamptz := tenure_agent.instant((p_end->>'at')::bigint);
 begin
     perform tenure.fence(p_role, p_epoch);
-    if not exists (select from tenure_agent.schedule c where c.name = p_end->>'schedule' and c.role = p_role) then
-        return jsonb_build_object('now', tenure_agent.micros(clock_timestamp()));
+    -- It does not move to another role meanwhile.
+    perform from tenure_agent.schedule c where c.name = p_end->>'schedule' and c.role = p_role for update;
+    if not found then
+        return jsonb_build_object('now', tenure_agent.micros(clock_timestamp()), 'recorded', false);
     end if;
     update tenure_agent.attempt a set ended_at = clock_timestamp(), how = p_end->>'how',
         code = (p_end->>'code')::integer, reason = p_end->>'reason', output = p_end->>'output'
@@ -276,7 +298,7 @@ begin
         ended_at = case when p_end->>'state' in ('queued', 'waiting') then null else clock_timestamp() end
         where s.schedule = p_end->>'schedule' and s.at = slot_at
           and s.attempts = (p_end->>'attempt')::integer and s.state in ('queued', 'running', 'waiting');
-    return jsonb_build_object('now', tenure_agent.micros(clock_timestamp()));
+    return jsonb_build_object('now', tenure_agent.micros(clock_timestamp()), 'recorded', true);
 end $$;
 
 -- What an agent asks now and then, once for all its roles: the time, and the orders for what it leads.

@@ -29,6 +29,8 @@ const LOOK: Duration = Duration::from_secs(1);
 const ELSEWHERE: Duration = Duration::from_secs(5);
 /// Why work whose row was committed did not start.
 const GATE_SHUT: &str = "the gate had shut";
+/// Why an end is not in the tables.
+const NOT_RECORDED: &str = "not recorded: the schedule is another role's";
 /// How many slots one statement claims at most.
 const BATCH: usize = 100;
 
@@ -443,8 +445,7 @@ impl Shift<'_> {
                 let none = Details::default();
                 let end = self.unrecorded.get(&(slot.clone(), *number));
                 let details = end.map_or(&none, |end| &end.details);
-                let finished = crew.store.finish(term, slot, *number, *how, *then, details);
-                finished.await.map(|()| true)
+                crew.store.finish(term, slot, *number, *how, *then, details).await
             }
             Effect::Claim { .. } | Effect::Start { .. } | Effect::Stop { .. } => Ok(true),
         };
@@ -455,7 +456,7 @@ impl Shift<'_> {
         Ok(())
     }
 
-    /// The database has carried an effect out, or said no to an attempt.
+    /// The database has carried an effect out, or said no to an attempt or to an end.
     fn answered(&mut self, effect: Effect, yes: bool) {
         match effect {
             Effect::Attempt { slot, number, .. } => {
@@ -472,10 +473,11 @@ impl Shift<'_> {
             }
             Effect::Finish { slot, number, how, then } => {
                 let end = self.unrecorded.remove(&(slot.clone(), number));
-                let mut event = self.event("run_ended", &slot, number).because(how.to_string());
+                let why = if yes { how.to_string() } else { NOT_RECORDED.to_owned() };
+                let mut event = self.event("run_ended", &slot, number).because(why);
                 event.code = end.and_then(|end| end.details.code);
                 self.crew.events.tell(event);
-                if then == Then::Dead {
+                if yes && then == Then::Dead {
                     self.tell("dead_letter", &slot, number, &how.to_string());
                 }
                 self.engine.recorded(&slot);

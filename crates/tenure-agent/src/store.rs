@@ -295,7 +295,7 @@ impl Store {
         self.ask::<Value>(&sql).await.map(drop)
     }
 
-    /// Records an end.
+    /// Records an end; false: the schedule is another role's by now, and nothing was written.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -307,7 +307,7 @@ impl Store {
         how: How,
         then: Then,
         details: &Details,
-    ) -> Result<(), StoreError> {
+    ) -> Result<bool, StoreError> {
         let retry_at = match then {
             Then::Retry(at) => Some(at.as_microsecond()),
             Then::Over | Then::Dead => None,
@@ -330,7 +330,11 @@ impl Store {
             literal(term.member.as_str()),
             jsonb(&end)
         );
-        self.ask::<Value>(&sql).await.map(drop)
+        #[derive(Deserialize)]
+        struct Finished {
+            recorded: bool,
+        }
+        self.ask::<Finished>(&sql).await.map(|answer| answer.recorded)
     }
 
     /// Which of these roles have schedules, as their last leaders had it. None where there is no schema, or none that
