@@ -291,6 +291,11 @@ impl Engine {
         now: Timestamp,
     ) -> Change {
         let Some(incident) = self.incidents.get_mut(&message.key) else { return Change::default() };
+        // With lasting keys an incident has the key of the one before it, whose last message may still be under way. A
+        // table has microseconds.
+        if message.opened.as_microsecond() < incident.opened.as_microsecond() {
+            return Change::default();
+        }
         let Some(delivery) = incident.deliveries.get_mut(&message.notifier) else {
             return Change::default();
         };

@@ -112,6 +112,23 @@ fn an_incident_is_one_message_and_its_end_another_under_the_same_key() {
 }
 
 #[test]
+fn a_late_end_of_an_incident_is_not_taken_for_that_of_the_next_one_with_its_key() {
+    let mut engine = Engine::with_lasting_keys("g");
+    step(&mut engine, 0, found(&["a"]), 0);
+    sent(&mut engine, 0);
+    step(&mut engine, 0, found(&[]), 10);
+    let end = due(&engine, 10).remove(0);
+    // It is still under way when the second outage begins.
+    step(&mut engine, 0, found(&["a"]), 20);
+    for answer in [Err("no answer".to_owned()), Ok(())] {
+        assert!(engine.answered(&end, answer, at(21)).is_empty());
+    }
+    assert_eq!(sent(&mut engine, 21), [(Kind::Firing, end.key.clone())]);
+    step(&mut engine, 0, found(&[]), 30);
+    assert_eq!(sent(&mut engine, 30), [(Kind::Resolved, end.key)]);
+}
+
+#[test]
 fn alerts_of_a_rule_are_one_message_and_those_that_join_are_an_update_after_a_while() {
     let mut engine = Engine::default();
     step(&mut engine, 0, found(&["a", "b"]), 0);
