@@ -23,6 +23,9 @@ use crate::schedules::{Roster, ScheduleStartError, forget, post};
 use crate::store::Store;
 use crate::work::Job;
 
+/// Longer than any process runs.
+const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 86_400);
+
 /// A member, with what its leaders run: the commands, schedules, shards, retention and alerts of a [`Plan`].
 ///
 /// Dropping it ends everything at once: guardians end their children, and no run's end is recorded.
@@ -41,6 +44,8 @@ pub struct Agent {
     events: Events,
     alerts: Option<(watch::Sender<Arc<Setup>>, AbortHandle)>,
     refused: watch::Sender<Option<TenureError>>,
+    /// Dropped when the member has left: nothing more is told of its roles.
+    told: watch::Sender<()>,
     tasks: JoinSet<()>,
 }
 
@@ -82,6 +87,7 @@ impl Agent {
         let store = Arc::new(Store::new(&config, &name)?);
         let mut tasks = JoinSet::new();
         let (refused, led) = (watch::channel(None).0, watch::channel(0).0);
+        let told = watch::channel(()).0;
         let (jobs, scheduled) = watch::channel(Arc::new(plan.jobs.clone()));
         let locks = member.locks();
         tasks.spawn(forget(
@@ -94,7 +100,8 @@ impl Agent {
         for lock in locks {
             let (refused, led) = (refused.clone(), led.clone());
             let (store, events) = (store.clone(), events.clone());
-            tasks.spawn(relay(lock.events(), lock, store, events, refused, led));
+            let told = told.subscribe();
+            tasks.spawn(relay(lock.events(), lock, store, events, refused, led, told));
         }
         drop(led);
         for shards in &plan.shards {
@@ -133,6 +140,7 @@ impl Agent {
             plan,
             alerts,
             refused,
+            told,
             events,
             tasks,
         };
@@ -224,7 +232,7 @@ impl Agent {
     /// # Errors
     /// [`TenureError::Timeout`] if it took longer than `within`.
     pub async fn shutdown(self, within: Duration) -> Result<(), TenureError> {
-        let Agent { mut member, mut tasks, commands, jobs, retention, alerts, .. } = self;
+        let Agent { mut member, mut tasks, commands, jobs, retention, alerts, told, .. } = self;
         let member = loop {
             match Arc::try_unwrap(member) {
                 Ok(member) => break member,
@@ -237,8 +245,9 @@ impl Agent {
         if let Some((_, watching)) = &alerts {
             watching.abort();
         }
-        let until = Instant::now() + within;
+        let until = Instant::now() + within.min(FOR_EVER);
         let mut left = member.shutdown(Some(within)).await;
+        drop(told);
         if left.is_ok() {
             let ended = timeout_at(until, async { while tasks.join_next().await.is_some() {} });
             let late =
@@ -258,8 +267,9 @@ impl Agent {
     }
 }
 
-/// Passes on what a role's lifecycle says, and writes down for people what no other table has. `led` counts how often
-/// the role's gate opened.
+/// Passes on what a role's lifecycle says, and writes down for people what no other table has, until the role has
+/// stopped or all is `told`: a role that was never started tells of no stop. `led` counts how often the role's gate
+/// opened.
 async fn relay(
     mut notices: broadcast::Receiver<tenure::Event>,
     lock: LeaderLock,
@@ -267,10 +277,17 @@ async fn relay(
     events: Events,
     refused: watch::Sender<Option<TenureError>>,
     led: watch::Sender<u64>,
+    mut told: watch::Receiver<()>,
 ) {
     let role = lock.role().clone();
     loop {
-        let notice = match notices.recv().await {
+        // Both branches are cancel-safe. What was said before the end comes first.
+        let said = tokio::select! {
+            biased;
+            said = notices.recv() => said,
+            _ = told.changed() => return,
+        };
+        let notice = match said {
             Ok(event) => event.notice,
             Err(RecvError::Lagged(missed)) => {
                 let why = format!("{missed} events were missed");
@@ -338,7 +355,8 @@ mod tests {
         let store = Arc::new(Store::new(&config, "test").expect("a store"));
         let (led, mut openings) = watch::channel(0);
         let (events, refused) = (Events::channel().0, watch::channel(None).0);
-        tokio::spawn(relay(lock.events(), lock.clone(), store, events, refused, led));
+        let (_told, told) = watch::channel(());
+        tokio::spawn(relay(lock.events(), lock.clone(), store, events, refused, led, told));
         lock.start().await.expect("it takes part");
         reaches(1, &mut openings).await;
         group.terminate(&lock);

@@ -4,3 +4,4 @@ mod moves;
 mod probes;
 mod schedules;
 mod shards;
+mod shutdown;
