@@ -112,7 +112,7 @@ pub struct Engine<M: StateMachine, C: Commit = Raft> {
     oldest: u64,
     fetch: Option<Fetch>,
     asked: Asked,
-    /// When a member was last heard, or there was none to hear.
+    /// When a member was last heard, or there was none to hear; later by the time for which this node did not run.
     heard: Tick,
     stranded: bool,
     next_tick: Tick,
@@ -389,6 +389,9 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
         }
         self.settle(now);
         if self.next_tick <= now {
+            // A node that was suspended could hear nothing: that time does not count.
+            let away = now.saturating_since(self.next_tick);
+            self.heard = (self.heard + away).min(now);
             self.next_tick = now + TICK;
             self.checkpoint(now);
             self.tick_goals(now);

@@ -276,6 +276,29 @@ mod tests {
     }
 
     #[test]
+    fn a_node_that_was_suspended_is_not_stranded_before_a_member_could_answer() {
+        let mut engine = founder(&[peer(1), peer(2)]);
+        let at = |second: u64| START + Duration::from_secs(second);
+        let run = |engine: &mut Engine<Kv>, from: u64, to: u64| {
+            let mut now = at(from);
+            while now < at(to) {
+                now = engine.poll_timeout().min(at(to));
+                engine.handle_timeout(now);
+                while engine.poll_output().is_some() {}
+            }
+        };
+        run(&mut engine, 0, 1);
+        engine.handle_timeout(at(3601));
+        assert!(!engine.is_stranded(), "it woke up just now");
+        run(&mut engine, 3601, 3629);
+        assert!(!engine.is_stranded(), "a while is nothing");
+        run(&mut engine, 3629, 3632);
+        assert!(engine.is_stranded());
+        engine.handle_timeout(at(7200));
+        assert!(engine.is_stranded(), "it was before it was suspended");
+    }
+
+    #[test]
     fn the_longest_lease_is_forgotten_when_its_last_promise_has_ended() {
         let leader = peer(1);
         let mut engine = founder(&[leader, peer(2)]);
