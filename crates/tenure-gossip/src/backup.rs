@@ -19,8 +19,10 @@ use crate::identity::{Keys as _, PeerId};
 use crate::machine::StateMachine;
 use crate::storage::{Store, StoreError};
 
-/// How the file begins: what it is, and its version. 1 did not say which transactions were rejected.
-const MAGIC: &[u8; 16] = b"tenure backup  2";
+/// How the file begins: what it is. The digit of its form follows.
+const MAGIC: &[u8; 15] = b"tenure backup  ";
+/// 1 did not say which transactions were rejected.
+const FORM: u8 = b'2';
 /// Terms of one generation: an election a second for half a year. Large enough that no former leader can have
 /// a term of the next generation, small enough that a fresh node believes it.
 const TERMS: u64 = 1 << 24;
@@ -46,6 +48,17 @@ pub enum BackupError {
         path: PathBuf,
         /// What is wrong.
         why: String,
+    },
+    /// Another version of this program wrote the file.
+    #[error(
+        "{}: a backup of form {form}, and this version of tenure reads form {}; use the version that wrote it",
+        path.display(), char::from(FORM)
+    )]
+    OtherForm {
+        /// The file.
+        path: PathBuf,
+        /// Its form.
+        form: char,
     },
     /// There is something in the folder already.
     #[error(
@@ -218,7 +231,7 @@ impl Backup {
         let body = postcard::to_stdvec(self).expect("plain data can always be encoded");
         let mut options = std::fs::OpenOptions::new();
         let mut file = options.write(true).create_new(true).mode(0o600).open(path).map_err(fail)?;
-        for part in [MAGIC.as_slice(), blake3::hash(&body).as_bytes(), &body] {
+        for part in [MAGIC.as_slice(), &[FORM], blake3::hash(&body).as_bytes(), &body] {
             file.write_all(part).map_err(fail)?;
         }
         file.sync_all().map_err(fail)
@@ -232,7 +245,13 @@ impl Backup {
         let damaged = |why: &str| BackupError::Damaged { path: path.to_owned(), why: why.into() };
         let bytes =
             std::fs::read(path).map_err(|why| BackupError::Io { path: path.to_owned(), why })?;
-        let rest = bytes.strip_prefix(MAGIC).ok_or_else(|| damaged("it begins otherwise"))?;
+        let rest = match bytes.strip_prefix(MAGIC).and_then(<[u8]>::split_first) {
+            Some((&FORM, rest)) => rest,
+            Some((form, _)) if form.is_ascii_digit() => {
+                return Err(BackupError::OtherForm { path: path.to_owned(), form: (*form).into() });
+            }
+            Some(_) | None => return Err(damaged("it begins otherwise")),
+        };
         let (hash, body) = rest.split_first_chunk::<32>().ok_or_else(|| damaged("it is cut"))?;
         if blake3::hash(body) != blake3::Hash::from_bytes(*hash) {
             return Err(damaged("its hash is another one"));
@@ -357,6 +376,21 @@ mod tests {
         let mut bytes = std::fs::read(&path).unwrap();
         *bytes.last_mut().unwrap() ^= 1;
         std::fs::write(&path, bytes).unwrap();
+        assert!(matches!(Backup::read(&path), Err(BackupError::Damaged { .. })));
+    }
+
+    #[test]
+    fn a_file_of_another_form_is_refused_with_its_number_and_a_remedy() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("backup");
+        backup().write(&path).unwrap();
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes[MAGIC.len()] = b'1';
+        std::fs::write(&path, bytes).unwrap();
+        let error = Backup::read(&path).unwrap_err();
+        assert!(matches!(error, BackupError::OtherForm { form: '1', .. }), "{error}");
+        assert!(error.to_string().contains("use the version that wrote it"), "{error}");
+        std::fs::write(&path, b"tenure backup  ").unwrap();
         assert!(matches!(Backup::read(&path), Err(BackupError::Damaged { .. })));
     }
 

@@ -48,6 +48,7 @@ impl From<BackupError> for Failure {
             BackupError::NotEmpty(_)
             | BackupError::NoState(_)
             | BackupError::Retired(_)
+            | BackupError::OtherForm { .. }
             | BackupError::Damaged { .. } => Failure::usage(error.to_string()),
             // `BackupError` may grow; whatever it says, nothing was made.
             _ => Failure::failed(error.to_string()),
