@@ -25,6 +25,9 @@ pub struct RetryContext {
 pub trait RetryStrategy: Send + Sync + fmt::Debug {
     /// The delay before the next attempt; `None` gives up, which stops the role.
     ///
+    /// An attempt to connect counts as a part of the delay: it is between the beginnings of two such attempts, and one
+    /// that waited for a silent server for as long is followed by the next at once.
+    ///
     /// `prev` is the delay given last in this cycle, `unit_random` a number in `0.0..1.0` drawn by
     /// the caller, so that the strategy itself stays a pure function.
     fn next_delay(
@@ -88,7 +91,7 @@ impl RetryStrategy for ExponentialBackoff {
     }
 }
 
-/// The same delay every time.
+/// The same delay every time, counted as [`RetryStrategy::next_delay`] says.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct FixedInterval {
     /// The delay. Default 5 s.

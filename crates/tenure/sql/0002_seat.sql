@@ -54,9 +54,10 @@ create function tenure.unlock_key(k bigint, pair boolean) returns boolean langua
 return case when pair then pg_advisory_unlock((k >> 32)::integer, (k << 32 >> 32)::integer)
             else pg_advisory_unlock(k) end;
 
--- One role of a claim, as it is asked for.
+-- One role of a registration.
 create type tenure.candidacy as (role text, key bigint, pair boolean, policy text, priority integer,
                                  ready boolean, observer boolean, withdraw boolean);
+-- One role of a claim, as it is asked for.
 create type tenure.ask as (role text, key bigint, pair boolean, seen bigint, keep bigint,
                            insist boolean);
 

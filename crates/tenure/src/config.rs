@@ -238,7 +238,8 @@ impl Config {
         self.renewal.clone()
     }
 
-    /// How attempts to connect are paced: as [`Config::retry`] where that is written. Default:
+    /// How attempts to connect are paced, from the beginning of one to that of the next: as [`Config::retry`] where
+    /// that is written. An attempt that took longer than its delay is followed by the next at once. Default:
     /// exponential, 40 ms to one heartbeat, spread by 20 %; a longest delay that is not written is one
     /// heartbeat.
     #[must_use]
