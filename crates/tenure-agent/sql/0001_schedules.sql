@@ -334,6 +334,6 @@ begin
     insert into tenure_agent.run_order (schedule, at, by) values (p_schedule, p_at, p_by) returning id into n;
     insert into tenure.event (role, kind, detail)
         values (s.role, 'run_schedule', 'asked by ' || p_by || ', schedule ' || p_schedule
-                || coalesce(', slot ' || p_at::text, ''));
+                || coalesce(', slot ' || to_char(p_at at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"'), ''));
     return jsonb_build_object('id', n, 'role', s.role);
 end $$;
