@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::child::{Post, Stop};
 use crate::definition::Schedule;
-use crate::engine::{Answer, Effect, Engine, Fate, Outcome, Slot, Then, Why};
+use crate::engine::{Answer, Effect, Engine, Fate, How, Outcome, Slot, Then, Why};
 use crate::event::{Event, Events};
 use crate::store::{Details, FencedTerm, Store, StoreError, WaitingOrder};
 use crate::work::{Job, Run};
@@ -442,10 +442,19 @@ impl Shift<'_> {
                 crew.store.requeue(term, slot, *number).await.map(|()| true)
             }
             Effect::Finish { slot, number, how, then } => {
-                let none = Details::default();
                 let end = self.unrecorded.get(&(slot.clone(), *number));
-                let details = end.map_or(&none, |end| &end.details);
-                crew.store.finish(term, slot, *number, *how, *then, details).await
+                let mut details = end.map(|end| end.details.clone()).unwrap_or_default();
+                // How the work took it says less than why it was stopped.
+                match how {
+                    How::Timeout => {
+                        details.reason = Some("it took longer than its timeout".to_owned())
+                    }
+                    How::Replaced => {
+                        details.reason = Some("a later slot took its place".to_owned())
+                    }
+                    How::Succeeded | How::Failed | How::Interrupted => {}
+                }
+                crew.store.finish(term, slot, *number, *how, *then, &details).await
             }
             Effect::Claim { .. } | Effect::Start { .. } | Effect::Stop { .. } => Ok(true),
         };

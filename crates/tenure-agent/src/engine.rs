@@ -449,7 +449,7 @@ impl Engine {
                 return vec![Effect::Requeue { slot: slot.clone(), number }];
             }
             (Outcome::Ended(true), _) => How::Succeeded,
-            (Outcome::Lost, _) | (_, Some(Why::Drain)) => How::Interrupted,
+            (Outcome::Lost, None) | (_, Some(Why::Drain)) => How::Interrupted,
             (_, Some(Why::Timeout)) => How::Timeout,
             (_, Some(Why::Replaced)) => How::Replaced,
             (Outcome::Ended(false), None) => How::Failed,

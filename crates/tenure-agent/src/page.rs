@@ -161,7 +161,9 @@ pub enum PageError {
     #[error("{0}")]
     Tls(String),
     /// The address cannot be used.
-    #[error("{address}: {source}; choose another address with --listen")]
+    #[error(
+        "{address}: {source}; choose another address: --listen, or `listen` of [page] in an agent's file"
+    )]
     #[allow(missing_docs, reason = "the names say it")]
     Listen { address: SocketAddr, source: io::Error },
     /// No database is configured, or its TLS settings cannot be used.

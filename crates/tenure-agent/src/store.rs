@@ -47,11 +47,33 @@ pub enum StoreError {
     #[error("another member leads")]
     Stale,
     /// The server refused the statement. Nothing was written.
-    #[error("{0}")]
+    #[error("{}{}", .0, remedy(.0))]
     Refused(LineError),
     /// No answer, or one that cannot be read: what was asked for may have been written.
     #[error("{0}")]
     Unknown(String),
+}
+
+/// What an owner has to do before the same statement can succeed; nothing if time alone may help.
+fn remedy(error: &LineError) -> &'static str {
+    match error.sqlstate() {
+        Some("42501") => {
+            "; an owner of the database runs `tenure migrate --agent`, and gives the grants that \
+             `tenure migrate --agent --print-grants ROLE` prints"
+        }
+        Some("3F000" | "42P01") => {
+            "; the schema is missing: run `tenure migrate`, for schedules and alerts `tenure migrate --agent`"
+        }
+        _ => "",
+    }
+}
+
+impl StoreError {
+    /// Whether trying again is of no use before an owner of the database has done something.
+    #[must_use]
+    pub fn needs_an_owner(&self) -> bool {
+        matches!(self, StoreError::Refused(error) if !remedy(error).is_empty())
+    }
 }
 
 /// The store of one agent.

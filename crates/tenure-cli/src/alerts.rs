@@ -227,6 +227,7 @@ fn told(incident: &Incident, notifier: &str, delivery: &Delivery) -> String {
 fn failed(error: AlertDeskError) -> Failure {
     let (exit, remedy) = match &error {
         AlertDeskError::NoTables => (Exit::Failed, ""),
+        AlertDeskError::Store(error) if error.needs_an_owner() => (Exit::Refused, ""),
         // It may grow; whatever it says, the database did not answer.
         _ => (Exit::Unreachable, "; try again"),
     };

@@ -28,6 +28,9 @@ pub(crate) async fn prune(args: Prune) -> Result<Exit, Failure> {
     let retention = Retention { age: args.older_than, terms: args.keep };
     let deleted = prune_all(&config, retention, || true).await.map_err(|error| match error {
         RetentionError::Operator(error) => error.into(),
+        RetentionError::Store(error) if error.needs_an_owner() => {
+            Failure::new(Exit::Refused, error.to_string())
+        }
         other => Failure::new(Exit::Unreachable, format!("{other}; try again")),
     })?;
     out!(

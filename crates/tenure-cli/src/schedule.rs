@@ -228,6 +228,7 @@ pub(crate) fn failed(error: DeskError) -> Failure {
     let exit = match &error {
         DeskError::UnknownSchedule(_) | DeskError::NoDeadLetter(_) => Exit::NotFound,
         DeskError::NoSchedules | DeskError::TooMany(_) => Exit::Failed,
+        DeskError::Store(error) if error.needs_an_owner() => Exit::Refused,
         // `DeskError` may grow; whatever it says, the database did not do it.
         _ => Exit::Unreachable,
     };

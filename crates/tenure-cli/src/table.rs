@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::time::Duration;
 
-use comfy_table::{Cell, Color, ContentArrangement, Row, Table, presets};
+use comfy_table::{Cell, Color, ColumnConstraint, ContentArrangement, Row, Table, presets};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use tenure::Identity;
@@ -40,8 +40,12 @@ pub(crate) fn table_of<R: Into<Row>>(
     for row in rows {
         table.add_row(row);
     }
-    for column in table.column_iter_mut() {
+    for (column, name) in table.column_iter_mut().zip(header) {
         column.set_padding((0, 2));
+        // What is copied into the next command is in one piece.
+        if *name == "slot" {
+            column.set_constraint(ColumnConstraint::ContentWidth);
+        }
     }
     table
 }

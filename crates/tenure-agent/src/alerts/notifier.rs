@@ -115,11 +115,8 @@ impl Target {
             }
             Target::Webhook(Place::Variable(name)) => format!("webhook:env:{name}"),
             Target::Webhook(Place::File(path)) => format!("webhook:file:{}", path.display()),
-            Target::Command(text) => {
-                let program = text.split_whitespace().next().unwrap_or_default();
-                let program = program.rsplit('/').next().unwrap_or_default();
-                format!("command:{program}#{}", mark(text))
-            }
+            // No word of it: the first may set a variable to a secret.
+            Target::Command(text) => format!("command#{}", mark(text)),
         }
     }
 }
@@ -358,7 +355,7 @@ fn way(target: &Target, services: &Services, vault: &Vault<'_>) -> Result<Way, N
                 target,
                 VARIABLES[0],
                 services.pagerduty_key.as_deref(),
-                "pagerduty.key_file",
+                "alerting.pagerduty.key_file",
             )?,
         },
         Target::Slack(channel) => Way::Slack {
@@ -367,7 +364,7 @@ fn way(target: &Target, services: &Services, vault: &Vault<'_>) -> Result<Way, N
                 target,
                 VARIABLES[1],
                 services.slack_token.as_deref(),
-                "slack.token_file",
+                "alerting.slack.token_file",
             )?,
             channel: channel.clone(),
         },
@@ -448,8 +445,8 @@ mod tests {
             hook.starts_with("webhook:hooks.example.com#") && !hook.contains("s3cret"),
             "{hook}"
         );
-        let command = name("command:/opt/page --token s3cret").expect("valid");
-        assert!(command.starts_with("command:page#") && !command.contains("s3cret"), "{command}");
+        let command = name("command:TOKEN=s3cret /opt/page --key s3cret").expect("valid");
+        assert!(command.starts_with("command#") && !command.contains("s3cret"), "{command}");
         let target = Target::parse("webhook:https://u:s3cret@example.com/").expect("valid");
         assert!(!format!("{target:?}").contains("s3cret"));
         for wrong in [
@@ -473,7 +470,7 @@ mod tests {
             .expect_err("no secret");
         assert_eq!(
             error.to_string(),
-            "pagerduty needs a secret: set TENURE_PAGERDUTY_KEY, or write `pagerduty.key_file` with the \
+            "pagerduty needs a secret: set TENURE_PAGERDUTY_KEY, or write `alerting.pagerduty.key_file` with the \
              path of a file"
         );
     }

@@ -74,13 +74,15 @@ impl Refusal {
 
     pub(super) fn why(self) -> &'static str {
         match self {
-            Refusal::Host => "the page is not known by that name; add it with --name",
+            Refusal::Host => {
+                "the page is not known by that name; add it with --name, or `names` of [page] in an agent's file"
+            }
             Refusal::Origin => "the request comes from another site; open the page itself",
             Refusal::NoToken => "no good token came with the request; sign in",
             Refusal::ReadOnly => "the token may read, not order; use one of scope `order`",
-            Refusal::NoTokens => "orders are off: the page was started without --tokens",
+            Refusal::NoTokens => "orders are off: the page was started without tokens",
             Refusal::Forwarded => {
-                "a proxy stands before the page; start it with --behind-proxy, --name and --tokens"
+                "a proxy stands before the page; start it with --behind-proxy, --name and --tokens, or the same of [page] in an agent's file"
             }
         }
     }
