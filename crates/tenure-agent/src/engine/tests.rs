@@ -136,15 +136,19 @@ fn overlap_forbids_queues_or_replaces() {
     let next = engine.tick(at(125));
     assert_eq!(next, [Effect::Attempt { slot: slot(20), number: 1, order: None }]);
 
-    let (mut engine, fate) = run(Overlap::Replace);
-    assert_eq!(fate, Fate::Queue);
-    let why = Why::Replaced;
-    assert_eq!(engine.tick(at(21)), [Effect::Stop { slot: slot(10), number: 1, why }]);
-    let ended = engine.ended(&slot(10), 1, Outcome::Stopped, at(22));
-    let (how, then) = (How::Replaced, Then::Over);
-    assert_eq!(ended, [Effect::Finish { slot: slot(10), number: 1, how, then }]);
-    engine.recorded(&slot(10));
-    assert_eq!(engine.tick(at(22)), [Effect::Attempt { slot: slot(20), number: 1, order: None }]);
+    // A run that is stopped while it starts may have no guardian yet: it was replaced all the same.
+    for outcome in [Outcome::Stopped, Outcome::Lost] {
+        let (mut engine, fate) = run(Overlap::Replace);
+        assert_eq!(fate, Fate::Queue);
+        let why = Why::Replaced;
+        assert_eq!(engine.tick(at(21)), [Effect::Stop { slot: slot(10), number: 1, why }]);
+        let ended = engine.ended(&slot(10), 1, outcome, at(22));
+        let (how, then) = (How::Replaced, Then::Over);
+        assert_eq!(ended, [Effect::Finish { slot: slot(10), number: 1, how, then }]);
+        engine.recorded(&slot(10));
+        let next = Effect::Attempt { slot: slot(20), number: 1, order: None };
+        assert_eq!(engine.tick(at(22)), [next]);
+    }
 }
 
 #[test]
