@@ -136,7 +136,10 @@ begin
         from jsonb_array_elements(p_schedules) d
         on conflict (name) do update set role = excluded.role, timing = excluded.timing,
             definition = excluded.definition, digest = excluded.digest, epoch = excluded.epoch,
-            watermark = case when s.timing = excluded.timing and s.removed_at is null then s.watermark
+            -- One that moves to another role goes on where it was: what fell due meanwhile is late or missed, not lost.
+            watermark = case when s.timing = excluded.timing
+                                  and (s.removed_at is null or s.role <> excluded.role
+                                       and s.removed_at > clock_timestamp() - interval '1 day') then s.watermark
                              else greatest(s.watermark, excluded.watermark) end,
             -- Of the old timing it says nothing any more.
             next_at = case when s.timing = excluded.timing and s.removed_at is null and s.next_at is not null

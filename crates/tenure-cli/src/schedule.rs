@@ -6,6 +6,7 @@ use clap::{Args, Subcommand};
 use jiff::Timestamp;
 use tenure::Identity;
 use tenure_agent::desk::{Desk, DeskError, Recorded, SlotState};
+use tenure_agent::store::StoreError;
 use tokio::time::{Instant, sleep};
 
 use crate::args::{Database, period};
@@ -140,21 +141,35 @@ async fn list(args: List) -> Result<Exit, Failure> {
 async fn run_now(args: RunNow) -> Result<Exit, Failure> {
     let desk = desk(&args.database)?;
     let by = tenure::operate::this_operator();
-    let (role, order) = desk.order_run(&args.name, args.slot, &by).await.map_err(failed)?;
+    let ordered = desk.order_run(&args.name, args.slot, &by).await;
+    let (role, order) = ordered.map_err(|error| match error {
+        DeskError::Store(StoreError::Unknown(why)) => Failure::new(
+            Exit::Uncertain,
+            format!(
+                "it is not known whether {} was ordered ({why}); `tenure schedule history {}` tells",
+                args.name, args.name
+            ),
+        ),
+        other => failed(other),
+    })?;
     let Some(wait) = args.wait else {
         out!("{} is ordered; the leader of {role} runs it", args.name);
         return Ok(Exit::Clean);
     };
     let until = Instant::now() + wait;
     loop {
-        let slot = desk.ordered(order).await.map_err(failed)?;
-        if let Some(slot) = slot.filter(|slot| slot.ended_at.is_some()) {
+        // The order is taken: a database that is away for a while does not end the wait.
+        let slot = desk.ordered(order).await;
+        let away = slot.as_ref().err().map(ToString::to_string);
+        if let Some(slot) = slot.ok().flatten().filter(|slot| slot.ended_at.is_some()) {
             out!("{} {} {}", slot.schedule, slot.at, slot.state);
             return Ok(if slot.state == SlotState::Succeeded { Exit::Clean } else { Exit::Failed });
         }
         if Instant::now() >= until {
+            let why = away.map(|why| format!(" ({why})")).unwrap_or_default();
             return Err(Failure::failed(format!(
-                "{} has not ended yet; the order stays, `tenure schedule history {}` tells how it ends",
+                "{} has not ended yet, as far as is known{why}; the order stays, `tenure schedule history {}` \
+                 tells how it ends",
                 args.name, args.name
             )));
         }

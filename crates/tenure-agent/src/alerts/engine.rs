@@ -115,6 +115,13 @@ pub struct Trial {
     pub why: String,
 }
 
+impl Trial {
+    /// Whether a message that something fires is sent again.
+    fn goes_on(&self) -> bool {
+        self.kind == Kind::Firing && self.failed < ATTEMPTS
+    }
+}
+
 /// What a message says. A closed set: every notifier has words for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -442,6 +449,10 @@ impl Incident {
     fn owed(&self, delivery: &Delivery) -> Option<(Kind, Timestamp)> {
         let (kind, at) = match (&delivery.told, self.resolved) {
             (Told::Resolved, _) => return None,
+            // What was tried and not acknowledged is owed although it is over: else nobody hears of it.
+            (Told::Nothing, Some(_)) if delivery.trial.as_ref().is_some_and(Trial::goes_on) => {
+                (Kind::Firing, self.opened)
+            }
             // Also if nothing was acknowledged: the message may have arrived all the same.
             (Told::Nothing | Told::Firing(_), Some(at)) => (Kind::Resolved, at),
             (Told::Nothing, None) => (Kind::Firing, self.opened),
