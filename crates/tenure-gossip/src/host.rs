@@ -513,14 +513,15 @@ fn refuse_open<M: StateMachine>(
     stored: &Stored,
 ) -> Result<(), HostError> {
     let state = engines.get(CREDENTIALS).and_then(|(e, _)| e.chain().machine().credentials());
-    let open = match state.filter(|state| state.is_founded()) {
-        Some(state) => Rights { state: state.clone(), ..Rights::default() }.is_open(),
-        None => stored.joined_open,
+    // Once the credentials are founded they alone say it.
+    let (open, at_first) = match state.filter(|state| state.is_founded()) {
+        Some(state) => (Rights { state: state.clone(), ..Rights::default() }.is_open(), false),
+        None => (stored.joined_open, stored.is_open_at_first(config)),
     };
     if open && !config.open {
         return Err(HostError::OpenCluster(config.listen.to_string()));
     }
-    if open || stored.is_open_at_first(config) {
+    if open || at_first {
         let who = match config.tls {
             Some(_) => "every program that reaches the port and has a certificate of the authority",
             None => "every program that reaches the port",

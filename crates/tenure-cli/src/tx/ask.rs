@@ -307,13 +307,17 @@ async fn ordered(args: DropArgs) -> Result<Exit, Failure> {
             Reply::Ok(value) => serde_json::from_value(value).map_err(unreadable)?,
             Reply::Error { code, message, .. } => return Err(failed(&code, &message)),
         };
-    if let (Dropped::Ordered { .. }, Some(id), Some(patience)) =
-        (&dropped, &args.request_id, args.wait)
-    {
+    // A block may leave the chain again: it is not final yet that the request counts.
+    let stands = match &dropped {
+        Dropped::Ordered { .. } => "a no-op is stored for",
+        Dropped::Mined { .. } => "a block has",
+        _ => "",
+    };
+    if let (false, Some(id), Some(patience)) = (stands.is_empty(), &args.request_id, args.wait) {
         let progress = wait_for(&args.nodes, id, patience).await.map_err(|failure| {
             let message = format!(
-                "a no-op is stored for nonce {nonce}, but which of the two counts is unknown: \
-                 {failure}; ask again with `tenure tx wait {id}`"
+                "{stands} nonce {nonce}, but what counts in the end is unknown: {failure}; ask again with \
+                 `tenure tx wait {id}`"
             );
             Failure::new(Exit::Uncertain, message)
         })?;
