@@ -183,3 +183,32 @@ async fn an_end_that_is_told_after_a_move_or_for_an_earlier_attempt_changes_noth
     let ended = "exists (select from tenure_agent.slot where state = 'succeeded')";
     assert!(is(&client, ended).await, "its own end counts");
 }
+
+#[tokio::test]
+async fn a_schedule_that_moves_goes_on_where_it_was() {
+    let (_database, client) = group().await;
+    let let_go = "update tenure_agent.slot set state = 'succeeded', ended_at = now();
+        update tenure_agent.schedule set watermark = now() - interval '30 s'";
+    let define = |role: &str, epoch: u32| {
+        format!(
+            r#"select tenure_agent.define('{role}', {epoch}, '[{{"name": "s", "timing": "@every 1s", "definition": {{}},
+                "digest": "d"}}]')"#
+        )
+    };
+    let kept = "watermark < now() - interval '20 s' from tenure_agent.schedule";
+    // The old leader's file lets it go; the other role's leader has it a moment later.
+    let moved = format!("begin; {let_go}, removed_at = now(); {}", define("batch", 1));
+    client.batch_execute(&moved).await.expect("moved");
+    assert!(is(&client, &format!("select {kept}")).await, "what fell due meanwhile is late");
+    client.batch_execute("rollback").await.expect("as before");
+    // One that comes back to its own role, or after long, begins anew.
+    for (role, epoch, away) in [("cron", 3, "0 s"), ("batch", 1, "2 days")] {
+        let back = format!(
+            "begin; {let_go}, removed_at = now() - interval '{away}'; {}",
+            define(role, epoch)
+        );
+        client.batch_execute(&back).await.expect("back");
+        assert!(!is(&client, &format!("select {kept}")).await, "{role}: nothing of the past fires");
+        client.batch_execute("rollback").await.expect("as before");
+    }
+}

@@ -94,6 +94,20 @@ fn an_answer_that_is_written_after_the_end_was_told_does_not_open_the_incident_a
 }
 
 #[test]
+fn an_incident_that_was_over_before_its_message_got_through_is_told_and_then_its_end() {
+    let mut engine = Engine::default();
+    step(&mut engine, 0, found(&["a"]), 0);
+    let message = due(&engine, 0).remove(0);
+    engine.answered(&message, Err("503".to_owned()), at(0));
+    step(&mut engine, 0, found(&[]), 10);
+    let kinds =
+        |told: Vec<(Kind, String)>| told.into_iter().map(|(kind, _)| kind).collect::<Vec<_>>();
+    assert_eq!(kinds(sent(&mut engine, 20)), [Kind::Firing]);
+    assert_eq!(kinds(sent(&mut engine, 20)), [Kind::Resolved]);
+    assert!(engine.is_idle());
+}
+
+#[test]
 fn an_incident_is_one_message_and_its_end_another_under_the_same_key() {
     let mut engine = Engine::default();
     step(&mut engine, 0, found(&["a"]), 0);
