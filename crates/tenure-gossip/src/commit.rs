@@ -300,6 +300,9 @@ pub struct CommitStatus {
     pub commit_index: u64,
     /// Last entry.
     pub last_index: u64,
+    /// The term of the last entry: the latest term that certainly had a leader. A later one may have had only
+    /// candidates.
+    pub last_term: u64,
 }
 
 /// Everything a snapshot must say about the log it replaces.

@@ -607,9 +607,11 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
 
         let attached = self.attached(status);
         let hint = self.gossip.election().leader();
-        // Gossip is slower than consensus: a leader of an earlier term than is known here is history.
+        // Gossip is slower than consensus: a leader of an earlier term than that of the last entry is history. A
+        // later term without an entry is no reason to doubt the hint: a voter that stood in vain and was then
+        // removed is alone in that term for ever.
         let hint_term = self.gossip.election().leader_term();
-        let named = (hint_term > 0 && hint_term >= status.term).then_some(hint);
+        let named = (hint_term > 0 && hint_term >= status.last_term).then_some(hint);
         // A node that was removed while it was away still believes to be a member: gossip tells it.
         let leader = if attached { status.leader } else { named.filter(|l| *l != self.me) };
         if leader != self.leader || (attached && status.term != self.term) {

@@ -610,6 +610,7 @@ impl Commit for Raft {
             });
             self.node.voted_for().filter(|_| heard).and_then(|id| self.names.peer(id))
         };
+        let last = self.node.log().last_position();
         CommitStatus {
             settled: self.settled(),
             term: self.node.current_term().get(),
@@ -618,7 +619,8 @@ impl Commit for Raft {
             members: self.members(),
             changing: self.changing(),
             commit_index: self.node.commit_index().get(),
-            last_index: self.node.log().last_position().index.get(),
+            last_index: last.index.get(),
+            last_term: last.term.get(),
         }
     }
 

@@ -317,7 +317,75 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use rand::SeedableRng;
+    use rand::rngs::SmallRng;
+
     use super::*;
+    use crate::commit::{ConsensusMessage, Entry, EntryKind, Position};
+    use crate::engine::{EngineConfig, Found};
+    use crate::gossip::Gossip;
+    use crate::identity::{Ed25519Keys, Keys as _};
+    use crate::kv::Kv;
+
+    /// What a node says by gossip that leads `term`.
+    fn vote(keys: Ed25519Keys, term: u64, now: Tick) -> Message {
+        let EngineConfig { election, spray, .. } = EngineConfig::default();
+        let rng = SmallRng::seed_from_u64(1);
+        let mut gossip = Gossip::new(Box::new(keys), "main", election, spray, 1, Tick::ZERO, rng);
+        gossip.set_term(term);
+        gossip.handle_timeout(now);
+        loop {
+            gossip.handle_timeout(gossip.poll_timeout());
+            if let Some((_, vote)) = gossip.poll_vote() {
+                return Message::Vote(vote);
+            }
+        }
+    }
+
+    #[test]
+    fn a_removed_voter_that_stood_in_vain_finds_the_leader_of_the_term_before() {
+        let [mine, theirs, former] = [(); 3].map(|()| Ed25519Keys::generate());
+        let (leader, old, voter) = (theirs.id(), former.id(), PeerId([1; 32]));
+        let voters = BTreeSet::from([mine.id(), leader, old, voter]);
+        let found = Found { incarnation: 1, ..Found::default() };
+        let (config, start) = (EngineConfig::default(), Tick::ZERO);
+        let mut engine =
+            Engine::<Kv>::open(Box::new(mine), "main", config, found, start, 1).unwrap();
+        engine.bootstrap(start, &voters).unwrap();
+        let entry = Entry { position: Position { term: 3, index: 2 }, kind: EntryKind::Term };
+        let append = ConsensusMessage::Append {
+            term: 3,
+            commit: 2,
+            after: Position { term: 0, index: 1 },
+            entries: vec![entry],
+            beat: 1,
+            number: 1,
+            lease: 1_000,
+        };
+        engine.handle_message(start, leader, Message::Consensus(append));
+        assert_eq!(engine.leader(), Some(leader));
+
+        // It is cut off from the leader, which removes it; two others would have voted for it.
+        let now = start + Duration::from_secs(10);
+        engine.handle_timeout(now);
+        for from in [old, voter] {
+            let yes = ConsensusMessage::PreVoted { term: 4, granted: true };
+            engine.handle_message(now, from, Message::Consensus(yes));
+        }
+        assert_eq!(engine.commit().status(now).term, 4);
+        assert_eq!(engine.leader(), None);
+
+        engine.handle_message(now, old, vote(former, 2, now));
+        let now = now + Duration::from_secs(1);
+        engine.handle_timeout(now);
+        assert_eq!(engine.gossip().election().leader(), old);
+        assert_eq!(engine.leader(), None, "the log has an entry of a later leader");
+        engine.handle_message(now, leader, vote(theirs, 3, now));
+        engine.handle_timeout(now + Duration::from_secs(1));
+        assert_eq!(engine.leader(), Some(leader), "no other leader is known since");
+    }
 
     /// 10,000 entries a second for two seconds from `since` on. Whether a learner that is `lag` behind counts as near
     /// at the end.
