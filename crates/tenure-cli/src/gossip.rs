@@ -127,53 +127,46 @@ impl NodeAddress {
     }
 
     async fn connect(&self) -> Result<Client, Failure> {
-        self.connect_while(|error| self.is_founding(error)).await
+        self.connect_while(|_| false).await
     }
 
     /// The same, for a node that may have been started a moment ago
     async fn connect_patiently(&self) -> Result<Client, Failure> {
-        let starts = |error: &ClientError| match error {
-            ClientError::Unreachable { why, .. } => {
-                why.kind() == std::io::ErrorKind::ConnectionRefused
-            }
-            other => self.is_founding(other),
-        };
-        self.connect_while(starts).await
+        self.connect_while(|error| {
+            matches!(error, ClientError::Unreachable { why, .. }
+                if why.kind() == std::io::ErrorKind::ConnectionRefused)
+        })
+        .await
     }
 
-    /// Connects, for a while again and again as long as `may_pass` says so of what went wrong
+    /// Connects, for a while again and again as long as `may_pass` says so of what went wrong, or the identity is
+    /// the node's own and its folder did not say yet which nodes there are: a founder writes that down as soon as
+    /// its rights are in force.
     async fn connect_while(
         &self,
         may_pass: impl Fn(&ClientError) -> bool,
     ) -> Result<Client, Failure> {
         let until = tokio::time::Instant::now() + STARTING;
         loop {
-            match self.try_connect().await? {
-                Ok(client) => return Ok(client),
-                Err(error) if may_pass(&error) && tokio::time::Instant::now() < until => {
-                    tokio::time::sleep(Duration::from_millis(50)).await;
-                }
-                Err(error) => return Err(self.failure(&error)),
+            // Judged is what was read before the attempt: the founder may write at any moment.
+            let (keys, trust) = self.checked()?;
+            let (own, nodes) = (keys.public(), &trust.nodes);
+            let error = match Client::connect(&self.node, keys, &trust).await {
+                Ok(client) => return Ok(self.learn(client, nodes.as_ref()).await),
+                Err(error) => error,
+            };
+            let is_founding = nodes.is_none()
+                && matches!(&error, ClientError::Session(SessionError::UnknownNode(node)) if *node == own);
+            if !(is_founding || may_pass(&error)) || tokio::time::Instant::now() >= until {
+                return Err(self.failure(&error));
             }
+            tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
 
-    /// Whether the identity is the node's own, and its folder does not say yet which nodes there are: a founder
-    /// writes that down as soon as its rights are in force.
-    fn is_founding(&self, error: &ClientError) -> bool {
-        let ClientError::Session(SessionError::UnknownNode(node)) = error else { return false };
-        let Ok((keys, trust)) = self.checked() else { return false };
-        trust.nodes.is_none() && keys.public() == *node
-    }
-
-    async fn try_connect(&self) -> Result<Result<Client, ClientError>, Failure> {
-        let (keys, trust) = self.checked()?;
-        let mut client = match Client::connect(&self.node, keys, &trust).await {
-            Ok(client) => client,
-            Err(error) => return Ok(Err(error)),
-        };
-        // A node that is believed says which nodes there are now: others may be gone tomorrow.
-        if let (Some(known), Some(folder)) = (&trust.nodes, &self.identity)
+    /// A node that is believed says which nodes there are now: others may be gone tomorrow.
+    async fn learn(&self, mut client: Client, known: Option<&BTreeSet<PeerId>>) -> Client {
+        if let (Some(known), Some(folder)) = (known, &self.identity)
             && let Ok(Answer::Nodes(nodes)) = client.ask(Ask::Nodes, ANSWER).await
         {
             let nodes: BTreeSet<_> = nodes.into_iter().collect();
@@ -182,7 +175,7 @@ impl NodeAddress {
                 let _ = IdentityFolder::new(folder).believe(&nodes);
             }
         }
-        Ok(Ok(client))
+        client
     }
 
     async fn status(&self) -> Result<Value, Failure> {
