@@ -303,6 +303,11 @@ create function tenure.better_candidates(m tenure.member, p_names text[])
 returns table (role text, why text, holder text, epoch bigint)
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
+    -- Alone: nobody to yield to.
+    if not exists (select from tenure.member o
+                   where o.identity <> m.identity and o.left_at is null) then
+        return;
+    end if;
     return query select distinct on (n) n,
         case when c.member = r.successor then 'successor'
              when c.ready and not mine.ready then 'ready' else 'priority' end, r.holder, r.epoch
@@ -404,15 +409,18 @@ begin
         where b.holder is null;
     -- The locks; then, in statements that see what the locks protect, the rows.
     select coalesce(array_agg(t.q) filter (where t.got), '{}'),
-           coalesce(jsonb_agg(jsonb_build_object('role', (t.q).role, 'out', 'held',
-               'holder', r.holder, 'epoch', r.epoch, 'held_by_us', r.holder = m.identity)) filter (where not t.got), '[]'),
-           coalesce(array_agg(r.name) filter (where not t.got
-               and r.debtor is distinct from '(unknown)'), '{}')
-        into locked, more, odd
+           coalesce(array_agg((t.q).role) filter (where not t.got), '{}')
+        into locked, odd
         from (select q, tenure.try_lock(q.key, q.pair) as got
-              from unnest(asked) q where q.role <> all (yields) offset 0) t
-            left join tenure.role r on r.name = (t.q).role;
-    answers := answers || more;
+              from unnest(asked) q where q.role <> all (yields) offset 0) t;
+    if odd <> '{}' then
+        select coalesce(jsonb_agg(jsonb_build_object('role', name, 'out', 'held',
+                   'holder', r.holder, 'epoch', r.epoch, 'held_by_us', r.holder = m.identity)), '[]'),
+               coalesce(array_agg(r.name) filter (where r.debtor is distinct from '(unknown)'), '{}')
+            into more, odd
+            from unnest(odd) asked_for(name) left join tenure.role r using (name);
+        answers := answers || more;
+    end if;
     -- Held by a session that is no member's, whatever the row says: what it does meanwhile is not known, so the
     -- next winner owes it a wait. A member between the two halves of its release, or in the middle of its claim,
     -- is told by its member lock. A backend that ends lets go of its locks one by one, so a stranger is one
