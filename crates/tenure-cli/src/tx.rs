@@ -99,13 +99,34 @@ impl ReadArgs {
     }
 }
 
+/// Why the table was not read. The error's own words are about a write, whose outcome may be unknown.
+fn unread(error: &StoreError) -> String {
+    match error {
+        StoreError::Lost(why) => format!(
+            "the database did not answer ({why}): it is slow, or a session has locked the table; nothing \
+             was changed, ask again"
+        ),
+        other => other.to_string(),
+    }
+}
+
+/// For commands that only read.
 impl From<StoreError> for Failure {
     fn from(error: StoreError) -> Self {
         match &error {
             StoreError::Unreachable(why) => why.into(),
             StoreError::Bound(_) => Failure::usage(error.to_string()),
             StoreError::MayBeLost(_) => Failure::new(Exit::Refused, error.to_string()),
-            StoreError::Lost(_) => Failure::new(Exit::Unreachable, error.to_string()),
+            StoreError::Lost(_) => Failure::new(Exit::Unreachable, unread(&error)),
+            StoreError::Database(refused)
+                if refused.code().is_some_and(|code| {
+                    *code == SqlState::ADMIN_SHUTDOWN
+                        || *code == SqlState::CRASH_SHUTDOWN
+                        || *code == SqlState::CANNOT_CONNECT_NOW
+                }) =>
+            {
+                Failure::new(Exit::Unreachable, format!("{error}; try again"))
+            }
             // A database on which no node ever ran is the commonest mistake.
             StoreError::Database(refused)
                 if refused.code().is_some_and(|code| {

@@ -277,18 +277,27 @@ pub(super) async fn wait(args: WaitArgs) -> Result<Exit, Failure> {
 /// is looked for as long as the time allows, and no longer than for any other question.
 async fn wait_for(nodes: &NodesArgs, id: &str, patience: Duration) -> Result<Progress, Failure> {
     let until = Instant::now() + patience;
-    loop {
-        let left = until.saturating_duration_since(Instant::now());
-        // Below the time one node has for its answer.
-        let within = left.min(ONE_NODE / 2);
+    let left = || until.saturating_duration_since(Instant::now());
+    // Each node is asked for what is left when it is its turn, and has a moment more for its answer.
+    let turn = || {
+        let within = left().min(ONE_NODE / 2);
         let within_ms = u64::try_from(within.as_millis()).unwrap_or(u64::MAX);
-        let question = Question::Wait { request_id: id.to_owned(), within_ms };
-        match ask(nodes, nodes.within.min(left), &question).await {
+        let line = line_of(&Question::Wait { request_id: id.to_owned(), within_ms });
+        // Any node's answer is as good as another's.
+        Turn { line, limit: within + LAST_LOOK, is_last: within.is_zero() }
+    };
+    loop {
+        let within = left();
+        match ask_in_turn(nodes, nodes.within.min(within), turn).await {
             Reply::Ok(value) => {
                 let progress = progress(value)?;
-                if progress.ended || left.is_zero() {
+                if progress.ended || within.is_zero() {
                     return Ok(progress);
                 }
+            }
+            // The node could not look it up: what became of the request is not known.
+            Reply::Error { code, message, .. } if code == "store" => {
+                return Err(Failure::new(Exit::Uncertain, message));
             }
             Reply::Error { code, message, .. } => return Err(failed(&code, &message)),
         }
@@ -309,11 +318,11 @@ async fn ordered(args: DropArgs) -> Result<Exit, Failure> {
         };
     // A block may leave the chain again: it is not final yet that the request counts.
     let stands = match &dropped {
-        Dropped::Ordered { .. } => "a no-op is stored for",
-        Dropped::Mined { .. } => "a block has",
-        _ => "",
+        Dropped::Ordered { .. } => Some("a no-op is stored for"),
+        Dropped::Mined { .. } => Some("a block has"),
+        _ => None,
     };
-    if let (false, Some(id), Some(patience)) = (stands.is_empty(), &args.request_id, args.wait) {
+    if let (Some(stands), Some(id), Some(patience)) = (stands, &args.request_id, args.wait) {
         let progress = wait_for(&args.nodes, id, patience).await.map_err(|failure| {
             let message = format!(
                 "{stands} nonce {nonce}, but what counts in the end is unknown: {failure}; ask again with \
@@ -390,6 +399,10 @@ fn failed(code: &str, message: &str) -> Failure {
 /// How long one node may take: a frozen one is not waited for, the next is asked.
 const ONE_NODE: Duration = Duration::from_secs(5);
 
+/// What a node has beyond the time that it is to wait for an end: at least one look is made, however short
+/// that time is, and a look may take a node one second.
+const LAST_LOOK: Duration = Duration::from_secs(2);
+
 /// The longest answer that is read: what answers at a mistyped address may have no end.
 const LONGEST_ANSWER: u64 = 64 << 20;
 
@@ -409,21 +422,47 @@ const PASSING: [&str; 9] = [
 /// Asks all nodes in turn until one answers for good. Only what a leader may answer differently
 /// later is asked again; the request id makes that safe.
 async fn ask(nodes: &NodesArgs, within: Duration, question: &Question) -> Reply {
-    let until = Instant::now() + within;
+    let line = line_of(question);
+    let turn = || Turn { line: line.clone(), limit: ONE_NODE, is_last: false };
+    ask_in_turn(nodes, within, turn).await
+}
+
+fn line_of(question: &Question) -> String {
     let mut line = serde_json::to_string(question).expect("a question has text for keys");
     line.push('\n');
+    line
+}
+
+/// What one node is asked when it is its turn.
+struct Turn {
+    line: String,
+    /// How long this node may take.
+    limit: Duration,
+    /// The time is over: it is asked only if no other node has answered.
+    is_last: bool,
+}
+
+/// The same with a question of its own for each node.
+async fn ask_in_turn(nodes: &NodesArgs, within: Duration, turn: impl Fn() -> Turn) -> Reply {
+    let (begun, until) = (Instant::now(), Instant::now() + within);
     let all = nodes.nodes.join(", ");
     let message = format!("no node answers at {all}; check that the nodes run there");
     let mut last = Reply::error("unreachable", message);
     // Once a node may have taken the request, no later refusal of another one is the whole truth.
     let mut silent = None;
+    let mut answered = false;
     loop {
         for address in &nodes.nodes {
-            match timeout(ONE_NODE, ask_one(address, &line)).await {
+            let Turn { line, limit, is_last } = turn();
+            if is_last && answered {
+                break;
+            }
+            match timeout(limit, ask_one(address, &line)).await {
                 Ok(Ok(Reply::Error { code, message, request_id }))
                     if PASSING.contains(&code.as_str()) =>
                 {
                     last = Reply::Error { code, message, request_id };
+                    answered = true;
                 }
                 Ok(Ok(reply)) => return reply,
                 Ok(Err(Unanswered::NotAsked)) => {}
@@ -437,8 +476,8 @@ async fn ask(nodes: &NodesArgs, within: Duration, question: &Question) -> Reply 
                 }
                 Err(_) => {
                     silent = Some(format!(
-                        "{address} took the question and gave no answer within {ONE_NODE:?}; read \
-                         its log, it may be waiting for the chain or the database"
+                        "{address} took the question and gave no answer; read its log, it may be \
+                         waiting for the chain or the database"
                     ));
                 }
             }
@@ -446,7 +485,10 @@ async fn ask(nodes: &NodesArgs, within: Duration, question: &Question) -> Reply 
         if Instant::now() >= until {
             return match silent {
                 Some(message) => {
-                    Reply::error("silent", format!("the outcome is unknown: {message}"))
+                    let asked = begun.elapsed().as_secs_f64();
+                    let message =
+                        format!("the outcome is unknown after {asked:.1} s of asking: {message}");
+                    Reply::error("silent", message)
                 }
                 None => last,
             };

@@ -21,6 +21,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
+use super::unread;
 use super::wire::{Drop, Progress, Question, Reply};
 
 /// Connections at once. One more takes the place of the one that has been silent for longest.
@@ -332,7 +333,7 @@ async fn answer(question: Question, service: &TransactionService) -> Reply {
                     );
                     Reply::about(Some(request_id), "not_found", message)
                 }
-                Err(error) => Reply::about(Some(request_id), "store", error.to_string()),
+                Err(error) => Reply::about(Some(request_id), "store", unread(&error)),
             }
         }
         Question::Status => Reply::ok(&json!({

@@ -125,31 +125,40 @@ async fn a_dropped_request_is_told_as_replaced_and_a_mined_one_as_executed() {
     assert_eq!(unknown.status.code(), Some(7), "{unknown:?}");
 }
 
+/// Sends a request, has it mined, and waits until the node has seen it in its block.
+async fn in_a_block(anvil: &Anvil, dsn: &str, address: &str, id: &str) {
+    let sent = run(&["send", "--node", address, "--request-id", id, "--call", &call(7)]).await;
+    assert!(sent.status.success(), "{sent:?}");
+    anvil.pooled(1).await;
+    anvil.mine(1).await;
+    let show = ["show", "--id", id, "--dsn", dsn, "--account", ADDRESS, "--json"];
+    let seen = async { while told(&run(&show).await).1["state"] != json!("in_block") {} };
+    timeout(Duration::from_secs(20), seen).await.expect("seen in its block");
+}
+
 #[tokio::test]
 async fn a_request_in_a_block_is_not_dropped_and_that_is_said() {
     let database = shared_cluster().await.database().await.expect("a database");
     let dsn = database.dsn();
     let anvil = Anvil::start(&["--no-mining"]).await;
     let (_child, address) = node(&["--dsn", &dsn], &anvil).await;
-    let sent = run(&["send", "--node", &address, "--request-id", "rent", "--call", &call(7)]).await;
-    assert!(sent.status.success(), "{sent:?}");
-    anvil.pooled(1).await;
-    anvil.mine(1).await;
+    in_a_block(&anvil, &dsn, &address, "rent").await;
     let read = ["--dsn", &dsn, "--account", ADDRESS, "--json"];
-    let seen = async {
-        while told(&run(&[&["show", "--id", "rent"], &read[..]].concat()).await).1["state"]
-            != json!("in_block")
-        {}
-    };
-    timeout(Duration::from_secs(20), seen).await.expect("seen in its block");
-    let wait = ["drop", "--node", &address, "--wait", "30s", "--request-id"];
-    let dropped = run(&[&wait[..], &["rent"]].concat()).await;
+    let dropped = run(&["drop", "--node", &address, "--request-id", "rent"]).await;
     let said = String::from_utf8_lossy(&dropped.stdout).into_owned();
     assert_eq!(dropped.status.code(), Some(1), "{said}");
     assert!(said.contains("not dropped") && said.contains("in block"), "{said}");
     let (_, row) = told(&run(&[&["show", "--id", "rent"], &read[..]].concat()).await);
     assert_eq!((&row["noop"], &row["state"]), (&json!(false), &json!("in_block")), "{row}");
 
+    // Told to wait, it answers nothing before that block is final: until then neither yes nor no is true.
+    let wait = ["drop", "--node", &address, "--json", "--request-id", "rent", "--wait"];
+    let (code, rent) = told(&run(&[&wait[..], &["1s"]].concat()).await);
+    assert_eq!((code, &rent["ended"]), (Some(10), &json!(false)), "{rent}");
+    let (code, rent) = told(&mining(&anvil, &[&wait[..], &["30s"]].concat()).await);
+    assert_eq!((code, &rent["end"]["kind"]), (Some(1), &json!("executed")), "{rent}");
+
+    let wait = ["drop", "--node", &address, "--wait", "30s", "--request-id"];
     // Told to wait, an order is answered when it is final which of the two counts.
     let sent = run(&["send", "--node", &address, "--request-id", "food", "--call", &call(8)]).await;
     assert!(sent.status.success(), "{sent:?}");
@@ -162,6 +171,79 @@ async fn a_request_in_a_block_is_not_dropped_and_that_is_said() {
     assert_eq!((code, &food["end"]["kind"]), (Some(0), &json!("replaced")), "{food}");
     let by_nonce = run(&["drop", "--node", &address, "--wait", "1s", "7"]).await;
     assert_eq!(by_nonce.status.code(), Some(2), "{by_nonce:?}");
+}
+
+#[tokio::test]
+async fn a_drop_that_waits_tells_what_is_true_after_the_requests_block_has_left_the_chain() {
+    let database = shared_cluster().await.database().await.expect("a database");
+    let dsn = database.dsn();
+    let anvil = Anvil::start(&["--no-mining"]).await;
+    let (_child, address) = node(&["--dsn", &dsn], &anvil).await;
+    in_a_block(&anvil, &dsn, &address, "rent").await;
+    let waiting = tokio::spawn({
+        let address = address.clone();
+        let wait = ["drop", "--json", "--wait", "50s", "--request-id", "rent", "--node"];
+        async move { run(&[&wait[..], &[&address]].concat()).await }
+    });
+    // The block leaves the chain, and the pool forgets the request: it is sent again.
+    anvil.call("anvil_reorg", json!([1, []])).await;
+    anvil.call("anvil_dropAllTransactions", json!([])).await;
+    anvil.pooled(1).await;
+    // A second order, now that no block has it, puts a no-op in its place.
+    let ordered = async {
+        loop {
+            let order = run(&["drop", "--node", &address, "--json", "--request-id", "rent"]).await;
+            let (_, order) = told(&order);
+            match order.get("ordered") {
+                Some(form) => return form["hash"].clone(),
+                // The node has not yet seen that the block is gone.
+                None => assert!(order.get("mined").is_some(), "{order}"),
+            }
+        }
+    };
+    let noop = timeout(Duration::from_secs(30), ordered).await.expect("ordered");
+    pooled(&anvil, &noop).await;
+    assert!(!waiting.is_finished(), "nothing is final yet");
+    let wait = ["wait", "--node", &address, "--json", "rent"];
+    let (code, rent) = told(&mining(&anvil, &wait).await);
+    assert_eq!((code, &rent["end"]["kind"]), (Some(9), &json!("replaced")), "{rent}");
+    // The first order's caller hears the same: the request was dropped.
+    let (code, rent) = told(&waiting.await.expect("no panic"));
+    assert_eq!((code, &rent["end"]["kind"]), (Some(0), &json!("replaced")), "{rent}");
+    assert_eq!(anvil.mined().await[0]["hash"], noop);
+}
+
+#[tokio::test]
+async fn while_the_table_is_locked_a_wait_ends_in_time_and_says_that_the_outcome_is_unknown() {
+    let database = shared_cluster().await.database().await.expect("a database");
+    let dsn = database.dsn();
+    let anvil = Anvil::start(&["--no-mining"]).await;
+    let (_child, address) = node(&["--dsn", &dsn], &anvil).await;
+    let sent = run(&["send", "--node", &address, "--request-id", "rent", "--call", &call(7)]).await;
+    assert!(sent.status.success(), "{sent:?}");
+    let client = database.client().await.expect("it answers");
+    let lock = "begin; lock table tenure_tx.pending_transactions in access exclusive mode";
+    client.batch_execute(lock).await.expect("locked");
+    // As of three nodes, each of which waits for the lock.
+    let all = [&*address; 3].join(",");
+    let wait = async |id| {
+        let begun = std::time::Instant::now();
+        let waited = run(&["wait", "--node", &all, "--for", "3s", "--json", id]).await;
+        (begun.elapsed(), waited)
+    };
+    let list = ["list", "--dsn", &dsn, "--account", ADDRESS];
+    let (one, other, list) = tokio::join!(wait("rent"), wait("nothing"), run(&list));
+    for (took, waited) in [one, other] {
+        let (code, error) = told(&waited);
+        assert_eq!((code, &error["error"]["exit"]), (Some(10), &json!(10)), "{error}");
+        let said = error["error"]["message"].as_str().unwrap_or_default();
+        assert!(said.contains("nothing was changed, ask again"), "{said}");
+        assert!(took < Duration::from_millis(5_500), "{took:?} of 3s");
+    }
+    // A command that reads the table does not ask for the table to be read.
+    let said = String::from_utf8_lossy(&list.stderr).into_owned();
+    assert_eq!(list.status.code(), Some(5), "{said}");
+    assert!(said.contains("did not answer") && said.contains("locked"), "{said}");
 }
 
 #[tokio::test]
