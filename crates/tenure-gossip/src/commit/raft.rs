@@ -61,7 +61,7 @@ pub struct Raft {
     still_until: Tick,
     /// When the last promise of the longest lease ends.
     longest_until: Tick,
-    /// When the present leader was last heard.
+    /// When the leader of the present term was last heard: none with every new term.
     heard: Option<Tick>,
     echoes: Echoes,
     /// The term that this node led last, and since when.
@@ -369,6 +369,9 @@ impl Raft {
         if current && enough(&members.voters) && enough(&members.next) {
             self.prevotes = None;
             self.echoes.clear();
+            // The leader that was heard is one of the term before. With its word a candidate, which has voted for
+            // itself, would name itself as leader, and take the winner of this term for a second one.
+            self.heard = None;
             self.node.handle_election_timeout();
             self.drain(now, None);
         }

@@ -204,6 +204,30 @@ mod tests {
     }
 
     #[test]
+    fn a_candidate_names_no_leader_and_follows_the_winner_of_its_term_at_once() {
+        let (former, winner) = (peer(1), peer(2));
+        let mut engine = founder(&[former, winner]);
+        let term = engine.commit().status(START).term + 5;
+        engine.handle_message(START, former, append(term, 1_000));
+        assert_eq!(engine.leader(), Some(former));
+        // Its turn comes while the word of the former leader is not old yet, and one voter would vote for it.
+        let mut now = START;
+        while !std::iter::from_fn(|| engine.poll_output()).any(|output| {
+            matches!(output, Output::Send(_, Message::Consensus(ConsensusMessage::PreVote { .. })))
+        }) {
+            now = engine.poll_timeout();
+            engine.handle_timeout(now);
+        }
+        assert!(now < START + Duration::from_millis(1_800), "its turn is soon after the promise");
+        let yes = ConsensusMessage::PreVoted { term: term + 1, granted: true };
+        engine.handle_message(now, winner, Message::Consensus(yes));
+        let status = engine.commit().status(now);
+        assert_eq!((status.term, status.leader), (term + 1, None), "it stands, and leads nothing");
+        engine.handle_message(now, winner, append(term + 1, 1_000));
+        assert_eq!(engine.commit().status(now).leader, Some(winner));
+    }
+
+    #[test]
     fn a_member_takes_records_from_members_alone_and_no_history_that_it_did_not_ask_for() {
         let (member, other) = (peer(1), peer(7));
         let mut engine = founder(&[member, peer(2)]);
