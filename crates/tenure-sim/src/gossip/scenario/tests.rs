@@ -33,15 +33,18 @@ fn broken(range: std::ops::Range<u64>) -> (Vec<(u64, Violation)>, u64, u64) {
     (found, changed, expelled)
 }
 
-/// `TENURE_SIM_SEEDS=10000` runs more than the 500 of every test run.
-fn seeds() -> u64 {
-    std::env::var("TENURE_SIM_SEEDS").ok().and_then(|s| s.parse().ok()).unwrap_or(500)
+/// `TENURE_SIM_SEEDS=10000` runs more than the 500 of every test run, `TENURE_SIM_FIRST=20000` others.
+fn seeds() -> std::ops::Range<u64> {
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
+    let first = number("TENURE_SIM_FIRST").unwrap_or(0);
+    first..first + number("TENURE_SIM_SEEDS").unwrap_or(500)
 }
 
 #[test]
 fn nothing_diverges_and_everything_recovers_in_a_storm_of_faults() {
-    let seeds = seeds();
-    let (broken, changed, expelled) = broken(0..seeds);
+    let range = seeds();
+    let seeds = range.end - range.start;
+    let (broken, changed, expelled) = broken(range);
     assert!(broken.is_empty(), "{} broken: {:?}", broken.len(), &broken[..broken.len().min(5)]);
     // The faults that need a leader and its group do happen.
     assert!(changed > seeds / 2 && expelled > seeds / 4, "{changed} orders, {expelled} old copies");
