@@ -29,7 +29,7 @@ use crate::commit::{Commit as _, MemberChange};
 use crate::credentials::{CREDENTIALS, Rights};
 use crate::engine::{Engine, Event, Output, SubmitError, Write};
 use crate::history::{Record, TxId};
-use crate::host::{Gates, Opener};
+use crate::host::{Gates, HostError, Opener};
 use crate::identity::{Keys as _, PeerId};
 use crate::machine::StateMachine;
 use crate::metrics as names;
@@ -43,6 +43,8 @@ const BATCH: usize = 256;
 const SUBSCRIBED: usize = 1_024;
 /// How often it is looked whether the acts in flight have ended, while leadership is given up.
 const DRAIN_LOOK: Duration = Duration::from_millis(2);
+/// How long the nodes of its own cluster may take to answer a node that is told to join another one.
+const MISPLACED_AFTER: Duration = Duration::from_secs(10);
 
 /// What the application asks of the driver.
 pub(crate) enum FromHost<M> {
@@ -145,6 +147,11 @@ pub(crate) struct Driver<M: StateMachine> {
     accepted: BTreeSet<u64>,
     pub(crate) contacts: BTreeMap<PeerId, Contact>,
     calls: Calls,
+    /// Where nodes of another cluster answered; each is said once.
+    foreign: BTreeSet<String>,
+    /// Whether a node of its own cluster was connected since the start.
+    was_linked: bool,
+    started: Tick,
     rng: SmallRng,
     next_round: Tick,
     work: Work,
@@ -196,6 +203,9 @@ impl<M: StateMachine> Driver<M> {
             accepted: BTreeSet::new(),
             contacts: BTreeMap::new(),
             calls: Calls::default(),
+            foreign: BTreeSet::new(),
+            was_linked: false,
+            started: now(),
             rng: SmallRng::from_os_rng(),
             next_round: Tick::ZERO,
             work: Work::new(),
@@ -236,8 +246,9 @@ impl<M: StateMachine> Driver<M> {
         self.namespaces.insert(name, ns);
     }
 
-    /// Runs until it is told to stop or the store fails. Gates are shut when it returns, whatever happened.
-    pub(crate) fn run(mut self) -> Result<(), StoreError> {
+    /// Runs until it is told to stop, the store fails, or it finds itself in the wrong cluster. Gates are shut when
+    /// it returns, whatever happened.
+    pub(crate) fn run(mut self) -> Result<(), HostError> {
         // A timer of its own: the application's runtime may be shut down before this node is.
         let timer = tokio::runtime::Builder::new_current_thread().enable_time().build();
         let timer = timer.map_err(|error| StoreError::Io(Box::new(error)))?;
@@ -286,6 +297,9 @@ impl<M: StateMachine> Driver<M> {
             }
             if self.next_round <= at {
                 self.look_around(at)?;
+                if let Some(seed) = self.misplaced(at) {
+                    return Err(HostError::OtherCluster(seed));
+                }
             }
             self.found_credentials(at);
             self.register(at);

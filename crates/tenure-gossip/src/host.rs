@@ -73,6 +73,11 @@ pub enum HostError {
         "this node joined a cluster that another one founded: start it without --bootstrap, and found namespace {0:?} while the nodes run: tenure gossip found {0}"
     )]
     NotFounder(String),
+    /// The node to join through belongs to another cluster, and none of this node's own answers.
+    #[error(
+        "this folder belongs to another cluster than the node at {0}, and no node of its own answers; if that cluster was recovered or restored from this one, join it with a fresh folder (--data), else name a node of this one by --join"
+    )]
+    OtherCluster(String),
     /// Its state was recovered into another generation.
     #[error(
         "the state of this folder was recovered into a new cluster, and this node can take part in neither; remove the folder, and join the new cluster with a fresh one"
@@ -133,7 +138,7 @@ pub struct Host<M: StateMachine> {
     submit_timeout: Duration,
     listener: AbortOnDropHandle<()>,
     _tasks: [AbortOnDropHandle<()>; 2],
-    thread: Option<std::thread::JoinHandle<Result<(), StoreError>>>,
+    thread: Option<std::thread::JoinHandle<Result<(), HostError>>>,
 }
 
 impl<M: StateMachine> Host<M> {
@@ -346,7 +351,7 @@ impl<M: StateMachine> Host<M> {
     /// for that at most, then for its thread to end. If the future is dropped, the node stops without the rest.
     ///
     /// # Errors
-    /// Why the node had stopped before, if it had: [`HostError::Store`], or [`HostError::Stopped`] after a
+    /// Why the node had stopped before, if it had: [`HostError::Store`], [`HostError::OtherCluster`], or [`HostError::Stopped`] after a
     /// panic.
     pub async fn stop(mut self) -> Result<(), HostError> {
         let _ = tokio::time::timeout(Duration::from_secs(5), self.ask(FromHost::Stop)).await;
@@ -354,12 +359,13 @@ impl<M: StateMachine> Host<M> {
         self.wait_for_driver().await
     }
 
-    /// Waits until the node stops by itself: the store failed. Watch it beside your own work, and end
+    /// Waits until the node stops by itself: the store failed, or it is told to join another cluster than its own,
+    /// of which no node answers. Watch it beside your own work, and end
     /// the program when it returns. Cancel-safe while the node runs; why it stopped is told once, and a later
     /// call returns `Ok`.
     ///
     /// # Errors
-    /// Why the node stopped: [`HostError::Store`], or [`HostError::Stopped`] after a panic.
+    /// Why the node stopped: [`HostError::Store`], [`HostError::OtherCluster`], or [`HostError::Stopped`] after a panic.
     pub async fn failed(&mut self) -> Result<(), HostError> {
         self.driver.closed().await;
         self.wait_for_driver().await
@@ -370,7 +376,7 @@ impl<M: StateMachine> Host<M> {
         let joined = tokio::task::spawn_blocking(move || thread.join()).await;
         match joined {
             Ok(Ok(Ok(()))) => Ok(()),
-            Ok(Ok(Err(error))) => Err(error.into()),
+            Ok(Ok(Err(error))) => Err(error),
             Ok(Err(_)) | Err(_) => Err(HostError::Stopped),
         }
     }

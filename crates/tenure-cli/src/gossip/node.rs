@@ -130,6 +130,7 @@ impl From<HostError> for Failure {
             | HostError::Identity(_)
             | HostError::Uninvited(_)
             | HostError::OpenCluster(_)
+            | HostError::OtherCluster(_)
             | HostError::NotFounder(_) => Failure::usage(error.to_string()),
             // `HostError` may grow; whatever it says, the node does not run.
             _ => Failure::failed(chain(&error)),

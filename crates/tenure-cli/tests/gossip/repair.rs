@@ -242,12 +242,36 @@ fn a_lost_majority_is_recovered_into_a_generation_that_no_survivor_joins() {
     let retired = nodes.remove(1);
     assert!(retired.restart_with(&[]).is_none(), "it was recovered into another cluster");
     let join = ["--join", new.address.as_str()];
-    let survivor = nodes.remove(1).restart_with(&join).expect("it starts");
+    let log = dir.path().join("survivor.log");
+    let mut program = Command::new(BIN);
+    let folder = dir.path().join("2");
+    let port = free_port();
+    program.args(["gossip", "node", "--listen", &format!("127.0.0.1:{port}"), "--data"]);
+    program.arg(&folder).args(join).stderr(std::fs::File::create(&log).unwrap());
+    drop(nodes);
+    let mut survivor = Process::try_start_by(program, &folder, port, &join).expect("it starts");
     let fresh = Process::start(&dir.path().join("fresh"), free_port(), &join);
     eventually("a fresh node votes", 20, || new.voters() == 2 && fresh.get("n") == "30");
     assert_eq!(new.status()["connected"], json!([fresh.id]));
-    assert_eq!(survivor.status()["connected"], json!([]));
-    assert_eq!(survivor.main()["leader"], json!(null));
+    // It would try on for ever: it says so at once, and ends with the remedy.
+    assert_eq!(survivor.ends(20), Some(2));
+    let said = std::fs::read_to_string(&log).unwrap();
+    assert_eq!(said.matches("will never let it in").count(), 1, "{said}");
+    assert!(said.contains("join it with a fresh folder (--data)"), "{said}");
+}
+
+#[test]
+fn a_node_that_does_its_work_goes_on_although_it_is_told_to_join_another_cluster() {
+    let dir = tempfile::tempdir().unwrap();
+    let other = Process::start(&dir.path().join("o"), free_port(), &["--bootstrap"]);
+    // It leads alone: no node of its own will ever answer, and none has to.
+    let alone = Process::start(&dir.path().join("a"), free_port(), &["--bootstrap"]);
+    let began = std::time::Instant::now();
+    let alone = alone.restart_with(&["--join", &other.address]).expect("it starts");
+    eventually("it has met the other cluster for more than ten seconds", 30, || {
+        began.elapsed().as_secs() >= 14
+    });
+    assert_eq!(alone.submit(&["put", "x", "1"])["outcome"], json!("done"));
 }
 
 #[test]

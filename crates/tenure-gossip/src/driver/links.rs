@@ -7,7 +7,7 @@ use rand::Rng;
 use rand::seq::IteratorRandom;
 use tenure_core::{ExponentialBackoff, Tick};
 
-use super::{Driver, now};
+use super::{Driver, MISPLACED_AFTER, now};
 use crate::commit::{Commit as _, MemberChange};
 use crate::credentials::{CREDENTIALS, Right};
 use crate::identity::PeerId;
@@ -15,6 +15,7 @@ use crate::machine::StateMachine;
 use crate::metrics as names;
 use crate::net::link::{FromLink, call};
 use crate::net::outbox::Outbox;
+use crate::net::session::SessionError;
 use crate::net::wire::{Contact, Envelope};
 use crate::storage::StoreError;
 
@@ -115,7 +116,9 @@ impl<M: StateMachine> Driver<M> {
                 self.calls.open.remove(&address);
                 let before =
                     self.calls.not_before.get(&address).map_or(0, |(_, failures)| *failures);
-                if before == 0 && self.seeds.contains(&address) {
+                if matches!(error, SessionError::OtherCluster) && self.is_member() {
+                    self.met_another_cluster(&address);
+                } else if before == 0 && self.seeds.contains(&address) {
                     tracing::warn!(address, %error, "the node to join through does not let us in yet; trying on");
                 } else {
                     tracing::debug!(address, %error, "call failed");
@@ -194,6 +197,7 @@ impl<M: StateMachine> Driver<M> {
         let contacts = others.into_iter().cloned().chain([own]).collect();
         out.put(&Envelope::Contacts(contacts));
         self.accepted.insert(link);
+        self.was_linked = true;
         self.links.entry(peer).or_default().add(link, out, called.is_some());
         let seed = called.is_some_and(|a| self.seeds.contains(&a));
         for ns in self.namespaces.values_mut() {
@@ -205,6 +209,37 @@ impl<M: StateMachine> Driver<M> {
             }
         }
         Ok(())
+    }
+
+    /// Another cluster answers at `address`, where a node of this node's own was expected.
+    fn met_another_cluster(&mut self, address: &str) {
+        if !self.foreign.insert(address.to_owned()) {
+            return;
+        }
+        let remedy =
+            "if that cluster was recovered or restored from this one, join it with a fresh folder";
+        if self.seeds.iter().any(|seed| seed == address) {
+            tracing::error!(
+                address,
+                remedy,
+                "the node to join through belongs to another cluster than this folder, and will never let it in"
+            );
+        } else {
+            tracing::warn!(
+                address,
+                remedy,
+                "a node of another cluster answers where a node of this one was known"
+            );
+        }
+    }
+
+    /// The node to join through, if it belongs to another cluster and there is no sign of this node's own: it would
+    /// try on for ever. A node that leads alone, or knows a leader, does its work all the same.
+    pub(super) fn misplaced(&self, at: Tick) -> Option<String> {
+        let waited = at.saturating_since(self.started) >= MISPLACED_AFTER;
+        let led = || self.namespaces.values().any(|ns| ns.engine.leader().is_some());
+        let foreign = self.seeds.iter().find(|seed| self.foreign.contains(*seed));
+        foreign.filter(|_| waited && !self.was_linked && !led()).cloned()
     }
 
     /// Whether this node belongs to a cluster.
