@@ -254,7 +254,8 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
         {
             self.out.push_back(Output::Send(leader, Message::Enlist));
         }
-        if status.acting_until.is_none() {
+        // A lease that lapsed for a moment is no end of the term: the order is not to be told as given up.
+        if !status.settled {
             self.replacing = None;
         }
     }
@@ -385,6 +386,52 @@ mod tests {
         engine.handle_message(now, leader, vote(theirs, 3, now));
         engine.handle_timeout(now + Duration::from_secs(1));
         assert_eq!(engine.leader(), Some(leader), "no other leader is known since");
+    }
+
+    #[test]
+    fn a_replacement_outlives_a_lapse_of_the_lease_and_ends_with_the_term() {
+        let keys = Ed25519Keys::generate();
+        let (voter, old, new) = (PeerId([1; 32]), PeerId([2; 32]), PeerId([3; 32]));
+        let voters = BTreeSet::from([keys.id(), voter, old]);
+        let (config, mut now) = (EngineConfig::default(), Tick::ZERO);
+        let found = Found { incarnation: 1, ..Found::default() };
+        let mut engine = Engine::<Kv>::open(Box::new(keys), "main", config, found, now, 1).unwrap();
+        engine.bootstrap(now, &voters).unwrap();
+        let term = engine.commit().status(now).term;
+        let yes = ConsensusMessage::Voted { term, granted: true };
+        engine.handle_message(now, voter, Message::Consensus(yes));
+        // The voter answers whatever it was sent.
+        let answer = |engine: &mut Engine<Kv>, now: Tick| {
+            while let Some(output) = engine.poll_output() {
+                let Output::Send(to, Message::Consensus(sent)) = output else { continue };
+                let ConsensusMessage::Append { after, entries, beat, number, .. } = sent else {
+                    continue;
+                };
+                let last = entries.last().map_or(after, |entry| entry.position);
+                let echo = ConsensusMessage::Appended { term, last, beat, number };
+                if to == voter {
+                    engine.handle_message(now, voter, Message::Consensus(echo));
+                }
+            }
+        };
+        answer(&mut engine, now);
+        assert!(engine.acting(now).is_some());
+        let change = MemberChange::Replace { old, new };
+        engine.change_members(now, change).unwrap();
+        answer(&mut engine, now);
+
+        now = now + Duration::from_secs(2);
+        engine.handle_timeout(now);
+        assert!(engine.acting(now).is_none(), "no voter has answered for longer than a lease");
+        assert_eq!(engine.changed_members(now, term, &change), None, "it goes on when they answer");
+        answer(&mut engine, now);
+        assert!(engine.acting(now).is_some());
+        assert_eq!(engine.changed_members(now, term, &change), None);
+        engine.release(now);
+        engine.handle_timeout(now + Duration::from_secs(1));
+        let uncertain = Some(Err(CommitError::Uncertain));
+        assert_eq!(engine.changed_members(now, term, &change), uncertain);
+        assert!(engine.replacing.is_none());
     }
 
     /// 10,000 entries a second for two seconds from `since` on. Whether a learner that is `lag` behind counts as near
