@@ -191,7 +191,10 @@ impl NodeAddress {
     fn failure(&self, error: &ClientError) -> Failure {
         let node = &self.node;
         match error {
-            ClientError::Unreachable { .. } => Failure::new(Exit::NoLeader, chain(error)),
+            ClientError::Unreachable { .. } => Failure::new(
+                Exit::NoLeader,
+                format!("{} Else name another node by --node", chain(error)),
+            ),
             ClientError::Session(
                 SessionError::Io(_) | SessionError::Timeout | SessionError::Closed,
             ) => Failure::new(

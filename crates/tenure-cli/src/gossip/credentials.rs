@@ -6,13 +6,13 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use tenure_gossip::{
-    Answer, Ask, CREDENTIALS, Client, CredentialGoal, CredentialList, IdentityFolder, Invitation,
-    Outcome, PeerId, Right, TxId,
+    Answer, Ask, CREDENTIALS, Client, ClientError, CredentialGoal, CredentialList, IdentityFolder,
+    Invitation, Outcome, PeerId, Right, TxId,
 };
 
 use super::{ANSWER, NodeAddress, resolve};
 use crate::args::period;
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, Failure, chain};
 use crate::output::out;
 
 /// How long a change of the credentials may take.
@@ -124,7 +124,7 @@ pub(super) async fn invite(args: InviteArgs) -> Result<Exit, Failure> {
         Failure::new(Exit::NoLeader, format!("node {node} has not joined a cluster yet; try again"))
     })?;
     let invitation = Invitation::new(cluster, args.right.into(), args.lifetime);
-    change(&args.at, &mut client, &invitation.goal()).await?;
+    decide(&args.at, &mut client, &invitation.goal()).await?;
     out!("{}", invitation.to_text());
     Ok(Exit::Clean)
 }
@@ -148,7 +148,7 @@ pub(super) async fn grant(args: GrantArgs) -> Result<Exit, Failure> {
     let mut client = args.at.connect().await?;
     let peer = key(&args.at, &mut client, &args.id).await?;
     let right = args.right.into();
-    change(&args.at, &mut client, &CredentialGoal::Grant { peer, right }).await?;
+    decide(&args.at, &mut client, &CredentialGoal::Grant { peer, right }).await?;
     out!("granted {right} {}", peer.to_hex());
     Ok(Exit::Clean)
 }
@@ -156,14 +156,14 @@ pub(super) async fn grant(args: GrantArgs) -> Result<Exit, Failure> {
 pub(super) async fn revoke(args: RevokeArgs) -> Result<Exit, Failure> {
     let mut client = args.at.connect().await?;
     let peer = key(&args.at, &mut client, &args.id).await?;
-    change(&args.at, &mut client, &CredentialGoal::Revoke { peer }).await?;
+    decide(&args.at, &mut client, &CredentialGoal::Revoke { peer }).await?;
     out!("revoked {}", peer.to_hex());
     Ok(Exit::Clean)
 }
 
 pub(super) async fn close(args: CloseArgs) -> Result<Exit, Failure> {
     let mut client = args.at.connect().await?;
-    change(&args.at, &mut client, &CredentialGoal::Close).await?;
+    decide(&args.at, &mut client, &CredentialGoal::Close).await?;
     out!("closed");
     Ok(Exit::Clean)
 }
@@ -205,14 +205,28 @@ async fn read(at: &NodeAddress, client: &mut Client) -> Result<CredentialList, F
     serde_json::from_slice(bytes).map_err(|error| at.unexpected(&error.to_string()))
 }
 
-async fn change(
+/// Has a change of the credentials decided. While there is no leader it waits for one.
+pub(super) async fn decide(
     at: &NodeAddress,
     client: &mut Client,
     goal: &CredentialGoal,
 ) -> Result<(), Failure> {
     let (namespace, tx) = (CREDENTIALS.to_owned(), TxId::random());
     let ask = Ask::Submit { namespace, tx, goal: goal.to_bytes() };
-    let answer = client.ask(ask, DECIDED).await.map_err(|error| at.failure(&error))?;
+    let answer = match client.ask(ask, DECIDED).await {
+        Ok(answer) => answer,
+        // The goal was sent, and the node goes on with it as long as it runs.
+        Err(ClientError::Session(error)) => {
+            let (node, why) = (&at.node, chain(&error));
+            let remedy = format!(
+                "`tenure gossip status --node {node}` shows whether a leader is known; then repeat the command"
+            );
+            let why =
+                format!("node {node}: the change may or may not be decided ({why}); {remedy}");
+            return Err(Failure::new(Exit::Uncertain, why));
+        }
+        Err(error) => return Err(at.failure(&error)),
+    };
     let Answer::Record(record) = &answer else {
         return Err(at.unexpected(&format!("{answer:?}")));
     };

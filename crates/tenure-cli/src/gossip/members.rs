@@ -7,21 +7,19 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use serde_json::Value;
-use tenure_gossip::{
-    Answer, Ask, CREDENTIALS, ClientError, CommitError, CredentialGoal, MemberChange, Outcome,
-    PeerId, Record, TxId,
-};
+use serde_json::{Value, json};
+use tenure_gossip::{Answer, Ask, ClientError, CommitError, CredentialGoal, MemberChange, PeerId};
 
+use super::credentials::decide;
 use super::{NamespaceArgs, NodeAddress, known, resolve, spaces};
 use crate::args::period;
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, Failure, chain};
 use crate::output::out;
 
 /// How long the leader may take over an order.
 const ORDER: Duration = Duration::from_secs(30);
-/// How long a namespace may be without a leader: a failover takes one and a half seconds.
-const ELECTION: Duration = Duration::from_secs(5);
+/// How long a namespace may be without an acting leader: a failover takes one and a half seconds.
+const ELECTION: Duration = Duration::from_secs(10);
 /// Between two tries while another change of the members, or an election, is under way.
 const BUSY: Duration = Duration::from_millis(200);
 
@@ -119,9 +117,9 @@ pub(super) async fn replace(args: ReplaceArgs) -> Result<Exit, Failure> {
     };
     if !args.at.give(&new, &order).await? {
         let spaces = args.at.spaces().await?;
-        let mut votes = false;
+        let (mut votes, deadline) = (false, Instant::now() + args.timeout);
         for at in &spaces {
-            votes |= leaders_space(at).await?.voters.contains(&new);
+            votes |= leader_of(at, deadline).await?.space.voters.contains(&new);
         }
         if !votes {
             let why = format!("node {old} votes nowhere; `tenure gossip status` lists the voters");
@@ -200,73 +198,169 @@ async fn give_in(
     node: &PeerId,
     order: &MemberOrder<'_>,
 ) -> Result<bool, Failure> {
-    if (order.is_made)(&leaders_space(at).await?) {
-        return Ok(false);
-    }
+    let deadline = Instant::now() + order.patience;
     let ask = Ask::Members { namespace: at.namespace.clone(), change: order.change };
-    let leader = self::order(at, ask, order.patience).await?;
+    // The same change is made once, however often it is ordered: after an outcome that is not known, it is looked
+    // whether it was made, and ordered again if not.
+    let mut unknown = None;
+    let leader = loop {
+        let leader = leader_of(at, deadline).await?;
+        if (order.is_made)(&leader.space) {
+            if unknown.is_none() {
+                return Ok(false);
+            }
+            break leader;
+        }
+        match order_once(&leader, &ask, deadline).await? {
+            Given::Done => break leader,
+            Given::Pointless if unknown.is_some() => break leader,
+            Given::Pointless => {
+                return Err(Failure::new(Exit::Rejected, CommitError::Pointless.to_string()));
+            }
+            Given::NotNow(why) if Instant::now() >= deadline => {
+                return Err(unknown.unwrap_or(why));
+            }
+            Given::NotNow(_) => {}
+            Given::Unknown(why) => {
+                let remedy = "repeat the order: what is made stays made";
+                let why = format!("the change may or may not be made ({why}); {remedy}");
+                let failure = Failure::new(Exit::Uncertain, why);
+                if Instant::now() >= deadline {
+                    return Err(failure);
+                }
+                unknown = Some(failure);
+            }
+        }
+        tokio::time::sleep(BUSY).await;
+    };
     let (name, done) = (&at.namespace, order.done);
     out!("namespace {name}: {node} {done}; {}", voters_left(at, &leader).await);
     Ok(true)
 }
 
-/// The members as the leader knows them: another node may be outside of consensus, or lag behind.
-async fn leaders_space(at: &NamespaceArgs) -> Result<Space, Failure> {
-    let leader = NodeAddress { node: leader_of(at).await?, ..at.at.clone() };
-    let at = NamespaceArgs { at: leader, namespace: at.namespace.clone() };
-    serde_json::from_value(at.space().await?)
-        .map_err(|error| at.at.unexpected(&format!("a status, but {error}")))
-}
-
 pub(super) async fn step_down(at: NamespaceArgs) -> Result<Exit, Failure> {
-    let leader = order(&at, Ask::StepDown { namespace: at.namespace.clone() }, ORDER).await?;
-    out!("{} gave leadership up", leader.id);
-    Ok(Exit::Clean)
+    let deadline = Instant::now() + ORDER;
+    let ask = Ask::StepDown { namespace: at.namespace.clone() };
+    loop {
+        let leader = leader_of(&at, deadline).await?;
+        match order_once(&leader, &ask, deadline).await? {
+            Given::Done => {
+                out!("{} gave leadership up", leader.id);
+                return Ok(Exit::Clean);
+            }
+            Given::NotNow(_) if Instant::now() < deadline => tokio::time::sleep(BUSY).await,
+            Given::NotNow(why) => return Err(why),
+            // Ordered again, it could make the next leader step down too.
+            Given::Unknown(why) => {
+                let (id, node) = (leader.id, &at.at.node);
+                let remedy = format!("`tenure gossip status --node {node}` names the leader");
+                let why = format!("node {id} may or may not have stepped down ({why}); {remedy}");
+                return Err(Failure::new(Exit::Uncertain, why));
+            }
+            Given::Pointless => {
+                return Err(Failure::new(Exit::Rejected, CommitError::Pointless.to_string()));
+            }
+        }
+    }
 }
 
-/// The leader that an order went to.
+/// The leader of a namespace, which acts and answers.
 struct Leader {
     id: PeerId,
     at: NodeAddress,
+    /// The members as it has them: another node may be outside of consensus, or lag behind.
+    space: Space,
 }
 
-/// Where the leader of the namespace is reached. An election that is under way is waited for: the node that the
-/// order is about may have led this namespace.
-async fn leader_of(at: &NamespaceArgs) -> Result<String, Failure> {
-    let deadline = Instant::now() + ELECTION;
+/// Finds the leader of the namespace. An election is waited for: the node that is asked may name a leader that died
+/// a moment ago, or one that does not act yet.
+async fn leader_of(at: &NamespaceArgs, deadline: Instant) -> Result<Leader, Failure> {
+    let until = deadline.min(Instant::now() + ELECTION);
     loop {
-        if let Some(address) = at.space().await?["leader_address"].as_str() {
-            return Ok(address.to_owned());
-        }
-        if Instant::now() >= deadline {
-            let node = &at.at.node;
-            let why =
-                format!("node {node} knows no leader at the moment; try again, or ask another");
+        let why = match at.space().await?["leader_address"].as_str() {
+            None => "it knows none".to_owned(),
+            Some(address) => match leader_at(at, address).await {
+                Ok(Some(leader)) => return Ok(leader),
+                Ok(None) => format!("the node at {address}, which it names, does not act"),
+                Err(failure) if failure.exit == Exit::NoLeader => {
+                    format!("the node at {address}, which it names, does not answer")
+                }
+                Err(failure) => return Err(failure),
+            },
+        };
+        if Instant::now() >= until {
+            let (name, node) = (&at.namespace, &at.at.node);
+            let remedy = format!(
+                "see which voters run: tenure gossip status --node {node}; a majority of them elects one"
+            );
+            let why = format!(
+                "node {node} answers, but finds no acting leader of namespace {name}: {why}; {remedy}"
+            );
             return Err(Failure::new(Exit::NoLeader, why));
         }
         tokio::time::sleep(BUSY).await;
     }
 }
 
-/// Gives an order to the leader of the namespace, wherever it is. A change of the members that is under way, as
-/// while nodes join, is waited for.
-async fn order(at: &NamespaceArgs, ask: Ask, patience: Duration) -> Result<Leader, Failure> {
-    let deadline = Instant::now() + patience;
-    loop {
-        let at = NodeAddress { node: leader_of(at).await?, ..at.at.clone() };
-        let mut client = at.connect().await?;
-        let id = client.node();
-        let left = deadline.saturating_duration_since(Instant::now());
-        match client.ask(ask.clone(), left).await {
-            Ok(Answer::Done) => return Ok(Leader { id, at }),
-            Ok(other) => return Err(at.unexpected(&format!("{other:?}"))),
-            Err(ClientError::Refused(why))
-                if why == CommitError::Busy.to_string() && left > BUSY =>
-            {
-                tokio::time::sleep(BUSY).await;
+/// The node at `address`, if it acts as the leader of the namespace.
+async fn leader_at(at: &NamespaceArgs, address: &str) -> Result<Option<Leader>, Failure> {
+    let node = NodeAddress { node: address.to_owned(), ..at.at.clone() };
+    let status = node.status().await?;
+    let of = |space: &Value| space["namespace"] == json!(at.namespace);
+    let Some(space) = spaces(&status).into_iter().find(of) else { return Ok(None) };
+    if space["acting"] != json!(true) {
+        return Ok(None);
+    }
+    let wrong = |error| node.unexpected(&format!("a status, but {error}"));
+    let id = serde_json::from_value(status["id"].clone()).map_err(wrong)?;
+    let space = serde_json::from_value(space).map_err(wrong)?;
+    Ok(Some(Leader { id, at: node, space }))
+}
+
+/// What a leader made of an order.
+enum Given {
+    Done,
+    /// The members were like that already.
+    Pointless,
+    /// Nothing was done, and the same order may be given again.
+    NotNow(Failure),
+    /// It was sent, and whether it is carried out is not known.
+    Unknown(String),
+}
+
+/// Gives an order to a leader, once.
+async fn order_once(leader: &Leader, ask: &Ask, deadline: Instant) -> Result<Given, Failure> {
+    let at = &leader.at;
+    let mut client = match at.connect().await {
+        Ok(client) => client,
+        Err(failure) if failure.exit == Exit::NoLeader => return Ok(Given::NotNow(failure)),
+        Err(failure) => return Err(failure),
+    };
+    let left = deadline.saturating_duration_since(Instant::now());
+    match client.ask(ask.clone(), left).await {
+        Ok(Answer::Done) => Ok(Given::Done),
+        Ok(other) => Err(at.unexpected(&format!("{other:?}"))),
+        Err(error @ ClientError::Refused(_)) => {
+            let failure = at.failure(&error);
+            let is = |known: CommitError| failure.message == known.to_string();
+            if is(CommitError::Uncertain) {
+                return Ok(Given::Unknown("leadership changed meanwhile".to_owned()));
             }
-            Err(error) => return Err(at.failure(&error)),
+            if is(CommitError::Pointless) {
+                return Ok(Given::Pointless);
+            }
+            if is(CommitError::Busy) {
+                return Ok(Given::NotNow(Failure::failed(failure.message)));
+            }
+            if is(CommitError::NotLeader) {
+                let node = &at.node;
+                let why = format!("the node at {node} does not lead any more; repeat the order");
+                return Ok(Given::NotNow(Failure::new(Exit::NoLeader, why)));
+            }
+            Err(failure)
         }
+        Err(ClientError::Session(error)) => Ok(Given::Unknown(chain(&error))),
+        Err(error) => Err(at.failure(&error)),
     }
 }
 
@@ -289,19 +383,7 @@ pub(super) async fn found(args: FoundArgs) -> Result<Exit, Failure> {
     let voters: BTreeSet<PeerId> = serde_json::from_value(status["credentials"]["voters"].clone())
         .map_err(|error| at.unexpected(&format!("a status, but {error}")))?;
     let goal = CredentialGoal::Namespace { name: args.namespace.clone(), voters };
-    let (namespace, tx, goal) = (CREDENTIALS.to_owned(), TxId::random(), goal.to_bytes());
-    let asked = at.connect().await?.ask(Ask::Submit { namespace, tx, goal }, ORDER).await;
-    match asked.map_err(|error| at.failure(&error))? {
-        Answer::Record(Record { outcome: Outcome::Done(_), .. }) => {
-            out!(
-                "namespace {} is founded; its voters are those of the credentials",
-                args.namespace
-            );
-            Ok(Exit::Clean)
-        }
-        Answer::Record(Record { outcome: Outcome::Rejected(why), .. }) => {
-            Err(Failure::new(Exit::Rejected, why))
-        }
-        other => Err(at.unexpected(&format!("{other:?}"))),
-    }
+    decide(at, &mut at.connect().await?, &goal).await?;
+    out!("namespace {} is founded; its voters are those of the credentials", args.namespace);
+    Ok(Exit::Clean)
 }

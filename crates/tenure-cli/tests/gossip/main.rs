@@ -5,6 +5,7 @@ mod cases;
 mod faults;
 mod kit;
 mod members;
+mod orders;
 mod partition;
 mod repair;
 mod usage;
