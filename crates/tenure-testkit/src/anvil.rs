@@ -62,6 +62,17 @@ impl Anvil {
         assert!(mined as u64 >= used, "anvil came back with {used} nonces used, {mined} in blocks");
     }
 
+    /// Ends the node and starts another chain on the same port: its first block is another one, and nothing of
+    /// the chain before is left.
+    pub async fn reset(&mut self) {
+        self.child.signal(Signal::TERM);
+        self.child.wait(Duration::from_secs(20)).await.expect("it ends");
+        // Anvil's first block says when it was made, unless it is told.
+        self.arguments.extend(["--timestamp".to_owned(), "1700000000".to_owned()]);
+        let (child, _) = launch(&self.arguments, self.port).await;
+        self.child = child;
+    }
+
     /// Empties the pool and waits until no block is being made. Anvil writes down its blocks first
     /// and its accounts afterwards: a block made in between would be in the accounts only, and its
     /// transactions nowhere.

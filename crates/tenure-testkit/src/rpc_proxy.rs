@@ -49,7 +49,7 @@ pub struct RpcProxy {
 }
 
 struct Shared {
-    node: SocketAddr,
+    node: Mutex<SocketAddr>,
     rule: Mutex<Rule>,
     requests: AtomicUsize,
     calls: AtomicUsize,
@@ -70,7 +70,7 @@ impl RpcProxy {
     pub async fn start(node: &str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let url = format!("http://{}", listener.local_addr().expect("bound"));
-        let node = node.trim_start_matches("http://").parse().expect("an address");
+        let node = Mutex::new(address_of(node));
         let rule: Rule = Box::new(|_, _| Fault::Pass);
         let rule = Mutex::new(rule);
         let (requests, calls, sent) = Default::default();
@@ -84,6 +84,14 @@ impl RpcProxy {
             }
         });
         RpcProxy { url, shared }
+    }
+
+    /// In front of this node from now on; no line breaks.
+    ///
+    /// # Panics
+    /// If the node's address is not one.
+    pub fn lead_to(&self, node: &str) {
+        *self.shared.node.lock().expect("unpoisoned") = address_of(node);
     }
 
     /// Misbehaves so from now on: the rule is asked about the method and the parameters of each call.
@@ -135,6 +143,10 @@ impl RpcProxy {
     }
 }
 
+fn address_of(url: &str) -> SocketAddr {
+    url.trim_start_matches("http://").parse().expect("an address")
+}
+
 async fn serve(caller: TcpStream, shared: &Shared) -> std::io::Result<()> {
     let (read, mut write) = caller.into_split();
     let mut read = BufReader::new(read);
@@ -146,6 +158,7 @@ async fn serve(caller: TcpStream, shared: &Shared) -> std::io::Result<()> {
             Value::Array(calls) => calls.clone(),
             one => vec![one.clone()],
         };
+        let node = *shared.node.lock().expect("unpoisoned");
         let mut answers = Vec::new();
         for call in &calls {
             let method = call["method"].as_str().unwrap_or_default();
@@ -159,20 +172,20 @@ async fn serve(caller: TcpStream, shared: &Shared) -> std::io::Result<()> {
                 json!({"jsonrpc": "2.0", "id": call["id"], "error": error})
             };
             match fault {
-                Fault::Pass => answers.push(forward(shared.node, call).await?),
+                Fault::Pass => answers.push(forward(node, call).await?),
                 Fault::Cut => return Ok(()),
                 Fault::LoseAnswer => {
-                    forward(shared.node, call).await?;
+                    forward(node, call).await?;
                     return Ok(());
                 }
                 Fault::Say(code, text) => answers.push(say(code, &text)),
                 Fault::PassAndSay(code, text) => {
-                    forward(shared.node, call).await?;
+                    forward(node, call).await?;
                     answers.push(say(code, &text));
                 }
                 Fault::Http(status) => return refuse(&mut write, status).await,
                 Fault::PassAndHttp(status) => {
-                    forward(shared.node, call).await?;
+                    forward(node, call).await?;
                     return refuse(&mut write, status).await;
                 }
                 Fault::Null => {

@@ -252,10 +252,12 @@ pub trait Chain: Send + Sync + 'static {
     /// [`ChainError`]; the service asks again, whichever it is.
     async fn head(&self, account: &AccountId) -> Result<Head, ChainError>;
 
-    /// Which chain the node is of. It never changes for one value of this type.
+    /// Which chain the node is of, asked anew each time: a development chain may be reset while this process
+    /// runs. It never changes for one value of this type.
     ///
     /// # Errors
-    /// [`ChainError`]; the service asks again, whichever it is.
+    /// [`ChainError`]; the service asks again, whichever it is. [`ChainError::Foreign`] if it would be another
+    /// one than before.
     async fn identity(&self) -> Result<ChainIdentity, ChainError>;
 
     /// Tells the chain that what its node said cannot be so, because the table knows more: another node is
@@ -286,6 +288,14 @@ pub enum ChainError {
     /// No answer in time, or a broken connection. A retry may help.
     #[error("the chain's node does not answer: {0}; check its address and that it runs")]
     Unreachable(String),
+    /// The node is of another chain than it was when this process first asked. Nothing may be sent to it.
+    #[error("another chain: the node's is {is}, and this process began on {was}")]
+    Foreign {
+        /// The chain that the node is of now.
+        is: ChainIdentity,
+        /// The one that it was of before.
+        was: ChainIdentity,
+    },
     /// The node has no block that it calls final. A retry helps only if the chain will have one.
     #[error(
         "the chain's node knows no finalised block; on a chain without finality give --confirmations"

@@ -96,6 +96,8 @@ enum Answer {
     Located(Vec<(u64, Located)>),
     Reexamined(Vec<(u64, String, Located)>),
     Head(Head),
+    /// This node's chain, key or role is not the account's, as this says.
+    Foreign(String),
     Panicked,
 }
 
@@ -110,6 +112,8 @@ enum Phase {
         since: Tick,
         /// What was known before: the handles of its callers go on.
         known: HashMap<u64, Content>,
+        /// Why nothing is accepted: this node's chain, key or role is not the account's.
+        foreign: Option<String>,
     },
     Leading {
         took: Duration,
@@ -418,6 +422,7 @@ impl Driver {
                 self.rereads = self.rereads.saturating_add(1);
                 return self.recover();
             }
+            Answer::Foreign(why) => return self.disown(why),
             Answer::Status { nonce, hash, report } => Input::Status { nonce, hash, report },
             Answer::WatchClosed { nonce, hash } => Input::WatchClosed { nonce, hash },
             Answer::Located(all) => {

@@ -167,6 +167,16 @@ impl Store {
         &self.0.options.account
     }
 
+    /// What to do after a development chain was reset: all that is stored is of the chain that is gone.
+    pub(crate) fn after_reset(&self) -> String {
+        match &self.0.memory {
+            Memory::Table { .. } => error::RESET.to_owned(),
+            Memory::File(journal) => {
+                journal.lock().unwrap_or_else(PoisonError::into_inner).after_reset()
+            }
+        }
+    }
+
     fn role(&self) -> &str {
         self.0.options.role.as_str()
     }

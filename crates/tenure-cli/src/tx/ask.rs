@@ -385,7 +385,7 @@ fn failed(code: &str, message: &str) -> Failure {
         "uncertain" | "silent" => Failure::new(Exit::Uncertain, message),
         // Nothing was done, and it is not the request's fault: the same again may do.
         "store" | "busy" | "clash" | "too_many_open" | "signer_unavailable" | "too_dear"
-        | "no_key" => Failure::failed(message),
+        | "no_key" | "foreign" => Failure::failed(message),
         "may_be_lost" => {
             let remedy = "or start the nodes with --accept-loss";
             Failure::new(Exit::Refused, format!("{message}; {remedy}"))
@@ -407,7 +407,7 @@ const LAST_LOOK: Duration = Duration::from_secs(2);
 const LONGEST_ANSWER: u64 = 64 << 20;
 
 /// The codes of answers that a node may give differently a moment later.
-const PASSING: [&str; 9] = [
+const PASSING: [&str; 10] = [
     "not_leader",
     "draining",
     "stopped",
@@ -417,6 +417,7 @@ const PASSING: [&str; 9] = [
     "clash",
     "too_many_open",
     "signer_unavailable",
+    "foreign",
 ];
 
 /// Asks all nodes in turn until one answers for good. Only what a leader may answer differently

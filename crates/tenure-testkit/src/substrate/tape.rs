@@ -47,6 +47,11 @@ fn is_act(method: &str) -> bool {
         || method.starts_with("test_")
 }
 
+/// Whether the answer is the same as often as it is asked for: the hash of the first block.
+fn is_constant(method: &str, params: &Value) -> bool {
+    method == "chain_getBlockHash" && *params == json!([0])
+}
+
 fn shortened(params: &Value) -> Value {
     let text = params.to_string();
     if text.len() <= LONG {
@@ -116,7 +121,8 @@ impl Player {
         let params = shortened(params);
         let is_same = |(place, event): (usize, &Event)| match event {
             Event::Asked { method: recorded, params: with, answer } => {
-                let same = recorded == method && *with == params && !self.used[place];
+                let is_left = !self.used[place] || is_constant(method, &params);
+                let same = recorded == method && *with == params && is_left;
                 same.then(|| (place, answer.clone()))
             }
             Event::Told { .. } => None,
@@ -164,6 +170,8 @@ mod tests {
             recorder.told(json!("s"), json!({"inBlock": answer}));
             recorder.answered(place, json!({"result": true}));
         }
+        let place = recorder.asked("chain_getBlockHash", &json!([0]));
+        recorder.answered(place, json!({"result": "first"}));
         let _lost = recorder.asked("chain_getBlockHash", &json!(["lost"]));
         let mut player = Player::new(recorder.events());
         assert!(player.due().is_empty(), "no block was ordered yet");
@@ -176,6 +184,10 @@ mod tests {
         assert_eq!(player.answer("chain_getBlockHash", &json!([])), Some(json!({"result": "one"})));
         assert_eq!(player.answer("chain_getBlockHash", &json!(["lost"])), None);
         assert_eq!(player.answer("engine_createBlock", &json!(["zero"])), None, "only once");
+        for _ in 0..2 {
+            let first = player.answer("chain_getBlockHash", &json!([0]));
+            assert_eq!(first, Some(json!({"result": "first"})), "it never changes");
+        }
     }
 
     #[test]

@@ -27,6 +27,7 @@
 
 mod answer;
 mod follower;
+mod identity;
 mod revert;
 mod rpc;
 mod run;
@@ -467,6 +468,8 @@ fn plainly(error: &TransportError) -> String {
     match error {
         // Not the page behind it.
         RpcError::Transport(TransportErrorKind::HttpError(http)) => format!("HTTP {}", http.status),
+        // This process's own words, without the library's word for them.
+        RpcError::LocalUsageError(why) => without_addresses(why.to_string()),
         other => without_addresses(other.to_string()),
     }
 }

@@ -35,6 +35,7 @@ mod key;
 mod line;
 mod metadata;
 mod past;
+mod runtimes;
 mod signer;
 mod value;
 
@@ -346,8 +347,7 @@ impl SubstrateChain {
 #[async_trait]
 impl Chain for SubstrateChain {
     async fn head(&self, account: &AccountId) -> Result<Head, ChainError> {
-        let unreachable = |error| ChainError::Unreachable(Unread::from(error).plainly());
-        self.view(account).await.map_err(unreachable)
+        self.view(account).await.map_err(|error| Unread::from(error).told())
     }
 
     async fn submit(&self, account: &AccountId, nonce: u64, raw: Bytes) -> Submission {
@@ -392,9 +392,9 @@ impl Chain for SubstrateChain {
     }
 
     async fn identity(&self) -> Result<ChainIdentity, ChainError> {
-        let genesis = self.line.hash_at(0).await;
-        let unreachable = |error| ChainError::Unreachable(Unread::from(error).plainly());
-        Ok(ChainIdentity { id: None, genesis: genesis.map_err(unreachable)? })
+        let genesis = self.line.genesis_now().await;
+        let genesis = genesis.map_err(|error| Unread::from(error).told())?;
+        Ok(ChainIdentity { id: None, genesis })
     }
 
     async fn locate(&self, account: &AccountId, sought: &[Sought]) -> Vec<Located> {

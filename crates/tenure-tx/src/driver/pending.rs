@@ -67,10 +67,19 @@ impl Pending {
 
     /// This node leads no more.
     pub(super) fn lose(self, request_id: String, why: &str) {
-        let reason = why.to_owned();
+        self.give_up(request_id, why, SendError::NotLeader);
+    }
+
+    /// This node's chain, key or role is not the account's.
+    pub(super) fn disown(self, request_id: String, why: &str) {
+        self.give_up(request_id, why, SendError::Foreign(why.to_owned()));
+    }
+
+    /// Answers `refusal`, unless its row is on the way: then it may be stored.
+    fn give_up(self, request_id: String, why: &str, refusal: SendError) {
         let error = match self.stage {
-            Stage::Waiting | Stage::LookingUp | Stage::Signing => SendError::NotLeader,
-            Stage::Storing => SendError::Uncertain { request_id, reason },
+            Stage::Waiting | Stage::LookingUp | Stage::Signing => refusal,
+            Stage::Storing => SendError::Uncertain { request_id, reason: why.to_owned() },
         };
         self.answer(Err(error));
     }
@@ -117,6 +126,8 @@ impl Driver {
             Some(SendError::Draining)
         } else if let Phase::Following = self.phase {
             Some(SendError::NotLeader)
+        } else if let Phase::Recovering { foreign: Some(why), .. } = &self.phase {
+            Some(SendError::Foreign(why.clone()))
         } else if size > limit {
             Some(SendError::TooLarge { size, limit })
         } else if request.request_id.as_ref().is_some_and(bad_id) {

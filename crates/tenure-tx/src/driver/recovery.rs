@@ -11,7 +11,7 @@ use tokio::time::sleep;
 
 use super::content::Content;
 use super::{Answer, Driver, Phase};
-use crate::chain::{Chain, Head};
+use crate::chain::{Chain, ChainError, Head};
 use crate::engine::Input;
 use crate::store::{CLEANUP_ROWS, Retention, Snapshot, Store, StoreError, StoredTransaction};
 use crate::writer::Task;
@@ -33,7 +33,8 @@ enum Trouble {
     Foreign(String),
     Behind {
         chain: u64,
-        table: u64,
+        stored: u64,
+        remedy: String,
     },
 }
 
@@ -64,17 +65,16 @@ impl Trouble {
                 tracing::warn!(error, "cannot read the chain's head; not acting until it answers");
             }
             Trouble::Foreign(error) => tracing::error!(
+                event = "tx_foreign",
                 error,
-                "THIS NODE IS NOT OF THIS GROUP: not acting until its chain, its key and its role \
-                 are those of the account"
+                "THIS NODE IS NOT OF THIS GROUP: not acting, and accepting nothing, until its chain, its \
+                 key and its role are those of the account"
             ),
-            Trouble::Behind { chain, table } => tracing::error!(
+            Trouble::Behind { chain, stored, remedy } => tracing::error!(
                 chain,
-                table,
-                "THE CHAIN IS BEHIND THE TABLE: it has not used nonces that were final; not acting \
-                 until it has. It may still be catching up, or be another chain, or have lost its \
-                 state; if it was reset on purpose, remove the account's rows from \
-                 tenure_tx.pending_transactions, tenure_tx.past_transactions and tenure_tx.account"
+                stored,
+                "THE CHAIN IS BEHIND WHAT IS STORED: it has not used nonces that were final; not acting \
+                 until it has. It may still be catching up, or have lost its state; {remedy}"
             ),
         }
     }
@@ -89,7 +89,7 @@ impl Driver {
             Phase::Recovering { known, .. } => known,
             Phase::Following | Phase::Leading { .. } => std::mem::take(&mut self.contents),
         };
-        self.phase = Phase::Recovering { since: self.now(), known };
+        self.phase = Phase::Recovering { since: self.now(), known, foreign: None };
         let (store, chain, account) =
             (self.reader.clone(), Arc::clone(&self.chain), self.signer.account().clone());
         let (writer, epoch) = (self.store.clone(), self.epoch);
@@ -138,13 +138,21 @@ impl Driver {
                     Ok((Ok(snapshot), Ok(head))) => {
                         known.consumed.store(snapshot.consumed, Ordering::Relaxed);
                         chain.distrust();
-                        Trouble::Behind { chain: head.best_nonce, table: snapshot.consumed }
+                        let remedy = store.as_ref().map(Store::after_reset).unwrap_or_default();
+                        Trouble::Behind {
+                            chain: head.best_nonce,
+                            stored: snapshot.consumed,
+                            remedy,
+                        }
                     }
                     Ok((Err(error), _)) => Trouble::Table(error.to_string()),
                     Ok((Ok(_), Err(error))) => Trouble::Chain(error.to_string()),
                 };
                 if logged.as_ref().is_none_or(|last| !last.is(&trouble)) {
                     trouble.log();
+                    if let Trouble::Foreign(why) = &trouble {
+                        let _ = answers.send((generation, Answer::Foreign(why.clone())));
+                    }
                     logged = Some(trouble);
                 }
                 failures = failures.saturating_add(1);
@@ -153,8 +161,21 @@ impl Driver {
         });
     }
 
+    /// Accepts nothing while this node's chain, key or role is not the account's: what it would store belongs
+    /// to a chain that may be gone. A leader reads what is open again, which first asks which chain it is.
+    pub(super) fn disown(&mut self, why: String) {
+        if matches!(self.phase, Phase::Leading { .. }) {
+            self.recover();
+        }
+        let Phase::Recovering { foreign, .. } = &mut self.phase else { return };
+        *foreign = Some(why.clone());
+        for (id, pending) in std::mem::take(&mut self.pending) {
+            pending.disown(id, &why);
+        }
+    }
+
     pub(super) fn recovered(&mut self, snapshot: Snapshot, head: Head) {
-        let Phase::Recovering { since, known } = &mut self.phase else { return };
+        let Phase::Recovering { since, known, .. } = &mut self.phase else { return };
         let (since, mut known) = (*since, std::mem::take(known));
         self.believe(head);
         let now = self.now();
@@ -207,6 +228,12 @@ impl Driver {
                 sleep(backoff.bare(failures.saturating_add(1))).await;
                 let head = match chain.head(&account).await {
                     Ok(head) => head,
+                    Err(error @ ChainError::Foreign { .. }) => {
+                        let why = store.as_ref().map(|store| foreign(&error, store));
+                        let why = why.unwrap_or_else(|| error.to_string());
+                        let _ = answers.send((generation, Answer::Foreign(why)));
+                        return;
+                    }
                     // Said once, or a node that is away for an hour fills the log.
                     Err(error) if failures == 0 => {
                         tracing::warn!(%error, "cannot read the chain's head");
@@ -240,10 +267,19 @@ impl Driver {
     }
 }
 
+/// What to do about a chain that is another one now.
+fn foreign(error: &ChainError, store: &Store) -> String {
+    format!("{error}; check --rpc, or, {}", store.after_reset())
+}
+
 /// Binds the account to its role and its chain, or finds that they are bound to each other.
 async fn bind(store: Option<&Store>, epoch: Epoch, chain: &dyn Chain) -> Result<(), Trouble> {
     let Some(store) = store else { return Ok(()) };
-    let identity = chain.identity().await.map_err(|error| Trouble::Chain(error.to_string()))?;
+    let identity = chain.identity().await.map_err(|error| match error {
+        // Nothing is bound: the row of the chain that is gone must not come back.
+        ChainError::Foreign { .. } => Trouble::Foreign(foreign(&error, store)),
+        other => Trouble::Chain(other.to_string()),
+    })?;
     match store.open_account(epoch, &identity.to_string()).await {
         Ok(()) => Ok(()),
         Err(error @ (StoreError::Bound(_) | StoreError::Journal(_))) => {

@@ -48,6 +48,9 @@ pub enum SendError {
     /// This node follows. Nothing was done.
     #[error("this node does not lead and never sends; send through the leader")]
     NotLeader,
+    /// This node's chain, key or role is not the account's, as the text says. Nothing was done.
+    #[error("{0}")]
+    Foreign(String),
     /// This node was told to drain. Nothing was done.
     #[error("this node is draining; send through the next leader")]
     Draining,
@@ -121,6 +124,7 @@ impl SendError {
     pub fn code(&self) -> &'static str {
         match self {
             Self::NotLeader | Self::Nonce(NonceError::NotLeading) => "not_leader",
+            Self::Foreign(_) => "foreign",
             Self::Draining => "draining",
             Self::Stopped => "stopped",
             Self::Nonce(NonceError::TooManyOpen(_)) => "too_many_open",

@@ -6,6 +6,11 @@ use tokio_postgres::error::SqlState;
 
 use crate::status::UnknownState;
 
+/// What a development chain's reset, or another change that is meant, asks for.
+pub(super) const RESET: &str = "if a development chain was reset on purpose, stop every node, delete the \
+    account's rows from tenure_tx.pending_transactions, tenure_tx.past_transactions and tenure_tx.account, and \
+    start them again";
+
 /// The table could not be read or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -27,10 +32,7 @@ pub enum StoreError {
     #[error("{0}; make the standbys synchronous, or accept that a failover forgets requests")]
     MayBeLost(String),
     /// Role, account and chain are bound to others. Nothing was written, and nothing may be sent.
-    #[error(
-        "{0}; use the group's key, role and chain, or, if the change is meant, delete the account's \
-         row from tenure_tx.account"
-    )]
+    #[error("{0}; use the group's key, role and chain, or, {RESET}")]
     Bound(String),
     /// A row that a newer version of this program wrote: upgrade this node.
     #[error("row with nonce {nonce}: {source}")]

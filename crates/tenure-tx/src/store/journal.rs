@@ -177,15 +177,24 @@ impl Journal {
         Ok(())
     }
 
+    /// What to do after a development chain was reset.
+    pub(super) fn after_reset(&self) -> String {
+        let path = self.path.display();
+        format!(
+            "if a development chain was reset on purpose, stop this node, remove its journal {path}, and \
+             start it again"
+        )
+    }
+
     /// Binds the journal to a chain, or finds that it is bound already.
     pub(super) fn bind(&mut self, chain: &str) -> Result<(), StoreError> {
         match &self.chain {
             Some(bound) if bound == chain => return Ok(()),
             Some(bound) => {
-                let path = self.path.display();
+                let (path, remedy) = (self.path.display(), self.after_reset());
                 return Err(StoreError::Journal(format!(
                     "{path} is of chain {bound}, not of {chain}; use that chain, or name another \
-                     journal"
+                     journal, or, {remedy}"
                 )));
             }
             None => {}

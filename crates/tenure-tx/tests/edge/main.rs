@@ -5,6 +5,7 @@
 mod calls;
 #[path = "../kit/mod.rs"]
 mod kit;
+mod reset;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

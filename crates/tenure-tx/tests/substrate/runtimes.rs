@@ -85,8 +85,13 @@ async fn bytes_are_read_by_the_present_runtime_of_a_chain_that_was_reset() {
     let (chain, signer) = group(&node);
     let signed = sign(&chain, &signer).await;
     assert_eq!(read(&chain, &signed.raw), (Some(5), Some(0)));
-    // It begins anew, below the block that was seen, and with another runtime.
-    node.ledger.lock().expect("unpoisoned").blocks.truncate(2);
+    // It begins anew, below the block that was seen, with another runtime, and passes that block.
+    {
+        let mut ledger = node.ledger.lock().expect("unpoisoned");
+        ledger.blocks.truncate(2);
+        (ledger.upgrades, ledger.later_metadata) = (Vec::new(), None);
+    }
+    (0..3).for_each(|_| drop(node.mine(&[])));
     let signed = sign(&chain, &signer).await;
     assert_eq!(read(&chain, &signed.raw), (Some(5), Some(0)), "not tip 5 at nonce 0");
 }

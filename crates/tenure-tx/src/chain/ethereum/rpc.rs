@@ -27,12 +27,12 @@ use tokio::time::timeout;
 use url::Url;
 
 use super::answer::outcome_of;
+use super::identity::told;
 use super::transport::Http;
 use super::{EthereumOptions, Finality, TransportError, block, hex_of, plainly};
 use crate::account::AccountId;
 use crate::chain::quiet::quietly;
 use crate::chain::{ChainError, ChainIdentity, Head, Outcome};
-use crate::status::Hash;
 
 /// A block with the hashes of its transactions.
 #[derive(Debug, Clone, Deserialize)]
@@ -109,7 +109,7 @@ pub(super) type Call = (&'static str, Value);
 /// What came of a call.
 type Answer = Result<Value, TransportError>;
 
-struct Endpoint {
+pub(super) struct Endpoint {
     client: RpcClient,
     /// The parts of its address that let others use it, and that nodes like to repeat.
     secrets: Vec<String>,
@@ -121,18 +121,18 @@ struct Endpoint {
 }
 
 #[derive(Debug, Default)]
-struct Health {
+pub(super) struct Health {
     failures: u32,
     rests_until: Option<Tick>,
     /// It was asked which chain it is of, since it last failed.
-    verified: bool,
-    foreign: bool,
+    pub(super) verified: bool,
+    pub(super) foreign: bool,
     /// How often in a row it answered without saying what was needed.
     useless: u32,
 }
 
 impl Endpoint {
-    fn health(&self) -> std::sync::MutexGuard<'_, Health> {
+    pub(super) fn health(&self) -> std::sync::MutexGuard<'_, Health> {
         self.health.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -149,8 +149,13 @@ impl Endpoint {
         health.useless == 1
     }
 
+    /// It is asked which chain it is of before it is used again.
+    pub(super) fn doubt(&self) {
+        self.health().verified = false;
+    }
+
     /// Says whether it answered until now.
-    fn failed(&self) -> bool {
+    pub(super) fn failed(&self) -> bool {
         let mut health = self.health();
         let first = health.failures == 0;
         health.failures = health.failures.saturating_add(1);
@@ -176,10 +181,10 @@ enum Lack {
 
 #[derive(Clone)]
 pub(super) struct Rpc {
-    endpoints: Arc<[Endpoint]>,
+    pub(super) endpoints: Arc<[Endpoint]>,
     /// The endpoint that answered last.
-    preferred: Arc<AtomicUsize>,
-    identity: Arc<OnceCell<ChainIdentity>>,
+    pub(super) preferred: Arc<AtomicUsize>,
+    pub(super) identity: Arc<OnceCell<ChainIdentity>>,
     ends: Arc<tokio::sync::Mutex<Option<Ends>>>,
     seen: Arc<Mutex<Option<Seen>>>,
     /// Held while a head is read: a second reader finds what the first has seen, and asks little.
@@ -264,7 +269,11 @@ impl Rpc {
     }
 
     /// Asks one endpoint, and notes whether it answers: a refusal is an answer, and silence is a failure.
-    async fn ask(&self, index: usize, calls: &[Call]) -> Result<Vec<Answer>, TransportError> {
+    pub(super) async fn ask(
+        &self,
+        index: usize,
+        calls: &[Call],
+    ) -> Result<Vec<Answer>, TransportError> {
         let endpoint = &self.endpoints[index];
         let answers = self.put(index, calls).await;
         match &answers {
@@ -314,28 +323,6 @@ impl Rpc {
             }
         }
         Ok(answers)
-    }
-
-    /// Makes sure that an endpoint is of the same chain as the others, and as it was before it failed: an
-    /// address may lead elsewhere by now.
-    async fn verify(&self, index: usize) -> Result<(), TransportError> {
-        if self.endpoints[index].health().verified {
-            return Ok(());
-        }
-        let identity = identity_of(self.ask(index, &identity_calls()).await?)?;
-        let known = *self.identity.get_or_init(async || identity).await;
-        if known != identity {
-            // Once: many calls may wait for it, and it is asked again after its rest.
-            if !std::mem::replace(&mut self.endpoints[index].health().foreign, true) {
-                let (endpoint, is, others) = (index + 1, identity, known);
-                tracing::error!(endpoint, %is, %others, "THIS RPC ENDPOINT IS OF ANOTHER CHAIN: not used");
-            }
-            self.endpoints[index].failed();
-            return Err(unreadable("an endpoint is of another chain"));
-        }
-        let mut health = self.endpoints[index].health();
-        (health.verified, health.foreign) = (true, false);
-        Ok(())
     }
 
     /// Many calls in few requests, all to one endpoint; one result each, in order.
@@ -441,16 +428,6 @@ impl Rpc {
         read(answers.into_iter().next().unwrap_or_else(|| Err(late())))
     }
 
-    pub(super) async fn identity(&self) -> Result<ChainIdentity, ChainError> {
-        if let Some(known) = self.identity.get() {
-            return Ok(*known);
-        }
-        // Asked outside of the cell: an endpoint that is verified on the way fills it as well.
-        let answers = self.many(&identity_calls()).await.map_err(|error| unreachable(&error))?;
-        let identity = identity_of(answers).map_err(|error| unreachable(&error))?;
-        Ok(*self.identity.get_or_init(async || identity).await)
-    }
-
     /// Hands over signed bytes: to the next endpoint too, if one says nothing for certain or will
     /// not have them. The same bytes may be handed to all. A no counts only if no other endpoint may
     /// have them: one that is busy may have kept them all the same.
@@ -502,6 +479,9 @@ impl Rpc {
         let at = tick();
         let by_number = |place| ("eth_getBlockByNumber", json!([place, false]));
         let latest: RpcBlock = self.one(by_number(json!("latest")), |_| true).await?;
+        if let Some(before) = ends.as_ref() {
+            self.verify_continued(&before.latest, &latest).await?;
+        }
         self.block_gas.store(latest.gas_limit.unwrap_or_default().to(), Ordering::Relaxed);
         self.compare(&latest).await;
         let known = ends.take().filter(|known| known.latest.hash == latest.hash);
@@ -598,7 +578,7 @@ impl Rpc {
     }
 
     pub(super) async fn head(&self, account: &AccountId) -> Result<Head, ChainError> {
-        let bad = |error: TransportError| unreachable(&error);
+        let bad = |error: TransportError| told(&error);
         let _turn = self.reads_head.lock().await;
         // First of all: what is read after it is never older.
         let ends = self.ends().await.map_err(bad)?;
@@ -766,19 +746,6 @@ fn is_silence(error: &TransportError) -> bool {
     }
 }
 
-fn identity_calls() -> [Call; 2] {
-    [("eth_chainId", json!([])), ("eth_getBlockByNumber", json!(["0x0", false]))]
-}
-
-fn identity_of(
-    answers: Vec<Result<Value, TransportError>>,
-) -> Result<ChainIdentity, TransportError> {
-    let mut answers = answers.into_iter();
-    let id: U64 = read(answers.next().unwrap_or_else(|| Err(late())))?;
-    let first: RpcBlock = read(answers.next().unwrap_or_else(|| Err(late())))?;
-    Ok(ChainIdentity { id: Some(id.to()), genesis: Hash(first.hash.0) })
-}
-
 /// What an answer holds; one that cannot be read is no answer.
 pub(super) fn read<T: DeserializeOwned>(
     answer: Result<Value, TransportError>,
@@ -790,10 +757,6 @@ fn unreadable(what: &'static str) -> TransportError {
     RpcError::LocalUsageError(what.into())
 }
 
-fn late() -> TransportError {
+pub(super) fn late() -> TransportError {
     RpcError::Transport(TransportErrorKind::Custom("no answer in time".into()))
-}
-
-fn unreachable(error: &TransportError) -> ChainError {
-    ChainError::Unreachable(plainly(error))
 }

@@ -1,7 +1,7 @@
 //! The line to one node: requests with a deadline, a new connection where one broke, and what is
 //! read of the chain.
 
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 use parity_scale_codec::Decode as _;
@@ -10,19 +10,18 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use subxt_rpcs::Error as RpcError;
 use subxt_rpcs::client::{RpcClient, RpcParams, rpc_params};
+use tenure_core::clock::{BootClock, Clock as _};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 use super::events;
 use super::metadata::{Runtime, RuntimeError, Version};
 use super::past::Events;
+use super::runtimes::{Mark, Reading, Runtimes};
 use crate::account::AccountId;
 use crate::chain::quiet::quietly;
-use crate::chain::{Block, without_addresses};
+use crate::chain::{Block, ChainError, ChainIdentity, without_addresses};
 use crate::status::{Hash, unhex};
-
-/// How many runtimes are kept beside the present one: those that open extrinsics may be of.
-const RUNTIMES: usize = 4;
 
 /// Where a state has its runtime's code: `:code`.
 const CODE: &str = "0x3a636f6465";
@@ -35,7 +34,8 @@ pub(super) struct Line {
     runtimes: RwLock<Runtimes>,
     /// One task at a time reads metadata, which is long.
     reading: Mutex<()>,
-    genesis: Mutex<Option<Hash>>,
+    /// Which chain it is, as the node first said.
+    genesis: OnceLock<Hash>,
 }
 
 /// The connection for new requests.
@@ -44,54 +44,6 @@ struct Connection {
     client: Option<RpcClient>,
     /// How many there have been.
     number: u64,
-}
-
-/// What tells a runtime from another. Its version alone would not: an override of the code, or an upgrade
-/// without checks, may keep it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Mark {
-    version: Version,
-    /// The hash of its code, if the node says it.
-    code: Option<Hash>,
-}
-
-type Reading = Result<Arc<Runtime>, RuntimeError>;
-
-/// What was read of the chain's runtimes.
-#[derive(Default)]
-struct Runtimes {
-    /// Those that were read or cannot be, the highest version first: a receipt of an old block may have
-    /// read an old one last.
-    known: Vec<(Mark, Reading)>,
-    /// The best block that was looked at last, and the runtime of its state. Not the highest one: a chain
-    /// that was reset, or whose node was wrong once, may never reach that again.
-    present: Option<(Block, Reading)>,
-}
-
-impl Runtimes {
-    fn find(&self, mark: Mark) -> Option<Reading> {
-        self.known.iter().find(|(known, _)| *known == mark).map(|(_, reading)| reading.clone())
-    }
-
-    fn keep(&mut self, mark: Mark, reading: Reading) {
-        // Of two with one version, the one that was read last comes first.
-        self.known.insert(0, (mark, reading));
-        self.known.sort_by_key(|(mark, _)| std::cmp::Reverse(mark.version.spec));
-        self.known.truncate(RUNTIMES);
-    }
-
-    /// The present one first: under another one its bytes may read well and mean something else. None, where
-    /// the present one cannot be read.
-    fn in_order(&self) -> Vec<Arc<Runtime>> {
-        let first = match &self.present {
-            Some((_, Ok(present))) => Some(present),
-            Some((_, Err(_))) => return Vec::new(),
-            None => None,
-        };
-        let known = self.known.iter().filter_map(|(_, reading)| reading.as_ref().ok());
-        let others = known.filter(|one| first.is_none_or(|first| !Arc::ptr_eq(first, one)));
-        first.into_iter().chain(others).cloned().collect()
-    }
 }
 
 /// Something could not be read.
@@ -117,7 +69,23 @@ impl Unread {
     }
 
     pub(super) fn plainly(&self) -> String {
-        without_addresses(self.to_string())
+        match self.foreign() {
+            Some(foreign) => foreign.to_string(),
+            None => without_addresses(self.to_string()),
+        }
+    }
+
+    /// The node is of another chain than before.
+    fn foreign(&self) -> Option<&ChainError> {
+        match self {
+            Unread::Node(RpcError::Client(inner)) => inner.downcast_ref(),
+            Unread::Node(_) | Unread::Runtime(_) => None,
+        }
+    }
+
+    /// Why the chain did not answer.
+    pub(super) fn told(&self) -> ChainError {
+        self.foreign().cloned().unwrap_or_else(|| ChainError::Unreachable(self.plainly()))
     }
 }
 
@@ -159,7 +127,7 @@ impl Line {
             client: Mutex::default(),
             runtimes: RwLock::default(),
             reading: Mutex::default(),
-            genesis: Mutex::default(),
+            genesis: OnceLock::new(),
         }
     }
 
@@ -173,6 +141,17 @@ impl Line {
         let url = self.url.clone();
         let connect = quietly(async move { RpcClient::from_insecure_url(url).await });
         let client = timeout(self.timeout, connect).await.map_err(|_| late())??;
+        // A node that was away may come back as one of another chain, which must get nothing of this one.
+        if let Some(was) = self.genesis.get().copied() {
+            let asking = client.clone();
+            let first =
+                async move { asking.request("chain_getBlockHash", rpc_params![0u64]).await };
+            let first = timeout(self.timeout, quietly(first)).await.map_err(|_| late())??;
+            match hash_of(first)? {
+                is if is == was => {}
+                is => return Err(foreign(is, was)),
+            }
+        }
         slot.number += 1;
         slot.client = Some(client.clone());
         Ok((slot.number, client))
@@ -244,9 +223,7 @@ impl Line {
     }
 
     pub(super) async fn hash_at(&self, number: u64) -> Result<Hash, RpcError> {
-        let hash: Option<String> = self.request("chain_getBlockHash", rpc_params![number]).await?;
-        let hash = hash.ok_or_else(|| unreadable("the node has no such block"))?;
-        hash.parse().map_err(|_| unreadable("a block hash is not 32 bytes"))
+        hash_of(self.request("chain_getBlockHash", rpc_params![number]).await?)
     }
 
     /// The bytes of a block's extrinsics, in order.
@@ -260,11 +237,17 @@ impl Line {
     }
 
     pub(super) async fn genesis(&self) -> Result<Hash, RpcError> {
-        let mut known = self.genesis.lock().await;
-        match *known {
-            Some(genesis) => Ok(genesis),
-            None => Ok(*known.insert(self.hash_at(0).await?)),
+        match self.genesis.get() {
+            Some(genesis) => Ok(*genesis),
+            None => self.genesis_now().await,
         }
+    }
+
+    /// The first block as the node has it now; an error if it was another one before.
+    pub(super) async fn genesis_now(&self) -> Result<Hash, RpcError> {
+        let is = self.hash_at(0).await?;
+        let was = *self.genesis.get_or_init(|| is);
+        if is == was { Ok(is) } else { Err(foreign(is, was)) }
     }
 
     /// The runtime of the state after a block: the one that makes the next. Its metadata is read once; an
@@ -305,7 +288,7 @@ impl Line {
             Err(error @ Unread::Node(_)) => return Err(error),
         };
         let mut runtimes = self.runtimes.write().unwrap_or_else(PoisonError::into_inner);
-        runtimes.present = Some((best, reading.clone()));
+        runtimes.look(best, reading.clone(), BootClock.now());
         Ok(reading?)
     }
 
@@ -314,9 +297,7 @@ impl Line {
     }
 
     fn seen_at(&self, block: Hash) -> Option<Reading> {
-        let known = self.known();
-        let seen = known.present.as_ref().filter(|(seen, _)| seen.hash == block);
-        seen.map(|(_, reading)| reading.clone())
+        self.known().seen_at(block)
     }
 
     async fn mark(&self, at: &str) -> Result<Mark, RpcError> {
@@ -414,6 +395,17 @@ impl Line {
 
 pub(super) fn late() -> RpcError {
     RpcError::Client("no answer in time".into())
+}
+
+fn hash_of(answer: Option<String>) -> Result<Hash, RpcError> {
+    let hash = answer.ok_or_else(|| unreadable("the node has no such block"))?;
+    hash.parse().map_err(|_| unreadable("a block hash is not 32 bytes"))
+}
+
+fn foreign(is: Hash, was: Hash) -> RpcError {
+    let identity = |genesis| ChainIdentity { id: None, genesis };
+    let (is, was) = (identity(is), identity(was));
+    RpcError::Client(Box::new(ChainError::Foreign { is, was }))
 }
 
 fn unreadable(what: &'static str) -> RpcError {

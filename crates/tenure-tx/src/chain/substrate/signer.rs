@@ -67,7 +67,7 @@ impl SubstrateChain {
             Err(error) => Err(error),
         };
         runtime.map_err(|error| match error {
-            Unread::Node(_) => ChainError::Unreachable(error.plainly()),
+            Unread::Node(_) => error.told(),
             Unread::Runtime(error) => ChainError::Unsupported(error.to_string()),
         })
     }

@@ -1,0 +1,132 @@
+//! A development chain that is reset while nodes run: they send nothing to the new one, accept nothing for the
+//! one that is gone, and say what to do.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::json;
+use tenure_core::epoch::Epoch;
+use tenure_testkit::anvil::{ADDRESS, Anvil, number};
+use tenure_testkit::rpc_proxy::RpcProxy;
+use tenure_testkit::{Database, until};
+use tenure_tx::service::{Mode, SendError, SendRequest, TransactionService};
+use tenure_tx::status::{EndKind, State};
+
+use crate::kit::anvil::{chain, pay, signer};
+use crate::kit::node::Node;
+use crate::kit::{bump, database, impatient, is};
+use crate::{end, leader, send};
+
+const TABLES: [&str; 3] = ["pending_transactions", "past_transactions", "account"];
+
+/// Asks until a request is refused because of the chain; what is said.
+async fn refused(service: &TransactionService) -> String {
+    let mut said = None;
+    until("a refusal", async || {
+        let request = SendRequest::call(pay(99, 1)).with_id("too late");
+        match service.send(request).await {
+            Err(SendError::Foreign(why)) => said = Some(why),
+            // Not noticed yet, or the new epoch is not read yet.
+            Ok(_) | Err(_) => {}
+        }
+        said.is_some()
+    })
+    .await;
+    said.expect("refused")
+}
+
+async fn rows(db: &Database, table: &str) -> i64 {
+    let client = db.client().await.expect("it answers");
+    let count = format!("select count(*) from tenure_tx.{table}");
+    client.query_one(&count, &[]).await.expect("readable").get(0)
+}
+
+async fn has_nothing(anvil: &Anvil) {
+    let pending = anvil.call("eth_getTransactionCount", json!([ADDRESS, "pending"])).await;
+    assert_eq!(number(&pending), 0, "the new chain got what was of the old one");
+}
+
+#[tokio::test]
+async fn a_chain_that_is_reset_gets_nothing_and_the_old_one_is_not_written_back() {
+    let db = database().await;
+    let mut anvil = Anvil::start(&["--no-mining"]).await;
+    let node = Node::leader(&db.dsn(), &anvil).await;
+    let mut handle = send(&node, 0).await;
+    crate::until(&mut handle, is(State::Ready)).await;
+    anvil.reset().await;
+    let said = refused(&node.service).await;
+    assert!(said.contains("another chain"), "{said}");
+    assert!(said.contains("stop every node"), "{said}");
+    for table in TABLES {
+        assert!(said.contains(&format!("tenure_tx.{table}")), "{said}");
+    }
+    // The rows are removed while the node runs, against that advice, and it is elected again: it writes
+    // nothing of the chain that is gone.
+    let client = db.client().await.expect("it answers");
+    for table in TABLES {
+        client.batch_execute(&format!("delete from tenure_tx.{table}")).await.expect("deleted");
+    }
+    node.election.depose();
+    bump(&db).await;
+    node.election.lead(Epoch(2));
+    refused(&node.service).await;
+    for table in TABLES {
+        assert_eq!(rows(&db, table).await, 0, "{table}");
+    }
+    has_nothing(&anvil).await;
+    // Started again, a node works on the new chain.
+    drop(node);
+    bump(&db).await;
+    let node = Node::follower("b", &db.dsn(), &anvil, impatient()).await;
+    node.election.lead(Epoch(3));
+    let mut handle = send(&node, 1).await;
+    assert_eq!(handle.nonce, 0);
+    assert_eq!(end(&anvil, &mut handle).await.kind, EndKind::Executed);
+}
+
+#[tokio::test]
+async fn a_reset_that_no_call_failed_at_is_seen_by_a_block_that_does_not_continue_the_last() {
+    let db = database().await;
+    let (old, new) =
+        (Anvil::start(&["--no-mining"]).await, Anvil::start(&["--timestamp", "1700000000"]).await);
+    old.mine(5).await;
+    let gateway = RpcProxy::start(&old.url).await;
+    let node = leader(&db.dsn(), &gateway).await;
+    let mut handle = send(&node, 0).await;
+    crate::until(&mut handle, is(State::Ready)).await;
+    gateway.lead_to(&new.url);
+    assert!(refused(&node.service).await.contains("another chain"));
+    has_nothing(&new).await;
+    // It was a mistake of the gateway: the chain is back, and the request goes on.
+    gateway.lead_to(&old.url);
+    assert_eq!(end(&old, &mut handle).await.kind, EndKind::Executed);
+}
+
+#[tokio::test]
+async fn a_standalone_nodes_journal_is_named_when_its_chain_is_reset() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let journal = folder.path().join("journal");
+    let mut anvil = Anvil::start(&["--no-mining"]).await;
+    let start = async |anvil: &Anvil| {
+        let (mode, chain) = (Mode::Standalone { journal: journal.clone() }, chain(anvil));
+        let signer = signer(&chain).await;
+        let builder = TransactionService::builder(mode, Arc::new(chain), Arc::new(signer));
+        builder.options(impatient()).start().await.expect("starts")
+    };
+    let service = start(&anvil).await;
+    service.send(SendRequest::call(pay(0, 1))).await.expect("accepted");
+    anvil.reset().await;
+    let path = journal.display().to_string();
+    // While it runs, and when it is started again.
+    let said = refused(&service).await;
+    assert!(said.contains("another chain") && said.contains(&path), "{said}");
+    let _ = service.shutdown(Duration::ZERO).await;
+    let service = start(&anvil).await;
+    let said = refused(&service).await;
+    assert!(said.contains("not of 31337") && said.contains("remove its journal"), "{said}");
+    has_nothing(&anvil).await;
+    let _ = service.shutdown(Duration::ZERO).await;
+    std::fs::remove_file(&journal).expect("removed");
+    let handle = start(&anvil).await.send(SendRequest::call(pay(0, 1))).await.expect("accepted");
+    assert_eq!(handle.nonce, 0);
+}
