@@ -1,11 +1,11 @@
 //! Why a call failed. Most receipts do not say: the call is repeated on the block before its own, as
 //! nearly as a node can, and what the node says then is the reason. An end waits for its reason as long as
-//! one request may take, and no longer.
+//! one request may take, and no longer; the endpoints share that time.
 
 use alloy_json_rpc::ErrorPayload;
 use alloy_primitives::{B256, U64, hex};
 use serde_json::{Value, json};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::TransportError;
 use super::rpc::{Call, Rpc};
@@ -39,23 +39,29 @@ pub(super) async fn explain(rpc: &Rpc, told: impl IntoIterator<Item = Told<'_>>)
     if told.is_empty() {
         return;
     }
-    let asked = async {
-        let _turn = rpc.explains.lock().await;
-        for index in rpc.order() {
-            let Ok(batch) = rpc.batch(index).await else { continue };
+    let until = Instant::now() + rpc.timeout;
+    let (order, mut why) = (rpc.order(), UNKNOWN);
+    for (index, others) in order.iter().zip((0..order.len()).rev()) {
+        // One endpoint that is silent leaves the others their share of the time.
+        let share = until.saturating_duration_since(Instant::now()) / (others as u32 + 1);
+        let asked = async {
+            let _turn = rpc.endpoints[*index].explains.lock().await;
+            let Ok(batch) = rpc.batch(*index).await else { return };
             // Of an endpoint that takes no batches some are explained when the time is over.
             for some in told.chunks_mut(batch) {
-                if repeat(rpc, index, some).await.is_err() {
+                if repeat(rpc, *index, some).await.is_err() {
                     break;
                 }
             }
-            told.retain(|(_, receipt)| is_unexplained(receipt));
-            if told.is_empty() {
-                return;
-            }
+        };
+        if timeout(share, asked).await.is_err() {
+            why = NOT_ASKED;
         }
-    };
-    let why = if timeout(rpc.timeout, asked).await.is_ok() { UNKNOWN } else { NOT_ASKED };
+        told.retain(|(_, receipt)| is_unexplained(receipt));
+        if told.is_empty() {
+            return;
+        }
+    }
     for (_, receipt) in told.into_iter().filter(|(_, receipt)| is_unexplained(receipt)) {
         receipt.reason = Some(why.to_owned());
     }
@@ -119,13 +125,16 @@ pub(super) fn reason_in(text: &str) -> Option<String> {
         _ if selector == PANIC => number(0).map(|code| format!("panic {code:#x}")),
         _ => None,
     };
-    Some(short(&known.unwrap_or_else(|| format!("the error {}", hex::encode_prefixed(&bytes)))))
+    let known = known.map(|text| short(&text)).filter(|text| !text.is_empty());
+    Some(known.unwrap_or_else(|| short(&format!("the error {}", hex::encode_prefixed(&bytes)))))
 }
 
 /// Without what a terminal would take for an order, and not endless.
 fn short(text: &str) -> String {
     let shown = |c: char| if c.is_control() { ' ' } else { c };
-    text.chars().take(LONGEST).map(shown).collect()
+    let text: String = text.chars().take(LONGEST).map(shown).collect();
+    // A node that could not read a reason leaves the place behind its colon empty.
+    text.trim().trim_end_matches(':').to_owned()
 }
 
 #[cfg(test)]
@@ -140,10 +149,12 @@ mod tests {
         let panic = format!("0x4e487b71{}", word(0x11));
         assert_eq!(reason_in(&panic).as_deref(), Some("panic 0x11"));
         assert_eq!(reason_in("0xdeadbeef").as_deref(), Some("the error 0xdeadbeef"));
-        // Cut short, or of an absurd length.
-        for odd in
-            [format!("0x08c379a0{}", word(32)), format!("0x08c379a0{}{}", word(32), word(u64::MAX))]
-        {
+        // Cut short, of an absurd length, or without a text.
+        for odd in [
+            format!("0x08c379a0{}", word(32)),
+            format!("0x08c379a0{}{}", word(32), word(u64::MAX)),
+            format!("0x08c379a0{}{}", word(32), word(0)),
+        ] {
             assert!(reason_in(&odd).is_some_and(|reason| reason.starts_with("the error 0x08c3")));
         }
         assert_eq!(reason_in("no hex"), None);
@@ -157,6 +168,8 @@ mod tests {
         assert_eq!(reason_of(&lost), None);
         let plain = said(r#"{"code":-32000,"message":"execution reverted: closed"}"#);
         assert_eq!(reason_of(&plain).as_deref(), Some("execution reverted: closed"));
+        let bare = said(r#"{"code":-32000,"message":"execution reverted: \u0000\u0001 "}"#);
+        assert_eq!(reason_of(&bare).as_deref(), Some("execution reverted"));
         let gas = said(r#"{"code":-32000,"message":"out of gas"}"#);
         assert_eq!(reason_of(&gas).as_deref(), Some("out of gas"));
         let data =

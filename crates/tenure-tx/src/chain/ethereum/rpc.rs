@@ -118,6 +118,8 @@ pub(super) struct Endpoint {
     batch: AtomicUsize,
     /// How many requests of several calls in a row it did not take.
     untaken: AtomicUsize,
+    /// Held while it is asked why calls failed: by one asker at a time, however many are final at once.
+    pub(super) explains: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug, Default)]
@@ -189,8 +191,6 @@ pub(super) struct Rpc {
     seen: Arc<Mutex<Option<Seen>>>,
     /// Held while a head is read: a second reader finds what the first has seen, and asks little.
     reads_head: Arc<tokio::sync::Mutex<()>>,
-    /// Held while it is asked why calls failed: by one asker at a time, however many are final at once.
-    pub(super) explains: Arc<tokio::sync::Mutex<()>>,
     /// An endpoint does not know the method that gives all receipts of a block.
     no_block_receipts: Arc<AtomicBool>,
     /// The latest block, and since when it is.
@@ -234,6 +234,7 @@ impl Rpc {
             health: Mutex::default(),
             batch: AtomicUsize::new(BATCH),
             untaken: AtomicUsize::new(0),
+            explains: tokio::sync::Mutex::default(),
         };
         Rpc {
             endpoints: urls.into_iter().map(endpoint).collect(),
@@ -242,7 +243,6 @@ impl Rpc {
             ends: Arc::default(),
             seen: Arc::default(),
             reads_head: Arc::default(),
-            explains: Arc::default(),
             no_block_receipts: Arc::default(),
             moved: Arc::default(),
             block_gas: Arc::default(),
