@@ -104,6 +104,27 @@ enum Answer {
 /// After so many heads in a row that lack what was final, the chain is taken to be another one.
 const MAX_BEHIND: u8 = 3;
 
+/// How often in a row a task panicked. What the other tasks achieve between two panics does not end the row:
+/// only time does, or a task that panics at one row of many would never be slowed down.
+#[derive(Debug, Default)]
+struct Panics {
+    count: u32,
+    last: Option<Tick>,
+}
+
+impl Panics {
+    /// After so much time without a panic the next one is the first of its row.
+    const CALM: Duration = Duration::from_secs(60);
+
+    fn note(&mut self, now: Tick) {
+        if self.last.is_none_or(|last| now >= last + Self::CALM) {
+            self.count = 0;
+        }
+        self.count = self.count.saturating_add(1);
+        self.last = Some(now);
+    }
+}
+
 /// How far this node's leadership is.
 enum Phase {
     Following,
@@ -142,6 +163,7 @@ pub(crate) struct Driver {
     provisional: HashMap<u64, u64>,
     /// How often in a row the table had to be read again because a write failed.
     rereads: u32,
+    panics: Panics,
     /// Requests whose row is not stored yet, by id; none of them is open.
     pending: HashMap<String, Pending>,
     /// How many requests have come.
@@ -197,6 +219,7 @@ impl Driver {
             ending: HashMap::new(),
             provisional: HashMap::new(),
             rereads: 0,
+            panics: Panics::default(),
             pending: HashMap::new(),
             arrivals: 0,
             draining: Vec::new(),
@@ -314,6 +337,7 @@ impl Driver {
         tracing::info!(%epoch, "leading: reading what is open");
         self.epoch = epoch;
         self.refuse_new = false;
+        self.panics = Panics::default();
         self.recover();
     }
 
@@ -419,7 +443,7 @@ impl Driver {
             }
             Answer::Panicked => {
                 tracing::error!("A TASK PANICKED: what is open is read again");
-                self.rereads = self.rereads.saturating_add(1);
+                self.panics.note(self.now());
                 return self.recover();
             }
             Answer::Foreign(why) => return self.disown(why),

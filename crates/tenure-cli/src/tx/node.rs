@@ -121,7 +121,7 @@ pub(crate) struct NodeArgs {
     /// Ethereum: count a block as final after so many more, for chains without finality; at least 1
     #[arg(long, value_name = "BLOCKS", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) confirmations: Option<u64>,
-    /// How long ended rows stay in the table, with their bytes
+    /// How long ended requests stay stored with their bytes
     #[arg(long, default_value = "1d", value_parser = period)]
     pub(crate) keep: Duration,
     /// How long a request's id and its end are remembered; after that the same id is a new request
@@ -518,10 +518,19 @@ pub(super) async fn run(args: NodeArgs) -> Result<Exit, Failure> {
     }
     out!("{listening}");
     let serving = tokio::spawn(callers::serve(socket, Arc::clone(&service), max_bytes));
+    until_end(&service, signals.next()).await;
+    // Callers first, then what is in flight, then the role.
+    serving.abort();
+    ended(&service, member).await
+}
+
+/// Tells how this node's leadership changes, until it is told to stop or can act no more.
+async fn until_end(service: &TransactionService, stop: impl Future<Output = ()>) {
+    let mut stop = std::pin::pin!(stop);
     let mut changes = service.leader_changes();
     let mut elected = true;
     loop {
-        // All branches are cancel-safe: watches and signals.
+        // All branches are cancel-safe: watches, and a future that is polled by reference.
         tokio::select! {
             changed = changes.changed(), if elected => {
                 elected = changed.is_ok();
@@ -531,12 +540,14 @@ pub(super) async fn run(args: NodeArgs) -> Result<Exit, Failure> {
                                    "is_leader": change.is_leader});
                 out!("{event}");
             }
-            () = service.broken() => break,
-            () = signals.next() => break,
+            () = service.broken() => return,
+            () = &mut stop => return,
         }
     }
-    // Callers first, then what is in flight, then the role.
-    serving.abort();
+}
+
+/// Ends what is in flight, gives the role back, and says why this node ended.
+async fn ended(service: &TransactionService, member: Option<Member>) -> Result<Exit, Failure> {
     let drained = service.drain(Duration::from_secs(5)).await;
     let event = json!({"event": "drained", "complete": drained.complete,
                        "handed_over": drained.handed_over});
@@ -546,7 +557,7 @@ pub(super) async fn run(args: NodeArgs) -> Result<Exit, Failure> {
     }
     if service.is_broken() {
         return Err(Failure::failed(
-            "the task that sends panicked; start this node again: what was accepted is in the table",
+            "the task that sends panicked; start this node again: what was accepted is stored",
         ));
     }
     Ok(Exit::Clean)
@@ -580,5 +591,70 @@ async fn answered<T>(ask: impl AsyncFn() -> Result<T, ChainError>) -> T {
             }
         }
         tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use async_trait::async_trait;
+    use bytes::Bytes;
+    use tenure_tx::account::{SignError, Signed, Unsigned};
+    use tenure_tx::chain::{ChainIdentity, Head, Inspected, Located, Sought, Submission};
+    use tokio::time::timeout;
+
+    use super::*;
+
+    /// A chain whose code is wrong: whatever it is asked, it panics.
+    struct Broken;
+
+    #[async_trait]
+    impl Chain for Broken {
+        async fn head(&self, _: &AccountId) -> Result<Head, ChainError> {
+            panic!("on purpose")
+        }
+
+        async fn identity(&self) -> Result<ChainIdentity, ChainError> {
+            panic!("on purpose")
+        }
+
+        async fn submit(&self, _: &AccountId, _: u64, _: Bytes) -> Submission {
+            panic!("on purpose")
+        }
+
+        async fn locate(&self, _: &AccountId, _: &[Sought]) -> Vec<Located> {
+            panic!("on purpose")
+        }
+
+        fn inspect(&self, _: &[u8]) -> Result<Inspected, ChainError> {
+            panic!("on purpose")
+        }
+    }
+
+    struct Unused(AccountId);
+
+    #[async_trait]
+    impl Signer for Unused {
+        fn account(&self) -> &AccountId {
+            &self.0
+        }
+
+        async fn sign(&self, _: Unsigned<'_>) -> Result<Signed, SignError> {
+            Err(SignError::Unavailable("nothing is signed here".to_owned()))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_node_whose_task_panicked_ends_by_itself_with_code_1_and_says_so() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mode = Mode::Standalone { journal: folder.path().join("journal") };
+        let signer = Unused(AccountId::new([7; 20]).expect("20 bytes"));
+        let service = TransactionService::builder(mode, Arc::new(Broken), Arc::new(signer));
+        let service = Arc::new(service.start().await.expect("starts"));
+        let end = until_end(&service, std::future::pending());
+        timeout(Duration::from_secs(20), end).await.expect("it ends, and no signal came");
+        assert!(!health(Arc::clone(&service)).await.healthy);
+        let failure = ended(&service, None).await.expect_err("not clean");
+        assert_eq!(failure.exit.code(), 1);
+        assert!(failure.to_string().contains("panicked; start this node again"), "{failure}");
     }
 }

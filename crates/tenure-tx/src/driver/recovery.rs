@@ -96,8 +96,9 @@ impl Driver {
         let known = Arc::clone(&self.known);
         let mut backoff = self.options.engine.backoff();
         backoff.max = backoff.max.min(RECOVER_MAX);
-        // A disk that is full, or a table that refuses, is not read without a pause.
-        let rereads = self.rereads;
+        // A disk that is full, a table that refuses, or a task that panics again and again is not tried
+        // without a pause.
+        let rereads = self.rereads.max(self.panics.count);
         // A write of before that lands after the reading would change what was read: a request that is
         // taken for open, and is sent, might end as refused in the table.
         let (flush, flushed) = oneshot::channel();

@@ -2,21 +2,23 @@
 //! moves. All else is tested on real chains and a real database, in `tests/`.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures_util::FutureExt as _;
+use futures_util::{FutureExt as _, StreamExt as _, stream};
 use tenure_core::clock::{Clock, ManualClock, Tick};
 use tokio::sync::watch;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 
+use super::Panics;
 use crate::account::{AccountId, SignError, Signed, Signer, Unsigned};
 use crate::chain::{
-    Chain, ChainError, ChainIdentity, Head, Inspected, Located, Outcome, Sought, Submission,
+    Chain, ChainError, ChainIdentity, Head, Inspected, Located, Outcome, Report, Sought, Submission,
 };
 use crate::service::{Mode, SendError, SendRequest, ServiceOptions, TransactionService};
-use crate::status::Hash;
+use crate::status::{Hash, TransactionStatus};
 
 /// A clock that counts how often it is read: every reading is a turn of the driver, or more.
 #[derive(Debug, Clone)]
@@ -189,4 +191,87 @@ async fn every_drain_waits_until_nothing_is_under_way() {
     chain.answers.send_replace(true);
     let (first, second) = tokio::join!(first, second);
     assert!(first.complete && second.complete);
+}
+
+/// A chain that has nonce 0 in another block at every look, and panics a moment after nonce 1 was submitted: by
+/// then the table has that block.
+struct Restless {
+    looks: AtomicU8,
+    submissions: watch::Sender<u64>,
+}
+
+impl Restless {
+    fn block(&self) -> Hash {
+        Hash([self.looks.fetch_add(1, Ordering::Relaxed); 32])
+    }
+}
+
+#[async_trait]
+impl Chain for Restless {
+    async fn head(&self, _: &AccountId) -> Result<Head, ChainError> {
+        Ok(Head::default())
+    }
+
+    async fn identity(&self) -> Result<ChainIdentity, ChainError> {
+        Ok(ChainIdentity { id: None, genesis: Hash([7; 32]) })
+    }
+
+    async fn submit(&self, _: &AccountId, nonce: u64, _: Bytes) -> Submission {
+        if nonce == 0 {
+            let seen = Report::from(TransactionStatus::InBlock(self.block()));
+            let seen = stream::once(async { seen }).chain(stream::pending());
+            return Submission::watched(seen.boxed());
+        }
+        self.submissions.send_modify(|count| *count += 1);
+        // On a clock that stands still while a disk works.
+        sleep(Duration::from_millis(50)).await;
+        panic!("on purpose, at nonce {nonce}");
+    }
+
+    async fn locate(&self, _: &AccountId, sought: &[Sought]) -> Vec<Located> {
+        let located = |one: &Sought| match one.nonce {
+            0 => Located::InBlock {
+                hash: one.attempts[0],
+                block: self.block(),
+                finalized: false,
+                receipt: None,
+            },
+            _ => Located::Free,
+        };
+        sought.iter().map(located).collect()
+    }
+
+    fn inspect(&self, _: &[u8]) -> Result<Inspected, ChainError> {
+        Err(ChainError::Malformed("no bytes are signed elsewhere".to_owned()))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_that_panics_again_and_again_is_slowed_down_whatever_else_succeeds() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let chain = Arc::new(Restless { looks: AtomicU8::new(0), submissions: watch::Sender::new(0) });
+    let mut submitted = chain.submissions.subscribe();
+    let mode = Mode::Standalone { journal: folder.path().join("journal") };
+    let service = TransactionService::builder(mode, chain.clone(), Plain::new());
+    let service = service.start().await.expect("starts");
+    let begun = Instant::now();
+    for call in ["one", "two"] {
+        service.send(SendRequest::call(call)).await.expect("accepted");
+    }
+    let panics = submitted.wait_for(|count| *count >= 8);
+    panics.await.map(drop).expect("it lives");
+    let took = begun.elapsed();
+    assert!(took > Duration::from_secs(10), "8 panics in {took:?}");
+    assert!(chain.looks.load(Ordering::Relaxed) >= 8, "each time the other row was seen elsewhere");
+}
+
+#[test]
+fn only_time_ends_a_row_of_panics() {
+    let mut panics = Panics::default();
+    let at = |seconds| Tick::ZERO + Duration::from_secs(seconds);
+    let counts = [0, 1, 59, 118, 178, 179].map(|second| {
+        panics.note(at(second));
+        panics.count
+    });
+    assert_eq!(counts, [1, 2, 3, 4, 1, 2]);
 }
