@@ -80,6 +80,8 @@ pub struct Ledger {
     pub fee: u128,
     /// The states of the blocks below are gone.
     pub pruned_below: usize,
+    /// The hash of the first block, if it is not the usual one.
+    pub genesis: Option<String>,
 }
 
 impl Ledger {
@@ -228,6 +230,7 @@ fn answer(request: &Value, ledger: &Ledger) -> Result<Value, Value> {
     Ok(match method {
         "chain_getFinalizedHead" => json!(block_hash(ledger.finalized)),
         "chain_getBlockHash" => match params[0].as_u64() {
+            Some(0) => json!(ledger.genesis.clone().unwrap_or_else(|| block_hash(0))),
             Some(number) => json!(block_hash(number as usize)),
             None => json!(block_hash(best)),
         },

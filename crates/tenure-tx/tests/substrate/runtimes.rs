@@ -8,7 +8,7 @@ use parity_scale_codec::{Decode as _, Encode as _};
 use tenure_testkit::substrate::{ScriptedNode, storagehub_parachain};
 use tenure_tx::account::{Signed, Signer as _, Unsigned};
 use tenure_tx::chain::substrate::{Scheme, SubstrateChain, SubstrateSigner, extrinsic_hash};
-use tenure_tx::chain::{Chain as _, Located, Sought};
+use tenure_tx::chain::{Chain as _, ChainError, Located, Outcome, Sought};
 
 use crate::stage::{remark, signer};
 
@@ -138,4 +138,32 @@ async fn of_metadata_that_is_too_new_an_older_version_is_asked_for() {
     newer.ledger.lock().expect("unpoisoned").offered.insert(14, storagehub_parachain());
     let (chain, signer) = group(&newer);
     assert_eq!(sign(&chain, &signer).await.raw, expected.raw);
+}
+
+#[tokio::test]
+async fn a_node_that_comes_back_as_one_of_another_chain_gets_nothing() {
+    let mut node = node().await;
+    let (chain, signer) = group(&node);
+    chain.identity().await.expect("answers");
+    let signed = sign(&chain, &signer).await;
+    let begin_anew = |genesis: Option<usize>| {
+        let genesis = genesis.map(tenure_testkit::substrate::block_hash);
+        node.ledger.lock().expect("unpoisoned").genesis = genesis;
+        node.cut();
+    };
+    begin_anew(Some(999));
+    // The first answer may still be that the connection broke.
+    tenure_testkit::until("a refusal", async || {
+        let foreign = |error| matches!(error, Err(ChainError::Foreign { .. }));
+        foreign(chain.head(signer.account()).await.map(drop))
+            && foreign(chain.identity().await.map(drop))
+    })
+    .await;
+    let outcome = chain.submit(signer.account(), 5, signed.raw.clone()).await.outcome;
+    let Outcome::Uncertain(said) = &outcome else { panic!("{outcome:?}") };
+    assert!(said.contains("another chain"), "{said}");
+    // The chain is back.
+    begin_anew(None);
+    tenure_testkit::until("the chain", async || chain.identity().await.is_ok()).await;
+    assert!(node.arrivals.try_recv().is_err(), "nothing was submitted");
 }
