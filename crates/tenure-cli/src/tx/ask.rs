@@ -509,7 +509,11 @@ enum Unanswered {
 }
 
 async fn ask_one(address: &str, line: &str) -> Result<Reply, Unanswered> {
-    let stream = TcpStream::connect(address).await.map_err(|_| Unanswered::NotAsked)?;
+    // An address at which no machine answers has not taken the question.
+    let stream = match timeout(ONE_NODE / 3, TcpStream::connect(address)).await {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(_)) | Err(_) => return Err(Unanswered::NotAsked),
+    };
     let mut stream = BufReader::new(stream);
     stream.write_all(line.as_bytes()).await.map_err(|_| Unanswered::Silent)?;
     let mut answer = String::new();

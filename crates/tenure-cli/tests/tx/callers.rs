@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tenure_testkit::anvil::Anvil;
 use tenure_testkit::shared_cluster;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
 
 use crate::kit::{json_of, node, run};
@@ -171,4 +171,29 @@ async fn a_request_is_given_up_by_its_id() {
     let dropped = run(&["drop", "--node", &address, "--request-id", "rent"]).await;
     assert!(dropped.status.success(), "{dropped:?}");
     assert!(String::from_utf8_lossy(&dropped.stdout).contains("nonce 0"), "{dropped:?}");
+}
+
+#[tokio::test]
+async fn an_address_that_never_takes_a_connection_was_not_asked() {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.bind("127.0.0.1:0".parse().expect("an address")).expect("bound");
+    let listener = socket.listen(1).expect("listens");
+    let address = listener.local_addr().expect("bound").to_string();
+    // Its queue is full when a connection does not come about: it accepts none.
+    let mut queue = Vec::new();
+    let full = async {
+        loop {
+            match timeout(Duration::from_millis(500), TcpStream::connect(&address)).await {
+                Ok(connected) => queue.push(connected.expect("connects")),
+                Err(_) => return,
+            }
+        }
+    };
+    timeout(Duration::from_secs(20), full).await.expect("full");
+    let call = json!({"to": format!("0x{:040x}", 0xaa07), "value": "0x5", "gas": 21_000});
+    let send = ["send", "--node", &address, "--within", "0s", "--request-id", "rent", "--call"];
+    let sent = run(&[&send[..], &[&call.to_string()]].concat()).await;
+    let said = String::from_utf8_lossy(&sent.stderr).into_owned();
+    assert_eq!(sent.status.code(), Some(6), "{said}");
+    assert!(said.contains("no node answers"), "{said}");
 }

@@ -6,6 +6,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tenure_testkit::anvil::{ADDRESS, Anvil};
 use tenure_testkit::shared_cluster;
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::kit::{node, run};
@@ -173,6 +176,27 @@ async fn a_request_in_a_block_is_not_dropped_and_that_is_said() {
     assert_eq!(by_nonce.status.code(), Some(2), "{by_nonce:?}");
 }
 
+/// Passes questions on to a node; its address, and the last question.
+async fn relay(node: String) -> (String, watch::Receiver<String>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("bound").to_string();
+    let (asked, questions) = watch::channel(String::new());
+    tokio::spawn(async move {
+        while let Ok((caller, _)) = listener.accept().await {
+            let (mut caller, mut line) = (BufReader::new(caller), String::new());
+            caller.read_line(&mut line).await.expect("a question");
+            let mut node = BufReader::new(TcpStream::connect(&node).await.expect("connects"));
+            node.write_all(line.as_bytes()).await.expect("written");
+            asked.send_replace(line.clone());
+            line.clear();
+            node.read_line(&mut line).await.expect("an answer");
+            // The caller may be gone by now.
+            let _ = caller.write_all(line.as_bytes()).await;
+        }
+    });
+    (address, questions)
+}
+
 #[tokio::test]
 async fn a_drop_that_waits_tells_what_is_true_after_the_requests_block_has_left_the_chain() {
     let database = shared_cluster().await.database().await.expect("a database");
@@ -180,11 +204,14 @@ async fn a_drop_that_waits_tells_what_is_true_after_the_requests_block_has_left_
     let anvil = Anvil::start(&["--no-mining"]).await;
     let (_child, address) = node(&["--dsn", &dsn], &anvil).await;
     in_a_block(&anvil, &dsn, &address, "rent").await;
-    let waiting = tokio::spawn({
-        let address = address.clone();
-        let wait = ["drop", "--json", "--wait", "50s", "--request-id", "rent", "--node"];
-        async move { run(&[&wait[..], &[&address]].concat()).await }
+    let (relay, mut questions) = relay(address.clone()).await;
+    let waiting = tokio::spawn(async move {
+        let wait = ["drop", "--json", "--wait", "50s", "--request-id", "rent", "--node", &relay];
+        run(&wait).await
     });
+    // The order was answered: a block has it. What is final is asked for from now on.
+    let asks_on = questions.wait_for(|last| last.contains(r#""op":"wait""#));
+    timeout(Duration::from_secs(20), asks_on).await.expect("in time").map(drop).expect("lives");
     // The block leaves the chain, and the pool forgets the request: it is sent again.
     anvil.call("anvil_reorg", json!([1, []])).await;
     anvil.call("anvil_dropAllTransactions", json!([])).await;
