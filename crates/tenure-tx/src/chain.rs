@@ -252,7 +252,7 @@ pub trait Chain: Send + Sync + 'static {
     /// [`ChainError`]; the service asks again, whichever it is.
     async fn head(&self, account: &AccountId) -> Result<Head, ChainError>;
 
-    /// Which chain the node is of, asked anew each time: a development chain may be reset while this process
+    /// Which chain the node is of now, as far as can be told: a development chain may be reset while this process
     /// runs. It never changes for one value of this type.
     ///
     /// # Errors

@@ -2,22 +2,32 @@
 //! signed bytes of one chain mean nothing, or something else, on another.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use alloy_json_rpc::RpcError;
 use alloy_primitives::U64;
 use serde_json::{Value, json};
+use tenure_core::clock::Tick;
 
-use super::rpc::{Call, Rpc, RpcBlock, late, read};
+use super::rpc::{Call, Rpc, RpcBlock, late, read, tick};
 use super::{TransportError, plainly};
 use crate::chain::{ChainError, ChainIdentity};
 use crate::status::Hash;
+
+/// For so long the answer of an endpoint that has not failed since, and whose blocks go on, counts as a new one:
+/// providers count calls.
+const TRUSTED: Duration = Duration::from_secs(60);
 
 impl Rpc {
     /// Which chain the first endpoint that answers and is of the same chain as before is of.
     pub(super) async fn identity(&self) -> Result<ChainIdentity, ChainError> {
         let mut last = None;
         for index in self.order() {
-            self.endpoints[index].doubt();
+            let endpoint = &self.endpoints[index];
+            let is_old = |at: Tick| tick() >= at + TRUSTED;
+            if endpoint.health().verified.is_some_and(is_old) {
+                endpoint.doubt();
+            }
             match self.verify(index).await {
                 Ok(identity) => return Ok(identity),
                 Err(error) => last = Some(error),
@@ -30,7 +40,7 @@ impl Rpc {
     /// address may lead elsewhere by now.
     pub(super) async fn verify(&self, index: usize) -> Result<ChainIdentity, TransportError> {
         let endpoint = &self.endpoints[index];
-        if let Some(known) = self.identity.get().filter(|_| endpoint.health().verified) {
+        if let Some(known) = self.identity.get().filter(|_| endpoint.health().verified.is_some()) {
             return Ok(*known);
         }
         let is = identity_of(self.ask(index, &identity_calls()).await?)?;
@@ -45,7 +55,7 @@ impl Rpc {
             return Err(RpcError::LocalUsageError(Box::new(ChainError::Foreign { is, was })));
         }
         let mut health = endpoint.health();
-        (health.verified, health.foreign) = (true, false);
+        (health.verified, health.foreign) = (Some(tick()), false);
         Ok(was)
     }
 

@@ -126,8 +126,8 @@ pub(super) struct Endpoint {
 pub(super) struct Health {
     failures: u32,
     rests_until: Option<Tick>,
-    /// It was asked which chain it is of, since it last failed.
-    pub(super) verified: bool,
+    /// When it was last asked which chain it is of, since it last failed.
+    pub(super) verified: Option<Tick>,
     pub(super) foreign: bool,
     /// How often in a row it answered without saying what was needed.
     useless: u32,
@@ -153,7 +153,7 @@ impl Endpoint {
 
     /// It is asked which chain it is of before it is used again.
     pub(super) fn doubt(&self) {
-        self.health().verified = false;
+        self.health().verified = None;
     }
 
     /// Says whether it answered until now.
@@ -162,7 +162,7 @@ impl Endpoint {
         let first = health.failures == 0;
         health.failures = health.failures.saturating_add(1);
         health.rests_until = Some(tick() + REST.bare(health.failures));
-        health.verified = false;
+        health.verified = None;
         first
     }
 }
