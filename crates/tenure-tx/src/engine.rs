@@ -50,6 +50,7 @@ mod entry;
 mod holds;
 mod message;
 mod nonces;
+mod orders;
 mod pace;
 mod provisional;
 
@@ -168,65 +169,7 @@ impl Engine {
         self.leading.as_ref().map_or_else(Vec::new, |leading| leading.gaps(limit))
     }
 
-    // Mutators.
-
-    /// Gives up the request at `nonce`. If no node can have it, it ends at once; else a no-op takes
-    /// its place, and if the original is mined first, that one wins. What is in a block stays as it
-    /// is. A gap is filled at once.
-    ///
-    /// # Errors
-    /// [`NonceError`]; nothing changed.
-    pub fn cancel(&mut self, nonce: u64) -> Result<Vec<Effect>, NonceError> {
-        let leading = self.leading.as_mut().ok_or(NonceError::NotLeading)?;
-        let mut effects = Vec::new();
-        if let Some(entry) = leading.entries.get_mut(&nonce) {
-            let in_block = entry.status.state() == State::InBlock;
-            if !in_block && entry.noop.is_none() {
-                self.give_up(nonce, Permit::Drop, &mut effects);
-                self.close(&[nonce], &mut effects);
-            } else if !in_block && entry.owes_noop() {
-                // Ordered before, and not stored: it is not waited for its time.
-                entry.rebuild(nonce, entry.bumped(&self.config), &mut effects);
-            }
-        } else if leading.is_gap(nonce) {
-            leading.fill(nonce, &self.config, &mut effects);
-        } else {
-            return Err(NonceError::NotOpen(nonce));
-        }
-        Ok(effects)
-    }
-
-    /// The only place where a request's nonce is given to a no-op.
-    fn give_up(&mut self, nonce: u64, permit: Permit, out: &mut Vec<Effect>) {
-        let config = self.config.clone();
-        let Some(entry) = self.entry(nonce) else { return };
-        entry.noop = Some(permit);
-        match entry.current() {
-            Some(hash) if entry.is_unsent() => {
-                let why = match permit {
-                    Permit::Drop => "dropped by order before any node had it; its nonce is free",
-                    Permit::Deadline => {
-                        "its deadline passed before any node had it; its nonce is free"
-                    }
-                    Permit::Gap => "nothing used the nonce",
-                };
-                let status = TransactionStatus::Invalid(Some(why.to_owned()));
-                self.end(nonce, hash, status, None, out);
-            }
-            // A build under way still carries the request: when it is stored, a no-op follows it.
-            Some(_) | None => entry.rebuild(nonce, entry.bumped(&config), out),
-        }
-    }
-
-    /// Fills nonces that were given up before any node had them, where later ones would wait for them.
-    fn close(&mut self, given_up: &[u64], out: &mut Vec<Effect>) {
-        let Some(leading) = self.leading.as_mut() else { return };
-        for &nonce in given_up {
-            if leading.is_gap(nonce) {
-                leading.fill(nonce, &self.config, out);
-            }
-        }
-    }
+    // Mutators; see also `orders`.
 
     /// Takes one input; returns what to do.
     pub fn handle(&mut self, now: Tick, input: Input) -> Vec<Effect> {
@@ -514,6 +457,14 @@ impl Engine {
             if paid {
                 leading.resume(now, true);
             }
+        }
+        // It was given up while the answer was on its way.
+        if let Some(entry) = self.entry(nonce)
+            && let Some(permit) = entry.noop.filter(|_| entry.owes_noop())
+            && matches!(entry.phase, Phase::Waiting { .. } | Phase::Watching)
+        {
+            self.give_up(nonce, permit, out);
+            self.close(&[nonce], out);
         }
     }
 

@@ -664,6 +664,31 @@ fn a_request_that_no_node_had_is_withdrawn_and_its_nonce_holds_up_no_other() {
 }
 
 #[test]
+fn what_the_account_cannot_pay_is_given_up_when_the_submission_under_way_is_answered() {
+    let under_way = || {
+        let mut engine = unfunded(1);
+        let effects = later(&mut engine, 60);
+        assert!(matches!(effects[..], [Effect::Submit { nonce: 0, .. }]), "{effects:?}");
+        engine
+    };
+    let answer = |engine: &mut Engine, outcome: Outcome| {
+        engine.handle(at(61), Input::Submitted { nonce: 0, hash: hash(1), outcome })
+    };
+    let mut engine = under_way();
+    assert_eq!(engine.cancel(0), Ok(vec![]), "no no-op, which the account could not pay either");
+    let effects = answer(&mut engine, Outcome::Unfunded("insufficient funds".to_owned()));
+    assert_eq!(end_of(&effects).kind, EndKind::Withdrawn);
+    // The account can pay by now, or the answer is none: then some node may have it.
+    for outcome in [Outcome::Pooled, Outcome::Uncertain("silence".to_owned())] {
+        let mut engine = under_way();
+        assert_eq!(engine.cancel(0), Ok(vec![]));
+        let effects = answer(&mut engine, outcome);
+        let noop = |one: &Effect| matches!(one, Effect::Build { noop: Some(Permit::Drop), .. });
+        assert_eq!(effects.iter().filter(|one| noop(one)).count(), 1, "{effects:?}");
+    }
+}
+
+#[test]
 fn what_is_overdue_is_not_sent_by_a_new_leader_and_not_after_it_was_stored() {
     let overdue = OpenTransaction {
         request: "due".to_owned(),
