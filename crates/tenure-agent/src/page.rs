@@ -47,6 +47,7 @@ const LIMITS: Limits = Limits {
     connections: 256,
     of_one: 64,
     head: Duration::from_secs(10),
+    answer: Duration::from_secs(10),
     lifetime: Duration::from_secs(900),
 };
 

@@ -30,9 +30,10 @@ use crate::exit::Failure;
 
 /// Neither Prometheus nor a supervisor needs more.
 const LIMITS: Limits = Limits {
-    connections: 32,
-    of_one: 32,
+    connections: 64,
+    of_one: 16,
     head: Duration::from_secs(5),
+    answer: Duration::from_secs(5),
     lifetime: Duration::from_secs(60),
 };
 /// A histogram keeps every sample until it is told to fold them.

@@ -3,9 +3,12 @@
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
+use socket2::SockRef;
 use tenure_testkit::{Child, Database, Signal};
 pub(crate) use tenure_testkit::{database, event, until};
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt as _};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::time::timeout;
 
 /// For what takes milliseconds; a busy machine may be late.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
@@ -117,4 +120,18 @@ pub(crate) async fn end_seats(client: &tokio_postgres::Client) -> i64 {
                            and t.acting_at is not null and t.ended_at is null) \
                and exists (select from pg_stat_activity a where a.pid = m.backend_pid)";
     client.query_one(sql, &[]).await.map_or(0, |row| row.get(0))
+}
+
+/// A client that asks many times and reads nothing.
+pub(crate) async fn deaf_to(address: &str, path: &str, times: usize) -> TcpStream {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.set_recv_buffer_size(2048).expect("set");
+    // Small segments keep the other side's buffer small, too.
+    SockRef::from(&socket).set_tcp_mss(536).expect("set");
+    let to = address.parse().expect("an address");
+    let mut stream = socket.connect(to).await.expect("a connection");
+    let asked = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\n\r\n").repeat(times);
+    // What the other side does not take any more is not needed.
+    let _ = timeout(Duration::from_millis(50), stream.write_all(asked.as_bytes())).await;
+    stream
 }

@@ -7,7 +7,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::kit::{SOON, event, member, until};
+use crate::kit::{SOON, deaf_to, event, member, until};
 
 /// The status line and the body.
 async fn get(address: &str, path: &str) -> (String, String) {
@@ -94,12 +94,28 @@ async fn clients_that_hang_leave_room_for_others() {
     let address = address_of(&mut child).await;
     let mut hanging = Vec::new();
     // More than are served at once; each says half a request and no more.
-    for _ in 0..40 {
+    for _ in 0..70 {
         let mut stream = TcpStream::connect(&address).await.expect("it listens");
         stream.write_all(b"GET /metrics HT").await.expect("written");
         hanging.push(stream);
     }
     let (status, _) = get(&address, "/metrics").await;
+    assert_eq!(status, "HTTP/1.1 200 OK");
+}
+
+#[tokio::test]
+async fn clients_that_do_not_read_leave_room_for_others() {
+    let database = crate::kit::database().await;
+    let mut child = member(&["--role", "r", "--dsn", &database.dsn(), "--http", "0"]);
+    let address = address_of(&mut child).await;
+    event(&mut child, "acquired").await;
+    let answer = get(&address, "/metrics").await.1.len();
+    let mut deaf = Vec::new();
+    // As many as are served at once, each with more answers than its connection can hold.
+    for _ in 0..64 {
+        deaf.push(deaf_to(&address, "/metrics", (1 << 20) / answer).await);
+    }
+    let (status, _) = get(&address, "/healthz").await;
     assert_eq!(status, "HTTP/1.1 200 OK");
 }
 

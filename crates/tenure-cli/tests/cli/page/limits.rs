@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::{Answer, Served, talk};
-use crate::kit::{SOON, code, database, ends, event, member, until};
+use crate::kit::{SOON, code, database, deaf_to, ends, event, member, until};
 
 #[tokio::test]
 async fn a_line_that_is_taken_out_of_the_file_ends_its_session_and_its_stream() {
@@ -252,4 +252,17 @@ async fn as_many_browsers_watch_and_clients_connect_as_may_and_no_more() {
     assert!(waited || begun.elapsed() > Duration::from_secs(9), "it was served at once");
     drop(silent);
     assert_eq!(late.await.status, 200);
+}
+
+#[tokio::test]
+async fn clients_that_do_not_read_do_not_keep_the_page_from_others() {
+    let page = Served::new(&database().await.dsn(), &[]).await;
+    let answer = page.get("/style.css").await.body.len();
+    let mut deaf = Vec::new();
+    for _ in 0..256 {
+        deaf.push(deaf_to(&page.address, "/style.css", (1 << 20) / answer).await);
+    }
+    let begun = std::time::Instant::now();
+    assert_eq!(page.get("/").await.status, 200);
+    assert!(begun.elapsed() < Duration::from_secs(25), "{:?}", begun.elapsed());
 }
