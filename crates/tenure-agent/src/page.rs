@@ -148,6 +148,19 @@ impl PageOptions {
     }
 }
 
+impl PageOptions {
+    /// Whether the files can be used as they are now.
+    pub(crate) fn check_files(&self) -> Result<(), PageError> {
+        self.open_files().map(drop)
+    }
+
+    fn open_files(&self) -> Result<(Option<TokenFile>, Option<Tls>), PageError> {
+        let tokens = self.tokens.as_deref().map(TokenFile::open).transpose()?;
+        let tls = self.tls.as_ref().map(|(cert, key)| Tls::open(cert, key));
+        Ok((tokens, tls.transpose().map_err(PageError::Tls)?))
+    }
+}
+
 /// Why there is no page. Nothing is served.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -194,11 +207,7 @@ impl Page {
     /// [`PageError`].
     pub async fn open(config: &Config, options: &PageOptions) -> Result<Self, PageError> {
         options.check()?;
-        let tokens = options.tokens.as_deref().map(TokenFile::open).transpose()?;
-        let tls = match &options.tls {
-            Some((cert, key)) => Some(Tls::open(cert, key).map_err(PageError::Tls)?),
-            None => None,
-        };
+        let (tokens, tls) = options.open_files()?;
         let poller = Arc::new(Poller::new(config)?);
         let failed = |source| PageError::Listen { address: options.listen, source };
         let socket = TcpListener::bind(options.listen).await.map_err(failed)?;

@@ -47,7 +47,7 @@ use crate::alerts::setup::{WrittenAlert, WrittenAlerting};
 use crate::alerts::{ALERTS, Alerting};
 use crate::commander::Commands;
 use crate::definition::{Missed, Overlap, Schedule, ScheduleError};
-use crate::page::{LISTEN, PageOptions};
+use crate::page::{LISTEN, PageError, PageOptions};
 use crate::retention::{MAINTENANCE, Retention};
 use crate::work::Job;
 
@@ -293,6 +293,25 @@ impl Plan {
     #[must_use]
     pub fn http(&self) -> Option<&str> {
         self.http.as_deref()
+    }
+
+    /// Whether the agent needs the schema `tenure_agent`.
+    #[must_use]
+    pub fn needs_schema(&self) -> bool {
+        !self.jobs.is_empty() || self.alerting.is_some()
+    }
+
+    /// Whether the files that `[page]` names can be used as they are now: tokens, certificate and key.
+    ///
+    /// # Errors
+    /// [`PlanError`], with the place of the key that names the file.
+    pub fn check_page_files(&self, text: &str, file: &Path) -> Result<(), PlanError> {
+        let Some(page) = &self.page else { return Ok(()) };
+        page.check_files().map_err(|error| {
+            let path =
+                if matches!(error, PageError::Tls(_)) { "page.tls_cert" } else { "page.tokens" };
+            Reader { text, file }.bad(path, error)
+        })
     }
 
     /// How to serve the page, if the file says so.

@@ -252,6 +252,10 @@ fn meant(args: &AgentArgs) -> Result<Meant, Failure> {
         let opened = alerting.open(&first, &ProcessEnv);
         opened.map_err(|error| Failure::usage(format!("{}: {error}", path.display())))?;
     }
+    if args.check {
+        let checked = plan.check_page_files(&text, path);
+        checked.map_err(|error| Failure::usage(error.to_string()))?;
+    }
     let specs = plan.roles().map(|(role, drain)| drained(&first, plan.spec(role), role, drain));
     let builder = specs.fold(base, ConfigBuilder::role);
     let config = build(builder.clone(), &text, path)?;

@@ -48,6 +48,33 @@ async fn what_is_wrong_is_said_with_file_line_and_column() {
 }
 
 #[tokio::test]
+async fn the_files_that_the_page_needs_are_looked_at() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let folder = tempfile::tempdir().expect("a folder");
+    let tokens = folder.path().join("tokens");
+    let path = tokens.to_str().expect("text");
+    let page = format!("[[role]]\nname = 'r'\n[page]\ntokens = '{path}'\n");
+    let refused = async |text: &str, words: &str| {
+        let (code, said) = check(text).await;
+        assert_eq!(code, 2, "{said}");
+        assert!(said.contains("tenure.toml line 4, column ") && said.contains(words), "{said}");
+        assert_eq!(said.trim_end().lines().count(), 1, "{said}");
+    };
+    refused(&page, "No such file").await;
+    std::fs::write(&tokens, "# people\nana all 1234\n").expect("written");
+    refused(&page, "tokens line 2: the scope is").await;
+    std::fs::write(&tokens, format!("ana read {}\n", "ab".repeat(32))).expect("written");
+    let mode = |mode| std::fs::set_permissions(&tokens, std::fs::Permissions::from_mode(mode));
+    mode(0o666).expect("changed");
+    refused(&page, "chmod o-w").await;
+    mode(0o600).expect("changed");
+    let (code, said) = check(&page).await;
+    assert_eq!(code, 0, "{said}");
+    let tls = format!("[[role]]\nname = 'r'\n[page]\ntls_cert = '{path}'\ntls_key = '{path}'\n");
+    refused(&tls, "give a PEM file").await;
+}
+
+#[tokio::test]
 async fn the_section_of_another_system_is_taken_as_it_stands() {
     let text = "[cluster.leader_election]\n# How often standbys check leader health\ncheck_interval = \"5s\"\n\n\
         # Lease duration (leader must refresh before expiry)\nlease_duration = \"60s\"\n\n\
