@@ -121,8 +121,12 @@ end;
 -- A schedule that is new, or whose timing changed, begins now: a changed definition never fires the past.
 -- A schedule of another role stays that role's, and is left out of the answer, while a member acts in that role and
 -- has it in its file, or may run a slot of it: a schedule that moves is never run by two terms at once.
+-- No slot of a removed schedule stays open: one that was not started is missed, and one of an earlier term, whose
+-- leader did not live to record its end, was interrupted. This term ends its own.
 create function tenure_agent.define(p_role text, p_epoch bigint, p_schedules jsonb) returns jsonb
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+    leader text;
 begin
     perform tenure.fence(p_role, p_epoch);
     -- The roles have different fences: these rows order a move with the claims of the other role's leader. A statement
@@ -155,6 +159,19 @@ begin
     update tenure_agent.schedule s set removed_at = clock_timestamp(), next_at = null
         where s.role = p_role and s.removed_at is null
           and not exists (select from jsonb_array_elements(p_schedules) d where d->>'name' = s.name);
+    select r.holder into leader from tenure.role r where r.name = p_role;
+    with ended as (
+        update tenure_agent.slot o set state = case when o.state = 'queued' and o.attempts = 0 then 'missed'
+                                                    else 'interrupted' end,
+            epoch = p_epoch, member = coalesce(leader, o.member), retry_at = null, ended_at = clock_timestamp()
+            from tenure_agent.schedule s
+            where s.name = o.schedule and s.role = p_role and s.removed_at is not null
+              and (o.state = 'queued' or o.state in ('running', 'waiting') and o.epoch < p_epoch)
+            returning o.schedule, o.at, o.attempts)
+    update tenure_agent.attempt a set ended_at = clock_timestamp(), how = 'interrupted',
+        reason = 'its leader was gone, and the next leader''s file does not have the schedule'
+        from ended e
+        where a.schedule = e.schedule and a.at = e.at and a.number = e.attempts and a.ended_at is null;
     -- An order for a schedule that is gone must not fire when the name comes back.
     delete from tenure_agent.run_order o using tenure_agent.schedule s
         where s.name = o.schedule and s.role = p_role and s.removed_at is not null;
@@ -175,8 +192,9 @@ end $$;
 
 -- Claims slots: each {schedule, at, state, missed, more, order, by, next}. The answer has one word for each:
 --   claimed  the row is there, and this term wrote it (also by an earlier call whose answer was lost)
---   taken    another term claimed it, or the schedule is another role's by now
+--   taken    another term claimed it, or the schedule is another role's by now, or removed
 --   early    this server's clock has not come to it
+--   gone     the schedule has no row: it was deleted by hand, and has to be defined again
 create function tenure_agent.claim(p_role text, p_epoch bigint, p_member text, p_slots jsonb) returns jsonb
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
@@ -194,8 +212,14 @@ begin
         slot_at := tenure_agent.instant((one->>'at')::bigint);
         if slot_at > clock_timestamp() then
             word := 'early';
+        elsif not exists (select from tenure_agent.schedule c where c.name = one->>'schedule') then
+            word := 'gone';
         elsif not exists (select from tenure_agent.schedule c
-                          where c.name = one->>'schedule' and c.role = p_role) then
+                          where c.name = one->>'schedule' and c.role = p_role
+                            and (c.removed_at is null
+                                 -- An earlier call whose answer was lost.
+                                 or exists (select from tenure_agent.slot s where s.schedule = c.name
+                                            and s.at = slot_at and s.epoch = p_epoch and s.member = p_member))) then
             word := 'taken';
         else
             insert into tenure_agent.slot (schedule, at, state, attempts, missed, more, ordered_by, order_id,
@@ -263,13 +287,20 @@ begin
 end $$;
 
 -- Takes back the row of an attempt whose work this very term did not start: the slot waits for its turn, and the
--- next attempt has the same number. Without such a row nothing changes.
+-- next attempt has the same number. Without such a row nothing changes. If the schedule was removed meanwhile, there
+-- is no next attempt.
 create function tenure_agent.requeue(p_role text, p_epoch bigint, p_member text, p_schedule text, p_at bigint,
                                      p_number integer) returns jsonb
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+    is_removed boolean;
 begin
     perform tenure.fence(p_role, p_epoch);
-    update tenure_agent.slot s set state = 'queued', attempts = p_number - 1
+    select exists (select from tenure_agent.schedule c where c.name = p_schedule and c.removed_at is not null)
+        into is_removed;
+    update tenure_agent.slot s set attempts = p_number - 1,
+        state = case when not is_removed then 'queued' when p_number = 1 then 'missed' else 'interrupted' end,
+        ended_at = case when is_removed then clock_timestamp() end
         where s.schedule = p_schedule and s.at = tenure_agent.instant(p_at) and s.state = 'running'
           and s.attempts = p_number and s.epoch = p_epoch and s.member = p_member;
     if found then
@@ -288,8 +319,8 @@ declare
 begin
     perform tenure.fence(p_role, p_epoch);
     -- It does not move to another role meanwhile.
-    perform from tenure_agent.schedule c where c.name = p_end->>'schedule' and c.role = p_role for update;
-    if not found then
+    perform from tenure_agent.schedule c where c.name = p_end->>'schedule' for update;
+    if exists (select from tenure_agent.schedule c where c.name = p_end->>'schedule' and c.role <> p_role) then
         return jsonb_build_object('now', tenure_agent.micros(clock_timestamp()), 'recorded', false);
     end if;
     update tenure_agent.attempt a set ended_at = clock_timestamp(), how = p_end->>'how',

@@ -5,7 +5,7 @@
 //! for it. So a slot that is claimed while the role begins to be handed over is put back before the release,
 //! and its successor starts it.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -73,7 +73,7 @@ struct Unrecorded {
 
 /// Why an effect was not carried out, as far as this member knows.
 enum Unsent {
-    /// Not sent: the gate let no act begin.
+    /// Not carried out, for certain: the gate let no act begin, or the schedule has to be defined first.
     Refused,
     /// Sent, without an answer; or refused by the database.
     InDoubt(Vec<Effect>, StoreError),
@@ -530,16 +530,52 @@ impl Shift<'_> {
         };
         tracing::debug!(role = %self.term.role, slots = claims.len(), took = ?begun.elapsed(), "claimed");
         let now = self.crew.store.now();
-        for (claim, answer) in claims.into_iter().zip(answers) {
-            if let Effect::Claim { slot, .. } = claim {
-                if answer != Answer::Claimed {
-                    self.acts.remove(&slot);
+        let jobs = self.crew.jobs();
+        let mut gone = Vec::new();
+        for (claim, mut answer) in claims.into_iter().zip(answers) {
+            if let Effect::Claim { slot, .. } = &claim {
+                let is_named = jobs.iter().any(|job| job.schedule.name() == slot.schedule);
+                if answer == Answer::Gone && is_named {
+                    gone.push(claim);
+                    continue;
+                } else if answer == Answer::Gone {
+                    answer = Answer::Taken;
                 }
-                let effects = self.engine.claimed(&slot, answer, now.unwrap_or(slot.at));
+                if answer != Answer::Claimed {
+                    self.acts.remove(slot);
+                }
+                let effects = self.engine.claimed(slot, answer, now.unwrap_or(slot.at));
                 self.take(effects);
             }
         }
-        Ok(())
+        if gone.is_empty() { Ok(()) } else { Err(self.define_again(gone)) }
+    }
+
+    /// Rows of schedules were deleted by hand: the leader's file decides that there are such schedules.
+    fn define_again(&mut self, claims: Vec<Effect>) -> Unsent {
+        let names: BTreeSet<&str> = claims
+            .iter()
+            .filter_map(|claim| match claim {
+                Effect::Claim { slot, .. } => Some(slot.schedule.as_str()),
+                Effect::Attempt { .. }
+                | Effect::Start { .. }
+                | Effect::Stop { .. }
+                | Effect::Requeue { .. }
+                | Effect::Finish { .. } => None,
+            })
+            .collect();
+        let names = names.into_iter().collect::<Vec<_>>().join(", ");
+        let why = format!(
+            "{names}: the row in tenure_agent.schedule is gone, and is made again; to end a schedule, take it out of the file"
+        );
+        let event = Event::of("error", &self.term.role, Some(self.term.epoch));
+        self.crew.events.tell(event.because(why));
+        for claim in claims.into_iter().rev() {
+            self.writes.push_front(claim);
+        }
+        self.in_doubt = 0;
+        self.defined = false;
+        Unsent::Refused
     }
 
     fn event(&self, event: &'static str, slot: &Slot, number: u32) -> Event {

@@ -192,6 +192,8 @@ pub enum Answer {
     Taken,
     /// The database's clock has not come to it.
     Early,
+    /// The schedule has no row. The driver defines it again, and asks again.
+    Gone,
 }
 
 /// An operator's order.
@@ -317,10 +319,13 @@ impl Engine {
         effects
     }
 
-    /// The leader's file has only these any more.
+    /// The leader's file has only these any more. What waited for its turn has been written down as missed.
     pub fn keep_only(&mut self, is_kept: impl Fn(&str) -> bool) {
         for (name, planned) in &mut self.schedules {
             planned.removed = !is_kept(name);
+            if planned.removed {
+                planned.slots.retain(|_, progress| progress.step != Step::Queued);
+            }
         }
         self.schedules.retain(|_, planned| !planned.removed || !planned.slots.is_empty());
     }
@@ -405,6 +410,7 @@ impl Engine {
                 planned.slots.remove(&slot.at);
                 Vec::new()
             }
+            (Answer::Gone, _) => Vec::new(),
             (Answer::Early, _) => {
                 planned.slots.remove(&slot.at);
                 let before = slot.at - SignedDuration::from_millis(1);
@@ -460,11 +466,17 @@ impl Engine {
         vec![Effect::Finish { slot: slot.clone(), number, how, then }]
     }
 
-    /// The row of an attempt that did not start is gone: the slot waits for its turn, here or in another term.
+    /// The row of an attempt that did not start is gone: the slot waits for its turn, here or in another term. Of a
+    /// schedule that was removed it is over.
     pub fn requeued(&mut self, slot: &Slot) {
         let Some(planned) = self.schedules.get_mut(&slot.schedule) else { return };
         let Some(progress) = planned.slots.get_mut(&slot.at) else { return };
-        if progress.step == Step::Requeueing {
+        if progress.step != Step::Requeueing {
+            return;
+        }
+        if planned.removed {
+            planned.slots.remove(&slot.at);
+        } else {
             progress.number = progress.number.saturating_sub(1);
             progress.step = Step::Queued;
         }

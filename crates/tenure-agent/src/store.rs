@@ -359,7 +359,7 @@ impl Store {
         self.ask::<Finished>(&sql).await.map(|answer| answer.recorded)
     }
 
-    /// Which of these roles have schedules, as their last leaders had it. None where there is no schema, or none that
+    /// Which of these roles have schedules, or open slots of one, as their last leaders had it. None where there is no schema, or none that
     /// this login role may read: a member without schedules needs no right to it.
     ///
     /// # Errors
@@ -373,7 +373,9 @@ impl Store {
         }
         let sql = format!(
             "select jsonb_build_object('roles', coalesce(jsonb_agg(distinct s.role), '[]')) \
-             from tenure_agent.schedule s where s.removed_at is null and {} ? s.role",
+             from tenure_agent.schedule s where {} ? s.role and (s.removed_at is null or exists (\
+                 select from tenure_agent.slot o where o.schedule = s.name \
+                 and o.state in ('queued', 'running', 'waiting')))",
             jsonb(&roles)
         );
         #[derive(Deserialize)]
@@ -562,6 +564,7 @@ enum Word {
     Claimed,
     Taken,
     Early,
+    Gone,
 }
 
 impl From<Word> for Answer {
@@ -570,6 +573,7 @@ impl From<Word> for Answer {
             Word::Claimed => Answer::Claimed,
             Word::Taken => Answer::Taken,
             Word::Early => Answer::Early,
+            Word::Gone => Answer::Gone,
         }
     }
 }

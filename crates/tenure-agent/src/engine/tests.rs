@@ -264,6 +264,31 @@ fn a_schedule_that_was_removed_begins_nothing() {
     assert_eq!(engine.next_timeout(), None);
 }
 
+#[test]
+fn a_slot_that_waits_for_its_turn_is_let_go_with_its_schedule() {
+    let mut engine = begun(every(10).overlap(Overlap::Queue), 0);
+    let effects = engine.tick(at(10));
+    grant(&mut engine, &effects, 10);
+    let effects = engine.tick(at(20));
+    assert_eq!(claims(&effects), [(20, Fate::Queue)]);
+    grant(&mut engine, &effects, 20);
+    engine.keep_only(|_| false);
+    engine.ended(&slot(10), 1, Outcome::Ended(true), at(21));
+    engine.recorded(&slot(10));
+    assert!(engine.tick(at(30)).is_empty(), "the database has it as missed");
+    assert!(engine.is_idle());
+}
+
+#[test]
+fn a_claim_whose_schedule_has_no_row_is_asked_for_again() {
+    let mut engine = begun(every(10), 0);
+    let effects = engine.tick(at(10));
+    assert!(engine.claimed(&slot(10), Answer::Gone, at(10)).is_empty());
+    assert!(engine.tick(at(11)).is_empty(), "the driver asks, not the engine");
+    let started = grant(&mut engine, &effects, 12);
+    assert_eq!(started, [Effect::Start { slot: slot(10), number: 1 }]);
+}
+
 /// The rows of one schedule, as the database keeps them.
 #[derive(Debug, Default)]
 struct Table {

@@ -185,6 +185,66 @@ async fn an_end_that_is_told_after_a_move_or_for_an_earlier_attempt_changes_noth
 }
 
 #[tokio::test]
+async fn nothing_of_a_removed_schedule_stays_open() {
+    let (_database, client) = group().await;
+    let more =
+        "insert into tenure_agent.slot (schedule, at, state, attempts, epoch, member, retry_at)
+        values ('s', to_timestamp(1001), 'queued', 0, 3, 'one', null),
+               ('s', to_timestamp(1002), 'waiting', 1, 3, 'one', now())";
+    client.batch_execute(more).await.expect("slots");
+    let states = |expected: &str| {
+        format!(
+            "(select string_agg(state, ' ' order by at) from tenure_agent.slot) = '{expected}'
+             and not exists (select from tenure_agent.slot
+                             where (ended_at is null) <> (state in ('queued', 'running', 'waiting')))"
+        )
+    };
+    // Its leader's file lets it go: what runs goes on, and this very term ends it.
+    let removed = "begin; select tenure_agent.define('cron', 3, '[]')";
+    client.batch_execute(removed).await.expect("removed");
+    assert!(is(&client, &states("running missed waiting")).await);
+    let claim = |state: &str, second: u32| {
+        format!(
+            r#"tenure_agent.claim('cron', 3, 'one', '[{{"schedule": "s", "at": {second}000000, "state": "{state}"}}]')->'answers'"#
+        )
+    };
+    let taken = format!("{} ? 'taken'", claim("queued", 1003));
+    assert!(is(&client, &taken).await, "nothing is claimed any more");
+    let again = format!("{} ? 'claimed'", claim("running", 1000));
+    assert!(is(&client, &again).await, "what was claimed before is told as that");
+    let requeue = "select tenure_agent.requeue('cron', 3, 'one', 's', 1000000000, 1)";
+    client.batch_execute(requeue).await.expect("put back");
+    assert!(is(&client, &states("missed missed waiting")).await, "its work did not start");
+    client.batch_execute("rollback").await.expect("as before");
+    // Its leader is gone, and the file of the next one does not have it: also if it was removed before.
+    for removed_at in ["null", "now()"] {
+        let next = format!(
+            "begin; update tenure_agent.schedule set removed_at = {removed_at};
+             update tenure.role set epoch = 4, holder = 'two', debtor = 'two' where name = 'cron';
+             select tenure_agent.define('cron', 4, '[]')"
+        );
+        client.batch_execute(&next).await.expect("the next leader");
+        assert!(is(&client, &states("interrupted missed interrupted")).await);
+        let told = "(select how = 'interrupted' and reason like '%does not have%' from tenure_agent.attempt)";
+        assert!(is(&client, told).await);
+        client.batch_execute("rollback").await.expect("as before");
+    }
+}
+
+#[tokio::test]
+async fn the_end_of_a_run_is_recorded_although_the_row_of_its_schedule_is_gone() {
+    let (_database, client) = group().await;
+    client.batch_execute("delete from tenure_agent.schedule").await.expect("deleted by hand");
+    let finish = r#"tenure_agent.finish('cron', 3, 'one', '{"schedule": "s", "at": 1000000000,
+        "attempt": 1, "how": "succeeded", "state": "succeeded"}')->'recorded'"#;
+    assert!(is(&client, finish).await);
+    assert!(is(&client, "exists (select from tenure_agent.slot where state = 'succeeded')").await);
+    let claim = r#"tenure_agent.claim('cron', 3, 'one',
+        '[{"schedule": "s", "at": 2000000000, "state": "running"}]')->'answers' ? 'gone'"#;
+    assert!(is(&client, claim).await);
+}
+
+#[tokio::test]
 async fn a_schedule_that_moves_goes_on_where_it_was() {
     let (_database, client) = group().await;
     let let_go = "update tenure_agent.slot set state = 'succeeded', ended_at = now();

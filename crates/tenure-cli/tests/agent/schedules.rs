@@ -458,3 +458,45 @@ async fn a_later_slot_replaces_a_run_and_what_was_missed_is_run_in_turn() {
     let slots: Vec<String> = stage.starts("log");
     assert!(slots.is_sorted(), "each in its turn: {slots:?}");
 }
+
+#[tokio::test]
+async fn a_schedule_whose_row_is_deleted_by_hand_is_defined_again_and_loses_no_slot() {
+    let stage = Stage::new().await;
+    let text = schedule(&stage, "@every 1s", "true", "overlap = 'queue'\n");
+    let file = stage.file("tenure.toml", &text);
+    let mut agent = stage.agent(&file, &[]);
+    stage.at_least(DONE, 1).await;
+    stage.client.batch_execute("delete from tenure_agent.schedule").await.expect("deleted");
+    let is_told =
+        |event: &Value| event["reason"].as_str().is_some_and(|why| why.contains("made again"));
+    event_of(&mut agent, "error", is_told).await;
+    let done = stage.count(DONE).await;
+    stage.at_least(DONE, done + 2).await;
+    let holes = "select count(*) from (select at - lag(at) over (order by at) as step from tenure_agent.slot) s \
+                 where step > interval '1 s'";
+    assert_eq!(stage.count(holes).await, 0, "every slot has its row");
+    no_attempt_twice(&stage);
+    agent.signal(Signal::TERM);
+    assert_eq!(agent.wait(SOON).await.expect("it ends").code(), Some(0));
+}
+
+#[tokio::test]
+async fn slots_that_wait_for_their_turn_are_missed_and_not_dead_when_their_schedule_is_removed() {
+    let stage = Stage::new().await;
+    let text = schedule(&stage, "@every 1s", "exec sleep 3", "overlap = 'queue'\n");
+    let file = stage.file("tenure.toml", &text);
+    let mut agent = stage.agent(&file, &[]);
+    stage.at_least("select count(*) from tenure_agent.slot where state = 'queued'", 2).await;
+    stage.file("tenure.toml", "[[role]]\nname = 'cron'\n");
+    agent.signal(Signal::HUP);
+    event(&mut agent, "run_ended").await;
+    let open =
+        "select count(*) from tenure_agent.slot where state in ('queued', 'running', 'waiting')";
+    until("the end of the run", async || stage.count(open).await == 0).await;
+    let states = "select count(*) filter (where state = 'missed') * 1000 \
+        + count(*) filter (where state = 'interrupted') from tenure_agent.slot";
+    let states = stage.count(states).await;
+    assert!(states >= 2000 && states % 1000 == 0, "missed, and no dead letter: {states}");
+    agent.signal(Signal::TERM);
+    assert_eq!(agent.wait(SOON).await.expect("it ends").code(), Some(0));
+}
