@@ -1,5 +1,7 @@
 //! `tenure check`, `tenure audit`, `tenure migrate` and `tenure doctor`: is all as it should be?
 
+use serde::Serialize;
+use tenure::config::Config;
 use tenure::operate::Operator;
 use tenure::preflight::{self, Finding, Verdict};
 use tenure::schema;
@@ -25,18 +27,75 @@ fn painted(verdict: Verdict) -> String {
 pub(crate) async fn check(args: Check) -> Result<Exit, Failure> {
     let setting = Setting::asking(&args.database, &args.taking)?;
     let findings = preflight::check(&setting.config).await?;
+    let has_tables = findings.refusal().is_none() && !setting.config.is_lock_only();
+    let mut lines: Vec<Line> = findings.all.into_iter().map(Line::from).collect();
+    if has_tables {
+        let runs = Setting::plan(&args.database).is_some_and(|plan| plan.needs_schema());
+        lines.extend(schedules(&setting.config, runs).await?);
+    }
     if args.json {
-        print_json(&findings.all);
+        print_json(&lines);
     } else {
         if let Some(dsn) = setting.config.dsn() {
             let which = if setting.embedded { "the private server, " } else { "" };
             out!("{which}{dsn}");
         }
-        for Finding { what, verdict, text, .. } in &findings.all {
+        for Line { what, verdict, text } in &lines {
             out!("{} {what:<10} {text}", painted(*verdict));
         }
     }
-    Ok(if findings.refusal().is_some() { Exit::Refused } else { Exit::Clean })
+    let refused = lines.iter().any(|line| line.verdict == Verdict::Refused);
+    Ok(if refused { Exit::Refused } else { Exit::Clean })
+}
+
+/// A line of the look: of the election's, or of ours.
+#[derive(Debug, Serialize)]
+struct Line {
+    what: &'static str,
+    verdict: Verdict,
+    text: String,
+}
+
+impl From<Finding> for Line {
+    fn from(finding: Finding) -> Self {
+        Line { what: finding.what, verdict: finding.verdict, text: finding.text }
+    }
+}
+
+/// Whether this login role may run schedules and alerts, where the file has some, or the group. Without these rights
+/// an agent leads, and nothing fires.
+async fn schedules(config: &Config, runs: bool) -> Result<Option<Line>, Failure> {
+    let standing = tenure_agent::schema::standing(config).await;
+    let standing = standing.map_err(|error| Failure::new(Exit::Unreachable, error.to_string()))?;
+    let (user, bad) = (&standing.user, if runs { Verdict::Refused } else { Verdict::Warning });
+    let (verdict, text) = if !standing.missing.is_empty() {
+        let lacks = first_few(&standing.missing);
+        let text = format!(
+            "{user} lacks {lacks}: an agent with schedules or alerts would lead and fire nothing; run the output of \
+             `tenure migrate --agent --print-grants {user}` as an owner"
+        );
+        (bad, text)
+    } else if standing.exists {
+        (Verdict::Good, format!("{user} may run schedules and alerts"))
+    } else if !runs {
+        return Ok(None);
+    } else if standing.may_create {
+        (Verdict::Good, "the schema tenure_agent is missing; the first agent makes it".to_owned())
+    } else {
+        let text = format!(
+            "the schema tenure_agent is missing, and {user} may not make it; an owner runs `tenure migrate --agent`, \
+             and the output of `tenure migrate --agent --print-grants {user}`"
+        );
+        (bad, text)
+    };
+    Ok(Some(Line { what: "schedules", verdict, text }))
+}
+
+fn first_few(missing: &[String]) -> String {
+    const MOST: usize = 3;
+    let more = missing.len().saturating_sub(MOST);
+    let named = missing.iter().take(MOST).cloned().collect::<Vec<_>>().join(", ");
+    if more == 0 { named } else { format!("{named} and {more} more") }
 }
 
 pub(crate) async fn audit(args: Audit) -> Result<Exit, Failure> {

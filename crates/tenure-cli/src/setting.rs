@@ -7,6 +7,7 @@ use std::time::Duration;
 use tenure::config::{Config, ConfigBuilder, ConfigError, RoleSpec};
 use tenure::connect::dsn::ProcessEnv;
 use tenure::{ExponentialBackoff, LockKey, RoleName};
+use tenure_agent::Plan;
 use tenure_embedded::Embedded;
 
 use crate::args::{Behaviour, Database, RoleArgs, Taking};
@@ -84,6 +85,12 @@ impl Setting {
                 )),
             }
         })
+    }
+
+    /// What the file says to an agent; none without a file, or if `tenure agent --check` has something to say of it.
+    pub(crate) fn plan(database: &Database) -> Option<Plan> {
+        let file = File::read(database).ok().flatten()?;
+        Plan::from_toml(&file.text, &file.path).ok()
     }
 
     /// On the database that was named, else on the private one of this machine, which `private` adds.

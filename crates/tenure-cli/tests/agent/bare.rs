@@ -133,3 +133,72 @@ async fn a_schedule_that_the_file_gets_while_it_is_asked_for_is_not_removed() {
     agent.signal(Signal::TERM);
     assert_eq!(agent.wait(SOON).await.expect("it ends").code(), Some(0));
 }
+
+#[tokio::test]
+async fn a_run_whose_leader_died_is_a_dead_letter_although_the_next_leader_has_no_such_schedule() {
+    let stage = Stage::new().await;
+    let with = "[[role]]\nname = 'r'\n\
+        [[schedule]]\nname = 's'\nrole = 'r'\ncron = '@every 1s'\nrun = 'exec sleep 600'\noverlap = 'queue'\n";
+    let file = stage.file("tenure.toml", with);
+    let mut agent = stage.agent(&file, &[]);
+    event(&mut agent, "run_process").await;
+    let queued = "select count(*) from tenure_agent.slot where state = 'queued'";
+    stage.at_least(queued, 1).await;
+    agent.kill().await.expect("killed");
+    let file = stage.file("tenure.toml", "[[role]]\nname = 'r'\n");
+    let mut agent = stage.agent(&file, &[]);
+    event(&mut agent, "schedules_removed").await;
+    let dead = stage.ends(&["schedule", "dead"]).await;
+    assert!(said(&dead).contains("interrupted"), "{}", said(&dead));
+    let open =
+        "select count(*) from tenure_agent.slot where state in ('queued', 'running', 'waiting')";
+    assert_eq!(stage.count(open).await, 0);
+    let dead = "select count(*) from tenure_agent.slot where state = 'interrupted'";
+    assert_eq!(stage.count(dead).await, 1, "what was not started is missed");
+    agent.signal(Signal::TERM);
+    assert_eq!(agent.wait(SOON).await.expect("it ends").code(), Some(0));
+}
+
+#[tokio::test]
+async fn check_tells_what_a_login_role_lacks_for_schedules() {
+    let stage = Stage::new().await;
+    let user = format!("lacks_{}", std::process::id());
+    assert_eq!(stage.ends(&["migrate"]).await.status.code(), Some(0));
+    login(&stage, &user).await;
+    let dsn = stage.database.dsn_for(&user);
+    let text = "[[role]]\nname = 'r'\n[[schedule]]\nname = 's'\nrole = 'r'\ncron = '@every 1s'\nrun = 'true'\n";
+    let file = stage.file("tenure.toml", text);
+    let file = file.to_str().expect("text");
+    let check = async |dsn: &str, more: &[&str]| {
+        let output = stage.ends_at(dsn, &[&["check"], more].concat()).await;
+        let line = said(&output);
+        let line = line.lines().find(|line| line.contains(" schedules ")).unwrap_or_default();
+        (output.status.code().expect("a code"), line.to_owned())
+    };
+    let with_file = ["--config", file];
+    assert_eq!(check(&dsn, &[]).await, (0, String::new()), "a group without schedules");
+    let (code, line) = check(&dsn, &with_file).await;
+    assert_eq!(code, 3, "{line}");
+    assert!(line.contains("an owner runs `tenure migrate --agent`"), "{line}");
+    let (code, line) = check(&stage.database.dsn(), &with_file).await;
+    assert!(code == 0 && line.contains("the first agent makes it"), "{line}");
+
+    assert_eq!(stage.ends(&["migrate", "--agent"]).await.status.code(), Some(0));
+    let (code, line) = check(&dsn, &[]).await;
+    assert_eq!(code, 0, "{line}");
+    assert!(line.starts_with("warning") && line.contains("lacks usage on schema"), "{line}");
+    let (code, line) = check(&dsn, &with_file).await;
+    assert_eq!(code, 3, "{line}");
+    assert!(line.contains(&format!("--print-grants {user}")), "{line}");
+    let usage = format!("grant usage on schema tenure_agent to {user}");
+    stage.client.batch_execute(&usage).await.expect("granted");
+    let (code, line) = check(&dsn, &with_file).await;
+    assert!(code == 3 && line.contains("tenure_agent.alert") && line.contains(" more"), "{line}");
+
+    let grants = stage.ends(&["migrate", "--agent", "--print-grants", &user]).await;
+    let grants = String::from_utf8(grants.stdout).expect("text");
+    stage.client.batch_execute(&grants).await.expect("granted");
+    let (code, line) = check(&dsn, &with_file).await;
+    assert!(code == 0 && line.starts_with("good"), "{line}");
+    away(&stage, &user).await;
+}
