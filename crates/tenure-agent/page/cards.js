@@ -3,7 +3,7 @@
 
 import { $, fill, h } from "/dom.js";
 import { HOUR, MINUTE, SECOND, ago, clock, count, day, dur, hm, hms, iso, now, plural, when } from "/time.js";
-import { alertsOf, asked, data, families, firing, leads, losses, silent, stateOf, successors, termsOf, vacantSince } from "/store.js";
+import { alertsOf, asked, data, endedInOutage, families, firing, leads, losses, silent, stateOf, successors, termsOf, vacantSince } from "/store.js";
 import { agoOf, chip, dim, heartbeat, letter, sign, since, slot, state, swatch, who } from "/look.js";
 
 const STATES = { vacant: ["crit", "Vacant"], flapping: ["warn", "Flapping"], paused: ["paused", "Paused"], led: ["ok", "Led"] };
@@ -86,7 +86,6 @@ export function verdict() {
     return;
   }
   const failovers = roles.flatMap((role) => gaps(role).filter((gap) => !asked(gap.before) && now() - gap.until < HOUR));
-  const longestGap = Math.max(0, ...failovers.map((gap) => gap.until - gap.from));
   const shards = [...families().inSet];
   const dead = data.schedules ? data.schedules.dead_count : 0;
   const open = (data.tx || []).reduce((sum, account) => sum + account.open, 0);
@@ -97,7 +96,7 @@ export function verdict() {
     data.alerts ? stat("needs", count(firing().length), "Alerts firing", firing().length ? "crit" : "") : null,
     stat("members", count(beating), "Members beating", beating < members.length ? "warn" : "", `of ${count(members.length)}`),
     stat("timeline", count(failovers.length), "Failovers, 1 h"),
-    stat("timeline", failovers.length ? dur(longestGap) : "–", "Longest gap, 1 h"),
+    stat("timeline", failovers.length ? longestOf(failovers).replace("at least", "≥") : "–", "Longest gap, 1 h"),
     shards.length ? stat("shards", count(shards.filter(leads).length), "Shards led", shards.every(leads) ? "" : "crit", `of ${count(shards.length)}`) : null,
     data.schedules ? stat("needs", count(dead), "Dead letters", dead ? "warn" : "") : null,
     data.tx ? stat("tx", count(open), "Transactions open", stuck ? "warn" : "", stuck ? `${stuck} stuck` : "") : null);
@@ -107,13 +106,16 @@ export function verdict() {
   fill($("#verdict"), [title, stats, h("div.roll.data", { "aria-hidden": "true", class: many ? "many" : "" }, ticks)]);
 }
 
+/** How long the longest of some gaps was, as far as is known. */
+const longestOf = (list) => `${list.some((gap) => gap.atLeast) ? "at least " : ""}${dur(Math.max(...list.map((gap) => gap.until - gap.from)))}`;
+
 /** The times between two terms of a role: {before, after, from, until}; the last may be open. */
 export function gaps(role) {
   const terms = termsOf(role), found = [];
   terms.forEach((term, i) => {
     if (term.until === null) return;
     const after = terms[i + 1] || null;
-    found.push({ role, before: term, after, from: term.until, until: after ? after.from : now(), open: !after });
+    found.push({ role, before: term, after, from: term.until, until: after ? after.from : now(), open: !after, atLeast: endedInOutage(term) });
   });
   return found;
 }
@@ -248,18 +250,18 @@ function stories() {
   }
   const told = found.map(({ at, gaps: list, asked: calm, member }) => {
     const closed = list.filter((gap) => !gap.open), unled = list.length - closed.length;
-    const longest = closed.length ? `, longest gap ${dur(Math.max(...closed.map((gap) => gap.until - gap.from)))}` : "";
+    const longest = closed.length ? `, longest gap ${longestOf(closed)}` : "";
     if (list.length === 1) {
       const [gap] = list;
       if (gap.open) return [at, [link(gap.role.name), calm ? `: released by ${who(member)}` : `: ${who(member)} lost it`, gap.role.paused ? "" : ", no leader since"]];
       const again = gap.after.member === member ? `${who(member)} again` : `${who(member)} to ${who(gap.after.member)}`;
-      return [at, [link(gap.role.name), calm ? `: ${again} in ${dur(gap.until - gap.from)}, as asked` : `: ${again}, ${dur(gap.until - gap.from)} without a leader`]];
+      return [at, [link(gap.role.name), calm ? `: ${again} in ${dur(gap.until - gap.from)}, as asked` : `: ${again}, ${longestOf(list)} without a leader`]];
     }
     const verb = calm ? "handed over" : "lost";
     return [at, [chip(member), ` ${verb} ${plural(list.length, "role")}${longest}${unled ? `; ${unled} without a leader` : ""}`]];
   });
   for (const [role, list] of restless) {
-    told.push([list.at(-1).until, [link(role.name), `: ${plural(list.length, "change")} of leader since ${hm(list[0].from)}, longest gap ${dur(Math.max(...list.map((gap) => gap.until - gap.from)))}`]]);
+    told.push([list.at(-1).until, [link(role.name), `: ${plural(list.length, "change")} of leader since ${hm(list[0].from)}, longest gap ${longestOf(list)}`]]);
   }
   for (const event of data.events.values()) if (ORDERS[event[2]]) told.push([event[1], ORDERS[event[2]](event)]);
   for (const dead of (data.schedules || { dead: [] }).dead) told.push([dead.ended || dead.slot, [`${dead.schedule}: slot ${hm(dead.slot)} became a dead letter`]]);

@@ -25,6 +25,7 @@ export const data = {
   number: 0,
   heard: 0,
   outage: null,
+  outages: [],                   // [from, until] in which the page had no database
   me: { may_read: true, open_reading: false, tokens: false, name: null, scope: null, title: null },
   names: new Set(),
 };
@@ -199,6 +200,7 @@ function take(whole) {
   data.tx = whole.tx && sorted(whole.tx, byRole);
   data.alerts = whole.alerts && sorted(whole.alerts, byTime);
   data.completeSince = whole.complete_since;
+  data.outages = whole.outages;
   data.number = whole.number;
   data.loaded = true;
   whole.names.forEach((known) => data.names.add(known));
@@ -306,6 +308,9 @@ export function termsOf(role) {
   return [...ended, { role: role.name, epoch: role.epoch, member: role.leader, from: role.since, waited: role.waited, until: null, how: null }];
 }
 export const asked = (term) => term.how === "released";
+/** Whether a term was replaced when the database was back: it may have ended at any time of the outage. */
+export const endedInOutage = (term) => term.how === "replaced"
+  && data.outages.some(([from, to]) => term.from < from && from < term.until && term.until < to + MINUTE / 2);
 /** How often the role lost its leader, without a release, within `ms`. */
 export const losses = (role, ms) => role.terms.filter((term) => !asked(term) && now() - term.until < ms).length;
 /** vacant, flapping, paused or led. */

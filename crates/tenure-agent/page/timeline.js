@@ -3,7 +3,7 @@
 
 import { $, fill, h, say, setUrl } from "/dom.js";
 import { DAY, HOUR, MINUTE, SECOND, clock, count, day, dur, hm, hms, iso, now, when } from "/time.js";
-import { WINDOWS, asked, data, families, leads, load, stateOf, termsOf, vacantSince } from "/store.js";
+import { WINDOWS, asked, data, endedInOutage, families, leads, load, stateOf, termsOf, vacantSince } from "/store.js";
 import { chip, colour, dim, ink, letter, lines, slot, who } from "/look.js";
 import { matches, ranked, segments, view } from "/cards.js";
 
@@ -49,7 +49,7 @@ export function legend() {
   for (const role of tl.rows.slice(0, 200)) for (const term of termsOf(role)) if (term.until === null || term.until > a) names.set(who(term.member), term.member);
   const members = [...names].sort(([x], [y]) => (x < y ? -1 : 1)).slice(0, 16).map(([, name]) => chip(name));
   fill($("#legend"), [...members, key("gap", "no leader, with its length"), key("hand", "hand-over as asked"), key("dense", "terms too short to draw: zoom in"),
-    data.outage || data.completeSince > a ? key("fog", "not known") : null, h("span", null, "Click pins an instant")].filter(Boolean));
+    data.outage || data.completeSince > a || data.outages.some(([, to]) => to > a) ? key("fog", "not known") : null, h("span", null, "Click pins an instant")].filter(Boolean));
 }
 
 function size() {
@@ -146,7 +146,8 @@ export function lane(c, role, y, h_, X, a, b, hits = []) {
       c.lineWidth = 1;
       c.strokeRect(gx + .5, y - 1.5, gw - 1, h_ + 3);
       hits.push({ x0: gx - 3, x1: gx + gw + 3, ...piece, role });
-      const label = calm ? `paused ${dur(piece.b - piece.a)}` : dur(piece.b - piece.a), lw = c.measureText(label).width + 8;
+      const length_ = `${endedInOutage(piece.term) ? "≥ " : ""}${dur(piece.b - piece.a)}`;
+      const label = calm ? `paused ${length_}` : length_, lw = c.measureText(label).width + 8;
       if (piece.live ? gw > lw + 4 : nextWidth > lw + 8) {
         const lx = piece.live ? gx + (gw - lw) / 2 : gx + gw + 2;
         labels.push([label, lx, lw, calm]);
@@ -169,6 +170,7 @@ export function lane(c, role, y, h_, X, a, b, hits = []) {
     c.fillRect(x0, y - 2, Math.max(3, x1 - x0), h_ + 4);
   };
   if (data.outage) fog(now(), clock());
+  for (const [from, to] of data.outages) fog(from, to);
   const known = termsOf(role)[0];
   // Older terms are not loaded; a term that was under way is known by its beginning.
   if (data.completeSince > a && !(known && known.from <= a)) fog(a, Math.min(data.completeSince, known ? known.from : b));
@@ -219,7 +221,7 @@ function mark(role, y, ty, cursor, right) {
   put(fit(role.name, phone ? w - 190 : L - 44), 32, ty, kind === "vacant" ? "crit" : "text", 500);
   const at = cursor ?? now(), terms = termsOf(role), term = terms.find((t) => t.from <= at && (t.until === null ? at <= now() : at < t.until));
   const last = term || terms.filter((t) => t.until !== null && t.until <= at).at(-1), x = phone ? right - 8 : right + 12;
-  if (at > now() || (!last && at < data.completeSince)) {
+  if (at > now() || (!last && at < data.completeSince) || data.outages.some(([from, to]) => from < at && at < to)) {
     put("not known", x, ty, "dim", 400, phone);
     return;
   }

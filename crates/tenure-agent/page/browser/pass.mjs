@@ -247,6 +247,10 @@ export const scenes = [
     await page.waitForSelector("#banner", { state: "hidden" });
     await sees(page, "#verdict h1", /roles (are )?led/);
     check(await page.evaluate(() => window.notReloaded), "the page was loaded again");
+    // Nothing is known of the time between, whatever the terms say that were written afterwards.
+    await sees(page, "#legend", /not known/);
+    await sees(page, "#verdict", /Longest gap, 1 h\s+≥ [\d.]+ \w+/);
+    await sees(page, "#recent", /at least [\d.]+ \w+ without a leader/);
   }],
 ];
 

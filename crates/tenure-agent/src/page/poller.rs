@@ -1,7 +1,7 @@
 //! The one look at the database, however many browsers watch: every second while one does, and not at all
 //! while none does.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -104,6 +104,9 @@ struct Known {
     away: Option<(Instant, &'static str)>,
     /// How many looks there were.
     looks: u64,
+    /// The latest times in which this page had no database, from the last picture to the next one: what the tables say
+    /// of them was written afterwards.
+    outages: VecDeque<(i64, i64)>,
 }
 
 /// Which optional tables there are.
@@ -113,6 +116,9 @@ struct Parts {
     tx: bool,
     alerts: bool,
 }
+
+/// How many outages are remembered.
+const OUTAGES: usize = 100;
 
 /// Terms of a window, and when they were asked for.
 type Kept = HashMap<Window, (Instant, Arc<Vec<EndedTerm>>)>;
@@ -236,6 +242,7 @@ impl Poller {
         let mut whole = picture.whole(&terms, length);
         whole.insert("number".into(), seen.number.into());
         whole.insert("outage".into(), outage(&seen));
+        whole.insert("outages".into(), json!(seen.outages));
         Ok(Value::Object(whole))
     }
 
@@ -344,6 +351,11 @@ impl Poller {
             let recent = known.taken.is_some_and(|taken| taken.elapsed() < RECENT / 2);
             let before = known.picture.replace(picture.clone());
             let was_away = known.away.take().is_some();
+            if let Some(before) = before.as_ref().filter(|_| was_away) {
+                known.outages.push_back((before.now(), picture.now()));
+                let more = known.outages.len().saturating_sub(OUTAGES);
+                known.outages.drain(..more);
+            }
             (known.taken, known.looks) = (Some(at), known.looks + 1);
             known.number += 1;
             let (event, data) = match before {
