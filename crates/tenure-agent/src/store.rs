@@ -69,6 +69,11 @@ fn remedy(error: &LineError) -> &'static str {
 }
 
 impl StoreError {
+    /// Whether a schema or a table is not there.
+    pub(crate) fn lacks_schema(&self) -> bool {
+        matches!(self, StoreError::Refused(error) if matches!(error.sqlstate(), Some("3F000" | "42P01")))
+    }
+
     /// Whether trying again is of no use before an owner of the database has done something.
     #[must_use]
     pub fn needs_an_owner(&self) -> bool {

@@ -315,8 +315,16 @@ impl Poller {
             .replace("{alerts}", &part(parts.alerts, include_str!("../../sql/page_alerts.sql")));
         let sql = prepared(&since(&sql, RECENT));
         let text = self.looking.send(&sql).await.map_err(|error| {
-            self.warn(format!("the page sees nothing: {error}"));
+            // An agent that is started on a fresh database makes the schema a moment later.
+            if error.lacks_schema() {
+                tracing::info!("the page sees nothing yet: {error}");
+            } else {
+                self.warn(format!("the page sees nothing: {error}"));
+            }
             match error {
+                StoreError::Refused(_) if error.lacks_schema() => {
+                    "the database has no schema `tenure` yet; the first member makes it, or `tenure migrate`"
+                }
                 StoreError::Refused(_) => {
                     "the database refused the question; `tenure check` may say why"
                 }

@@ -328,7 +328,8 @@ async fn sign_in(
     headers: HeaderMap,
     body: Body,
 ) -> Response {
-    let given: SignIn = match read(&headers, body) {
+    // What is wrong is not repeated: it may be a token.
+    let given: SignIn = match read(&headers, body, |_| "it has one key, `token`".to_owned()) {
         Ok(given) => given,
         Err(fault) => return *fault,
     };
@@ -373,7 +374,7 @@ async fn order(
             return turned_away(refusal);
         }
     };
-    let order: PageOrder = match read(&headers, body) {
+    let order: PageOrder = match read(&headers, body, misread) {
         Ok(order) => order,
         Err(fault) => return *fault,
     };
@@ -402,8 +403,17 @@ async fn openapi() -> Response {
         .into_response()
 }
 
-/// A body that says that it is JSON: a form of another site cannot.
-fn read<T: DeserializeOwned>(headers: &HeaderMap, body: Body) -> Result<T, Box<Response>> {
+/// What is wrong with an order: the key, or the value.
+fn misread(error: &serde_json::Error) -> String {
+    error.to_string().chars().map(|c| if c.is_control() { ' ' } else { c }).take(300).collect()
+}
+
+/// A body that says that it is JSON: a form of another site cannot. `why` says what is wrong with it otherwise.
+fn read<T: DeserializeOwned>(
+    headers: &HeaderMap,
+    body: Body,
+    why: impl Fn(&serde_json::Error) -> String,
+) -> Result<T, Box<Response>> {
     let kind =
         headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     if kind
@@ -417,12 +427,9 @@ fn read<T: DeserializeOwned>(headers: &HeaderMap, body: Body) -> Result<T, Box<R
     let body = body.map_err(|error| {
         Box::new(fault(error.status(), "the body is above 4 KiB, or broken off"))
     })?;
-    // What is wrong is not repeated: it may be a token.
-    serde_json::from_slice(&body).map_err(|_| {
-        Box::new(fault(
-            StatusCode::BAD_REQUEST,
-            "the body is not what /api/v1/openapi.json describes",
-        ))
+    serde_json::from_slice(&body).map_err(|error| {
+        let why = format!("the body is not what /api/v1/openapi.json describes: {}", why(&error));
+        Box::new(fault(StatusCode::BAD_REQUEST, &why))
     })
 }
 

@@ -55,7 +55,7 @@ async fn with_page(stage: &Stage, text: &str) -> (tenure_testkit::Child, String)
 #[tokio::test]
 async fn an_agent_serves_the_page_of_its_file() {
     let stage = Stage::new().await;
-    let (_agent, address) = with_page(&stage, &format!("[page]\nlisten = '0'\n{COMMAND}")).await;
+    let (mut agent, address) = with_page(&stage, &format!("[page]\nlisten = '0'\n{COMMAND}")).await;
     until("its role on its page", async || {
         snapshot(&address).await.is_some_and(|picture| {
             let rows = picture["roles"].as_array().cloned().unwrap_or_default();
@@ -63,6 +63,8 @@ async fn an_agent_serves_the_page_of_its_file() {
         })
     })
     .await;
+    let log = agent.lines().join("\n");
+    assert!(!log.contains("the page sees nothing"), "a fresh database is no trouble: {log}");
 }
 
 #[tokio::test]

@@ -329,11 +329,21 @@ async fn a_stranger_gets_nothing() {
     let large = format!(r#"{{"token":"{}"}}"#, "x".repeat(10_000));
     assert_eq!(status("POST", "/api/v1/session", &[kind], &large).await, 413);
     let bearer = "Authorization: Bearer do-something";
-    for bad in
-        ["", "[]", r#"{"order":"forget","role":"x"}"#, r#"{"order":"pause","role":"x","more":1}"#]
-    {
-        assert_eq!(status("POST", "/api/v1/orders", &[kind, bearer], bad).await, 400, "{bad}");
+    for (bad, why) in [
+        ("", "EOF"),
+        ("[]", ""),
+        (r#"{"order":"forget","role":"x"}"#, "unknown variant `forget`"),
+        (r#"{"order":"pause","role":"x","more":1}"#, "unknown field `more`"),
+        (r#"{"order":"pause"}"#, "missing field `role`"),
+    ] {
+        let answer = page.ask("POST", "/api/v1/orders", &[kind, bearer], bad).await;
+        assert_eq!(answer.status, 400, "{bad}");
+        let told = answer.json()["error"].as_str().expect("words").to_owned();
+        assert!(told.contains("openapi.json") && told.contains(why), "{bad}: {told}");
     }
+    let token = page.ask("POST", "/api/v1/session", &[kind], r#"{"s3cret":"s3cret"}"#).await;
+    assert!(token.status == 400 && !token.body.contains("s3cret"), "{}", token.body);
+    assert!(token.body.contains("`token`"), "{}", token.body);
     assert_eq!(status("GET", "/api/v1/snapshot?window=1y", &[], "").await, 400);
     assert_eq!(status("GET", "/nothing", &[], "").await, 404);
     assert_eq!(status("DELETE", "/api/v1/snapshot", &[], "").await, 405);
