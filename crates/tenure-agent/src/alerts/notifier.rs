@@ -13,6 +13,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -22,8 +23,8 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use tenure::connect::dsn::{Env, Secret};
-use tokio::io::AsyncWriteExt;
-use tokio::process::Command;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::process::{ChildStderr, Command};
 use tokio::time::timeout;
 
 use super::engine::Message;
@@ -31,6 +32,10 @@ use super::message;
 
 /// How long a notifier may take to answer.
 pub const DEADLINE: Duration = Duration::from_secs(15);
+/// How much of a command's standard error is told, the end of it.
+const SAID: usize = 300;
+/// How long a command's standard error is read after the command has ended.
+const REST: Duration = Duration::from_millis(200);
 /// More of an answer is not read.
 const ANSWER: usize = 64 * 1024;
 /// A secret is not longer.
@@ -410,29 +415,83 @@ async fn command(text: &str, message: &Message, group: &str) -> Result<(), Strin
         .stdin(Stdio::piped())
         // Standard output is that of the commands of roles.
         .stdout(Stdio::null())
-        .stderr(Stdio::null())
+        .stderr(Stdio::piped())
         .process_group(0)
         .kill_on_drop(true);
     let mut child = command.spawn().map_err(|error| error.to_string())?;
     let pid = child.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
     let _ended = Ended(pid);
-    if let Some(mut input) = child.stdin.take() {
-        let body = message::webhook(message, group).to_string();
-        // A command that does not read its input may succeed all the same.
-        let _ = input.write_all(body.as_bytes()).await;
-    }
-    let status = child.wait().await.map_err(|error| error.to_string())?;
+    let (input, errors) = (child.stdin.take(), child.stderr.take());
+    let mut said = Vec::new();
+    let status = {
+        let mut reading = pin!(keep_end(errors, &mut said));
+        let mut ending = pin!(async {
+            if let Some(mut input) = input {
+                let body = message::webhook(message, group).to_string();
+                // A command that does not read its input may succeed all the same.
+                let _ = input.write_all(body.as_bytes()).await;
+            }
+            child.wait().await
+        });
+        tokio::select! {
+            status = &mut ending => {
+                // What it left running may keep the pipe open.
+                let _ = timeout(REST, reading).await;
+                status
+            }
+            () = &mut reading => ending.await,
+        }
+    };
+    let status = status.map_err(|error| error.to_string())?;
+    let said = String::from_utf8_lossy(&said);
+    let said = match message::one_line(said.trim()) {
+        said if said.is_empty() => said,
+        said => format!(": {said}"),
+    };
     match status.code() {
         Some(0) => Ok(()),
-        Some(code) => Err(format!("exit code {code}")),
-        None => Err("ended by a signal".to_owned()),
+        Some(code) => Err(format!("exit code {code}{said}")),
+        None => Err(format!("ended by a signal{said}")),
+    }
+}
+
+/// Reads to the end, and keeps the last [`SAID`] bytes.
+async fn keep_end(errors: Option<ChildStderr>, said: &mut Vec<u8>) {
+    let Some(mut errors) = errors else { return };
+    let mut part = [0; 4096];
+    while let Ok(length @ 1..) = errors.read(&mut part).await {
+        said.extend_from_slice(&part[..length]);
+        said.drain(..said.len().saturating_sub(SAID));
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use jiff::Timestamp;
     use tenure::connect::dsn::NoEnv;
+
+    use super::*;
+    use crate::alerts::desk::test_message;
+    use crate::alerts::engine::Kind;
+
+    #[tokio::test]
+    async fn a_command_that_fails_is_told_with_the_end_of_its_standard_error() {
+        let message = test_message("command", "k", Kind::Firing, Timestamp::UNIX_EPOCH);
+        let told = async |text: &str| command(text, &message, "g").await;
+        assert_eq!(told("echo fine >&2").await, Ok(()));
+        let failed = told("printf 'no route\\nto the pager\\n' >&2; exit 3").await;
+        assert_eq!(failed, Err("exit code 3: no route to the pager".to_owned()));
+        assert_eq!(told("exit 3").await, Err("exit code 3".to_owned()));
+        let much =
+            told("head -c 1000000 /dev/zero | tr '\\0' x >&2; echo the end >&2; exit 1").await;
+        let much = much.expect_err("it fails");
+        assert!(much.len() < SAID + 20 && much.ends_with("xthe end"), "{much}");
+        // What it left running keeps the pipe open, and does not hold up the answer.
+        let begun = std::time::Instant::now();
+        let left = told("sleep 100 & echo lost >&2; exit 1").await;
+        assert_eq!(left, Err("exit code 1: lost".to_owned()));
+        assert!(begun.elapsed() < DEADLINE / 2, "{:?}", begun.elapsed());
+    }
 
     #[test]
     fn notifiers_are_read_and_a_name_tells_no_url() {
