@@ -126,6 +126,11 @@ impl Command {
             _ => Form::Text,
         }
     }
+
+    /// Whether every loss is an event on standard error: the log need not say it again.
+    pub(crate) fn tells_losses(&self) -> bool {
+        matches!(self, Command::Agent(agent) if agent.output != Output::Quiet)
+    }
 }
 
 impl Run {

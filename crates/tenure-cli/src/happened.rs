@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use clap::Args;
+use tenure::operate::Operator;
 use tenure::{BootClock, Clock};
 use tenure_agent::desk::{Desk, Happened};
 use tokio::time::sleep;
@@ -13,6 +14,7 @@ use crate::exit::{Exit, Failure};
 use crate::output::{is_closed, out};
 use crate::schedule::failed;
 use crate::setting::Setting;
+use crate::status::known;
 
 /// Between two looks.
 const LOOK: Duration = Duration::from_secs(1);
@@ -43,9 +45,17 @@ pub(crate) struct EventsArgs {
 
 pub(crate) async fn events(args: EventsArgs) -> Result<Exit, Failure> {
     let role = args.role.name()?;
-    let desk = Desk::new(&Setting::of(&args.database)?.config).map_err(failed)?;
+    let setting = Setting::of(&args.database)?;
+    let desk = Desk::new(&setting.config).map_err(failed)?;
     let mut shown = BTreeSet::new();
-    for event in desk.events(role.as_ref(), args.since, args.limit).await.map_err(failed)? {
+    let found = desk.events(role.as_ref(), args.since, args.limit).await.map_err(failed)?;
+    // A role may be forgotten, and its events be kept.
+    if let Some(role) = role.as_ref().filter(|_| found.is_empty()) {
+        let operator = Operator::connect(&setting.config).await?;
+        known(&operator, role).await?;
+        operator.close().await;
+    }
+    for event in found {
         show(&event, args.json);
         shown.insert((event.at, event.key));
     }

@@ -12,6 +12,8 @@ use tracing_subscriber::EnvFilter;
 use crate::exit::Failure;
 
 const USUAL: &str = "warn";
+/// The same without the transitions of roles.
+const WITHOUT_LOSSES: &str = "warn,tenure::metrics=error";
 /// How many lines wait for a slow reader.
 const QUEUE: usize = 4_096;
 /// How often lost lines are looked for.
@@ -30,13 +32,13 @@ pub(crate) enum Form {
 #[derive(Debug)]
 pub(crate) struct Log(#[allow(dead_code, reason = "its drop is what counts")] WorkerGuard);
 
-/// Starts the log of this process.
-pub(crate) fn start(form: Form) -> Result<Log, Failure> {
+/// Starts the log of this process. `losses_are_told`: where people read it, by other lines.
+pub(crate) fn start(form: Form, losses_are_told: bool) -> Result<Log, Failure> {
     let filter = match std::env::var("TENURE_LOG") {
         Ok(text) => EnvFilter::try_new(&text).map_err(|error| {
             Failure::usage(format!("TENURE_LOG: {error}; write a level, as info, or nothing"))
         })?,
-        Err(_) => EnvFilter::new(USUAL),
+        Err(_) => EnvFilter::new(if losses_are_told { WITHOUT_LOSSES } else { USUAL }),
     };
     let (writer, guard) = NonBlockingBuilder::default()
         .lossy(true)

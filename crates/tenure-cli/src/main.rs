@@ -67,7 +67,7 @@ fn main() -> ExitCode {
         return code;
     }
     let cli = Cli::parse();
-    let ended = log::start(cli.command.log()).and_then(|log| {
+    let ended = log::start(cli.command.log(), cli.command.tells_losses()).and_then(|log| {
         let ended = dispatch(cli.command);
         // Its last lines come before ours.
         drop(log);

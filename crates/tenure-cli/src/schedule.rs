@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use jiff::Timestamp;
 use tenure::Identity;
-use tenure_agent::desk::{Desk, DeskError, Recorded, SlotState};
+use tenure_agent::desk::{Attempted, Desk, DeskError, Recorded, SlotState};
 use tenure_agent::store::StoreError;
 use tokio::time::{Instant, sleep};
 
@@ -13,7 +13,7 @@ use crate::args::{Database, period};
 use crate::exit::{Exit, Failure};
 use crate::output::{out, print_json};
 use crate::setting::Setting;
-use crate::table::{print, second, table_of};
+use crate::table::{ago, print, second, table_of};
 
 /// Between two looks at an ordered run.
 const LOOK: Duration = Duration::from_millis(200);
@@ -187,7 +187,7 @@ async fn history(args: History) -> Result<Exit, Failure> {
         print_json(&slots);
         return Ok(Exit::Clean);
     }
-    show(&slots);
+    show_times(&slots, args.name.is_some());
     if args.outputs {
         for slot in &slots {
             for attempt in &slot.attempts {
@@ -216,23 +216,52 @@ async fn dead(args: Dead) -> Result<Exit, Failure> {
 
 fn show(slots: &[Recorded]) {
     let rows = slots.iter().map(|slot| {
-        let last = slot.attempts.last();
-        let code =
-            last.and_then(|attempt| attempt.code).map_or("-".to_owned(), |code| code.to_string());
-        let why = last.and_then(|attempt| attempt.reason.clone());
-        let missed = (slot.missed > 0).then(|| {
-            format!("and {}{} before it", slot.missed, if slot.more { " or more" } else { "" })
-        });
+        let code = slot.attempts.last().and_then(|attempt| attempt.code);
         vec![
             slot.schedule.clone(),
             slot.at.to_string(),
             slot.state.to_string(),
             slot.attempts.len().to_string(),
-            code,
-            why.or(missed).unwrap_or_default(),
+            code.map_or("-".to_owned(), |code| code.to_string()),
+            why(slot).unwrap_or_default(),
         ]
     });
     print(&table_of(&["schedule", "slot", "state", "attempts", "code", "why"], rows, false));
+}
+
+/// With when the last attempt began, in UTC, and how long it took. A schedule that was named need not be shown.
+fn show_times(slots: &[Recorded], is_named: bool) {
+    let took = |attempt: &Attempted| {
+        Duration::try_from(attempt.ended_at?.duration_since(attempt.started_at)).ok().map(ago)
+    };
+    let rows = slots.iter().map(|slot| {
+        let last = slot.attempts.last();
+        let code = last.and_then(|attempt| attempt.code).filter(|code| *code != 0);
+        let why = why(slot).or(code.map(|code| format!("exit code {code}")));
+        let mut row = vec![
+            slot.schedule.clone(),
+            slot.at.to_string(),
+            slot.state.to_string(),
+            second(last.map(|attempt| attempt.started_at)),
+            last.and_then(took).unwrap_or_else(|| "-".to_owned()),
+            slot.attempts.len().to_string(),
+            why.unwrap_or_default(),
+        ];
+        if is_named {
+            row.remove(0);
+        }
+        row
+    });
+    let header = ["schedule", "slot", "state", "started", "took", "tries", "why"];
+    print(&table_of(&header[usize::from(is_named)..], rows, false));
+}
+
+fn why(slot: &Recorded) -> Option<String> {
+    let reason = slot.attempts.last().and_then(|attempt| attempt.reason.clone());
+    let missed = (slot.missed > 0).then(|| {
+        format!("and {}{} before it", slot.missed, if slot.more { " or more" } else { "" })
+    });
+    reason.or(missed)
 }
 
 fn desk(database: &Database) -> Result<Desk, Failure> {

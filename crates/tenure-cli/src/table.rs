@@ -42,8 +42,8 @@ pub(crate) fn table_of<R: Into<Row>>(
     }
     for (column, name) in table.column_iter_mut().zip(header) {
         column.set_padding((0, 2));
-        // What is copied into the next command is in one piece.
-        if *name == "slot" {
+        // What is copied into the next command is in one piece, and so is a time.
+        if matches!(*name, "slot" | "started" | "took") {
             column.set_constraint(ColumnConstraint::ContentWidth);
         }
     }

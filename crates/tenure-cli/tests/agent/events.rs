@@ -1,10 +1,10 @@
 //! What happened, and retention.
 
 use serde_json::Value;
-use tenure_testkit::{Child, Signal};
+use tenure_testkit::{Child, Cluster, Signal, Stop};
 
 use crate::commands::end;
-use crate::kit::{SOON, Stage, agent_at, bare, event, event_of, said, until};
+use crate::kit::{MEMBER, SOON, Stage, agent_at, bare, event, event_of, finish, said, until};
 
 #[tokio::test]
 async fn events_of_terms_orders_and_schedules_are_one_stream_that_can_be_followed() {
@@ -228,4 +228,62 @@ async fn the_health_of_a_plain_member_is_among_the_events() {
     }
     plain.signal(Signal::TERM);
     plain.wait(SOON).await.expect("it ends");
+}
+
+#[tokio::test]
+async fn events_of_a_role_that_there_is_not_are_not_found() {
+    let stage = Stage::new().await;
+    assert_eq!(stage.ends(&["migrate"]).await.status.code(), Some(0));
+    let row = "insert into tenure.role (name, key, policy, lease_ms) values ('calm', 7, 'exclusive', 1000)";
+    stage.client.batch_execute(row).await.expect("a role without events");
+    for (role, code) in [("nope", 7), ("calm", 0)] {
+        let output = stage.ends(&["events", "--role", role]).await;
+        assert_eq!(output.status.code(), Some(code), "{role}: {}", said(&output));
+    }
+    let output = stage.ends(&["events", "--role", "nope"]).await;
+    assert!(said(&output).contains("nope"), "{}", said(&output));
+}
+
+#[tokio::test]
+async fn a_loss_is_one_line_and_a_wait_for_an_ordered_run_outlasts_the_database() {
+    let cluster = Cluster::start().await.expect("a server");
+    let folder = tempfile::tempdir().expect("a folder");
+    let text = format!(
+        "{MEMBER}[agent.retention]\nenabled = false\n[[schedule]]\nname = 's'\nrole = 'cron'\ncron = '0 0 0 1 1 *'\n\
+         retries = 1\nbackoff = '1s'\nrun = 'test $TENURE_ATTEMPT = 2 || exec sleep 600'\n"
+    );
+    let file = folder.path().join("tenure.toml");
+    std::fs::write(&file, text).expect("written");
+    let dsn = cluster.dsn();
+    let mut agent = agent_at(&dsn, &file, &[]);
+    let client = cluster.client("postgres").await.expect("a session");
+    until("the schedule", async || {
+        client.query_one("select name from tenure_agent.schedule", &[]).await.is_ok()
+    })
+    .await;
+    let mut wait = bare();
+    wait.args(["schedule", "run", "s", "--wait", "90s", "--dsn", &dsn]);
+    let waited = tokio::spawn(finish(wait));
+    event(&mut agent, "run_process").await;
+    cluster.stop(Stop::Immediate).await.expect("it stops");
+    event(&mut agent, "lost").await;
+    assert!(!waited.is_finished(), "the order is taken: it waits on");
+    cluster.start_again().await.expect("it starts");
+    let waited = waited.await.expect("it ran");
+    assert_eq!(waited.status.code(), Some(0), "{}", said(&waited));
+    assert!(said(&waited).contains("succeeded"), "{}", said(&waited));
+    agent.signal(Signal::TERM);
+    assert_eq!(agent.wait(SOON).await.expect("it ends").code(), Some(0));
+    let log = agent.lines().join("\n");
+    assert!(!log.contains("tenure::metrics"), "{log}");
+    let history = finish({
+        let mut history = bare();
+        history.args(["schedule", "history", "s", "--dsn", &dsn]);
+        history
+    });
+    let shown = said(&history.await);
+    let header: Vec<&str> = shown.lines().next().unwrap_or_default().split_whitespace().collect();
+    assert_eq!(header, ["SLOT", "STATE", "STARTED", "TOOK", "TRIES", "WHY"], "{shown}");
+    let started = shown.split_whitespace().filter(|word| word.ends_with('Z')).count();
+    assert!(started >= 2, "the slot, and when it began: {shown}");
 }
