@@ -571,6 +571,10 @@ impl Shift<'_> {
         let event = Event::of("error", &self.term.role, Some(self.term.epoch));
         self.crew.events.tell(event.because(why));
         for claim in claims.into_iter().rev() {
+            // A release must not wait for what was not carried out; the next try begins another act.
+            if let Effect::Claim { slot, .. } = &claim {
+                self.acts.remove(slot);
+            }
             self.writes.push_front(claim);
         }
         self.in_doubt = 0;

@@ -500,3 +500,21 @@ async fn slots_that_wait_for_their_turn_are_missed_and_not_dead_when_their_sched
     agent.signal(Signal::TERM);
     assert_eq!(agent.wait(SOON).await.expect("it ends").code(), Some(0));
 }
+
+#[tokio::test]
+async fn a_slot_whose_schedule_cannot_be_defined_again_holds_up_no_hand_over() {
+    let stage = Stage::new().await;
+    let file = stage.file("tenure.toml", &schedule(&stage, "@every 1s", "true", ""));
+    let mut agent = stage.agent(&file, &[]);
+    stage.at_least(DONE, 1).await;
+    let gone = "create function public.refuse() returns trigger language plpgsql as \
+            'begin raise exception ''not now''; end'; \
+        create trigger refuse before insert on tenure_agent.schedule for each row execute function public.refuse(); \
+        delete from tenure_agent.schedule";
+    stage.client.batch_execute(gone).await.expect("deleted");
+    let is_told =
+        |event: &Value| event["reason"].as_str().is_some_and(|why| why.contains("not now"));
+    event_of(&mut agent, "error", is_told).await;
+    agent.signal(Signal::TERM);
+    assert_eq!(agent.wait(SOON).await.expect("it ends").code(), Some(0));
+}
