@@ -300,8 +300,9 @@ mod tests {
         assert!(peers.0.lock().expect("whole").is_empty());
     }
 
-    /// A listener with four places, which serves much, without an end, and little.
-    async fn listening() -> (SocketAddr, JoinSet<()>) {
+    /// A listener with four places, which serves much, without an end, and little; `ahead` is how much is written ahead of
+    /// a client, about.
+    fn listening(ahead: u32) -> (SocketAddr, JoinSet<()>) {
         let limits = Limits {
             connections: 4,
             of_one: 1,
@@ -315,10 +316,14 @@ mod tests {
             }))
         };
         let router = Router::new()
-            .route("/much", get(async || vec![b'x'; 16 << 20]))
+            .route("/much", get(async || vec![b'x'; 4 << 20]))
             .route("/stream", get(events))
             .route("/little", get(async || "little"));
-        let socket = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let socket = TcpSocket::new_v4().expect("a socket");
+        // Connections inherit it.
+        socket.set_send_buffer_size(ahead).expect("set");
+        socket.bind(([127, 0, 0, 1], 0).into()).expect("a port");
+        let socket = socket.listen(64).expect("it listens");
         let address = socket.local_addr().expect("an address");
         let mut tasks = JoinSet::new();
         tasks.spawn(serve(socket, None, router, limits));
@@ -337,7 +342,7 @@ mod tests {
     #[tokio::test]
     async fn clients_that_do_not_read_lose_their_places_to_others() {
         for path in ["/much", "/stream"] {
-            let (address, _tasks) = listening().await;
+            let (address, _tasks) = listening(1 << 20);
             let mut deaf = Vec::new();
             for _ in 0..4 {
                 deaf.push(asked(address, path).await);
@@ -352,7 +357,7 @@ mod tests {
 
     #[tokio::test]
     async fn clients_that_read_a_little_now_and_then_have_no_more_time() {
-        let (address, _tasks) = listening().await;
+        let (address, _tasks) = listening(16 << 10);
         let mut slow = JoinSet::new();
         for _ in 0..4 {
             let mut stream = asked(address, "/much").await;
@@ -372,12 +377,12 @@ mod tests {
 
     #[tokio::test]
     async fn a_client_that_reads_gets_all_of_a_large_answer() {
-        let (address, _tasks) = listening().await;
+        let (address, _tasks) = listening(1 << 20);
         let mut stream = TcpStream::connect(address).await.expect("a connection");
         let head = "GET /much HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n";
         stream.write_all(head.as_bytes()).await.expect("written");
         let mut body = Vec::new();
         stream.read_to_end(&mut body).await.expect("an answer");
-        assert!(body.len() > 16 << 20, "{}", body.len());
+        assert!(body.len() > 4 << 20, "{}", body.len());
     }
 }

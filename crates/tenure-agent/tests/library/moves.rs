@@ -232,6 +232,29 @@ async fn nothing_of_a_removed_schedule_stays_open() {
 }
 
 #[tokio::test]
+async fn a_slot_that_was_claimed_is_decided_for_every_later_term_also_when_its_row_is_gone() {
+    let (_database, client) = group().await;
+    let claim = |second: u32, state: &str| {
+        format!(
+            r#"select tenure_agent.claim('cron', 3, 'one', '[{{"schedule": "s", "at": {second}000000, "state": "{state}"}}]');"#
+        )
+    };
+    let claimed = format!(
+        "update tenure_agent.schedule set watermark = to_timestamp(1500); {} {}",
+        claim(2000, "skipped"),
+        claim(1800, "missed")
+    );
+    client.batch_execute(&claimed).await.expect("claimed");
+    // Retention deletes what is over, and another member leads.
+    let later = "delete from tenure_agent.slot;
+        update tenure.role set epoch = 4, holder = 'two', debtor = 'two' where name = 'cron'";
+    client.batch_execute(later).await.expect("later");
+    let define = r#"(tenure_agent.define('cron', 4, '[{"name": "s", "timing": "@every 1s", "definition": {},
+        "digest": "d"}]')->'schedules'->'s'->>'watermark')::bigint = 2000000000"#;
+    assert!(is(&client, define).await, "nothing up to it fires again");
+}
+
+#[tokio::test]
 async fn the_end_of_a_run_is_recorded_although_the_row_of_its_schedule_is_gone() {
     let (_database, client) = group().await;
     client.batch_execute("delete from tenure_agent.schedule").await.expect("deleted by hand");
