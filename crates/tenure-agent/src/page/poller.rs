@@ -317,7 +317,7 @@ impl Poller {
         let text = self.looking.send(&sql).await.map_err(|error| {
             // An agent that is started on a fresh database makes the schema a moment later.
             if error.lacks_schema() {
-                tracing::info!("the page sees nothing yet: {error}");
+                tracing::debug!("the page sees nothing yet: {error}");
             } else {
                 self.warn(format!("the page sees nothing: {error}"));
             }
