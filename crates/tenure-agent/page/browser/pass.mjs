@@ -249,8 +249,8 @@ export const scenes = [
     check(await page.evaluate(() => window.notReloaded), "the page was loaded again");
     // Nothing is known of the time between, whatever the terms say that were written afterwards.
     await sees(page, "#legend", /not known/);
-    await sees(page, "#verdict", /Longest gap, 1 h\s+≥ [\d.]+ \w+/);
-    await sees(page, "#recent", /at least [\d.]+ \w+ without a leader/);
+    await sees(page, "#verdict", /Longest gap, 1 h\s+≥ [\d.]+\s\w+/);
+    await sees(page, "#recent", /at least [\d.]+\s\w+ without a leader/);
   }],
 ];
 
