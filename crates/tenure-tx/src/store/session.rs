@@ -144,7 +144,7 @@ impl Store {
                 .batch_execute(
                     "set default_transaction_isolation = 'read committed'; \
                      set default_transaction_read_only = off; set synchronous_commit = on; \
-                     set search_path = pg_catalog",
+                     set search_path = pg_catalog; set jit = off",
                 )
                 .await?;
             if let Some(key) = key {
