@@ -121,8 +121,9 @@ end;
 -- A schedule that is new, or whose timing changed, begins now: a changed definition never fires the past.
 -- A schedule of another role stays that role's, and is left out of the answer, while a member acts in that role and
 -- has it in its file, or may run a slot of it: a schedule that moves is never run by two terms at once.
--- No slot of a removed schedule stays open: one that was not started is missed, and one of an earlier term, whose
--- leader did not live to record its end, was interrupted. This term ends its own.
+-- No slot of a removed schedule stays open: one that was not started is missed, and one of another term, of this role
+-- or of the one that had the schedule before, whose leader did not live to record its end, was interrupted. This term
+-- ends its own.
 create function tenure_agent.define(p_role text, p_epoch bigint, p_schedules jsonb) returns jsonb
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
@@ -166,7 +167,8 @@ begin
             epoch = p_epoch, member = coalesce(leader, o.member), retry_at = null, ended_at = clock_timestamp()
             from tenure_agent.schedule s
             where s.name = o.schedule and s.role = p_role and s.removed_at is not null
-              and (o.state = 'queued' or o.state in ('running', 'waiting') and o.epoch < p_epoch)
+              and (o.state = 'queued' or o.state in ('running', 'waiting')
+                   and (o.epoch <> p_epoch or o.member <> leader))
             returning o.schedule, o.at, o.attempts)
     update tenure_agent.attempt a set ended_at = clock_timestamp(), how = 'interrupted',
         reason = 'its leader was gone, and the next leader''s file does not have the schedule'
@@ -257,7 +259,8 @@ begin
     return jsonb_build_object('now', tenure_agent.micros(clock_timestamp()), 'answers', answers);
 end $$;
 
--- Begins a further attempt of a slot that was claimed before. False: the slot is not what the caller thinks.
+-- Begins a further attempt of a slot that was claimed before, also if the row of its schedule was deleted by hand.
+-- False: the slot is not what the caller thinks.
 create function tenure_agent.attempt(p_role text, p_epoch bigint, p_member text, p_schedule text, p_at bigint,
                                      p_number integer, p_order bigint) returns jsonb
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -272,7 +275,7 @@ begin
         ordered_by = coalesce((select o.by from tenure_agent.run_order o where o.id = p_order), s.ordered_by),
         order_id = coalesce(p_order, s.order_id)
         where s.schedule = p_schedule and s.at = tenure_agent.instant(p_at)
-          and exists (select from tenure_agent.schedule c where c.name = p_schedule and c.role = p_role)
+          and not exists (select from tenure_agent.schedule c where c.name = p_schedule and c.role <> p_role)
           and (s.attempts = p_number - 1 and s.state in ('queued', 'waiting', 'failed', 'interrupted')
                -- An earlier call whose answer was lost.
                or s.attempts = p_number and s.state = 'running' and s.epoch = p_epoch and s.member = p_member);

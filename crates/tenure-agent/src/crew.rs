@@ -190,7 +190,8 @@ impl Crew {
 }
 
 impl Shift<'_> {
-    /// Brings the database and the work up to what the engine wants; true: a statement failed.
+    /// Brings the database and the work up to what the engine wants; true: a statement failed, or the schedules have to
+    /// be defined first.
     async fn advance(&mut self, phase: Phase) -> bool {
         if self.again.is_some_and(|at| Instant::now() >= at) {
             self.defined = false;
@@ -223,6 +224,9 @@ impl Shift<'_> {
                 return true;
             }
             self.trouble = None;
+            if !self.defined && phase == Phase::Open {
+                return true;
+            }
             if let Some(now) = self.crew.store.now() {
                 let effects = self.engine.tick(now);
                 self.take(effects);
@@ -359,6 +363,10 @@ impl Shift<'_> {
     /// The attempt's row is committed: the work starts, if the role is still led and not being handed over.
     fn start(&mut self, slot: Slot, number: u32) {
         let job = self.crew.jobs().into_iter().find(|job| job.schedule.name() == slot.schedule);
+        if job.is_none() {
+            // The file lost it meanwhile: without that definition the engine would ask for the slot again, for ever.
+            self.defined = false;
+        }
         let why =
             if job.is_some() { GATE_SHUT } else { "the file does not have its schedule any more" };
         let job = job.filter(|_| self.crew.phase(self.term.epoch) == Phase::Open);
@@ -532,15 +540,15 @@ impl Shift<'_> {
         let now = self.crew.store.now();
         let jobs = self.crew.jobs();
         let mut gone = Vec::new();
-        for (claim, mut answer) in claims.into_iter().zip(answers) {
+        for (claim, answer) in claims.into_iter().zip(answers) {
             if let Effect::Claim { slot, .. } = &claim {
                 let is_named = jobs.iter().any(|job| job.schedule.name() == slot.schedule);
-                if answer == Answer::Gone && is_named {
+                // Without a row the schedule is defined again, if the file still has it.
+                if answer.is_none() && is_named {
                     gone.push(claim);
                     continue;
-                } else if answer == Answer::Gone {
-                    answer = Answer::Taken;
                 }
+                let answer = answer.unwrap_or(Answer::Taken);
                 if answer != Answer::Claimed {
                     self.acts.remove(slot);
                 }

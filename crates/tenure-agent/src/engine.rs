@@ -192,8 +192,6 @@ pub enum Answer {
     Taken,
     /// The database's clock has not come to it.
     Early,
-    /// The schedule has no row. The driver defines it again, and asks again.
-    Gone,
 }
 
 /// An operator's order.
@@ -291,8 +289,12 @@ impl Engine {
     ) -> Vec<Effect> {
         let name = definition.name().to_owned();
         if let Some(planned) = self.schedules.get_mut(&name) {
+            // A row that was deleted by hand is made again with the present as its watermark: what fell due meanwhile
+            // is not decided by that.
+            if planned.removed || planned.definition.timing() != definition.timing() {
+                planned.watermark = planned.watermark.max(watermark);
+            }
             planned.definition = definition;
-            planned.watermark = planned.watermark.max(watermark);
             planned.removed = false;
             return Vec::new();
         }
@@ -319,15 +321,17 @@ impl Engine {
         effects
     }
 
-    /// The leader's file has only these any more. What waited for its turn has been written down as missed.
+    /// The leader's file has only these any more. What waited for its turn has been written down as missed. One that
+    /// was removed before, and is back, begins again with [`Engine::define`].
     pub fn keep_only(&mut self, is_kept: impl Fn(&str) -> bool) {
-        for (name, planned) in &mut self.schedules {
-            planned.removed = !is_kept(name);
-            if planned.removed {
-                planned.slots.retain(|_, progress| progress.step != Step::Queued);
+        self.schedules.retain(|name, planned| {
+            if is_kept(name) {
+                return true;
             }
-        }
-        self.schedules.retain(|_, planned| !planned.removed || !planned.slots.is_empty());
+            planned.removed = true;
+            planned.slots.retain(|_, progress| progress.step != Step::Queued);
+            !planned.slots.is_empty()
+        });
     }
 
     /// Decides what is due.
@@ -410,7 +414,6 @@ impl Engine {
                 planned.slots.remove(&slot.at);
                 Vec::new()
             }
-            (Answer::Gone, _) => Vec::new(),
             (Answer::Early, _) => {
                 planned.slots.remove(&slot.at);
                 let before = slot.at - SignedDuration::from_millis(1);

@@ -249,7 +249,7 @@ impl Store {
         Ok(rows.filter_map(|(name, row)| Some((name, known(row)?))).collect())
     }
 
-    /// Claims slots, in one statement; one answer for each.
+    /// Claims slots, in one statement; one answer for each, none where the schedule has no row.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -257,7 +257,7 @@ impl Store {
         &self,
         term: &FencedTerm,
         claims: &[(Effect, Option<Timestamp>)],
-    ) -> Result<Vec<Answer>, StoreError> {
+    ) -> Result<Vec<Option<Answer>>, StoreError> {
         let rows: Vec<Value> =
             claims.iter().filter_map(|(effect, next)| claim_row(effect, *next)).collect();
         let sql = format!(
@@ -271,7 +271,7 @@ impl Store {
         if answer.answers.len() != claims.len() {
             return Err(StoreError::Unknown("an answer for every slot is missing".to_owned()));
         }
-        Ok(answer.answers.into_iter().map(Answer::from).collect())
+        Ok(answer.answers.into_iter().map(Word::answer).collect())
     }
 
     /// Begins a further attempt; false: the slot is not what the caller thinks.
@@ -572,13 +572,13 @@ enum Word {
     Gone,
 }
 
-impl From<Word> for Answer {
-    fn from(word: Word) -> Self {
-        match word {
-            Word::Claimed => Answer::Claimed,
-            Word::Taken => Answer::Taken,
-            Word::Early => Answer::Early,
-            Word::Gone => Answer::Gone,
+impl Word {
+    fn answer(self) -> Option<Answer> {
+        match self {
+            Word::Claimed => Some(Answer::Claimed),
+            Word::Taken => Some(Answer::Taken),
+            Word::Early => Some(Answer::Early),
+            Word::Gone => None,
         }
     }
 }

@@ -265,6 +265,22 @@ fn a_schedule_that_was_removed_begins_nothing() {
 }
 
 #[test]
+fn a_schedule_that_is_defined_again_loses_no_slot_unless_it_was_removed_or_its_timing_changed() {
+    let again = |kept: bool, period: u64| {
+        let mut engine = begun(every(10), 0);
+        let effects = engine.tick(at(10));
+        grant(&mut engine, &effects, 10);
+        engine.keep_only(|_| kept);
+        engine.keep_only(|_| true);
+        engine.define(every(period), at(35), &[], at(35));
+        claims(&engine.tick(at(36)))
+    };
+    assert_eq!(again(true, 10), [(20, Fate::Skipped), (30, Fate::Skipped)], "its row was deleted");
+    assert_eq!(again(false, 10), [], "it was removed, and came back");
+    assert_eq!(again(true, 9), [(36, Fate::Skipped)], "a changed timing never fires the past");
+}
+
+#[test]
 fn a_slot_that_waits_for_its_turn_is_let_go_with_its_schedule() {
     let mut engine = begun(every(10).overlap(Overlap::Queue), 0);
     let effects = engine.tick(at(10));
@@ -277,16 +293,6 @@ fn a_slot_that_waits_for_its_turn_is_let_go_with_its_schedule() {
     engine.recorded(&slot(10));
     assert!(engine.tick(at(30)).is_empty(), "the database has it as missed");
     assert!(engine.is_idle());
-}
-
-#[test]
-fn a_claim_whose_schedule_has_no_row_is_asked_for_again() {
-    let mut engine = begun(every(10), 0);
-    let effects = engine.tick(at(10));
-    assert!(engine.claimed(&slot(10), Answer::Gone, at(10)).is_empty());
-    assert!(engine.tick(at(11)).is_empty(), "the driver asks, not the engine");
-    let started = grant(&mut engine, &effects, 12);
-    assert_eq!(started, [Effect::Start { slot: slot(10), number: 1 }]);
 }
 
 /// The rows of one schedule, as the database keeps them.

@@ -229,6 +229,17 @@ async fn nothing_of_a_removed_schedule_stays_open() {
         assert!(is(&client, told).await);
         client.batch_execute("rollback").await.expect("as before");
     }
+    // It moved to a role whose epochs are lower, or the same, and was removed there.
+    for epoch in [1, 3] {
+        let moved = format!(
+            "begin; update tenure_agent.schedule set role = 'batch';
+             update tenure.role set epoch = {epoch} where name = 'batch';
+             select tenure_agent.define('batch', {epoch}, '[]')"
+        );
+        client.batch_execute(&moved).await.expect("moved");
+        assert!(is(&client, &states("interrupted missed interrupted")).await, "epoch {epoch}");
+        client.batch_execute("rollback").await.expect("as before");
+    }
 }
 
 #[tokio::test]
@@ -265,6 +276,24 @@ async fn the_end_of_a_run_is_recorded_although_the_row_of_its_schedule_is_gone()
     let claim = r#"tenure_agent.claim('cron', 3, 'one',
         '[{"schedule": "s", "at": 2000000000, "state": "running"}]')->'answers' ? 'gone'"#;
     assert!(is(&client, claim).await);
+}
+
+#[tokio::test]
+async fn a_slot_has_its_turn_although_the_row_of_its_schedule_is_gone() {
+    let (_database, client) = group().await;
+    let waits =
+        "update tenure_agent.slot set state = 'waiting', retry_at = now(); update tenure_agent.attempt
+        set ended_at = now(), how = 'failed'";
+    client.batch_execute(waits).await.expect("a retry");
+    let attempt = "tenure_agent.attempt('cron', 3, 'one', 's', 1000000000, 2, null)->'began'";
+    let moved = "begin; update tenure_agent.schedule set role = 'batch'";
+    client.batch_execute(moved).await.expect("moved");
+    assert!(!is(&client, attempt).await, "it is another role's");
+    client.batch_execute("rollback").await.expect("as before");
+    client.batch_execute("delete from tenure_agent.schedule").await.expect("deleted by hand");
+    assert!(is(&client, attempt).await);
+    let runs = "exists (select from tenure_agent.slot where state = 'running' and attempts = 2)";
+    assert!(is(&client, runs).await);
 }
 
 #[tokio::test]

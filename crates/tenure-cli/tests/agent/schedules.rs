@@ -481,6 +481,37 @@ async fn a_schedule_whose_row_is_deleted_by_hand_is_defined_again_and_loses_no_s
 }
 
 #[tokio::test]
+async fn a_schedule_that_the_file_loses_while_its_slot_is_claimed_is_removed_and_the_slot_missed() {
+    let stage = Stage::new().await;
+    let file = stage.file("tenure.toml", &schedule(&stage, "@every 1s", "true", ""));
+    let mut agent = stage.agent(&file, &[]);
+    stage.at_least(DONE, 1).await;
+    // The next claim waits for this.
+    let hold = "begin; lock table tenure_agent.slot in access exclusive mode";
+    stage.client.batch_execute(hold).await.expect("locked");
+    let waits = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' \
+        and datname = current_database() and query like '%tenure_agent.claim(%'";
+    until("the claim", async || {
+        // A transaction sees the sessions as they were when it looked first.
+        stage.client.batch_execute("select pg_stat_clear_snapshot()").await.expect("cleared");
+        stage.count(waits).await == 1
+    })
+    .await;
+    stage.file("tenure.toml", "[[role]]\nname = 'cron'\n");
+    agent.signal(Signal::HUP);
+    event(&mut agent, "reloaded").await;
+    stage.client.batch_execute("commit").await.expect("let go");
+    let removed = "select count(*) from tenure_agent.schedule where removed_at is not null";
+    stage.at_least(removed, 1).await;
+    let missed = "select count(*) from tenure_agent.slot where state = 'missed'";
+    stage.at_least(missed, 1).await;
+    agent.signal(Signal::TERM);
+    assert_eq!(agent.wait(SOON).await.expect("it ends").code(), Some(0));
+    let put_back = agent.lines().iter().filter(|line| line.contains("run_requeued")).count();
+    assert!(put_back < 5, "it is asked for {put_back} times");
+}
+
+#[tokio::test]
 async fn slots_that_wait_for_their_turn_are_missed_and_not_dead_when_their_schedule_is_removed() {
     let stage = Stage::new().await;
     let text = schedule(&stage, "@every 1s", "exec sleep 3", "overlap = 'queue'\n");
