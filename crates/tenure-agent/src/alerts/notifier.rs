@@ -34,6 +34,8 @@ use super::message;
 pub const DEADLINE: Duration = Duration::from_secs(15);
 /// How much of a command's standard error is told, the end of it.
 const SAID: usize = 300;
+/// A word that is shorter than this is no secret.
+const SECRET_WORD: usize = 8;
 /// How long a command's standard error is read after the command has ended.
 const REST: Duration = Duration::from_millis(200);
 /// More of an answer is not read.
@@ -280,7 +282,8 @@ impl Notifiers {
     /// sent all the same.
     ///
     /// # Errors
-    /// Why it was not acknowledged, without secrets; it may have arrived.
+    /// Why it was not acknowledged, without secrets; it may have arrived. What a command wrote to its standard error is
+    /// in it, without URLs and without words of the command's own text.
     pub async fn send(&self, message: &Message) -> Result<(), String> {
         let Some(way) = self.ways.get(&message.notifier) else {
             return Err("the file does not have this notifier any more".to_owned());
@@ -444,7 +447,7 @@ async fn command(text: &str, message: &Message, group: &str) -> Result<(), Strin
     };
     let status = status.map_err(|error| error.to_string())?;
     let said = String::from_utf8_lossy(&said);
-    let said = match message::one_line(said.trim()) {
+    let said = match message::one_line(&hidden(&said, text)) {
         said if said.is_empty() => said,
         said => format!(": {said}"),
     };
@@ -453,6 +456,20 @@ async fn command(text: &str, message: &Message, group: &str) -> Result<(), Strin
         Some(code) => Err(format!("exit code {code}{said}")),
         None => Err(format!("ended by a signal{said}")),
     }
+}
+
+/// What a command said, with `…` for each word that is a URL or has a part of the command's text in it: a shell prints
+/// the line that it cannot read, and other programs print their arguments. Either may be a secret.
+fn hidden(said: &str, text: &str) -> String {
+    let is_told = |part: &str| part.len() >= SECRET_WORD && text.contains(part);
+    let is_secret = |word: &str| {
+        let mut parts = word.split(|c: char| !c.is_alphanumeric() && c != '-' && c != '_');
+        word.contains("://")
+            || is_told(word.trim_matches(|c: char| !c.is_alphanumeric()))
+            || parts.any(is_told)
+    };
+    let words = said.split_whitespace().map(|word| if is_secret(word) { "…" } else { word });
+    words.collect::<Vec<_>>().join(" ")
 }
 
 /// Reads to the end, and keeps the last [`SAID`] bytes.
@@ -491,6 +508,22 @@ mod tests {
         let left = told("sleep 100 & echo lost >&2; exit 1").await;
         assert_eq!(left, Err("exit code 1: lost".to_owned()));
         assert!(begun.elapsed() < DEADLINE / 2, "{:?}", begun.elapsed());
+    }
+
+    #[tokio::test]
+    async fn what_a_command_says_tells_no_url_and_nothing_of_its_own_text() {
+        let message = test_message("command", "k", Kind::Firing, Timestamp::UNIX_EPOCH);
+        let told = async |text: &str| command(text, &message, "g").await.expect_err("it fails");
+        let url = "echo no route to $(printf https:; echo //example.com/T0) >&2; exit 4";
+        assert_eq!(told(url).await, "exit code 4: no route to …");
+        let word = "T=hunter2-hunter2; echo \"refused: key='$T', retry\" >&2; exit 1";
+        assert_eq!(told(word).await, "exit code 1: refused: … retry");
+        let unread = told("/opt/page --key hunter2-hunter2 'https://example.com/").await;
+        assert!(unread.starts_with("exit code ") && !unread.contains("hunter2"), "{unread}");
+        // As another shell tells a line that it cannot read.
+        let text = "TOKEN=hunter2-hunter2 page '";
+        let said = format!("sh: -c: line 1: unexpected EOF\nsh: -c: line 1: `{text}'");
+        assert_eq!(hidden(&said, text), "sh: -c: line 1: unexpected EOF sh: -c: line 1: … page ''");
     }
 
     #[test]
