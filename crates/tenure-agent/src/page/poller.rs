@@ -29,6 +29,8 @@ const SLOW: Duration = Duration::from_secs(3);
 const QUESTIONS: usize = 16;
 /// How long a question waits for its place.
 const TURN: Duration = Duration::from_secs(5);
+/// How long a database without tables is no trouble.
+const FRESH: Duration = Duration::from_secs(30);
 /// Between two looks at which tables there are.
 const PARTS: Duration = Duration::from_secs(30);
 /// So many messages may wait for a slow browser; one that lost any loads anew, so that loss is safe.
@@ -104,8 +106,8 @@ struct Known {
     away: Option<(Instant, &'static str)>,
     /// How many looks there were.
     looks: u64,
-    /// The latest times in which this page had no database, from the last picture to the next one: what the tables say
-    /// of them was written afterwards.
+    /// The latest times in which this page had no database, up to the next picture: what the tables say of them was
+    /// written afterwards.
     outages: VecDeque<(i64, i64)>,
 }
 
@@ -138,6 +140,7 @@ pub(super) struct Poller {
     questions: Arc<Semaphore>,
     /// What the log was told last: an outage of hours is one line, not one a second.
     told: Mutex<Option<String>>,
+    begun: Instant,
 }
 
 impl std::fmt::Debug for Poller {
@@ -159,6 +162,7 @@ impl Poller {
             answers: tokio::sync::Mutex::default(),
             questions: Arc::new(Semaphore::new(QUESTIONS)),
             told: Mutex::default(),
+            begun: Instant::now(),
         })
     }
 
@@ -316,14 +320,18 @@ impl Poller {
         let sql = prepared(&since(&sql, RECENT));
         let text = self.looking.send(&sql).await.map_err(|error| {
             // An agent that is started on a fresh database makes the schema a moment later.
-            if error.lacks_schema() {
+            if !error.lacks_schema() {
+                self.warn(format!("the page sees nothing: {error}"));
+            } else if self.begun.elapsed() < FRESH {
                 tracing::debug!("the page sees nothing yet: {error}");
             } else {
-                self.warn(format!("the page sees nothing: {error}"));
+                self.warn(format!(
+                    "the page sees nothing: the database lacks tables of Tenure; run `tenure migrate`: {error}"
+                ));
             }
             match error {
                 StoreError::Refused(_) if error.lacks_schema() => {
-                    "the database has no schema `tenure` yet; the first member makes it, or `tenure migrate`"
+                    "the database lacks tables of Tenure; the first member makes them, or `tenure migrate`"
                 }
                 StoreError::Refused(_) => {
                     "the database refused the question; `tenure check` may say why"
@@ -358,9 +366,15 @@ impl Poller {
         self.known.send_modify(|known| {
             let recent = known.taken.is_some_and(|taken| taken.elapsed() < RECENT / 2);
             let before = known.picture.replace(picture.clone());
-            let was_away = known.away.take().is_some();
-            if let Some(before) = before.as_ref().filter(|_| was_away) {
-                known.outages.push_back((before.now(), picture.now()));
+            let away = known.away.take();
+            let was_away = away.is_some();
+            if let Some((before, (since, _))) = before.as_ref().zip(away) {
+                // While no browser watched there was no look: the outage did not begin with the last picture then, but
+                // after the look before the first one that failed would have been.
+                let unseen = (since.elapsed() + LOOK + SLOW).as_millis();
+                let unseen = i64::try_from(unseen).unwrap_or(i64::MAX);
+                let from = before.now().max(picture.now().saturating_sub(unseen));
+                known.outages.push_back((from, picture.now()));
                 let more = known.outages.len().saturating_sub(OUTAGES);
                 known.outages.drain(..more);
             }
@@ -442,4 +456,35 @@ fn since(sql: &str, back: Duration) -> String {
 /// Times as milliseconds since 1970.
 fn prepared(sql: &str) -> String {
     sql.replace("{now}", "{ms}(clock_timestamp())").replace("{ms}(", "1000 * date_part('epoch', ")
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_outage_begins_with_the_looks_that_fail_and_not_while_no_browser_watched() {
+        let config = Config::builder().dsn("postgresql://localhost:1/none").build().expect("valid");
+        let poller = Poller::new(&config).expect("a poller");
+        let picture = |now: i64| {
+            let none: [Value; 0] = [];
+            let text = json!({"now": now, "sets": none, "roles": none, "members": none, "terms": none,
+                "events": none, "schedules": null, "tx": null, "alerts": null});
+            Picture::read(&text.to_string()).expect("an answer")
+        };
+        let outages = || poller.known.borrow().outages.clone();
+        poller.seen(picture(0), Instant::now());
+        advance(Duration::from_secs(3_600)).await;
+        poller.missed("the database does not answer");
+        advance(Duration::from_secs(2)).await;
+        poller.seen(picture(3_602_000), Instant::now());
+        assert_eq!(outages(), [(3_596_000, 3_602_000)], "nobody looked in the hour before");
+        advance(LOOK).await;
+        poller.missed("the database does not answer");
+        advance(Duration::from_secs(2)).await;
+        poller.seen(picture(3_605_000), Instant::now());
+        assert_eq!(outages().back(), Some(&(3_602_000, 3_605_000)), "from the picture before it");
+    }
 }
