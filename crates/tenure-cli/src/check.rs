@@ -31,7 +31,7 @@ pub(crate) async fn check(args: Check) -> Result<Exit, Failure> {
     let mut lines: Vec<Line> = findings.all.into_iter().map(Line::from).collect();
     if has_tables {
         let runs = Setting::plan(&args.database).is_some_and(|plan| plan.needs_schema());
-        lines.extend(schedules(&setting.config, runs).await?);
+        lines.extend(schedules(&setting.config, runs).await);
     }
     if args.json {
         print_json(&lines);
@@ -64,9 +64,16 @@ impl From<Finding> for Line {
 
 /// Whether this login role may run schedules and alerts, where the file has some, or the group. Without these rights
 /// an agent leads, and nothing fires.
-async fn schedules(config: &Config, runs: bool) -> Result<Option<Line>, Failure> {
-    let standing = tenure_agent::schema::standing(config).await;
-    let standing = standing.map_err(|error| Failure::new(Exit::Unreachable, error.to_string()))?;
+async fn schedules(config: &Config, runs: bool) -> Option<Line> {
+    let what = "schedules";
+    let standing = match tenure_agent::schema::standing(config).await {
+        Ok(standing) => standing,
+        // What was found before holds all the same.
+        Err(error) => {
+            let text = format!("not known whether this login role may run them: {error}");
+            return Some(Line { what, verdict: Verdict::Warning, text });
+        }
+    };
     let (user, bad) = (&standing.user, if runs { Verdict::Refused } else { Verdict::Warning });
     let (verdict, text) = if !standing.missing.is_empty() {
         let lacks = first_few(&standing.missing);
@@ -78,7 +85,7 @@ async fn schedules(config: &Config, runs: bool) -> Result<Option<Line>, Failure>
     } else if standing.exists {
         (Verdict::Good, format!("{user} may run schedules and alerts"))
     } else if !runs {
-        return Ok(None);
+        return None;
     } else if standing.may_create {
         (Verdict::Good, "the schema tenure_agent is missing; the first agent makes it".to_owned())
     } else {
@@ -88,7 +95,7 @@ async fn schedules(config: &Config, runs: bool) -> Result<Option<Line>, Failure>
         );
         (bad, text)
     };
-    Ok(Some(Line { what: "schedules", verdict, text }))
+    Some(Line { what, verdict, text })
 }
 
 fn first_few(missing: &[String]) -> String {

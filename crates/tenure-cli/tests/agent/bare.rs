@@ -153,8 +153,11 @@ async fn a_run_whose_leader_died_is_a_dead_letter_although_the_next_leader_has_n
     let open =
         "select count(*) from tenure_agent.slot where state in ('queued', 'running', 'waiting')";
     assert_eq!(stage.count(open).await, 0);
+    // A busy machine may have cost the first agent a lease, and with it a run, before it was killed.
     let dead = "select count(*) from tenure_agent.slot where state = 'interrupted'";
-    assert_eq!(stage.count(dead).await, 1, "what was not started is missed");
+    assert!(stage.count(dead).await >= 1);
+    let not_started = format!("{dead} and attempts = 0");
+    assert_eq!(stage.count(&not_started).await, 0, "what was not started is missed");
     agent.signal(Signal::TERM);
     assert_eq!(agent.wait(SOON).await.expect("it ends").code(), Some(0));
 }
@@ -200,5 +203,9 @@ async fn check_tells_what_a_login_role_lacks_for_schedules() {
     stage.client.batch_execute(&grants).await.expect("granted");
     let (code, line) = check(&dsn, &with_file).await;
     assert!(code == 0 && line.starts_with("good"), "{line}");
+    let question = "revoke execute on function has_schema_privilege(oid, text) from public";
+    stage.client.batch_execute(question).await.expect("revoked");
+    let (code, line) = check(&dsn, &with_file).await;
+    assert!(code == 0 && line.starts_with("warning") && line.contains("not known"), "{line}");
     away(&stage, &user).await;
 }
