@@ -47,7 +47,8 @@ const LIMITS: Limits = Limits {
     connections: 256,
     of_one: 64,
     head: Duration::from_secs(10),
-    answer: Duration::from_secs(10),
+    // Several megabytes, on a slow link.
+    answer: Duration::from_secs(30),
     lifetime: Duration::from_secs(900),
 };
 
@@ -157,7 +158,7 @@ impl PageOptions {
     fn open_files(&self) -> Result<(Option<TokenFile>, Option<Tls>), PageError> {
         let tokens = self.tokens.as_deref().map(TokenFile::open).transpose()?;
         let tls = self.tls.as_ref().map(|(cert, key)| Tls::open(cert, key));
-        Ok((tokens, tls.transpose().map_err(PageError::Tls)?))
+        Ok((tokens, tls.transpose()?))
     }
 }
 
@@ -171,9 +172,12 @@ pub enum PageError {
     /// The file of tokens cannot be used.
     #[error(transparent)]
     Tokens(#[from] TokenError),
-    /// The certificate or its key cannot be used.
+    /// The certificate cannot be used, or not with its key.
     #[error("{0}")]
-    Tls(String),
+    Certificate(String),
+    /// The certificate's key cannot be used.
+    #[error("{0}")]
+    Key(String),
     /// The address cannot be used.
     #[error(
         "{address}: {source}; choose another address: --listen, or `listen` of [page] in an agent's file"

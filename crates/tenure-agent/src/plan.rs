@@ -308,8 +308,11 @@ impl Plan {
     pub fn check_page_files(&self, text: &str, file: &Path) -> Result<(), PlanError> {
         let Some(page) = &self.page else { return Ok(()) };
         page.check_files().map_err(|error| {
-            let path =
-                if matches!(error, PageError::Tls(_)) { "page.tls_cert" } else { "page.tokens" };
+            let path = match error {
+                PageError::Certificate(_) => "page.tls_cert",
+                PageError::Key(_) => "page.tls_key",
+                _ => "page.tokens",
+            };
             Reader { text, file }.bad(path, error)
         })
     }

@@ -72,6 +72,13 @@ async fn the_files_that_the_page_needs_are_looked_at() {
     assert_eq!(code, 0, "{said}");
     let tls = format!("[[role]]\nname = 'r'\n[page]\ntls_cert = '{path}'\ntls_key = '{path}'\n");
     refused(&tls, "give a PEM file").await;
+    // A key that cannot be used is told where the key is named.
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("made");
+    let cert = folder.path().join("cert.pem");
+    std::fs::write(&cert, made.cert.pem()).expect("written");
+    let cert = cert.display();
+    let tls = format!("[[role]]\nname = 'r'\n[page]\ntls_key = '{path}'\ntls_cert = '{cert}'\n");
+    refused(&tls, "`page.tls_key`: ").await;
 }
 
 #[tokio::test]
