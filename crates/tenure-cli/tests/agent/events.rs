@@ -262,7 +262,7 @@ async fn a_loss_is_one_line_and_a_wait_for_an_ordered_run_outlasts_the_database(
     })
     .await;
     let mut wait = bare();
-    wait.args(["schedule", "run", "s", "--wait", "90s", "--dsn", &dsn]);
+    wait.args(["schedule", "run", "s", "--wait", "50s", "--dsn", &dsn]);
     let waited = tokio::spawn(finish(wait));
     event(&mut agent, "run_process").await;
     cluster.stop(Stop::Immediate).await.expect("it stops");

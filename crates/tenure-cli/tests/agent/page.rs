@@ -63,8 +63,11 @@ async fn an_agent_serves_the_page_of_its_file() {
         })
     })
     .await;
-    let log = agent.lines().join("\n");
-    assert!(!log.contains("the page sees nothing"), "a fresh database is no trouble: {log}");
+    // A statement that is slow on a busy machine may be told; that there is no schema yet may not.
+    let log = agent.lines();
+    let troubled =
+        |line: &&String| line.contains("the page sees nothing") && line.contains("does not exist");
+    assert_eq!(log.iter().find(troubled), None, "a fresh database is no trouble");
 }
 
 #[tokio::test]

@@ -1,7 +1,5 @@
 //! `tenure run --metrics`: what Prometheus and a supervisor read.
 
-use std::time::Duration;
-
 use tenure_testkit::{Child, Cluster, Signal, Stop};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -19,7 +17,7 @@ async fn get(address: &str, path: &str) -> (String, String) {
         stream.read_to_string(&mut answer).await?;
         std::io::Result::Ok(answer)
     };
-    let answer = timeout(Duration::from_secs(10), talk).await.expect("in time").expect("answered");
+    let answer = timeout(SOON, talk).await.expect("in time").expect("answered");
     let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
     (head.lines().next().unwrap_or_default().to_owned(), body.to_owned())
 }
