@@ -32,7 +32,7 @@ pub(crate) enum Form {
 #[derive(Debug)]
 pub(crate) struct Log(#[allow(dead_code, reason = "its drop is what counts")] WorkerGuard);
 
-/// Starts the log of this process. `losses_are_told`: where people read it, by other lines.
+/// Starts the log of this process. `losses_are_told`: the command's own events already tell them.
 pub(crate) fn start(form: Form, losses_are_told: bool) -> Result<Log, Failure> {
     let filter = match std::env::var("TENURE_LOG") {
         Ok(text) => EnvFilter::try_new(&text).map_err(|error| {

@@ -303,7 +303,7 @@ create function tenure.better_candidates(m tenure.member, p_names text[])
 returns table (role text, why text, holder text, epoch bigint)
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
-    -- Alone: nobody to yield to.
+    -- Alone: there is no other candidate.
     if not exists (select from tenure.member o
                    where o.identity <> m.identity and o.left_at is null) then
         return;
