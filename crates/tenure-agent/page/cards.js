@@ -419,7 +419,7 @@ function feed() {
     const terms = termsOf(role);
     terms.forEach((term, i) => {
       const before = terms[i - 1];
-      const gap = before ? `${dur(term.from - before.until)} without a leader, after ${who(before.member)}` : "";
+      const gap = before ? `${endedInOutage(before) ? "at least " : ""}${dur(term.from - before.until)} without a leader, after ${who(before.member)}` : "";
       list.push({ key: `a${role.name} ${term.epoch}`, at: term.from, kind: "acquired", category: "election", role: role.name, member: term.member, epoch: term.epoch, detail: gap });
       if (term.until !== null) list.push({ key: `e${role.name} ${term.epoch}`, at: term.until, kind: asked(term) ? "released" : "lost", category: "election", role: role.name, member: term.member, epoch: term.epoch, detail: asked(term) ? "as asked" : `${term.how || "ended"}, without a release` });
     });

@@ -141,7 +141,7 @@ document.addEventListener("click", (event) => {
     redraw("alerts");
   } else if (d.zoom) timeline.zoomTo(d.zoom);
   else if (d.again) {
-    const letter = data.schedules.dead.find((x) => x.schedule === d.again && Date.parse(x.at) === Date.parse(d.slot));
+    const letter = at.closest("#panel") ? panel.letter(d.slot) : data.schedules.dead.find((x) => x.schedule === d.again && x.at === d.slot);
     if (letter) orders.again(letter);
   } else if (d.run) {
     const schedule = data.schedules.list.find((s) => s.name === d.run);

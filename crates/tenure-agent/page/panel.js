@@ -2,7 +2,7 @@
 
 import { $, fill, h, setUrl } from "/dom.js";
 import { HOUR, clock, dur, hm, hms, now, plural, when } from "/time.js";
-import { ask, data, leads, silent, stateOf, successors, vacantSince } from "/store.js";
+import { ask, data, endedInOutage, leads, silent, stateOf, successors, vacantSince } from "/store.js";
 import { agoOf, chip, colour, dim, heartbeat, ink, since, state, who } from "/look.js";
 import { button, orderer, table } from "/cards.js";
 import { lane, queue, tl } from "/timeline.js";
@@ -60,6 +60,11 @@ export function follow() {
   }
 }
 export const chosen = () => open.chosen || null;
+/** The dead letter of a slot as the panel shows it. The picture may be older, and has only the newest letters. */
+export const letter = (slot) => {
+  const run = Array.isArray(open.more) && open.more.find((run) => run.at === slot);
+  return run && { schedule: open.schedule, at: run.at, slot: Date.parse(run.at), state: run.state, attempts: run.attempts.length, output: (run.attempts.at(-1) || {}).output };
+};
 panel.addEventListener("change", (event) => {
   if (event.target.name === "to") open.chosen = event.target.value;
 });
@@ -109,7 +114,8 @@ function history(role) {
   const terms = open.more.terms;
   return table("panel", ["num|Epoch", "Member", "From", "num|Led for", "num|Gap before", "w1|Ended"], terms.map(([epoch, member, claimed, acting, ended, how], i) => {
     const before = terms.slice(i + 1).find((t) => t[3] !== null), gap = before && before[4] && acting ? acting - before[4] : null;
-    return [{ "data-key": `t${epoch}` }, String(epoch), chip(member), when(acting || claimed), acting ? (ended ? dur(ended - acting) : since(acting)) : dim("never led"), gap === null ? "–" : h("span", { class: gap > 500 ? "crit" : "dim" }, dur(Math.max(0, gap))), ended ? how : "leads"];
+    const atLeast = before && endedInOutage({ from: before[3], until: before[4], how: before[5] });
+    return [{ "data-key": `t${epoch}` }, String(epoch), chip(member), when(acting || claimed), acting ? (ended ? dur(ended - acting) : since(acting)) : dim("never led"), gap === null ? "–" : h("span", { class: gap > 500 ? "crit" : "dim" }, atLeast ? "≥ " : "", dur(Math.max(0, gap))), ended ? how : "leads"];
   }));
 }
 function mini(role) {
@@ -138,7 +144,7 @@ function drawSchedule() {
   const rows = runs && runs.map((run) => {
     const at = Date.parse(run.at), dead = ["failed", "interrupted"].includes(run.state);
     return h("div", { "data-key": run.at }, h("p", null, state(run.state === "succeeded" ? "ok" : dead ? "crit" : "none", `${when(at)} ${run.state}`), dim(run.ordered_by ? ` ordered by ${run.ordered_by}` : "", run.missed ? `, ${plural(run.missed, "slot")} missed before it` : ""),
-      dead ? [" ", button("Run again…", { "data-again": open.schedule, "data-slot": run.at }, "quiet")] : null),
+      dead ? [" ", button("Run again…", { "data-again": open.schedule, "data-slot": run.at, disabled: data.outage ? true : null }, "quiet")] : null),
     run.attempts.map((attempt) => [h("p.dim", null, `Attempt ${attempt.number} on `, chip(attempt.member), ` at ${hms(Date.parse(attempt.started_at))}`, attempt.ended_at ? `, ${attempt.how} in ${dur(Date.parse(attempt.ended_at) - Date.parse(attempt.started_at))}` : ", runs", attempt.code !== null && attempt.code !== undefined ? `, exit ${attempt.code}` : "", attempt.reason ? `: ${attempt.reason}` : ""),
       attempt.output ? h("pre", { tabindex: "0", "aria-label": `Output of attempt ${attempt.number}` }, attempt.output) : null]));
   });

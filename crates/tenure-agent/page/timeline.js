@@ -330,7 +330,7 @@ function describe(piece) {
       row("Led for", dur((term.until ?? now()) - term.from)), row("Gate", term.waited > 50 ? `opened ${dur(term.waited)} after the claim: waited out the lease` : "open with the claim"), term.until ? row("Ended", HOW[term.how] || term.how) : [])];
   }
   const title = piece.kind === "hand" ? "Hand-over" : piece.live ? (piece.role.paused ? "Paused" : "No leader") : "Failover";
-  return [h("b", { class: piece.kind === "gap" ? "crit" : "" }, `${title}: ${dur(piece.b - piece.a)}`), " ", dim(piece.role.name), h("dl", null,
+  return [h("b", { class: piece.kind === "gap" ? "crit" : "" }, `${title}: ${endedInOutage(term) ? "≥ " : ""}${dur(piece.b - piece.a)}`), " ", dim(piece.role.name), h("dl", null,
     row("From", `${who(term.member)}, epoch ${term.epoch}`), row("To", next ? `${who(next.member)}, epoch ${next.epoch}` : "no member yet"), row("At", when(piece.a)), row("Why", HOW[term.how] || "ended"))];
 }
 function showTip(piece, x, y) {

@@ -206,12 +206,28 @@ export const scenes = [
     await sees(page, "#recent", /deploy-bot ordered a run: broken/);
     // It ran, and failed as it always does: one more dead letter, which runs again.
     await page.click('[data-schedule="broken"]');
-    await sees(page, "#panel", /ordered by deploy-bot[\s\S]*Attempt 1[\s\S]*exit 3[\s\S]*no such table/);
+    await sees(page, "#panel", /failed\s+ordered by deploy-bot[\s\S]*?Attempt 1[\s\S]*?exit 3[\s\S]*?no such table/);
     await page.locator('#panel [data-again="broken"]').first().click();
     await sees(page, "dialog[open]", /runs once more[\s\S]*It ended failed after 1 attempts? with: ERROR: no such table/);
     await page.click("dialog[open] .btn.pri");
     await sees(page, "#done", /of broken runs again/);
     await sees(page, "#panel", /Attempt 2[\s\S]*exit 3/);
+  }],
+
+  ["a dead letter that the picture does not have runs again all the same", async (open) => {
+    const page = await open();
+    await page.route("**/api/v1/snapshot*", async (route) => {
+      const response = await route.fetch(), json = await response.json();
+      json.schedules.dead = [];
+      await route.fulfill({ response, json });
+    });
+    await page.reload();
+    await page.click('#me');
+    await signIn(page, TOKEN);
+    await sees(page, "#me", /deploy-bot/);
+    await page.click('[data-schedule="broken"]');
+    await page.locator('#panel [data-again="broken"]').last().click();
+    await sees(page, "dialog[open]", /runs once more[\s\S]*It ended failed after \d+ attempts? with: ERROR: no such table/);
   }],
 
   ["a failover appears without a reload", async (open) => {
@@ -237,11 +253,15 @@ export const scenes = [
   ["an outage is told with its age, and ends by itself", async (open) => {
     const page = await open();
     await page.evaluate(() => (window.notReloaded = true));
+    await page.click('[data-schedule="broken"]');
+    const again = page.locator('#panel [data-again="broken"]').first();
+    check(await again.isEnabled(), "a dead letter may run again");
     order("stop-database");
     await sees(page, "#banner", /Away for .*the database does not answer/);
     await sees(page, "#verdict h1", /Not known since \d\d:\d\d:\d\d/);
     const off = await page.locator('#roles [data-order="step_down"]').first().isDisabled();
-    check(off, "orders are off while the database is away");
+    check(off && await again.isDisabled(), "orders are off while the database is away");
+    await page.keyboard.press("Escape");
     await inspect(page, "outage", true);
     order("start-database");
     await page.waitForSelector("#banner", { state: "hidden" });
@@ -250,7 +270,9 @@ export const scenes = [
     // Nothing is known of the time between, whatever the terms say that were written afterwards.
     await sees(page, "#legend", /not known/);
     await sees(page, "#verdict", /Longest gap, 1 h\s+≥ [\d.]+\s\w+/);
-    await sees(page, "#recent", /at least [\d.]+\s\w+ without a leader/);
+    for (const list of ["#recent", "#feed"]) await sees(page, list, /at least [\d.]+\s\w+ without a leader/);
+    await page.click('#roles tr[data-row="export"] a');
+    await sees(page, "#panel", /≥ [\d.]+\s\w+/);
   }],
 ];
 
