@@ -146,7 +146,8 @@ async fn talk(
         let _ = stream.read_to_end(&mut answer).await;
         String::from_utf8_lossy(&answer).into_owned()
     };
-    let text = timeout(SOON, talk).await.expect("in time");
+    // It may wait for the places of clients that do not read: these have 30 s.
+    let text = timeout(SOON * 3, talk).await.expect("in time");
     let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no head: {text:?}"));
     let status = head.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("a status");
     Answer { status, head: head.to_owned(), body: body.to_owned() }

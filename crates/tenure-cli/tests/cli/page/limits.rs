@@ -264,5 +264,5 @@ async fn clients_that_do_not_read_do_not_keep_the_page_from_others() {
     }
     let begun = std::time::Instant::now();
     assert_eq!(page.get("/").await.status, 200);
-    assert!(begun.elapsed() < Duration::from_secs(25), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(45), "{:?}", begun.elapsed());
 }
