@@ -181,7 +181,10 @@ document.addEventListener("keydown", (event) => {
     return;
   }
   if (typing) {
-    if (key === "Enter" && view.shown[0]) {
+    if (key === "Enter") {
+      // What was typed a moment ago may not be drawn yet.
+      cards.roles();
+      if (!view.shown[0]) return;
       select(view.shown[0].name);
       event.preventDefault();
     }

@@ -51,6 +51,16 @@ export const scenes = [
     await sees(page, "#panel h2", /export/);
     await page.keyboard.press("Escape");
     await page.waitForSelector("#panel", { state: "hidden" });
+    // Enter takes what was typed, also before it is drawn.
+    const taken = await page.evaluate(() => {
+      const find = document.querySelector("#q");
+      find.focus();
+      find.value = "mail";
+      find.dispatchEvent(new Event("input"));
+      find.dispatchEvent(new KeyboardEvent("keydown", { key: "Enter", bubbles: true }));
+      return document.activeElement.closest("tr[data-row]")?.dataset.row;
+    });
+    same(taken, "mail", "the role that Enter takes");
   }],
 
   ["an order asks, works, and says who gave it", async (open) => {
