@@ -530,11 +530,13 @@ async fn why_calls_failed_is_asked_beside_all_else_and_of_the_next_endpoint_if_o
         _ => Fault::Pass,
     };
     gateway.rule(is_silent.clone());
-    // The other one is asked for the reason, and before that which chain it is of.
+    // The other one is asked for the reason, before that which chain it is of, and for its height if no block came
+    // for a while.
     let matters = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&matters);
     other.rule(move |method, params| {
-        let explains = ["eth_call", "eth_getTransactionByHash", "eth_chainId"].contains(&method);
+        let beside = ["eth_call", "eth_getTransactionByHash", "eth_chainId", "eth_blockNumber"];
+        let explains = beside.contains(&method);
         let asked = !explains && params[0] != json!("0x0");
         count.fetch_add(usize::from(asked), Ordering::Relaxed);
         Fault::Pass

@@ -265,7 +265,8 @@ async fn while_the_table_is_locked_a_wait_ends_in_time_and_says_that_the_outcome
         assert_eq!((code, &error["error"]["exit"]), (Some(10), &json!(10)), "{error}");
         let said = error["error"]["message"].as_str().unwrap_or_default();
         assert!(said.contains("nothing was changed, ask again"), "{said}");
-        assert!(took < Duration::from_millis(5_500), "{took:?} of 3s");
+        // A wait whose nodes do not share its time takes 7.5 s; starting the processes takes time too.
+        assert!(took < Duration::from_secs(7), "{took:?} of 3s");
     }
     // A command that reads the table does not ask for the table to be read.
     let said = String::from_utf8_lossy(&list.stderr).into_owned();
