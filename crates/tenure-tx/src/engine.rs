@@ -190,6 +190,7 @@ impl Engine {
                 {
                     entry.built(nonce, attempt, &leading.head, now, &mut effects);
                 }
+                self.give_up_as_ordered(nonce, &mut effects);
             }
             Input::BuildFailed { nonce, reason, too_dear } => {
                 self.build_failed(now, nonce, &reason, too_dear, &mut effects);
@@ -439,6 +440,8 @@ impl Engine {
                 entry.stale = true;
                 entry.wait(now, &config);
             }
+            // What was given up meanwhile is not signed anew.
+            Outcome::Expired if entry.owes_noop() => entry.wait(now, &config),
             Outcome::Expired => {
                 if !entry.refresh(nonce, out) {
                     self.refused(now, nonce, "expired".to_owned(), out);
@@ -458,14 +461,7 @@ impl Engine {
                 leading.resume(now, true);
             }
         }
-        // It was given up while the answer was on its way.
-        if let Some(entry) = self.entry(nonce)
-            && let Some(permit) = entry.noop.filter(|_| entry.owes_noop())
-            && matches!(entry.phase, Phase::Waiting { .. } | Phase::Watching)
-        {
-            self.give_up(nonce, permit, out);
-            self.close(&[nonce], out);
-        }
+        self.give_up_as_ordered(nonce, out);
     }
 
     /// A node refused the bytes on their merits.

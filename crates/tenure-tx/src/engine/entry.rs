@@ -255,9 +255,12 @@ impl Entry {
         self.since = now;
         self.stale = false;
         if self.noop.is_some() && !is_noop {
-            // Given up while it was being stored: it never left, and must not.
+            // Given up while it was being stored: it never left, and must not. If no node can have another form of
+            // it, no no-op is needed either: the engine ends it.
             self.phase = Phase::Waiting { until: now };
-            self.rebuild(nonce, self.tip, out);
+            if self.may_live {
+                self.rebuild(nonce, self.tip, out);
+            }
         } else if self.is_overdue(nonce, head, now) {
             // Its deadline passed while it was being stored: it is given up when time is next looked at.
             self.phase = Phase::Waiting { until: now };

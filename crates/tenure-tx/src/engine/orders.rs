@@ -19,8 +19,9 @@ impl Engine {
             if !in_block && entry.noop.is_none() {
                 self.give_up(nonce, Permit::Drop, &mut effects);
                 self.close(&[nonce], &mut effects);
-            } else if !in_block && entry.owes_noop() {
-                // Ordered before, and not stored: it is not waited for its time.
+            } else if !in_block && entry.owes_noop() && entry.phase != Phase::Submitting {
+                // Ordered before, and not stored: it is not waited for its time. The answer to a submission
+                // under way still decides whether a no-op is needed.
                 entry.rebuild(nonce, entry.bumped(&self.config), &mut effects);
             }
         } else if leading.is_gap(nonce) {
@@ -53,8 +54,20 @@ impl Engine {
                 let status = TransactionStatus::Invalid(Some(why.to_owned()));
                 self.end(nonce, hash, status, None, out);
             }
-            // A build under way still carries the request: when it is stored, a no-op follows it.
+            // A build under way still carries the request: when it is stored, a no-op follows it, or its end if no
+            // node can have any form of it.
             Some(_) | None => entry.rebuild(nonce, entry.bumped(&config), out),
+        }
+    }
+
+    /// Gives up what was to be given up while the answer that has come now was on its way.
+    pub(super) fn give_up_as_ordered(&mut self, nonce: u64, out: &mut Vec<Effect>) {
+        if let Some(entry) = self.entry(nonce)
+            && let Some(permit) = entry.noop.filter(|_| entry.owes_noop())
+            && matches!(entry.phase, Phase::Waiting { .. } | Phase::Watching)
+        {
+            self.give_up(nonce, permit, out);
+            self.close(&[nonce], out);
         }
     }
 

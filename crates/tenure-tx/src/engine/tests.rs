@@ -609,8 +609,17 @@ fn a_cancelled_request_that_was_not_sent_yet_never_leaves() {
     request(&mut engine, None, 0, true).expect("leads");
     assert_eq!(engine.cancel(0), Ok(vec![]));
     let effects = engine.handle(T0, Input::Built { nonce: 0, attempt: attempt(1, 0) });
-    assert!(matches!(effects[..], [Effect::Build { noop: Some(Permit::Drop), .. }]), "{effects:?}");
+    assert_eq!(end_of(&effects).kind, EndKind::Withdrawn, "and no no-op has to be paid for");
+    assert_eq!(effects.len(), 1, "{effects:?}");
     assert_eq!(engine.cancel(7), Err(NonceError::NotOpen(7)));
+
+    // Signed anew, while a node may have its first form.
+    let mut engine = watching();
+    let effects = later(&mut engine, 60);
+    assert!(matches!(effects[..], [Effect::Build { noop: None, .. }]), "{effects:?}");
+    assert_eq!(engine.cancel(0), Ok(vec![]));
+    let effects = engine.handle(T0, Input::Built { nonce: 0, attempt: attempt(2, 0) });
+    assert!(matches!(effects[..], [Effect::Build { noop: Some(Permit::Drop), .. }]), "{effects:?}");
 }
 
 #[test]
@@ -675,9 +684,16 @@ fn what_the_account_cannot_pay_is_given_up_when_the_submission_under_way_is_answ
         engine.handle(at(61), Input::Submitted { nonce: 0, hash: hash(1), outcome })
     };
     let mut engine = under_way();
-    assert_eq!(engine.cancel(0), Ok(vec![]), "no no-op, which the account could not pay either");
+    for _ in 0..2 {
+        let none = engine.cancel(0);
+        assert_eq!(none, Ok(vec![]), "no no-op, which the account could not pay either");
+    }
     let effects = answer(&mut engine, Outcome::Unfunded("insufficient funds".to_owned()));
     assert_eq!(end_of(&effects).kind, EndKind::Withdrawn);
+    let mut engine = under_way();
+    assert_eq!(engine.cancel(0), Ok(vec![]));
+    let effects = answer(&mut engine, Outcome::Expired);
+    assert_eq!(end_of(&effects).kind, EndKind::Withdrawn, "nor is it signed anew");
     // The account can pay by now, or the answer is none: then some node may have it.
     for outcome in [Outcome::Pooled, Outcome::Uncertain("silence".to_owned())] {
         let mut engine = under_way();
