@@ -1,5 +1,7 @@
-//! A development chain that is reset while nodes run: they send nothing to the new one, accept nothing for the
-//! one that is gone, and say what to do.
+//! A development chain that is reset while nodes run: they accept nothing for the one that is gone, and say what to
+//! do. To the new one they send nothing if a call has failed in between, as it does while a node is started anew. Behind
+//! a gateway that always answers, a request may still be sent until the next look at the head finds the other chain:
+//! an id of its own protects a chain from that.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,9 +42,18 @@ async fn rows(db: &Database, table: &str) -> i64 {
     client.query_one(&count, &[]).await.expect("readable").get(0)
 }
 
-async fn has_nothing(anvil: &Anvil) {
+/// The new chain got nothing that it can put into a block: nonce 0 was not sent again.
+async fn has_nothing_ready(anvil: &Anvil) {
     let pending = anvil.call("eth_getTransactionCount", json!([ADDRESS, "pending"])).await;
     assert_eq!(number(&pending), 0, "the new chain got what was of the old one");
+}
+
+/// It got nothing at all, not even what waits there for a lower nonce.
+async fn has_nothing(anvil: &Anvil) {
+    has_nothing_ready(anvil).await;
+    let pool = anvil.call("txpool_status", json!([])).await;
+    let counts = (number(&pool["pending"]), number(&pool["queued"]));
+    assert_eq!(counts, (0, 0), "the new chain got what was of the old one: {pool}");
 }
 
 #[tokio::test]
@@ -95,7 +106,7 @@ async fn a_reset_that_no_call_failed_at_is_seen_by_a_block_that_does_not_continu
     crate::until(&mut handle, is(State::Ready)).await;
     gateway.lead_to(&new.url);
     assert!(refused(&node.service).await.contains("another chain"));
-    has_nothing(&new).await;
+    has_nothing_ready(&new).await;
     // It was a mistake of the gateway: the chain is back, and the request goes on.
     gateway.lead_to(&old.url);
     assert_eq!(end(&old, &mut handle).await.kind, EndKind::Executed);
