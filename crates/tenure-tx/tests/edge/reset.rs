@@ -15,9 +15,10 @@ use tenure_tx::service::{Mode, SendError, SendRequest, TransactionService};
 use tenure_tx::status::{EndKind, State};
 
 use crate::kit::anvil::{chain, pay, signer};
+use crate::kit::log::listen;
 use crate::kit::node::Node;
 use crate::kit::{bump, database, impatient, is};
-use crate::{end, leader, send};
+use crate::{end, leader, leader_with, send};
 
 const TABLES: [&str; 3] = ["pending_transactions", "past_transactions", "account"];
 
@@ -110,6 +111,26 @@ async fn a_reset_that_no_call_failed_at_is_seen_by_a_block_that_does_not_continu
     // It was a mistake of the gateway: the chain is back, and the request goes on.
     gateway.lead_to(&old.url);
     assert_eq!(end(&old, &mut handle).await.kind, EndKind::Executed);
+}
+
+#[tokio::test]
+async fn one_endpoint_that_leads_to_another_chain_does_not_keep_the_others_from_being_used() {
+    let db = database().await;
+    let (old, new) =
+        (Anvil::start(&["--no-mining"]).await, Anvil::start(&["--timestamp", "1700000000"]).await);
+    old.mine(5).await;
+    let (first, second) = (RpcProxy::start(&old.url).await, RpcProxy::start(&old.url).await);
+    let (log, _guard) = listen();
+    let node = leader_with(&db.dsn(), &[&first.url, &second.url], impatient()).await;
+    // Nothing is watched: it is the next look at the head that finds the other chain.
+    let mut handle = send(&node, 0).await;
+    assert_eq!(end(&old, &mut handle).await.kind, EndKind::Executed);
+    first.lead_to(&new.url);
+    until("it is seen", async || !log.lines_with("IS OF ANOTHER CHAIN").is_empty()).await;
+    let mut next = send(&node, 1).await;
+    assert_eq!(end(&old, &mut next).await.kind, EndKind::Executed);
+    assert_eq!(log.lines_with("took over").len(), 1, "it led all the time");
+    has_nothing_ready(&new).await;
 }
 
 #[tokio::test]

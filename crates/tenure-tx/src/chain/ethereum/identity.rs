@@ -24,7 +24,6 @@ impl Rpc {
         let mut last = None;
         for index in self.order() {
             let endpoint = &self.endpoints[index];
-            let is_old = |at: Tick| tick() >= at + TRUSTED;
             if endpoint.health().verified.is_some_and(is_old) {
                 endpoint.doubt();
             }
@@ -59,27 +58,30 @@ impl Rpc {
         Ok(was)
     }
 
-    /// Asks the preferred endpoint again which chain it is of, if its latest block does not continue the one
-    /// before: a development chain may have been reset between two calls. Most often blocks left the chain.
-    pub(super) async fn verify_continued(
-        &self,
-        before: &RpcBlock,
-        latest: &RpcBlock,
-    ) -> Result<(), TransportError> {
-        let (last, next) = (before.number.to::<u64>(), latest.number.to::<u64>());
-        let left = match next.checked_sub(last) {
-            None => true,
-            Some(0) => latest.hash != before.hash,
-            Some(1) => latest.parent_hash != before.hash,
-            // The blocks between the two are not known here.
-            Some(_) => false,
-        };
-        if !left {
-            return Ok(());
+    /// Whether the latest block may be of another chain than the one before: a development chain may have been
+    /// reset between two calls. Most often blocks left the chain.
+    pub(super) fn is_doubtful(&self, before: &RpcBlock, latest: &RpcBlock) -> bool {
+        match continues(before, latest) {
+            Some(continues) => !continues,
+            None => {
+                let preferred = self.preferred.load(Ordering::Relaxed);
+                self.endpoints[preferred].health().verified.is_some_and(is_old)
+            }
         }
-        let index = self.preferred.load(Ordering::Relaxed);
-        self.endpoints[index].doubt();
-        self.verify(index).await.map(drop)
+    }
+}
+
+fn is_old(verified: Tick) -> bool {
+    tick() >= verified + TRUSTED
+}
+
+/// Whether a block is the one before, or the next after it; `None` if blocks between the two are not known here.
+fn continues(before: &RpcBlock, latest: &RpcBlock) -> Option<bool> {
+    match latest.number.to::<u64>().checked_sub(before.number.to()) {
+        None => Some(false),
+        Some(0) => Some(latest.hash == before.hash),
+        Some(1) => Some(latest.parent_hash == before.hash),
+        Some(_) => None,
     }
 }
 
@@ -103,4 +105,36 @@ pub(super) fn told(error: &TransportError) -> ChainError {
         _ => None,
     }
     .unwrap_or_else(|| ChainError::Unreachable(plainly(error)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chain::ethereum::EthereumOptions;
+
+    fn block(number: u64, tag: u8, parent: u8) -> RpcBlock {
+        let hash = |tag: u8| format!("0x{}", format!("{tag:02x}").repeat(32));
+        let number = U64::from(number);
+        let block = json!({"number": number, "hash": hash(tag), "parentHash": hash(parent)});
+        read(Ok(block)).expect("a block")
+    }
+
+    #[test]
+    fn blocks_that_do_not_show_whether_they_go_on_are_trusted_for_a_minute() {
+        let url = "http://127.0.0.1:1".parse().expect("an address");
+        let rpc = Rpc::new(vec![url], &EthereumOptions::default());
+        let verified = |at| rpc.endpoints[0].health().verified = Some(at);
+        let before = block(7, 7, 6);
+        let doubtful = |latest| rpc.is_doubtful(&before, &latest);
+        verified(tick());
+        assert!(!doubtful(block(7, 7, 6)), "the same");
+        assert!(!doubtful(block(8, 8, 7)), "the next");
+        assert!(doubtful(block(7, 9, 6)), "another one at the same place");
+        assert!(doubtful(block(8, 8, 9)), "the next of another one");
+        assert!(doubtful(block(6, 6, 5)), "an earlier one");
+        assert!(!doubtful(block(9, 9, 8)), "the block between the two is not known");
+        verified(tick().saturating_sub(TRUSTED));
+        assert!(doubtful(block(9, 9, 8)), "and the last answer is old");
+        assert!(!doubtful(block(8, 8, 7)), "the next shows that it is the same chain");
+    }
 }
