@@ -386,8 +386,14 @@ impl Driver {
 
     /// Gives a request up, unless it is in a block; its handle tells what comes of that.
     fn cancel(&mut self, which: Which) -> Result<TransactionHandle, SendError> {
-        if !matches!(self.phase, Phase::Leading { .. }) {
-            return Err(SendError::NotLeader);
+        match &self.phase {
+            Phase::Leading { .. } => {}
+            Phase::Recovering { foreign: Some(why), .. } => {
+                return Err(SendError::Foreign(why.clone()));
+            }
+            Phase::Recovering { foreign: None, .. } | Phase::Following => {
+                return Err(SendError::NotLeader);
+            }
         }
         let nonce = match which {
             Which::Nonce(nonce) => nonce,

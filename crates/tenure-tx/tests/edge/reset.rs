@@ -71,6 +71,8 @@ async fn a_chain_that_is_reset_gets_nothing_and_the_old_one_is_not_written_back(
     for table in TABLES {
         assert!(said.contains(&format!("tenure_tx.{table}")), "{said}");
     }
+    let dropped = node.service.cancel(0).await;
+    assert!(matches!(&dropped, Err(SendError::Foreign(why)) if *why == said), "{dropped:?}");
     // The rows are removed while the node runs, against that advice, and it is elected again: it writes
     // nothing of the chain that is gone.
     let client = db.client().await.expect("it answers");
