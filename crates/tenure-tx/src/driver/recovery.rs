@@ -281,11 +281,24 @@ async fn bind(store: Option<&Store>, epoch: Epoch, chain: &dyn Chain) -> Result<
         ChainError::Foreign { .. } => Trouble::Foreign(foreign(&error, store)),
         other => Trouble::Chain(other.to_string()),
     })?;
-    match store.open_account(epoch, &identity.to_string()).await {
-        Ok(()) => Ok(()),
-        Err(error @ (StoreError::Bound(_) | StoreError::Journal(_))) => {
-            Err(Trouble::Foreign(error.to_string()))
-        }
-        Err(error) => Err(Trouble::Table(error.to_string())),
+    store.open_account(epoch, &identity.to_string()).await.map_err(|error| unbound(&error))
+}
+
+/// Why account, role and chain could not be bound to each other. A disk that is full is no sign of another chain.
+fn unbound(error: &StoreError) -> Trouble {
+    let is_foreign = matches!(error, StoreError::Bound(_) | StoreError::JournalBound(_));
+    if is_foreign { Trouble::Foreign(error.to_string()) } else { Trouble::Table(error.to_string()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_that_is_full_is_not_taken_for_another_chain() {
+        let full = StoreError::Journal("cannot be written: no space left on device".to_owned());
+        assert!(matches!(unbound(&full), Trouble::Table(_)));
+        let other = StoreError::JournalBound("is of chain 1, not of 2".to_owned());
+        assert!(matches!(unbound(&other), Trouble::Foreign(_)));
     }
 }

@@ -49,6 +49,9 @@ pub enum StoreError {
     /// The journal of a node without a group cannot be used. Nothing was written.
     #[error("the journal {0}")]
     Journal(String),
+    /// The journal of a node without a group is bound to another chain. Nothing was written, and nothing may be sent.
+    #[error("the journal {0}")]
+    JournalBound(String),
     /// The schema could not be brought up to date. Nothing was written.
     #[error(
         "the schema tenure_tx cannot be brought up to date: {0}; apply its script as its owner"

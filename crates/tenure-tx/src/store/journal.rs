@@ -192,7 +192,7 @@ impl Journal {
             Some(bound) if bound == chain => return Ok(()),
             Some(bound) => {
                 let (path, remedy) = (self.path.display(), self.after_reset());
-                return Err(StoreError::Journal(format!(
+                return Err(StoreError::JournalBound(format!(
                     "{path} is of chain {bound}, not of {chain}; use that chain, or name another \
                      journal, or, {remedy}"
                 )));
@@ -668,7 +668,8 @@ mod tests {
         drop(journal);
         let mut journal = open(&path);
         journal.bind("1 0xaa").expect("the same");
-        assert!(journal.bind("777 0xbb").is_err());
+        let other = journal.bind("777 0xbb");
+        assert!(matches!(other, Err(StoreError::JournalBound(_))), "{other:?}");
         drop(journal);
         let other = AccountId::new([0xbb; 20]).expect("20 bytes");
         assert!(Journal::open(&path, &other).is_err());
