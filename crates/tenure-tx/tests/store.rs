@@ -456,6 +456,7 @@ async fn an_account_belongs_to_one_role_and_one_chain() {
     let second = store_of(&db.dsn(), "b", key).open_account(E1, "1 0xaa").await;
     let second = second.expect_err("a second key under one role");
     assert!(matches!(&second, StoreError::Bound(why) if why.contains("0xaaaa")), "{second}");
+    assert!(second.to_string().contains("was changed on purpose"), "{second}");
     let client = db.client().await.expect("it answers");
     client
         .batch_execute(

@@ -32,7 +32,11 @@ pub enum StoreError {
     #[error("{0}; make the standbys synchronous, or accept that a failover forgets requests")]
     MayBeLost(String),
     /// Role, account and chain are bound to others. Nothing was written, and nothing may be sent.
-    #[error("{0}; use the group's key, role and chain, or, {RESET}")]
+    #[error(
+        "{0}; use the group's key, role and chain, or, if the key or the role was changed on purpose, wait until \
+         `tenure tx list` shows nothing open, stop every node, and delete the bound account's row \
+         from tenure_tx.account, or, {RESET}"
+    )]
     Bound(String),
     /// A row that a newer version of this program wrote: upgrade this node.
     #[error("row with nonce {nonce}: {source}")]
