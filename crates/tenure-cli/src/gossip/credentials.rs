@@ -215,23 +215,24 @@ pub(super) async fn decide(
     let ask = Ask::Submit { namespace, tx, goal: goal.to_bytes() };
     let answer = match client.ask(ask, DECIDED).await {
         Ok(answer) => answer,
-        // The goal was sent, and the node goes on with it as long as it runs.
-        Err(ClientError::Session(error)) => {
-            let (node, why) = (&at.node, chain(&error));
-            let remedy = format!(
-                "`tenure gossip status --node {node}` shows whether a leader is known; then repeat the command"
-            );
-            let why =
-                format!("node {node}: the change may or may not be decided ({why}); {remedy}");
-            return Err(Failure::new(Exit::Uncertain, why));
-        }
-        Err(error) => return Err(at.failure(&error)),
+        Err(error @ ClientError::Refused(_)) => return Err(at.failure(&error)),
+        Err(error) => return Err(undecided(at, &chain(&error))),
     };
     let Answer::Record(record) = &answer else {
-        return Err(at.unexpected(&format!("{answer:?}")));
+        return Err(undecided(at, &at.unexpected(&format!("{answer:?}")).message));
     };
     match &record.outcome {
         Outcome::Done(_) => Ok(()),
         Outcome::Rejected(why) => Err(Failure::new(Exit::Rejected, why.clone())),
     }
+}
+
+/// The goal was sent, and the node goes on with it as long as it runs.
+fn undecided(at: &NodeAddress, why: &str) -> Failure {
+    let node = &at.node;
+    let remedy = format!(
+        "`tenure gossip status --node {node}` shows whether a leader is known; then repeat the command"
+    );
+    let why = format!("node {node}: the change may or may not be decided ({why}); {remedy}");
+    Failure::new(Exit::Uncertain, why)
 }

@@ -182,15 +182,19 @@ impl SpacesArgs {
                     let why = format!("namespace {}: {}", at.namespace, failure.message);
                     failed = Some(match failed.take() {
                         None => Failure::new(failure.exit, why),
-                        Some(first) => {
-                            Failure::new(first.exit, format!("{}\n{why}", first.message))
-                        }
+                        Some(first) => both(&first, &Failure::new(failure.exit, why)),
                     });
                 }
             }
         }
         failed.map_or(Ok(made), Err)
     }
+}
+
+/// Two failures as one. That an order may have been carried out must not be hidden by one that was not.
+fn both(first: &Failure, second: &Failure) -> Failure {
+    let exit = if second.exit == Exit::Uncertain { second.exit } else { first.exit };
+    Failure::new(exit, format!("{}\n{}", first.message, second.message))
 }
 
 async fn give_in(
@@ -204,14 +208,22 @@ async fn give_in(
     // whether it was made, and ordered again if not.
     let mut unknown = None;
     let leader = loop {
-        let leader = leader_of(at, deadline).await?;
+        // Whatever comes of a look or of another try: what was sent before may be made.
+        let leader = match leader_of(at, deadline).await {
+            Ok(leader) => leader,
+            Err(failure) => return Err(unknown.unwrap_or(failure)),
+        };
         if (order.is_made)(&leader.space) {
             if unknown.is_none() {
                 return Ok(false);
             }
             break leader;
         }
-        match order_once(&leader, &ask, deadline).await? {
+        let given = match order_once(&leader, &ask, deadline).await {
+            Ok(given) => given,
+            Err(failure) => return Err(unknown.unwrap_or(failure)),
+        };
+        match given {
             Given::Done => break leader,
             Given::Pointless if unknown.is_some() => break leader,
             Given::Pointless => {
@@ -339,7 +351,7 @@ async fn order_once(leader: &Leader, ask: &Ask, deadline: Instant) -> Result<Giv
     let left = deadline.saturating_duration_since(Instant::now());
     match client.ask(ask.clone(), left).await {
         Ok(Answer::Done) => Ok(Given::Done),
-        Ok(other) => Err(at.unexpected(&format!("{other:?}"))),
+        Ok(other) => Err(sent(&at.unexpected(&format!("{other:?}")))),
         Err(error @ ClientError::Refused(_)) => {
             let failure = at.failure(&error);
             let is = |known: CommitError| failure.message == known.to_string();
@@ -360,8 +372,14 @@ async fn order_once(leader: &Leader, ask: &Ask, deadline: Instant) -> Result<Giv
             Err(failure)
         }
         Err(ClientError::Session(error)) => Ok(Given::Unknown(chain(&error))),
-        Err(error) => Err(at.failure(&error)),
+        Err(error) => Err(sent(&at.failure(&error))),
     }
+}
+
+/// The failure of an order that was sent and has no answer of use: asked again, the node would give no other.
+fn sent(failure: &Failure) -> Failure {
+    let why = format!("the change may or may not be made: {}", failure.message);
+    Failure::new(Exit::Uncertain, why)
 }
 
 /// How many vote now, as the leader that made the change says.
@@ -386,4 +404,21 @@ pub(super) async fn found(args: FoundArgs) -> Result<Exit, Failure> {
     decide(at, &mut at.connect().await?, &goal).await?;
     out!("namespace {} is founded; its voters are those of the credentials", args.namespace);
     Ok(Exit::Clean)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_outcome_that_is_not_known_in_one_namespace_is_not_hidden_by_another() {
+        let (no, unknown) =
+            (Failure::new(Exit::Rejected, "no"), Failure::new(Exit::Uncertain, "perhaps"));
+        for (first, second) in [(&no, &unknown), (&unknown, &no)] {
+            let failure = both(first, second);
+            assert_eq!(failure.exit, Exit::Uncertain);
+            assert_eq!(failure.message, format!("{}\n{}", first.message, second.message));
+        }
+        assert_eq!(both(&no, &no).exit, Exit::Rejected);
+    }
 }

@@ -70,3 +70,40 @@ fn an_order_in_the_moment_of_a_leaders_death_is_carried_out_by_the_next_leader()
     let remedy = format!("tenure gossip status --node {}", nodes[0].address);
     assert!(said(&out).contains(&remedy), "{}", said(&out));
 }
+
+#[test]
+fn an_order_that_was_sent_before_its_leader_died_may_be_made_also_if_no_other_is_elected() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut nodes = cluster(dir.path(), 2);
+    let join = ["--join", nodes[0].address.as_str(), "--observer"];
+    let new = Process::start(&dir.path().join("n"), free_port(), &join);
+    eventually("it follows", 20, || new.main()["leader"].is_string());
+    // The lease may end before the order arrives: then nothing was sent.
+    for _ in 0..5 {
+        let at = settle(&nodes);
+        // Without the other voter nothing is decided, and no other leader is elected.
+        nodes[1 - at].signal("-STOP");
+        let order = ["voter", "add", &new.id, "--namespace", "main"];
+        let (sent, out) = std::thread::scope(|scope| {
+            let asked = scope.spawn(|| new.ask(&order));
+            let mut sent = false;
+            eventually("it arrives, or finds no leader", 30, || {
+                let learners = nodes[at].main()["learners"].as_array().cloned();
+                sent = learners.is_some_and(|all| all.contains(&json!(new.id)));
+                sent || asked.is_finished()
+            });
+            if sent {
+                nodes[at].kill();
+            }
+            (sent, asked.join().unwrap())
+        });
+        nodes[1 - at].signal("-CONT");
+        if sent {
+            assert_eq!(out.status.code(), Some(10), "{}", said(&out));
+            assert!(said(&out).contains("repeat the order"), "{}", said(&out));
+            return;
+        }
+        assert_eq!(out.status.code(), Some(6), "{}", said(&out));
+    }
+    panic!("no order was sent in time");
+}
