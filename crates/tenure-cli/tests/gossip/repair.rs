@@ -260,12 +260,20 @@ fn a_node_that_does_its_work_goes_on_although_it_is_told_to_join_another_cluster
     let other = Process::start(&dir.path().join("o"), free_port(), &["--bootstrap"]);
     // It leads alone: no node of its own will ever answer, and none has to.
     let alone = Process::start(&dir.path().join("a"), free_port(), &["--bootstrap"]);
+    // A voter of two whose other voter is away: that one may come back.
+    let mut two = cluster_with(&dir.path().join("two"), 2, &[]);
+    two[0].kill();
+    let join = ["--join", &other.address, "--join", &two[0].address.clone()];
     let began = std::time::Instant::now();
     let alone = alone.restart_with(&["--join", &other.address]).expect("it starts");
+    let patient = two.remove(1).restart_with(&join).expect("it starts");
     eventually("it has met the other cluster for more than ten seconds", 30, || {
         began.elapsed().as_secs() >= 14
     });
     assert_eq!(alone.submit(&["put", "x", "1"])["outcome"], json!("done"));
+    let back = two.remove(0).restart();
+    eventually("the two agree again", 20, || patient.acts() || back.acts());
+    assert_eq!(patient.submit(&["put", "x", "1"])["outcome"], json!("done"));
 }
 
 #[test]

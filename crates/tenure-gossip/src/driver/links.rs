@@ -233,13 +233,15 @@ impl<M: StateMachine> Driver<M> {
         }
     }
 
-    /// The node to join through, if it belongs to another cluster and there is no sign of this node's own: it would
-    /// try on for ever. A node that leads alone, or knows a leader, does its work all the same.
+    /// A node to join through, if all of them belong to another cluster and there is no sign of this node's own: it
+    /// would try on for ever. One that does not answer may be a node of its own that is being started. A node that
+    /// leads alone, or knows a leader, does its work all the same.
     pub(super) fn misplaced(&self, at: Tick) -> Option<String> {
         let waited = at.saturating_since(self.started) >= MISPLACED_AFTER;
         let led = || self.namespaces.values().any(|ns| ns.engine.leader().is_some());
-        let foreign = self.seeds.iter().find(|seed| self.foreign.contains(*seed));
-        foreign.filter(|_| waited && !self.was_linked && !led()).cloned()
+        let all_foreign = || self.seeds.iter().all(|seed| self.foreign.contains(seed));
+        let alone = waited && !self.was_linked && all_foreign() && !led();
+        self.seeds.first().filter(|_| alone).cloned()
     }
 
     /// Whether this node belongs to a cluster.
