@@ -1,7 +1,6 @@
 //! A development chain that is reset while nodes run: they accept nothing for the one that is gone, and say what to
-//! do. To the new one they send nothing if a call has failed in between, as it does while a node is started anew. Behind
-//! a gateway that always answers, a request may still be sent until the next look at the head finds the other chain:
-//! an id of its own protects a chain from that.
+//! do. Until the next look at the head finds the other chain, a request may still be sent to it: an id of its own
+//! protects a chain from that. Afterwards nothing is.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +14,7 @@ use tenure_tx::service::{Mode, SendError, SendRequest, TransactionService};
 use tenure_tx::status::{EndKind, State};
 
 use crate::kit::anvil::{chain, pay, signer};
-use crate::kit::log::listen;
+use crate::kit::log::{Log, listen};
 use crate::kit::node::Node;
 use crate::kit::{bump, database, impatient, is};
 use crate::{end, leader, leader_with, send};
@@ -43,28 +42,30 @@ async fn rows(db: &Database, table: &str) -> i64 {
     client.query_one(&count, &[]).await.expect("readable").get(0)
 }
 
-/// The new chain got nothing that it can put into a block: nonce 0 was not sent again.
-async fn has_nothing_ready(anvil: &Anvil) {
-    let pending = anvil.call("eth_getTransactionCount", json!([ADDRESS, "pending"])).await;
-    assert_eq!(number(&pending), 0, "the new chain got what was of the old one");
+/// Waits until an endpoint is known to be of another chain: what is sent before may reach it.
+async fn noticed(log: &Log) {
+    let said = async || !log.lines_with("IS OF ANOTHER CHAIN").is_empty();
+    until("the other chain to be noticed", said).await;
 }
 
-/// It got nothing at all, not even what waits there for a lower nonce.
+/// The new chain got nothing, not even what would wait there for a lower nonce.
 async fn has_nothing(anvil: &Anvil) {
-    has_nothing_ready(anvil).await;
+    let pending = anvil.call("eth_getTransactionCount", json!([ADDRESS, "pending"])).await;
     let pool = anvil.call("txpool_status", json!([])).await;
-    let counts = (number(&pool["pending"]), number(&pool["queued"]));
-    assert_eq!(counts, (0, 0), "the new chain got what was of the old one: {pool}");
+    let counts = [&pending, &pool["pending"], &pool["queued"]].map(number);
+    assert_eq!(counts, [0, 0, 0], "the new chain got what was of the old one: {pool}");
 }
 
 #[tokio::test]
 async fn a_chain_that_is_reset_gets_nothing_and_the_old_one_is_not_written_back() {
     let db = database().await;
     let mut anvil = Anvil::start(&["--no-mining"]).await;
+    let (log, _guard) = listen();
     let node = Node::leader(&db.dsn(), &anvil).await;
     let mut handle = send(&node, 0).await;
     crate::until(&mut handle, is(State::Ready)).await;
     anvil.reset().await;
+    noticed(&log).await;
     let said = refused(&node.service).await;
     assert!(said.contains("another chain"), "{said}");
     assert!(said.contains("stop every node"), "{said}");
@@ -104,12 +105,14 @@ async fn a_reset_that_no_call_failed_at_is_seen_by_a_block_that_does_not_continu
         (Anvil::start(&["--no-mining"]).await, Anvil::start(&["--timestamp", "1700000000"]).await);
     old.mine(5).await;
     let gateway = RpcProxy::start(&old.url).await;
+    let (log, _guard) = listen();
     let node = leader(&db.dsn(), &gateway).await;
     let mut handle = send(&node, 0).await;
     crate::until(&mut handle, is(State::Ready)).await;
     gateway.lead_to(&new.url);
+    noticed(&log).await;
     assert!(refused(&node.service).await.contains("another chain"));
-    has_nothing_ready(&new).await;
+    has_nothing(&new).await;
     // It was a mistake of the gateway: the chain is back, and the request goes on.
     gateway.lead_to(&old.url);
     assert_eq!(end(&old, &mut handle).await.kind, EndKind::Executed);
@@ -128,11 +131,14 @@ async fn one_endpoint_that_leads_to_another_chain_does_not_keep_the_others_from_
     let mut handle = send(&node, 0).await;
     assert_eq!(end(&old, &mut handle).await.kind, EndKind::Executed);
     first.lead_to(&new.url);
-    until("it is seen", async || !log.lines_with("IS OF ANOTHER CHAIN").is_empty()).await;
+    // A look that had begun finds a nonce that cannot be: also then the endpoint is left alone.
+    let words = ["IS OF ANOTHER CHAIN", "is left alone"];
+    let seen = async || words.iter().any(|words| !log.lines_with(words).is_empty());
+    until("the other chain to be seen", seen).await;
     let mut next = send(&node, 1).await;
     assert_eq!(end(&old, &mut next).await.kind, EndKind::Executed);
     assert_eq!(log.lines_with("took over").len(), 1, "it led all the time");
-    has_nothing_ready(&new).await;
+    has_nothing(&new).await;
 }
 
 #[tokio::test]
@@ -146,9 +152,11 @@ async fn a_standalone_nodes_journal_is_named_when_its_chain_is_reset() {
         let builder = TransactionService::builder(mode, Arc::new(chain), Arc::new(signer));
         builder.options(impatient()).start().await.expect("starts")
     };
+    let (log, _guard) = listen();
     let service = start(&anvil).await;
     service.send(SendRequest::call(pay(0, 1))).await.expect("accepted");
     anvil.reset().await;
+    noticed(&log).await;
     let path = journal.display().to_string();
     // While it runs, and when it is started again.
     let said = refused(&service).await;
