@@ -310,10 +310,9 @@ impl Raft {
 
     fn set_timer(&mut self, now: Tick) {
         if self.node.role().is_leader() {
-            // A heartbeat that is due soon stays due: noraft puts it off with every proposal, and a follower that
-            // waits for a snapshot is sent nothing else.
-            let next = now + self.config.heartbeat;
-            self.timer = if self.timer > now { self.timer.min(next) } else { next };
+            // A heartbeat that is due, or is soon, stays due: noraft puts it off with every proposal, and a follower
+            // that waits for a snapshot is sent nothing else.
+            self.timer = self.timer.min(now + self.config.heartbeat);
             return;
         }
         let base = now.max(self.still_until).max(now + self.config.heartbeat);
@@ -455,6 +454,8 @@ impl Commit for Raft {
             return;
         }
         if self.leads() {
+            // This one is sent now.
+            self.timer = now + self.config.heartbeat;
             self.node.handle_election_timeout();
             self.drain(now, None);
         } else {

@@ -215,4 +215,21 @@ mod tests {
         raft.handle_message(now, VOTER, answer(&next, &mut end));
         assert!(forgot(&mut raft), "it got again what it had acknowledged, up to {end:?}");
     }
+
+    #[test]
+    fn a_heartbeat_that_is_due_is_not_put_off_by_proposals() {
+        let mut now = Tick::ZERO + Duration::from_secs(1);
+        let config = CommitConfig::default();
+        let heartbeat = config.heartbeat;
+        let mut raft = Raft::fresh(PeerId([1; 32]), config, SmallRng::seed_from_u64(1));
+        raft.bootstrap(now, &BTreeSet::from([PeerId([1; 32])])).expect("it is fresh");
+        for proposal in 0..100 {
+            let due = raft.poll_timeout();
+            now = due + Duration::from_millis(1);
+            raft.propose(now, vec![proposal]).expect("it leads");
+            assert_eq!(raft.poll_timeout(), due, "it is late, and still due");
+            raft.handle_timeout(now);
+            assert_eq!(raft.poll_timeout(), now + heartbeat);
+        }
+    }
 }
