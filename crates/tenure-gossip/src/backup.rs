@@ -1,5 +1,8 @@
 //! A cluster's state in one file, and the new cluster that is made of it.
 
+pub(crate) mod survivor;
+mod unfinished;
+
 use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -8,13 +11,15 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use self::survivor::RETIRED;
+use self::unfinished::Unfinished;
 use crate::carried::{Carried, first_credentials};
 use crate::commit::{CommitWrite, EntryKind, HardState, Members, Position, SnapshotPoint};
 use crate::credentials::CREDENTIALS;
 use crate::engine::{Command, Reset, Sealed, Snapshot, Write};
-use crate::history::{Chain, ChainError, Hash, Record};
+use crate::history::{Chain, ChainError, Hash, Record, frozen_head};
 use crate::host::HostError;
-use crate::host::folder::{Folder, STORE};
+use crate::host::folder::{self, STORE, UNFINISHED};
 use crate::identity::{Keys as _, PeerId};
 use crate::machine::StateMachine;
 use crate::storage::{Store, StoreError};
@@ -66,6 +71,18 @@ pub enum BackupError {
         .0.display()
     )]
     NotEmpty(PathBuf),
+    /// The new folder would lie in the old one.
+    #[error("{}: lies inside the survivor's folder, which is left behind; name one beside it", .0.display())]
+    Inside(PathBuf),
+    /// Another command works on the folder.
+    #[error("{}: another command is filling this folder; wait until it has ended", .0.display())]
+    Busy(PathBuf),
+    /// A command that filled the folder was cut short.
+    #[error(
+        "{}: `tenure gossip restore` or `force-recover` was cut short while it filled this folder; run it again with the same arguments",
+        .0.display()
+    )]
+    Unfinished(PathBuf),
     /// There is no state in the folder.
     #[error("{}: no node has kept a state here; name the folder of a survivor", .0.display())]
     NoState(PathBuf),
@@ -157,20 +174,34 @@ impl Backup {
     }
 
     /// What the folder of a stopped node holds: all that it applied, and what its log has beyond. An entry of
-    /// the log may or may not have been committed; none that was acknowledged is left out.
+    /// the log may or may not have been committed; none that was acknowledged is left out. To make a new cluster of a
+    /// survivor see [`Survivor`](crate::Survivor).
     ///
     /// # Errors
     /// See [`BackupError`]; [`StoreError::Io`] if a node still runs there.
     pub fn of_folder(folder: &Path) -> Result<Self, BackupError> {
-        let path = folder.join(STORE);
-        if !path.exists() {
-            return Err(BackupError::NoState(folder.to_owned()));
-        }
-        let store = Store::open(&path)?;
-        let cluster = store.get("cluster")?.ok_or(BackupError::NoState(folder.to_owned()))?;
-        if store.get("retired")? == Some(true) {
+        let store = Self::store_of(folder)?;
+        if store.get(RETIRED)? == Some(true) {
             return Err(BackupError::Retired(folder.to_owned()));
         }
+        Self::of_store(folder, &store)
+    }
+
+    /// The store of a stopped node.
+    fn store_of(folder: &Path) -> Result<Store, BackupError> {
+        let path = folder.join(STORE);
+        let fail = |why| BackupError::Folder(Box::new(folder::unusable(folder, &why)));
+        if !path.try_exists().map_err(fail)? {
+            return Err(BackupError::NoState(folder.to_owned()));
+        }
+        if folder.join(UNFINISHED).try_exists().map_err(fail)? {
+            return Err(BackupError::Unfinished(folder.to_owned()));
+        }
+        Ok(Store::open(&path)?)
+    }
+
+    fn of_store(folder: &Path, store: &Store) -> Result<Self, BackupError> {
+        let cluster = store.get("cluster")?.ok_or(BackupError::NoState(folder.to_owned()))?;
         let mut spaces = Vec::new();
         for name in store.namespaces()? {
             let found = store.found(&name)?;
@@ -179,13 +210,19 @@ impl Backup {
             let point = found.snapshot.as_ref().and_then(|sealed| sealed.point.clone());
             let mut records: Vec<_> =
                 found.history.into_iter().filter(|record| record.index > covered).collect();
+            let frozen = || found.snapshot.as_ref().and_then(|s| frozen_head(&s.snapshot().chain));
+            let mut head = records.last().map(Record::hash).or_else(frozen).unwrap_or_default();
             let mut last = point.map(|point| point.position).unwrap_or_default();
             for entry in found.commit.entries {
                 last = entry.position;
                 if let EntryKind::Command(bytes) = entry.kind
                     && let Ok(Command::Record(record)) = postcard::from_bytes(&bytes)
                     && record.index == records.last().map_or(covered, |r: &Record| r.index) + 1
+                    // A record that came from a peer is committed. An entry that contradicts it never was, nor was any
+                    // entry after that one: a former leader had them, and was cut off.
+                    && record.prev == head
                 {
+                    head = record.hash();
                     records.push(record);
                 }
             }
@@ -194,15 +231,6 @@ impl Backup {
             spaces.push(Space { name, term, lease: hard.lease, last, snapshot, records });
         }
         Ok(Self { cluster, spaces })
-    }
-
-    /// Marks the folder of a stopped node as left behind: no node starts in it any more. Do so with the folder
-    /// that a generation was made of, or its node could start beside the new cluster.
-    ///
-    /// # Errors
-    /// See [`StoreError`].
-    pub fn retire(folder: &Path) -> Result<(), StoreError> {
-        Store::open(&folder.join(STORE))?.put("retired", &true)
     }
 
     /// How far it reaches, namespace by namespace.
@@ -225,16 +253,26 @@ impl Backup {
     /// Writes it to a new file that only its owner can read, whole and synced.
     ///
     /// # Errors
-    /// [`BackupError::Io`]; also if there is such a file already. A part of the file may be left then.
+    /// [`BackupError::Io`]; also if there is such a file already. Nothing is left then of what was written.
     pub fn write(&self, path: &Path) -> Result<(), BackupError> {
         let fail = |why| BackupError::Io { path: path.to_owned(), why };
         let body = postcard::to_stdvec(self).expect("plain data can always be encoded");
         let mut options = std::fs::OpenOptions::new();
         let mut file = options.write(true).create_new(true).mode(0o600).open(path).map_err(fail)?;
-        for part in [MAGIC.as_slice(), &[FORM], blake3::hash(&body).as_bytes(), &body] {
-            file.write_all(part).map_err(fail)?;
-        }
-        file.sync_all().map_err(fail)
+        let mut whole = || -> std::io::Result<()> {
+            for part in [MAGIC.as_slice(), &[FORM], blake3::hash(&body).as_bytes(), &body] {
+                file.write_all(part)?;
+            }
+            file.sync_all()?;
+            // Its name must last as well.
+            let absolute = std::path::absolute(path)?;
+            absolute.parent().map_or(Ok(()), |folder| std::fs::File::open(folder)?.sync_all())
+        };
+        whole().map_err(|why| {
+            // A part of a backup would be in the way of the next one.
+            let _ = std::fs::remove_file(path);
+            fail(why)
+        })
     }
 
     /// Reads what [`Backup::write`] wrote.
@@ -263,20 +301,31 @@ impl Backup {
     /// others join. `M` must be the state machine of the former cluster. Keys that were nodes are none in it;
     /// operators and clients keep their rights, and open invitations are void.
     ///
+    /// No node starts in the folder before it is whole and on disk. After a crash the same call fills it again.
+    ///
     /// # Errors
-    /// See [`BackupError`]; then the folder is as before.
+    /// See [`BackupError`]; then the folder is as before, or no node starts in it and the same call fills it again.
     pub fn restore<M: StateMachine>(&self, folder: &Path) -> Result<Generation, BackupError> {
-        let taken = std::fs::read_dir(folder).is_ok_and(|mut files| files.next().is_some());
-        if taken {
-            return Err(BackupError::NotEmpty(folder.to_owned()));
-        }
+        let (unfinished, node, cluster) = self.draft::<M>(folder)?;
+        unfinished.finish()?;
+        Ok(Generation { node, cluster: hex::encode(cluster), reach: self.reach() })
+    }
+
+    /// The same, but for the last step: everything is there and on disk, and no node starts in it yet.
+    fn draft<M: StateMachine>(
+        &self,
+        folder: &Path,
+    ) -> Result<(Unfinished, PeerId, [u8; 16]), BackupError> {
+        let unfinished = Unfinished::begin(folder)?;
         let cluster: [u8; 16] = rand::random();
-        let opened = Folder::open(folder, false).map_err(Box::new)?;
-        let node = opened.keys.id();
-        match self.fill::<M>(&opened.store, cluster, node) {
-            Ok(()) => Ok(Generation { node, cluster: hex::encode(cluster), reach: self.reach() }),
+        let filled = unfinished.open().and_then(|opened| {
+            let node = opened.keys.id();
+            self.fill::<M>(&opened.store, cluster, node).map(|()| node)
+        });
+        match filled {
+            Ok(node) => Ok((unfinished, node, cluster)),
             Err(error) => {
-                opened.discard_if_new();
+                unfinished.abandon();
                 Err(error)
             }
         }
@@ -305,7 +354,6 @@ impl Backup {
         }
         store.commit(&writes)?;
         store.put("founder", &true)?;
-        // Last: a folder without it has no state.
         Ok(store.put("cluster", &cluster)?)
     }
 }
@@ -343,74 +391,4 @@ impl Space {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::history::TxId;
-    use crate::kv::{Kv, KvGoal};
-
-    fn records(count: u8) -> Vec<Record> {
-        let mut chain = Chain::<Kv>::default();
-        let next = |n: u8| {
-            let goal = KvGoal::Put { key: format!("k{n}"), value: n.into() };
-            let record = chain.execute(3, PeerId([1; 32]), TxId([n; 16]), goal.to_bytes());
-            chain.apply(&record).expect("the next one");
-            record
-        };
-        (1..=count).map(next).collect()
-    }
-
-    fn backup() -> Backup {
-        let last = Position { term: 3, index: 9 };
-        let (name, lease) = ("main".to_owned(), Duration::from_secs(1));
-        let space = Space { name, term: 5, lease, last, snapshot: None, records: records(4) };
-        Backup::new([1; 16], vec![space])
-    }
-
-    #[test]
-    fn a_file_that_was_changed_is_refused_and_none_is_overwritten() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("backup");
-        backup().write(&path).unwrap();
-        assert_eq!(Backup::read(&path).unwrap().reach(), backup().reach());
-        assert!(matches!(backup().write(&path), Err(BackupError::Io { .. })));
-        let mut bytes = std::fs::read(&path).unwrap();
-        *bytes.last_mut().unwrap() ^= 1;
-        std::fs::write(&path, bytes).unwrap();
-        assert!(matches!(Backup::read(&path), Err(BackupError::Damaged { .. })));
-    }
-
-    #[test]
-    fn a_file_of_another_form_is_refused_with_its_number_and_a_remedy() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("backup");
-        backup().write(&path).unwrap();
-        let mut bytes = std::fs::read(&path).unwrap();
-        bytes[MAGIC.len()] = b'1';
-        std::fs::write(&path, bytes).unwrap();
-        let error = Backup::read(&path).unwrap_err();
-        assert!(matches!(error, BackupError::OtherForm { form: '1', .. }), "{error}");
-        assert!(error.to_string().contains("use the version that wrote it"), "{error}");
-        std::fs::write(&path, b"tenure backup  ").unwrap();
-        assert!(matches!(Backup::read(&path), Err(BackupError::Damaged { .. })));
-    }
-
-    #[test]
-    fn a_generation_begins_beyond_every_number_of_the_former_one() {
-        let dir = tempfile::tempdir().unwrap();
-        let folder = dir.path().join("new");
-        let made = backup().restore::<Kv>(&folder).unwrap();
-        assert!(matches!(backup().restore::<Kv>(&folder), Err(BackupError::NotEmpty(_))));
-        let again = Backup::of_folder(&folder).unwrap();
-        let reach = &again.reach()[0];
-        assert_ne!(again.cluster, [1; 16]);
-        assert_eq!((reach.index, reach.term), (RECORDS, TERMS));
-        let chain = again.spaces[0].chain::<Kv>().unwrap();
-        assert_eq!(chain.find(&TxId([4; 16])), Some(4), "what was decided stays decided");
-        assert_eq!(made.reach, backup().reach());
-        // And a generation of that generation begins beyond it.
-        let next = again.restore::<Kv>(&dir.path().join("next")).unwrap();
-        assert_ne!(next.cluster, made.cluster);
-        let reach = &Backup::of_folder(&dir.path().join("next")).unwrap().reach()[0];
-        assert_eq!((reach.index, reach.term), (2 * RECORDS, 2 * TERMS));
-    }
-}
+mod tests;

@@ -154,7 +154,7 @@ pub(crate) struct Driver<M: StateMachine> {
     started: Tick,
     rng: SmallRng,
     next_round: Tick,
-    work: Work,
+    work: Work<M>,
     pub(crate) stopping: Option<oneshot::Sender<()>>,
 }
 
@@ -386,6 +386,7 @@ impl<M: StateMachine> Driver<M> {
         }
         self.answer_changes();
         self.start_snapshots();
+        self.open_snapshots();
         Ok(())
     }
 

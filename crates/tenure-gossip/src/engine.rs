@@ -35,7 +35,7 @@ pub use self::members::Barred;
 use self::members::{Replacing, Rounds};
 #[doc(hidden)]
 pub use self::output::Command;
-pub use self::output::{Draft, Event, Output, Reset, Sealed, Snapshot, Write};
+pub use self::output::{Draft, Event, Opened, Output, Received, Reset, Sealed, Snapshot, Write};
 use self::sync::Fetch;
 use crate::commit::{Commit, CommitError, CommitOutput, CommitStatus, CommitWrite, Raft, Restored};
 use crate::gossip::{Gossip, GossipOutput};
@@ -111,6 +111,10 @@ pub struct Engine<M: StateMachine, C: Commit = Raft> {
     /// The oldest record in the store.
     oldest: u64,
     fetch: Option<Fetch>,
+    /// A snapshot that was fetched, until the driver takes it.
+    received: Option<Received<M>>,
+    /// One is being read.
+    opening: bool,
     asked: Asked,
     /// When a member was last heard, or there was none to hear; later by the time for which this node did not run.
     heard: Tick,
@@ -213,6 +217,8 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
             drafting: false,
             oldest,
             fetch: None,
+            received: None,
+            opening: false,
             asked: Asked::default(),
             heard: now,
             stranded: false,

@@ -184,6 +184,11 @@ struct Frozen {
     transactions: Vec<(TxId, Decided)>,
 }
 
+/// The hash of the last record that [`Chain::freeze`] covered.
+pub(crate) fn frozen_head(bytes: &[u8]) -> Option<Hash> {
+    postcard::from_bytes::<Frozen>(bytes).ok().map(|frozen| frozen.head)
+}
+
 fn goal_hash(goal: &[u8]) -> [u8; 8] {
     *blake3::hash(goal).as_bytes().first_chunk().expect("a hash has 32 bytes")
 }

@@ -17,6 +17,7 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio_util::task::AbortOnDropHandle;
 
 use self::folder::Folder;
+use crate::backup::survivor::RETIRED;
 use crate::carried::{Carried, first_credentials};
 use crate::commit::MemberChange;
 use crate::config::{ConfigError, HostConfig, Start};
@@ -78,6 +79,12 @@ pub enum HostError {
         "this folder belongs to another cluster than the node at {0}, and no node of its own answers; if that cluster was recovered or restored from this one, join it with a fresh folder (--data), else name a node of this one by --join"
     )]
     OtherCluster(String),
+    /// A command that filled its folder was cut short.
+    #[error(
+        "{}: `tenure gossip restore` or `force-recover` was cut short while it filled this folder; run it again with the same arguments",
+        .0.display()
+    )]
+    Unfinished(PathBuf),
     /// Its state was recovered into another generation.
     #[error(
         "the state of this folder was recovered into a new cluster, and this node can take part in neither; remove the folder, and join the new cluster with a fresh one"
@@ -426,7 +433,7 @@ impl Stored {
 
     /// Reads it, founds a cluster if that is what this start is for, and counts the start.
     fn load(store: &Store, start: &Start) -> Result<Self, HostError> {
-        if store.get("retired")? == Some(true) {
+        if store.get(RETIRED)? == Some(true) {
             return Err(HostError::Retired);
         }
         let mut cluster: Option<[u8; 16]> = store.get("cluster")?;

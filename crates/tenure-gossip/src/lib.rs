@@ -127,6 +127,7 @@ mod number;
 pub mod spray;
 mod storage;
 
+pub use self::backup::survivor::Survivor;
 pub use self::backup::{Backup, BackupError, Generation, Reach};
 pub use self::commit::{CommitConfig, CommitError, MemberChange};
 pub use self::config::{ConfigError, HostConfig, Start};

@@ -10,7 +10,7 @@
 /// ahead of what is committed, and snapshots are made from a third.
 ///
 /// `execute`, `apply` and `digest` run on the node's one thread, between its heartbeats: what takes long there
-/// costs the lease. `query` and, as a rule, `snapshot` run on a copy, on another thread.
+/// costs the lease. `query`, `restore` and, as a rule, `snapshot` run on another thread.
 pub trait StateMachine: Clone + Send + 'static {
     /// The state before anything happened.
     fn initial() -> Self;

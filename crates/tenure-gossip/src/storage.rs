@@ -54,7 +54,14 @@ pub enum StoreError {
 }
 
 fn io(error: impl Into<redb::Error>) -> StoreError {
-    StoreError::Io(Box::new(error.into()))
+    let error = error.into();
+    let damaged = match &error {
+        redb::Error::Corrupted(_) => true,
+        // Not a store: also one whose first start was cut short.
+        redb::Error::Io(why) => why.kind() == std::io::ErrorKind::InvalidData,
+        _ => false,
+    };
+    if damaged { StoreError::Damaged(Box::new(error)) } else { StoreError::Io(Box::new(error)) }
 }
 
 fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, StoreError> {
@@ -461,6 +468,19 @@ mod tests {
         drop(store);
         let store = Store::open(&dir.path().join("node.redb")).unwrap();
         assert_eq!(store.found("a").unwrap().incarnation, 2);
+    }
+
+    #[test]
+    fn a_file_that_is_no_store_is_damaged_and_the_remedy_is_a_fresh_folder() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("node.redb");
+        // As a first start leaves it that was cut short, and as anything else may.
+        for bytes in [vec![0; 1 << 16], b"a letter".to_vec()] {
+            std::fs::write(&path, bytes).unwrap();
+            let error = Store::open(&path).err().unwrap();
+            assert!(matches!(error, StoreError::Damaged(_)), "{error}");
+            assert!(error.to_string().contains("fresh folder"), "{error}");
+        }
     }
 
     #[test]

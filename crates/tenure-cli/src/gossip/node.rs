@@ -127,6 +127,7 @@ impl From<HostError> for Failure {
             HostError::Config(_)
             | HostError::Tls(_)
             | HostError::NoState
+            | HostError::Unfinished(_)
             | HostError::Identity(_)
             | HostError::Uninvited(_)
             | HostError::OpenCluster(_)

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use tenure_gossip::{Backup, BackupError, Generation, Kv, Reach};
+use tenure_gossip::{Backup, BackupError, Generation, Kv, Reach, Survivor};
 
 use super::{ANSWER, NodeAddress};
 use crate::exit::{Exit, Failure};
@@ -48,9 +48,11 @@ impl From<BackupError> for Failure {
             BackupError::NotEmpty(_)
             | BackupError::NoState(_)
             | BackupError::Retired(_)
+            | BackupError::Unfinished(_)
+            | BackupError::Inside(_)
             | BackupError::OtherForm { .. }
             | BackupError::Damaged { .. } => Failure::usage(error.to_string()),
-            // `BackupError` may grow; whatever it says, nothing was made.
+            // `BackupError` may grow; whatever it says, no node was made that starts.
             _ => Failure::failed(error.to_string()),
         }
     }
@@ -75,8 +77,8 @@ pub(super) fn restore(args: &RestoreArgs) -> Result<Exit, Failure> {
 }
 
 pub(super) fn force_recover(args: &RecoverArgs) -> Result<Exit, Failure> {
-    let backup = Backup::of_folder(&args.data)?;
-    list(&backup.reach());
+    let survivor = Survivor::open(&args.data, &args.into)?;
+    list(&survivor.reach());
     if !args.accept_data_loss {
         return Err(Failure::usage(
             "nothing was done. What the other voters acknowledged and this folder does not have will be lost, \
@@ -84,8 +86,7 @@ pub(super) fn force_recover(args: &RecoverArgs) -> Result<Exit, Failure> {
              Compare the last entries of all survivors, take the largest, and repeat with --accept-data-loss",
         ));
     }
-    let made = backup.restore::<Kv>(&args.into)?;
-    Backup::retire(&args.data).map_err(BackupError::from)?;
+    let made = survivor.recover::<Kv>()?;
     say(&made, &args.into);
     Ok(Exit::Clean)
 }

@@ -2,6 +2,7 @@
 #![cfg(feature = "gossip")]
 
 mod cases;
+mod crash;
 mod faults;
 mod kit;
 mod members;

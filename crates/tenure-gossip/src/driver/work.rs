@@ -9,7 +9,8 @@ use tokio::sync::{Semaphore, mpsc};
 use super::refusal::Refusal;
 use super::watchers::Watcher;
 use super::{Driver, now};
-use crate::engine::Sealed;
+use crate::carried::Carried;
+use crate::engine::{Opened, Sealed};
 use crate::history::Record;
 use crate::identity::PeerId;
 use crate::machine::StateMachine;
@@ -69,8 +70,13 @@ pub(crate) struct Made {
 const MAX_PEERS_READS: usize = 16;
 
 /// What was done beside the driver.
-pub(crate) enum Done {
+pub(crate) enum Done<M> {
     Snapshot(Made),
+    /// A snapshot that a peer sent is read and written; `None` if it was damaged.
+    Opened {
+        namespace: String,
+        opened: Result<Option<Box<Opened<Carried<M>>>>, StoreError>,
+    },
     /// What another node asked for is read.
     History {
         namespace: String,
@@ -85,9 +91,9 @@ pub(crate) enum Done {
 }
 
 /// What goes on beside the driver.
-pub(crate) struct Work {
-    pub(super) made: mpsc::Sender<Done>,
-    pub(super) done: mpsc::Receiver<Done>,
+pub(crate) struct Work<M> {
+    pub(super) made: mpsc::Sender<Done<M>>,
+    pub(super) done: mpsc::Receiver<Done<M>>,
     /// A watcher that reads the past holds a place until it has caught up.
     pub(super) catching: Arc<Semaphore>,
     /// The same for what other nodes ask for.
@@ -99,9 +105,9 @@ pub(crate) struct Work {
     pub(super) turn: Arc<Semaphore>,
 }
 
-impl Work {
+impl<M> Work<M> {
     pub(super) fn new() -> Self {
-        // One snapshot of a namespace is made at a time, and watchers that catch up have places: what waits
+        // One snapshot of a namespace is made, and one read, at a time, and watchers that catch up have places: what waits
         // here is bounded by their number.
         let (made, done) = mpsc::channel(64);
         let (places, turn) = (Semaphore::new(MAX_READS), Semaphore::new(1));
@@ -129,9 +135,32 @@ impl<M: StateMachine> Driver<M> {
         }
     }
 
-    pub(super) fn work_done(&mut self, done: Done) -> Result<(), StoreError> {
+    /// Reads and writes the snapshots that other nodes sent.
+    pub(super) fn open_snapshots(&mut self) {
+        for (name, ns) in &mut self.namespaces {
+            let Some(received) = ns.engine.poll_received() else { continue };
+            let (store, made, namespace) =
+                (self.store.clone(), self.work.made.clone(), name.clone());
+            // Not cancelled when the node stops, as above.
+            self.runtime.spawn_blocking(move || {
+                let opened = received.open().map(|opened| {
+                    store.write_snapshot(&namespace, opened.sealed()).map(|()| Box::new(opened))
+                });
+                let _ = made.blocking_send(Done::Opened { namespace, opened: opened.transpose() });
+            });
+        }
+    }
+
+    pub(super) fn work_done(&mut self, done: Done<M>) -> Result<(), StoreError> {
         match done {
             Done::Snapshot(made) => self.snapshot_made(made),
+            Done::Opened { namespace, opened } => {
+                let opened = opened?.map(|opened| *opened);
+                if let Some(ns) = self.namespaces.get_mut(&namespace) {
+                    ns.engine.opened(now(), opened);
+                }
+                Ok(())
+            }
             Done::History { namespace, to, records } => {
                 let records = records?;
                 let last =

@@ -1,6 +1,7 @@
 //! What an engine wants done, and what of it is stored.
 
 use std::collections::BTreeMap;
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -120,6 +121,39 @@ impl<M: StateMachine> Draft<M> {
     pub fn seal(self) -> Sealed {
         let Self { index, point, barred, chain } = self;
         Snapshot { index, point, barred, chain: chain.freeze() }.seal()
+    }
+}
+
+/// A snapshot that a peer sent. To check and read it takes time in proportion to the state: not on the thread
+/// that runs the engine.
+pub struct Received<M> {
+    pub(super) hash: Hash,
+    pub(super) bytes: Vec<u8>,
+    pub(super) state: PhantomData<fn() -> M>,
+}
+
+impl<M: StateMachine> Received<M> {
+    /// Checks and reads it; `None` if it is damaged.
+    #[must_use]
+    pub fn open(self) -> Option<Opened<M>> {
+        let (sealed, snapshot) = Sealed::open(self.hash, self.bytes)?;
+        let chain = Chain::thaw(&snapshot.chain).ok()?;
+        (chain.index() == snapshot.index).then_some(Opened { sealed, snapshot, chain })
+    }
+}
+
+/// A snapshot that a peer sent, ready to be installed.
+pub struct Opened<M> {
+    pub(super) sealed: Sealed,
+    pub(super) snapshot: Snapshot,
+    pub(super) chain: Chain<M>,
+}
+
+impl<M> Opened<M> {
+    /// What will be stored, if it is installed as it came.
+    #[must_use]
+    pub fn sealed(&self) -> &Sealed {
+        &self.sealed
     }
 }
 

@@ -1,10 +1,11 @@
 //! Catching up: history in chunks, snapshots in pieces.
 
+use std::marker::PhantomData;
 use std::time::Duration;
 
-use super::{Draft, Engine, Event, Output, Reset, Sealed, Snapshot, Write};
+use super::{Draft, Engine, Event, Opened, Output, Received, Reset, Sealed, Snapshot, Write};
 use crate::commit::Commit;
-use crate::history::{Chain, Hash, Record};
+use crate::history::{Hash, Record};
 use crate::identity::PeerId;
 use crate::machine::StateMachine;
 use crate::message::{MAX_HISTORY_RECORDS, Message, SNAPSHOT_PIECE};
@@ -138,7 +139,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
             self.out.push_back(Output::Event(Event::Stranded));
         }
         self.stranded = stranded;
-        if !attached && self.next_sync <= now && self.fetch.is_none() {
+        if !attached && self.next_sync <= now && self.fetch.is_none() && !self.opening {
             self.request_history(now, 1);
         }
     }
@@ -246,7 +247,7 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
         // A member whose chain is ahead (by history) may still need the place in the log.
         let status = self.commit.status(now);
         let wanted = index > self.chain.index() || (status.term > 0 && log > status.commit_index);
-        if wanted && self.fetch.is_none() && length <= MAX_SNAPSHOT {
+        if wanted && self.fetch.is_none() && !self.opening && length <= MAX_SNAPSHOT {
             self.fetch =
                 Some(Fetch { from, hash, length, bytes: Vec::new(), until: now + FETCH_PATIENCE });
             self.out.push_back(Output::Send(from, Message::SnapshotRequest { hash, offset: 0 }));
@@ -290,16 +291,28 @@ impl<M: StateMachine, C: Commit> Engine<M, C> {
             return;
         }
         let Some(fetch) = self.fetch.take() else { return };
-        if let Some((sealed, snapshot)) = Sealed::open(hash, fetch.bytes) {
-            self.install(now, sealed, snapshot);
-        }
+        self.opening = true;
+        self.received = Some(Received { hash, bytes: fetch.bytes, state: PhantomData });
     }
 
-    fn install(&mut self, now: Tick, sealed: Sealed, snapshot: Snapshot) {
-        let Ok(chain) = Chain::<M>::thaw(&snapshot.chain) else { return };
-        if chain.index() != snapshot.index || self.halted.is_some() {
-            return;
+    /// A snapshot that was fetched, to be read with [`Received::open`], on another thread, and then handed to
+    /// [`Engine::opened`]. One at a time.
+    pub fn poll_received(&mut self) -> Option<Received<M>> {
+        self.received.take()
+    }
+
+    /// The snapshot is read (and, if the store can do that beside the engine, written); `None` if it was damaged. What
+    /// came in the meantime counts: it is installed only if it still reaches further than what is here.
+    pub fn opened(&mut self, now: Tick, opened: Option<Opened<M>>) {
+        self.opening = false;
+        if let Some(opened) = opened.filter(|_| self.halted.is_none()) {
+            self.install(now, opened);
         }
+        self.settle(now);
+    }
+
+    fn install(&mut self, now: Tick, opened: Opened<M>) {
+        let Opened { sealed, snapshot, chain } = opened;
         let before = self.commit.status(now);
         let mut reset = Reset::Keep;
         let mut moved = false;

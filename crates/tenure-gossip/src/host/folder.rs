@@ -14,6 +14,9 @@ use crate::storage::Store;
 /// The file of the store: it holds the whole state, and is its owner's alone like the key.
 pub(crate) const STORE: &str = "node.redb";
 
+/// A folder with this file is not whole yet: `restore` or `force-recover` is filling it, or was cut short.
+pub(crate) const UNFINISHED: &str = "unfinished";
+
 /// What a node keeps on disk.
 pub(crate) struct Folder {
     pub(crate) store: Store,
@@ -30,10 +33,21 @@ impl Folder {
         let fail = |why| unusable(folder, &why);
         let store = folder.join(STORE);
         let fresh = !store.try_exists().map_err(fail)?;
+        if folder.join(UNFINISHED).try_exists().map_err(fail)? {
+            return Err(HostError::Unfinished(folder.to_owned()));
+        }
         if fresh && resume {
             return Err(HostError::NoState);
         }
         make_folder(folder).map_err(fail)?;
+        let opened = Self::open_files(folder)?;
+        Ok(Self { fresh, ..opened })
+    }
+
+    /// Opens the files of a folder that is there, or makes them.
+    pub(crate) fn open_files(folder: &Path) -> Result<Self, HostError> {
+        let fail = |why| unusable(folder, &why);
+        let store = folder.join(STORE);
         for (path, right) in [
             (folder.to_owned(), FOLDER_MODE),
             (store.clone(), FILE_MODE),
@@ -57,7 +71,7 @@ impl Folder {
             Err(error) if error.kind() == io::ErrorKind::NotFound => new_keys(folder, &store),
             Err(why) => Err(unusable(&path, &why)),
         };
-        Ok(Self { store, keys: Arc::new(keys?), path: folder.to_owned(), fresh })
+        Ok(Self { store, keys: Arc::new(keys?), path: folder.to_owned(), fresh: false })
     }
 
     /// Removes what this start made; a folder with a state of its own stays as it is.
@@ -101,7 +115,7 @@ fn new_keys(folder: &Path, store: &Store) -> Result<Ed25519Keys, HostError> {
     Ok(keys)
 }
 
-fn unusable(path: &Path, why: &io::Error) -> HostError {
+pub(crate) fn unusable(path: &Path, why: &io::Error) -> HostError {
     let remedy = "name a folder that this program may make, read and write";
     let why = io::Error::new(why.kind(), format!("{why}; {remedy}"));
     HostError::Io { what: path.display().to_string(), why }

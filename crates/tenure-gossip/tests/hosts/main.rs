@@ -1,6 +1,7 @@
 //! Nodes within one process: the gate, TLS, credentials, and what bad peers cost.
 
 mod credentials;
+mod installing;
 
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;

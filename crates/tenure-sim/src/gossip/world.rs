@@ -14,7 +14,7 @@ use super::operations::Operations;
 use super::queue::Queue;
 use tenure_core::Tick;
 use tenure_gossip::commit::{Commit as _, CommitError, MemberChange};
-use tenure_gossip::engine::{Engine, EngineConfig, Event, Output, Sealed, Write};
+use tenure_gossip::engine::{Engine, EngineConfig, Event, Opened, Output, Sealed, Write};
 use tenure_gossip::history::{Hash, Record, TxId};
 use tenure_gossip::identity::PeerId;
 use tenure_gossip::message::Message;
@@ -93,6 +93,12 @@ enum Happening {
         node: usize,
         life: u64,
         sealed: Sealed,
+    },
+    /// A snapshot that a peer sent was read beside the node.
+    Opened {
+        node: usize,
+        life: u64,
+        opened: Option<Box<Opened<Kv>>>,
     },
 }
 
@@ -495,6 +501,11 @@ impl World {
                     self.with(node, |n, now| n.drafted(now, sealed));
                 }
             }
+            Happening::Opened { node, life, opened } => {
+                if self.members[node].life == life {
+                    self.with(node, |n, now| n.opened(now, opened.map(|opened| *opened)));
+                }
+            }
             Happening::Arrival { from, to, message } => {
                 if self.members[to].paused_until > at {
                     let later = self.members[to].paused_until;
@@ -566,6 +577,11 @@ impl World {
             let (life, sealed) = (self.members[i].life, draft.seal());
             let at = self.now + self.rng.random_range(0..500_000);
             self.queue.push(at, Happening::Sealed { node: i, life, sealed });
+        }
+        if let Some(received) = self.members[i].node.as_mut().and_then(Node::poll_received) {
+            let (life, opened) = (self.members[i].life, received.open().map(Box::new));
+            let at = self.now + self.rng.random_range(0..500_000);
+            self.queue.push(at, Happening::Opened { node: i, life, opened });
         }
         if let Some(a) = acting {
             self.open_gate(i, a.term, self.true_time(i, a.until));
