@@ -103,8 +103,8 @@ impl ReadArgs {
 fn unread(error: &StoreError) -> String {
     match error {
         StoreError::Lost(why) => format!(
-            "the database did not answer ({why}): it is slow, or a session has locked the table; nothing \
-             was changed, ask again"
+            "the database did not answer ({why}): it is slow, stops, or a session has locked the table; \
+             nothing was changed, ask again"
         ),
         other => other.to_string(),
     }
@@ -118,15 +118,6 @@ impl From<StoreError> for Failure {
             StoreError::Bound(_) => Failure::usage(error.to_string()),
             StoreError::MayBeLost(_) => Failure::new(Exit::Refused, error.to_string()),
             StoreError::Lost(_) => Failure::new(Exit::Unreachable, unread(&error)),
-            StoreError::Database(refused)
-                if refused.code().is_some_and(|code| {
-                    *code == SqlState::ADMIN_SHUTDOWN
-                        || *code == SqlState::CRASH_SHUTDOWN
-                        || *code == SqlState::CANNOT_CONNECT_NOW
-                }) =>
-            {
-                Failure::new(Exit::Unreachable, format!("{error}; try again"))
-            }
             // A database on which no node ever ran is the commonest mistake.
             StoreError::Database(refused)
                 if refused.code().is_some_and(|code| {

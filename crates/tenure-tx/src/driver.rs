@@ -13,10 +13,11 @@ mod content;
 mod effect;
 mod health;
 mod hold;
+mod orders;
 mod pending;
 mod recovery;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,7 +34,7 @@ use crate::chain::{Chain, Head, Located, Outcome, Report};
 use crate::election::Election;
 use crate::engine::{Engine, Holds, Input, NonceError, Permit};
 use crate::metrics;
-use crate::service::{DrainOutcome, SendError, SendRequest, ServiceOptions, TransactionHandle};
+use crate::service::{DrainOutcome, SendError, SendRequest, ServiceOptions};
 use crate::status::Hash;
 use crate::store::{Snapshot, Store, StoreError, StoredTransaction};
 use crate::writer;
@@ -45,9 +46,10 @@ use pending::{Pending, Reply};
 #[derive(Debug)]
 pub(crate) enum Command {
     Send { request: SendRequest, reply: Reply },
-    Cancel { which: Which, reply: oneshot::Sender<Result<TransactionHandle, SendError>> },
+    Cancel { which: Which, reply: Reply },
     Drain { reply: oneshot::Sender<DrainOutcome> },
     Open { reply: oneshot::Sender<usize> },
+    IsPending { id: String, reply: oneshot::Sender<bool> },
     Recovered { reply: oneshot::Sender<Option<Duration>> },
 }
 
@@ -159,6 +161,9 @@ pub(crate) struct Driver {
     contents: HashMap<u64, Content>,
     /// Requests whose end is on its way to the table, by nonce and form.
     ending: HashMap<(u64, Hash), Ending>,
+    /// The requests that this term was ordered to drop, until the table has their end: what no row tells yet must
+    /// not be forgotten when the table is read again.
+    dropped: HashSet<String>,
     /// The best block when the first of the requests whose end is provisional was built, by nonce.
     provisional: HashMap<u64, u64>,
     /// How often in a row the table had to be read again because a write failed.
@@ -217,6 +222,7 @@ impl Driver {
             head: Head::default(),
             contents: HashMap::new(),
             ending: HashMap::new(),
+            dropped: HashSet::new(),
             provisional: HashMap::new(),
             rereads: 0,
             panics: Panics::default(),
@@ -347,6 +353,8 @@ impl Driver {
         self.reset();
         self.phase = Phase::Following;
         self.contents.clear();
+        // The next leader does not know what is not stored of them: the callers that wait are told.
+        self.dropped.clear();
         for (id, pending) in std::mem::take(&mut self.pending) {
             pending.lose(id, why);
         }
@@ -376,46 +384,15 @@ impl Driver {
                 self.draining.push(reply);
             }
             Command::Open { reply } => drop(reply.send(self.engine.open())),
+            Command::IsPending { id, reply } => {
+                let _ = reply.send(self.pending.contains_key(&id));
+            }
             Command::Recovered { reply } => match self.phase {
                 Phase::Following => drop(reply.send(None)),
                 Phase::Recovering { .. } => self.waiting_recovered.push(reply),
                 Phase::Leading { took } => drop(reply.send(Some(took))),
             },
         }
-    }
-
-    /// Gives a request up, unless it is in a block; its handle tells what comes of that.
-    fn cancel(&mut self, which: Which) -> Result<TransactionHandle, SendError> {
-        match &self.phase {
-            Phase::Leading { .. } => {}
-            Phase::Recovering { foreign: Some(why), .. } => {
-                return Err(SendError::Foreign(why.clone()));
-            }
-            Phase::Recovering { foreign: None, .. } | Phase::Following => {
-                return Err(SendError::NotLeader);
-            }
-        }
-        let nonce = match which {
-            Which::Nonce(nonce) => nonce,
-            Which::Request(id) => match self.engine.nonce_of(&id) {
-                Some(nonce) => nonce,
-                None if self.pending.contains_key(&id) => {
-                    let reason = "it is being accepted at this moment".to_owned();
-                    return Err(SendError::Uncertain { request_id: id, reason });
-                }
-                None => return Err(SendError::NotOpen(id)),
-            },
-        };
-        let known = self.contents.get(&nonce);
-        if let Some(content) = known.filter(|c| c.handle.borrow().dropped().is_some()) {
-            return Ok(content.handle(nonce));
-        }
-        // What no node can have ends by the order itself, and its handle tells.
-        let handle = self.contents.get(&nonce).map(|content| content.handle(nonce));
-        let effects = self.engine.cancel(nonce)?;
-        self.carry_out(effects);
-        let filled = || self.contents.get(&nonce).map(|content| content.handle(nonce));
-        handle.or_else(filled).ok_or_else(|| NonceError::NotOpen(nonce).into())
     }
 
     fn check_drained(&mut self) {

@@ -18,7 +18,7 @@ use tenure_core::epoch::Epoch;
 use tenure_core::gate::LeaderGate;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::account::Signer;
 use crate::chain::Chain;
@@ -359,8 +359,9 @@ impl TransactionService {
     /// # Errors
     /// [`SendError::NotLeader`], or [`SendError::Nonce`] if nothing is, or ever was, at `nonce`: nothing was
     /// done. [`SendError::Store`]: nothing is open at `nonce`, and the table could not be asked how it ended.
-    /// [`SendError::Uncertain`]: this node stopped leading before the no-op was stored, it was not signed or
-    /// not stored, or it took too long. [`SendError::Stopped`]: the service has stopped.
+    /// [`SendError::Undecided`]: this node stopped leading before the no-op was stored, and the next leader does not
+    /// know the order; it was not signed or not stored; or it took too long. [`SendError::Stopped`]: the service
+    /// has stopped.
     pub async fn cancel(&self, nonce: u64) -> Result<Dropped, SendError> {
         self.cancel_nonce(nonce).await.map(|(_, dropped)| dropped)
     }
@@ -386,7 +387,7 @@ impl TransactionService {
     ///
     /// # Errors
     /// As [`TransactionService::cancel`]; [`SendError::NotOpen`] if there is no request with this id, and
-    /// [`SendError::BadRequestId`] if there can be none: nothing was done. [`SendError::Uncertain`] also if
+    /// [`SendError::BadRequestId`] if there can be none: nothing was done. [`SendError::Undecided`] also if
     /// the request is being accepted at this moment: ask again.
     pub async fn cancel_request(&self, id: &str) -> Result<(u64, Dropped), SendError> {
         SendRequest::check_id(id)?;
@@ -394,7 +395,10 @@ impl TransactionService {
             // An order whose answer was lost is given again: how the request ended is its answer.
             Err(SendError::NotOpen(unknown)) => {
                 let ended = |row: StoredTransaction| Some((row.nonce, row.note.end?));
-                let row = self.find(id).await.map_err(|error| SendError::Store(Arc::new(error)))?;
+                let row = self.find(id).await.map_err(|error| SendError::Undecided {
+                    request_id: id.to_owned(),
+                    reason: format!("how it ended could not be read: {error}"),
+                })?;
                 let (nonce, end) = row.and_then(ended).ok_or(SendError::NotOpen(unknown))?;
                 Ok((nonce, Dropped::Ended(*end)))
             }
@@ -404,24 +408,55 @@ impl TransactionService {
 
     async fn cancel_which(&self, which: Which) -> Result<(TransactionHandle, Dropped), SendError> {
         self.require_leader()?;
+        let until = Instant::now() + self.accept_within;
+        let mut handle = self.order(which).await?;
+        loop {
+            let decided = handle.state.wait_for(|state| state.dropped().is_some());
+            let dropped = timeout_at(until, decided).await.map(|state| state.ok()?.dropped());
+            let undecided = |reason: &str| SendError::Undecided {
+                request_id: handle.request_id.clone(),
+                reason: reason.to_owned(),
+            };
+            match dropped {
+                Ok(Some(dropped)) => return Ok((handle, dropped)),
+                Err(_) => return Err(undecided("the no-op was not stored in time")),
+                // The table is read again and decides what is open; or this node leads no more.
+                Ok(None) => {}
+            }
+            match timeout_at(until, self.recovered()).await {
+                Ok(Some(_)) => {}
+                Ok(None) => {
+                    return Err(undecided("this node stopped leading before it was stored"));
+                }
+                Err(_) => return Err(undecided("the table could not be read again in time")),
+            }
+            // By its id: another request may have the nonce by now.
+            match self.order(Which::Request(handle.request_id.clone())).await {
+                Ok(taken) => handle = taken,
+                Err(SendError::NotOpen(id)) => {
+                    let row = self.find(&id).await.map_err(|error| {
+                        undecided(&format!("how it ended could not be read: {error}"))
+                    })?;
+                    let Some(end) = row.and_then(|row| row.note.end) else {
+                        let why = "its no-op was not signed, or not stored; the log says why";
+                        return Err(undecided(why));
+                    };
+                    return Ok((handle, Dropped::Ended(*end)));
+                }
+                // Read once more.
+                Err(SendError::NotLeader) => {}
+                Err(again @ SendError::Undecided { .. }) => return Err(again),
+                Err(other) => return Err(undecided(&other.to_string())),
+            }
+        }
+    }
+
+    /// Has an order taken.
+    async fn order(&self, which: Which) -> Result<TransactionHandle, SendError> {
         let (reply, answer) = oneshot::channel();
         let command = Command::Cancel { which, reply };
         self.commands.send(command).map_err(|_| SendError::Stopped)?;
-        let mut handle = answer.await.map_err(|_| SendError::Stopped)??;
-        let decided = handle.state.wait_for(|state| state.dropped().is_some());
-        let uncertain = |reason: &str| SendError::Uncertain {
-            request_id: handle.request_id.clone(),
-            reason: reason.to_owned(),
-        };
-        let dropped = match timeout(self.accept_within, decided).await {
-            Ok(Ok(state)) => state.dropped(),
-            Ok(Err(_)) if self.election.gate().is_leader() => {
-                return Err(uncertain("its no-op was not signed, or not stored; the log says why"));
-            }
-            Ok(Err(_)) => return Err(uncertain("this node stopped leading before it was stored")),
-            Err(_) => return Err(uncertain("the no-op was not stored in time")),
-        };
-        dropped.map(|dropped| (handle, dropped)).ok_or(SendError::Stopped)
+        answer.await.map_err(|_| SendError::Stopped)?
     }
 
     /// The request with this id, as it stands: on any node, also after its row has left the table. `None`:
@@ -434,6 +469,15 @@ impl TransactionService {
         Ok(reader.by_request(&[id.to_owned()]).await?.into_iter().next_back())
     }
 
+    /// Whether a request with this id waits on this node to be accepted: it is in no table, and may be in a moment, or
+    /// once the database and the chain answer. Asked before [`TransactionService::find`], the two miss no request of
+    /// this node.
+    pub async fn is_pending(&self, id: &str) -> bool {
+        let (reply, answer) = oneshot::channel();
+        let asked = self.commands.send(Command::IsPending { id: id.to_owned(), reply });
+        asked.is_ok() && answer.await.unwrap_or(false)
+    }
+
     async fn at_nonce(&self, nonce: u64) -> Result<Option<StoredTransaction>, StoreError> {
         match &self.reader {
             Some(reader) => reader.by_nonce(nonce).await,
@@ -443,7 +487,8 @@ impl TransactionService {
 
     /// Waits until the request with this id has ended, for `within` at most; returns it as it stands
     /// then: look at [`StoredTransaction::ended`]. On any node. `None`, at once, if there is no such request
-    /// (see [`TransactionService::find`]). Cancel-safe.
+    /// (see [`TransactionService::find`]), and if it [waits on this node](TransactionService::is_pending) all the time.
+    /// Cancel-safe.
     ///
     /// # Errors
     /// [`StoreError`], if the last look failed.
@@ -457,10 +502,15 @@ impl TransactionService {
         loop {
             let left = until.saturating_duration_since(Instant::now());
             let late = || StoreError::Lost("no answer in time".to_owned());
+            let pending = self.is_pending(id).await;
             let found =
                 timeout(left.max(LOOK), self.find(id)).await.unwrap_or_else(|_| Err(late()));
             let left = until.saturating_duration_since(Instant::now());
-            let over = matches!(&found, Ok(Some(row)) if row.ended) || matches!(&found, Ok(None));
+            let over = match &found {
+                Ok(Some(row)) => row.ended,
+                Ok(None) => !pending,
+                Err(_) => false,
+            };
             if over || left.is_zero() {
                 return found;
             }

@@ -16,8 +16,8 @@ mod row;
 mod session;
 
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use tenure_connect::Connector;
@@ -102,7 +102,12 @@ enum Memory {
         /// The advisory lock that a writer's present session holds: see [`session`].
         key: Option<i64>,
     },
-    File(Arc<std::sync::Mutex<Journal>>),
+    File {
+        /// Had by one caller at a time, in the order in which they asked.
+        journal: Arc<Mutex<Journal>>,
+        /// What to do after a development chain was reset.
+        after_reset: String,
+    },
 }
 
 impl Store {
@@ -127,14 +132,15 @@ impl Store {
         // No table, no fence: it is never asked for.
         let role = RoleName::new("standalone").map_err(|e| StoreError::Journal(e.to_string()))?;
         let options = StoreOptions::new(role, account, "standalone");
-        let memory = Memory::File(Arc::new(std::sync::Mutex::new(journal)));
+        let after_reset = journal.after_reset();
+        let memory = Memory::File { journal: Arc::new(Mutex::new(journal)), after_reset };
         Ok(Store(Arc::new(Inner { options, memory })))
     }
 
-    fn as_journal(&self) -> Option<&Arc<std::sync::Mutex<Journal>>> {
+    fn as_journal(&self) -> Option<&Arc<Mutex<Journal>>> {
         match &self.0.memory {
             Memory::Table { .. } => None,
-            Memory::File(journal) => Some(journal),
+            Memory::File { journal, .. } => Some(journal),
         }
     }
 
@@ -157,7 +163,7 @@ impl Store {
             Memory::Table { connector, .. } => {
                 Self::on_table((**connector).clone(), self.0.options.clone(), key)
             }
-            Memory::File(_) => self.clone(),
+            Memory::File { .. } => self.clone(),
         }
     }
 
@@ -171,9 +177,7 @@ impl Store {
     pub(crate) fn after_reset(&self) -> String {
         match &self.0.memory {
             Memory::Table { .. } => error::RESET.to_owned(),
-            Memory::File(journal) => {
-                journal.lock().unwrap_or_else(PoisonError::into_inner).after_reset()
-            }
+            Memory::File { after_reset, .. } => after_reset.clone(),
         }
     }
 
@@ -190,7 +194,7 @@ impl Store {
     pub(crate) fn connector(&self) -> Result<&Connector, StoreError> {
         match &self.0.memory {
             Memory::Table { connector, .. } => Ok(connector),
-            Memory::File(_) => Err(StoreError::Journal("a journal has no table".to_owned())),
+            Memory::File { .. } => Err(StoreError::Journal("a journal has no table".to_owned())),
         }
     }
 
@@ -597,12 +601,47 @@ fn everywhere(filter: &str) -> String {
 
 /// A journal's answer. A disk may take its time, so not on the runtime's own threads.
 async fn ask<T: Send + 'static>(
-    journal: &Arc<std::sync::Mutex<Journal>>,
+    journal: &Arc<Mutex<Journal>>,
     question: impl FnOnce(&mut Journal) -> Result<T, StoreError> + Send + 'static,
 ) -> Result<T, StoreError> {
-    let journal = Arc::clone(journal);
-    let asked = tokio::task::spawn_blocking(move || {
-        question(&mut journal.lock().unwrap_or_else(PoisonError::into_inner))
-    });
+    // Waited for here, where the order is kept, and not on the threads, where it is not.
+    let mut journal = Arc::clone(journal).lock_owned().await;
+    let asked = tokio::task::spawn_blocking(move || question(&mut journal));
     asked.await.unwrap_or_else(|error| Err(StoreError::Lost(error.to_string())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::Attempt;
+    use crate::status::{Hash, Note, TransactionStatus};
+
+    /// The writer has several commits under way, as a session of a database takes them: one after the other.
+    #[tokio::test]
+    async fn a_journal_writes_in_the_order_in_which_it_was_asked() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let account = AccountId::new([7; 20]).expect("20 bytes");
+        let store = Store::journal(&folder.path().join("journal"), account).expect("a journal");
+        let attempt = Attempt { hash: Hash([1; 32]), ..Attempt::default() };
+        let row = NewTransaction {
+            nonce: 0,
+            attempt,
+            call: None,
+            raw: bytes::Bytes::new(),
+            request_id: "r".to_owned(),
+            deadline: None,
+        };
+        store.accept(Epoch(1), 0, &[row]).await.expect("stored");
+        let in_block = |tag| {
+            let (hash, note) = (Hash([1; 32]), Note::default());
+            [StatusChange { nonce: 0, hash, status: TransactionStatus::InBlock(tag), note }]
+        };
+        for round in 0..=u8::MAX {
+            let blocks = [1, 2, 3, 4].map(|tag| in_block(Hash([round ^ tag; 32])));
+            let writes = blocks.iter().map(|change| store.record(Epoch(1), change));
+            futures_util::future::join_all(writes).await;
+            let row = store.by_nonce(0).await.expect("read").expect("a row");
+            assert_eq!(row.status, blocks[3][0].status, "round {round}");
+        }
+    }
 }

@@ -23,7 +23,11 @@ use crate::store::{NewTransaction, Replacement, Settlement, StatusChange, Store,
 /// Rows in one commit. More rows cost latency, fewer cost throughput.
 const BATCH: usize = 256;
 
-/// Commits under way at once: one fills while the other is flushed. More would only make them smaller.
+/// Bytes of transactions in one commit, unless a single one has more: a commit of large calls must be done within its
+/// deadline, or it would be tried again as it is, for ever.
+const BYTES: usize = 8 << 20;
+
+/// Commits under way at once: one is on its way while the other is flushed. More would only make them smaller.
 const UNDER_WAY: usize = 2;
 
 /// How long a status that tells little may wait for others, and for how many of them.
@@ -45,6 +49,17 @@ impl Write {
             Write::Replace(row) => row.nonce,
             Write::Status(change) => change.nonce,
             Write::Settle(settlement) => settlement.nonce,
+        }
+    }
+
+    /// The bytes of its transaction.
+    fn bytes(&self) -> usize {
+        match self {
+            Write::New { row, .. } => {
+                row.raw.len() + row.call.as_ref().map_or(0, |call| call.len())
+            }
+            Write::Replace(row) => row.raw.len(),
+            Write::Status(_) | Write::Settle(_) => 0,
         }
     }
 
@@ -133,12 +148,16 @@ struct Batch {
     statuses: BTreeMap<u64, StatusChange>,
     settlements: Vec<Settlement>,
     touched: BTreeSet<u64>,
+    bytes: usize,
 }
 
 impl Batch {
+    fn rows(&self) -> usize {
+        self.news.len() + self.replacements.len()
+    }
+
     fn len(&self) -> usize {
-        let rows = self.news.len() + self.replacements.len();
-        rows + self.statuses.len() + self.settlements.len()
+        self.rows() + self.statuses.len() + self.settlements.len()
     }
 
     /// Takes the job, or gives it back if it belongs into the next batch.
@@ -153,9 +172,12 @@ impl Batch {
             Write::Status(_) | Write::Settle(_) => false,
             Write::New { .. } | Write::Replace(_) => self.touched.contains(&nonce),
         };
-        if follows || self.len() >= BATCH || job.generation != self.generation {
+        let bytes = self.bytes.saturating_add(job.write.bytes());
+        let full = self.len() >= BATCH || self.len() > 0 && bytes > BYTES;
+        if follows || full || job.generation != self.generation {
             return Some(job);
         }
+        self.bytes = bytes;
         self.touched.insert(nonce);
         match job.write {
             Write::New { row, block } => {
@@ -351,6 +373,17 @@ impl Queue {
         self.since.filter(|_| !self.patient.is_empty()).map(|since| since + PATIENCE)
     }
 
+    /// Whether the next batch goes on its way beside so many others, the newest of which has so many rows. The
+    /// session writes one after the other, so what is sent early saves no more than its way there, and every
+    /// commit has a price: a small one waits for the end of the larger one before it, and for company.
+    fn may_go(&self, under_way: usize, rows_of_newest: usize, flushed: bool) -> bool {
+        match under_way {
+            0 => true,
+            UNDER_WAY.. => false,
+            1.. => flushed || self.waiting.len() >= rows_of_newest,
+        }
+    }
+
     /// The next batch, if one is to be written now; nothing waits for company if all is `flushed`.
     fn batch(&mut self, now: Instant, flushed: bool) -> Option<Batch> {
         let company = self.patient.len() >= COMPANY || flushed;
@@ -380,10 +413,13 @@ pub(crate) async fn run(
     let mut flushes: Vec<oneshot::Sender<()>> = Vec::new();
     // One session answers in order, so the results come in the order of the writes.
     let mut under_way = FuturesOrdered::new();
+    let mut rows_of_newest = 0;
     loop {
-        while under_way.len() < UNDER_WAY
-            && let Some(batch) = queue.batch(Instant::now(), !flushes.is_empty())
+        let flushed = !flushes.is_empty();
+        while queue.may_go(under_way.len(), rows_of_newest, flushed)
+            && let Some(batch) = queue.batch(Instant::now(), flushed)
         {
+            rows_of_newest = batch.rows();
             under_way.push_back(batch.settle(store.as_ref()));
         }
         if under_way.is_empty() {
@@ -392,7 +428,8 @@ pub(crate) async fn run(
                 let _ = flushed.send(());
             }
         }
-        let due = queue.due().filter(|_| under_way.len() < UNDER_WAY);
+        let may_go = queue.may_go(under_way.len(), rows_of_newest, !flushes.is_empty());
+        let due = queue.due().filter(|_| may_go);
         // All branches are cancel-safe: a channel, a set of futures that stays, and a timer.
         tokio::select! {
             Some(result) = under_way.next() => {
@@ -499,6 +536,22 @@ mod tests {
     }
 
     #[test]
+    fn a_commit_of_large_transactions_has_fewer_of_them() {
+        let large = |nonce, size| {
+            let Write::New { row, block } = new(nonce) else { unreachable!("a new row") };
+            let half = bytes::Bytes::from(vec![7; size / 2]);
+            Write::New { row: NewTransaction { raw: half.clone(), call: Some(half), ..row }, block }
+        };
+        let mut batch = Batch::default();
+        assert!(batch.take(job(large(0, BYTES / 2))).is_none());
+        assert!(batch.take(job(large(1, BYTES / 2))).is_none());
+        assert!(batch.take(job(large(2, 2))).is_some(), "it is full");
+        assert!(batch.take(job(status(0, TransactionStatus::Ready))).is_none(), "of no bytes");
+        let mut batch = Batch::default();
+        assert!(batch.take(job(large(0, 2 * BYTES))).is_none(), "one alone is never refused");
+    }
+
+    #[test]
     fn the_last_status_of_a_nonce_is_the_one_that_is_written() {
         let mut batch = Batch::default();
         assert!(batch.take(job(new(0))).is_none());
@@ -530,6 +583,23 @@ mod tests {
         queue.push(job(status(0, TransactionStatus::Ready)), now);
         queue.push(job(new(0)), now);
         assert_eq!(queue.batch(now + PATIENCE, false).expect("a row").statuses.len(), 0);
+    }
+
+    #[test]
+    fn a_second_commit_goes_on_its_way_if_it_carries_as_much_as_the_first() {
+        let (now, mut queue) = (Instant::now(), Queue::default());
+        (0..3).for_each(|nonce| queue.push(job(new(nonce)), now));
+        assert!(queue.may_go(0, 0, false), "the first goes at once");
+        let rows = queue.batch(now, false).expect("a batch").rows();
+        (3..5).for_each(|nonce| queue.push(job(new(nonce)), now));
+        assert!(!queue.may_go(1, rows, false), "two of three");
+        assert!(queue.may_go(0, rows, false), "the first has ended");
+        assert!(queue.may_go(1, rows, true), "a reading waits for it");
+        queue.push(job(new(5)), now);
+        assert!(queue.may_go(1, rows, false), "as much");
+        assert!(!queue.may_go(UNDER_WAY, rows, true), "never more of them");
+        // A commit of statuses alone holds no row up.
+        assert!(Queue::default().may_go(1, 0, false));
     }
 
     /// What became of the batches that were written before the flush was answered.

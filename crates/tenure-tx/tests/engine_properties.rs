@@ -144,7 +144,7 @@ impl World {
             serial: 0,
             lied: false,
         };
-        world.promote();
+        world.promote(false);
         world
     }
 
@@ -259,7 +259,8 @@ impl World {
         }
     }
 
-    fn promote(&mut self) {
+    /// A new reading of the table: by another leader, or by the same one, which remembers the orders that it took.
+    fn promote(&mut self, same: bool) {
         self.effects.clear();
         self.wanted.clear();
         self.given_up.clear();
@@ -271,6 +272,7 @@ impl World {
             status: row.status.clone(),
             resignable: true,
             deadline: row.deadline,
+            dropped: same && self.cancelled.contains(&nonce),
         };
         let rows = self.rows.iter().filter(|(_, row)| !row.ended).map(open).collect();
         let used = |(nonce, row): (&u64, &Row)| {
@@ -346,7 +348,7 @@ impl World {
         row.attempts.push(attempt.clone());
         row.status = TransactionStatus::Future;
         match fate {
-            Fate::AnswerLost => self.promote(),
+            Fate::AnswerLost => self.promote(true),
             Fate::Well | Fate::NotDone | Fate::Refused | Fate::Lied => {
                 self.feed(Input::Built { nonce, attempt });
             }
@@ -571,9 +573,9 @@ impl World {
                 // A dead leader's watches die with it; its unread reports too.
                 self.reports.clear();
                 self.watches.clear();
-                self.promote();
+                self.promote(false);
             }
-            Action::Resync => self.promote(),
+            Action::Resync => self.promote(true),
         }
     }
 

@@ -57,8 +57,9 @@ async fn a_write_of_unknown_outcome_is_settled_by_the_table() {
             loop {
                 match service.send(request.clone()).await {
                     Ok(handle) => return handle.nonce,
+                    Err(SendError::Uncertain { .. }) => {}
                     Err(SendError::Store(error))
-                        if matches!(*error, StoreError::Unreachable(_) | StoreError::Lost(_)) => {}
+                        if matches!(*error, StoreError::Unreachable(_)) => {}
                     Err(other) => panic!("{other:?}"),
                 }
             }

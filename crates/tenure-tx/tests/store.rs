@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytes::Bytes;
+use kit::pooler::Pooler;
 use kit::{E1, account, attempt, bump, connector, database, hash, row, store, store_of};
 use tenure_core::epoch::Epoch;
 use tenure_testkit::{Cluster, Proxy, shared_cluster};
@@ -72,6 +73,19 @@ async fn a_write_whose_outcome_is_unknown_is_over_before_the_next_statement() {
     let after = ours.accept(E1, 0, &[row(1, 3, "after")]).await.expect("leads");
     assert_eq!(after, [1], "the nonce is free");
     assert_eq!(ours.by_nonce(1).await.expect("readable").expect("there").request_id, "after");
+}
+
+/// Not even an error that has a code says for certain that nothing was written: a pooler does not know.
+#[tokio::test]
+async fn an_error_that_ends_the_session_is_no_word_on_the_write() {
+    let db = database().await;
+    let pooler = Pooler::start(shared_cluster().await.addr()).await;
+    let ours = store(&pooler.dsn(db.name()), "a");
+    ours.accept(E1, 0, &[row(0, 1, "before")]).await.expect("leads");
+    pooler.lose_next();
+    let unknown = ours.accept(E1, 0, &[row(1, 2, "carried out")]).await;
+    assert!(matches!(unknown, Err(StoreError::Lost(_))), "{unknown:?}");
+    assert!(ours.by_nonce(1).await.expect("readable").is_some(), "it is stored");
 }
 
 #[tokio::test]

@@ -448,11 +448,12 @@ async fn ask_in_turn(nodes: &NodesArgs, within: Duration, turn: impl Fn() -> Tur
     let (begun, until) = (Instant::now(), Instant::now() + within);
     let all = nodes.nodes.join(", ");
     let message = format!("no node answers at {all}; check that the nodes run there");
-    let mut last = Reply::error("unreachable", message);
-    // Once a node may have taken the request, no later refusal of another one is the whole truth.
-    let mut silent = None;
+    // Once a node may have taken the request, no later refusal, of this node or another one, is the whole truth.
+    let (mut silent, mut doubt, mut last) = (None, None, None);
     let mut answered = false;
     loop {
+        // A follower knows what is accepted; only the leader knows what waits for it.
+        let (mut absent, mut waits) = (None, false);
         for address in &nodes.nodes {
             let Turn { line, limit, is_last } = turn();
             if is_last && answered {
@@ -462,7 +463,13 @@ async fn ask_in_turn(nodes: &NodesArgs, within: Duration, turn: impl Fn() -> Tur
                 Ok(Ok(Reply::Error { code, message, request_id }))
                     if PASSING.contains(&code.as_str()) =>
                 {
-                    last = Reply::Error { code, message, request_id };
+                    waits |= code == "uncertain";
+                    let place = if code == "uncertain" { &mut doubt } else { &mut last };
+                    *place = Some(Reply::Error { code, message, request_id });
+                    answered = true;
+                }
+                Ok(Ok(Reply::Error { code, message, request_id })) if code == "not_found" => {
+                    absent = Some(Reply::Error { code, message, request_id });
                     answered = true;
                 }
                 Ok(Ok(reply)) => return reply,
@@ -483,15 +490,18 @@ async fn ask_in_turn(nodes: &NodesArgs, within: Duration, turn: impl Fn() -> Tur
                 }
             }
         }
+        if let Some(absent) = absent.filter(|_| !waits) {
+            return absent;
+        }
         if Instant::now() >= until {
             return match silent {
-                Some(message) => {
+                Some(silence) => {
                     let asked = begun.elapsed().as_secs_f64();
                     let message =
-                        format!("the outcome is unknown after {asked:.1} s of asking: {message}");
+                        format!("the outcome is unknown after {asked:.1} s of asking: {silence}");
                     Reply::error("silent", message)
                 }
-                None => last,
+                None => doubt.or(last).unwrap_or_else(|| Reply::error("unreachable", message)),
             };
         }
         sleep(Duration::from_millis(100)).await;

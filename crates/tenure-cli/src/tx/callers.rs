@@ -325,11 +325,20 @@ async fn answer(question: Question, service: &TransactionService) -> Reply {
                 return refused(&error, Some(request_id));
             }
             let within = Duration::from_millis(within_ms).min(LONGEST_WAIT);
+            let pending = service.is_pending(&request_id).await;
             match service.wait(&request_id, within).await {
                 Ok(Some(row)) => Reply::ok(&Progress::of(row, standalone)),
+                Ok(None) if pending => {
+                    let message = format!(
+                        "request {request_id} waits to be accepted, or was refused by now; ask again under \
+                         the same id"
+                    );
+                    Reply::about(Some(request_id), "uncertain", message)
+                }
                 Ok(None) => {
                     let message = format!(
-                        "no request has the id {request_id}; it was not accepted, or its id is forgotten"
+                        "no request has the id {request_id}; it was not accepted, or its id is forgotten; \
+                         if its outcome was unknown, send it again under the same id, never under another"
                     );
                     Reply::about(Some(request_id), "not_found", message)
                 }
@@ -399,7 +408,9 @@ fn malformed(id: Option<String>, message: &str) -> Reply {
 fn refused(error: &SendError, id: Option<String>) -> Reply {
     // Of a nonce that was named the node knows the request.
     let known = match error {
-        SendError::Uncertain { request_id, .. } => Some(request_id.clone()),
+        SendError::Uncertain { request_id, .. } | SendError::Undecided { request_id, .. } => {
+            Some(request_id.clone())
+        }
         _ => None,
     };
     Reply::about(id.or(known), error.code(), error.to_string())

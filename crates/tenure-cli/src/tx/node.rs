@@ -528,6 +528,10 @@ pub(super) async fn run(args: NodeArgs) -> Result<Exit, Failure> {
 async fn until_end(service: &TransactionService, stop: impl Future<Output = ()>) {
     let mut stop = std::pin::pin!(stop);
     let mut changes = service.leader_changes();
+    // It may lead already, before anybody looked. A standalone node tells of no change.
+    if changes.has_changed().is_ok() && changes.borrow().is_leader {
+        changes.mark_changed();
+    }
     let mut elected = true;
     loop {
         // All branches are cancel-safe: watches, and a future that is polled by reference.

@@ -431,12 +431,14 @@ async fn a_node_whose_database_goes_away_says_so_loudly_and_when_it_is_back() {
     let listening = child.wait_line(line("listening"), Duration::from_secs(30)).await;
     let listening: Value = serde_json::from_str(&listening.expect("listens")).expect("JSON");
     let leads = line("\"is_leader\":true");
-    child.wait_line(&leads, Duration::from_secs(30)).await.expect("leads");
+    let told = || std::fs::read_to_string(&log).expect("a log");
+    let led = child.wait_line(&leads, Duration::from_secs(30)).await;
+    led.unwrap_or_else(|error| panic!("it does not lead: {error}; its log: {}", told()));
     cluster.stop(Stop::Fast).await.expect("stops");
     child.wait_line(line("\"is_leader\":false"), Duration::from_secs(30)).await.expect("follows");
     let says = async |words: &str| {
         let heard = async {
-            while !std::fs::read_to_string(&log).expect("a log").contains(words) {
+            while !told().contains(words) {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         };

@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tenure_testkit::anvil::{ADDRESS, Anvil};
+use tenure_testkit::rpc_proxy::{Fault, RpcProxy};
 use tenure_testkit::shared_cluster;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::kit::{node, run};
+use crate::kit::{node, node_at, run};
 
 fn call(to: u64) -> String {
     json!({"to": format!("0x{:040x}", 0xaa00 + to), "value": "0x5", "gas": 21_000}).to_string()
@@ -376,4 +377,78 @@ async fn what_the_account_cannot_pay_is_shown_withdrawn_and_holds_up_nothing() {
         assert_eq!((code, &failed["error"]["exit"]), (Some(7), &json!(7)), "{failed}");
         assert_eq!(failed["error"]["request_id"], "none");
     }
+}
+
+/// A node that gives these answers, one after the other, and then the last one on and on.
+async fn answering(codes: &[&'static str]) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("bound").to_string();
+    let codes = codes.to_vec();
+    tokio::spawn(async move {
+        let mut codes = codes.into_iter().peekable();
+        while let Ok((caller, _)) = listener.accept().await {
+            let (mut caller, mut line) = (BufReader::new(caller), String::new());
+            caller.read_line(&mut line).await.expect("a question");
+            let code = codes.peek().expect("one is left");
+            let answer = json!({"error": {"code": code, "message": "so", "request_id": "rent"}});
+            let answer = format!("{answer}\n");
+            caller.write_all(answer.as_bytes()).await.expect("heard");
+            if codes.len() > 1 {
+                codes.next();
+            }
+        }
+    });
+    address
+}
+
+#[tokio::test]
+async fn a_refusal_after_an_unknown_outcome_does_not_make_it_known() {
+    let call = call(7);
+    for after in [&["uncertain", "not_leader"][..], &["uncertain", "store"]] {
+        for (command, more) in [("send", &["--call", &call][..]), ("drop", &[])] {
+            let address = answering(after).await;
+            let asked = ["--node", &address, "--within", "500ms", "--json", "--request-id", "rent"];
+            let (code, said) = told(&run(&[&[command], &asked[..], more].concat()).await);
+            assert_eq!(code, Some(10), "{command}, {after:?}: {said}");
+            assert_eq!(said["error"]["request_id"], "rent", "{said}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_follower_that_does_not_know_a_request_does_not_speak_for_the_leader() {
+    let (follower, leader) = (answering(&["not_found"]).await, answering(&["uncertain"]).await);
+    let wait = ["wait", "rent", "--json", "--for", "500ms", "--node", &follower];
+    let (code, said) = told(&run(&[&wait[..], &["--node", &leader]].concat()).await);
+    assert_eq!(code, Some(10), "{said}");
+    let (code, said) = told(&run(&[&wait[..], &["--node", &follower]].concat()).await);
+    assert_eq!(code, Some(7), "no node knows it: {said}");
+}
+
+#[tokio::test]
+async fn a_request_that_waits_for_its_acceptance_is_not_told_as_one_that_was_not_accepted() {
+    let anvil = Anvil::start(&["--no-mining"]).await;
+    let gateway = RpcProxy::start(&anvil.url).await;
+    // Which chain it is, is told; its head is not.
+    gateway.rule(|_, parameters| match parameters[0].as_str() {
+        Some("latest") => Fault::Cut,
+        _ => Fault::Pass,
+    });
+    let folder = tempfile::tempdir().expect("a folder");
+    let journal = folder.path().join("journal");
+    let standalone = ["--standalone", "--journal", journal.to_str().expect("text")];
+    let (_child, address) = node_at(&gateway.url, &standalone).await;
+    let asked = ["--node", &address, "--within", "1s", "--json"];
+    let call = call(7);
+    let send = [&["send", "--request-id", "rent", "--call", &call], &asked[..]].concat();
+    let (code, sent) = told(&run(&send).await);
+    assert_eq!(code, Some(10), "{sent}");
+    let (code, waits) = told(&run(&[&["wait", "rent", "--for", "1s"], &asked[..]].concat()).await);
+    assert_eq!(code, Some(10), "{waits}");
+    let (code, other) = told(&run(&[&["wait", "food", "--for", "1s"], &asked[..]].concat()).await);
+    assert_eq!(code, Some(7), "nothing was asked for under this id: {other}");
+    gateway.well();
+    let wait = ["wait", "rent", "--node", &address, "--json"];
+    let (code, rent) = told(&mining(&anvil, &wait).await);
+    assert_eq!((code, &rent["end"]["kind"]), (Some(0), &json!("executed")), "{rent}");
 }

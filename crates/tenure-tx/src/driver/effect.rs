@@ -206,8 +206,10 @@ impl Driver {
         match result.statuses_failed {
             None | Some(Written::Stored | Written::Missing | Written::Duplicate) => {
                 for form in result.statuses {
-                    let ending = self.ending.remove(&form);
-                    if let Some(Ending { handle, untold: Some(state), .. }) = ending {
+                    let Some(ending) = self.ending.remove(&form) else { continue };
+                    let Ending { request_id, handle, untold } = ending;
+                    self.dropped.remove(&request_id);
+                    if let Some(state) = untold {
                         handle.send_replace(state);
                     }
                 }
@@ -238,6 +240,7 @@ impl Driver {
             metrics::count(metrics::ACCEPTED);
             pending.answer(Ok(content.handle(nonce)));
         }
+        self.cancel_as_ordered(nonce);
         self.feed(Input::Built { nonce, attempt });
     }
 

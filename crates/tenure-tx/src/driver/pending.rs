@@ -1,7 +1,5 @@
 //! A request from its arrival until its row is stored.
 
-use std::sync::Arc;
-
 use bytes::Bytes;
 use tenure_core::clock::Tick;
 use tokio::sync::oneshot;
@@ -85,6 +83,15 @@ impl Pending {
     }
 }
 
+/// The table could not be asked for a request, which may be there: it must not be told that it is not.
+fn unread(request_id: String, error: &StoreError) -> SendError {
+    let why = match error {
+        StoreError::Lost(why) => why.clone(),
+        other => other.to_string(),
+    };
+    SendError::Uncertain { request_id, reason: format!("it could not be looked up: {why}") }
+}
+
 impl Driver {
     pub(super) fn send(&mut self, request: SendRequest, reply: Reply) {
         if let Some(error) = self.refusal(&request) {
@@ -122,6 +129,9 @@ impl Driver {
         };
         let limit = self.options.max_bytes;
         let bad_id = |id: &String| id.is_empty() || id.chars().count() > 200;
+        // The engine counts those that have a nonce: as many may wait for one, whatever it takes to read the table.
+        let (most, waits) = (self.options.engine.max_open, |id| self.pending.contains_key(id));
+        let full = self.pending.len() >= most && !request.request_id.as_ref().is_some_and(waits);
         if self.refuse_new {
             Some(SendError::Draining)
         } else if let Phase::Following = self.phase {
@@ -132,6 +142,8 @@ impl Driver {
             Some(SendError::TooLarge { size, limit })
         } else if request.request_id.as_ref().is_some_and(bad_id) {
             Some(SendError::BadRequestId)
+        } else if full {
+            Some(NonceError::TooManyOpen(most).into())
         } else {
             None
         }
@@ -172,7 +184,7 @@ impl Driver {
                 self.spawn(async move |answers, generation| {
                     let row = match store.by_request(std::slice::from_ref(&id)).await {
                         Ok(rows) => Ok(rows.into_iter().next().map(Box::new)),
-                        Err(error) => Err(SendError::Store(Arc::new(error))),
+                        Err(error) => Err(unread(id.clone(), &error)),
                     };
                     let _ = answers.send((generation, Answer::Found { id, row }));
                 });
@@ -281,7 +293,7 @@ impl Driver {
         let row = match row {
             Ok(row) => row,
             // Whether the bytes are there is not known: they must not be signed again on a guess.
-            Err(error) => return self.refuse(id, SendError::Store(Arc::new(error))),
+            Err(error) => return self.refuse(id, unread(id.to_owned(), &error)),
         };
         let (Payload::Signed(raw) | Payload::Call(raw)) = &pending.request.payload;
         let hash = self.chain.inspect(raw).map(|seen| seen.hash);

@@ -1,5 +1,6 @@
 //! Taking over: the table and the chain's head are read until both answer and agree.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -180,7 +181,11 @@ impl Driver {
         let (since, mut known) = (*since, std::mem::take(known));
         self.believe(head);
         let now = self.now();
-        let rows = snapshot.open.iter().map(|row| row.open(now)).collect();
+        let open: HashSet<&str> = snapshot.open.iter().map(|row| row.request_id.as_str()).collect();
+        let pending = &self.pending;
+        self.dropped.retain(|id| open.contains(id.as_str()) || pending.contains_key(id));
+        let dropped = |row: &StoredTransaction| self.dropped.contains(&row.request_id);
+        let rows = snapshot.open.iter().map(|row| row.open(now, dropped(row))).collect();
         for row in snapshot.open {
             let nonce = row.nonce;
             let known = known.remove(&nonce).filter(|c| c.request_id == row.request_id);

@@ -17,7 +17,8 @@ use crate::account::{AccountId, SignError, Signed, Signer, Unsigned};
 use crate::chain::{
     Chain, ChainError, ChainIdentity, Head, Inspected, Located, Outcome, Report, Sought, Submission,
 };
-use crate::service::{Mode, SendError, SendRequest, ServiceOptions, TransactionService};
+use crate::engine::{EngineConfig, NonceError};
+use crate::service::{Dropped, Mode, SendError, SendRequest, ServiceOptions, TransactionService};
 use crate::status::{Hash, TransactionStatus};
 
 /// A clock that counts how often it is read: every reading is a turn of the driver, or more.
@@ -92,16 +93,69 @@ impl Signer for Plain {
     }
 
     async fn sign(&self, unsigned: Unsigned<'_>) -> Result<Signed, SignError> {
-        let call = unsigned.call.unwrap_or_default().to_vec();
+        let call = unsigned.call.unwrap_or(b"no-op").to_vec();
         assert_ne!(call, b"panic", "on purpose");
-        Ok(Signed {
-            raw: call.into(),
-            hash: Hash([1; 32]),
-            valid_until: None,
-            tip: None,
-            bid: None,
-        })
+        let hash = Hash([call.iter().fold(1, |sum, byte| byte.wrapping_add(sum)); 32]);
+        Ok(Signed { raw: call.into(), hash, valid_until: None, tip: None, bid: None })
     }
+}
+
+/// A chain whose account cannot pay for the call "pay", and that does not answer when it is sent again. It panics
+/// when it is first sent the call "break".
+struct Unpaid {
+    sent: watch::Sender<Vec<Bytes>>,
+}
+
+#[async_trait]
+impl Chain for Unpaid {
+    async fn head(&self, _: &AccountId) -> Result<Head, ChainError> {
+        Ok(Head::default())
+    }
+
+    async fn identity(&self) -> Result<ChainIdentity, ChainError> {
+        Ok(ChainIdentity { id: None, genesis: Hash([7; 32]) })
+    }
+
+    async fn submit(&self, _: &AccountId, _: u64, raw: Bytes) -> Submission {
+        self.sent.send_modify(|sent| sent.push(raw.clone()));
+        let times = self.sent.borrow().iter().filter(|one| **one == raw).count();
+        match (&raw[..], times) {
+            (b"pay", 1) => Submission::answer(Outcome::Unfunded("too poor".to_owned())),
+            (b"pay", _) => std::future::pending().await,
+            (b"break", 1) => panic!("on purpose"),
+            _ => Submission::answer(Outcome::Uncertain("silent".to_owned())),
+        }
+    }
+
+    async fn locate(&self, _: &AccountId, sought: &[Sought]) -> Vec<Located> {
+        vec![Located::Free; sought.len()]
+    }
+
+    fn inspect(&self, _: &[u8]) -> Result<Inspected, ChainError> {
+        Err(ChainError::Malformed("no bytes are signed elsewhere".to_owned()))
+    }
+}
+
+#[tokio::test]
+async fn an_order_that_waits_for_its_decision_survives_a_new_reading_of_the_table() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let chain = Arc::new(Unpaid { sent: watch::Sender::new(Vec::new()) });
+    let mut sent = chain.sent.subscribe();
+    let mode = Mode::Standalone { journal: folder.path().join("journal") };
+    let service = TransactionService::builder(mode, chain, Plain::new());
+    let service = service.start().await.expect("starts");
+    service.send(SendRequest::call("pay")).await.expect("accepted");
+    let asked_again = sent.wait_for(|sent| sent.len() == 2);
+    timeout(Duration::from_secs(20), asked_again).await.expect("in time").expect("it lives");
+    // The answer that is on its way decides whether a no-op is needed.
+    let mut dropping = std::pin::pin!(service.cancel(0));
+    assert!(dropping.as_mut().now_or_never().is_none());
+    // Heard after the order; its panic makes the driver read again what is open.
+    service.send(SendRequest::call("break")).await.expect("accepted");
+    let dropped = timeout(Duration::from_secs(20), dropping).await.expect("in time");
+    assert!(matches!(dropped, Ok(Dropped::Ordered { .. })), "{dropped:?}");
+    let times = sent.borrow().iter().filter(|raw| **raw == "pay").count();
+    assert_eq!(times, 2, "it is not sent again");
 }
 
 async fn reach(count: &mut watch::Receiver<u64>, wanted: u64) {
@@ -148,6 +202,33 @@ async fn requests_that_wait_get_their_nonces_in_the_order_of_their_arrival() {
     let (handles, _) = tokio::join!(sends, answer);
     let nonces: Vec<u64> = handles.into_iter().map(|h| h.expect("accepted").nonce).collect();
     assert_eq!(nonces, (0..50).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn no_more_requests_wait_for_a_chain_that_is_away_than_may_be_open() {
+    let chain = Silent::new();
+    chain.answers.send_replace(false);
+    let folder = tempfile::tempdir().expect("a folder");
+    let mode = Mode::Standalone { journal: folder.path().join("journal") };
+    let engine = EngineConfig { max_open: 2, ..EngineConfig::default() };
+    let options = ServiceOptions { engine, ..ServiceOptions::default() };
+    let service = TransactionService::builder(mode, chain.clone(), Plain::new());
+    let service = service.options(options).start().await.expect("starts");
+    let send = |tag: u8| service.send(SendRequest::call(vec![tag]).with_id(tag.to_string()));
+    let waiting = futures_util::future::join_all([1, 2, 1].map(send));
+    let refused = async {
+        let refused = timeout(Duration::from_secs(20), send(3)).await.expect("at once");
+        chain.answers.send_replace(true);
+        refused
+    };
+    // The first ones are polled first; one of them asks for what another has asked for.
+    let (waiting, refused) = tokio::join!(waiting, refused);
+    let nonces = waiting.into_iter().map(|sent| sent.expect("accepted").nonce);
+    let nonces: Vec<u64> = nonces.collect();
+    // Ids are looked up side by side.
+    assert!(nonces == [0, 1, 0] || nonces == [1, 0, 1], "{nonces:?}");
+    let too_many = SendError::Nonce(NonceError::TooManyOpen(2));
+    assert_eq!(refused.map(drop).map_err(|error| error.to_string()), Err(too_many.to_string()));
 }
 
 async fn standalone(folder: &tempfile::TempDir, chain: Arc<Silent>) -> TransactionService {

@@ -44,7 +44,8 @@ pub struct EngineConfig {
     /// How much time must pass as well: some chains make twelve blocks in three seconds, and a node
     /// indexes its past at its own pace. Default 60 s.
     pub missing_for: Duration,
-    /// How many transactions may be open before a new one is refused. Default 50,000; at least 1.
+    /// How many transactions may be open before a new one is refused; as many requests may wait for the table or the
+    /// chain to be read. Default 50,000; at least 1.
     pub max_open: usize,
 }
 

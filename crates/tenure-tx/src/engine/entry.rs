@@ -167,9 +167,10 @@ impl Entry {
     pub(super) fn recovered(row: OpenTransaction, now: Tick) -> Self {
         let last = row.attempts.last();
         let tip = last.map_or(0, |a| a.tip);
+        let stored = last.filter(|a| a.noop).map(|a| a.permit.unwrap_or(Permit::Drop));
         Entry {
             request: Some(row.request),
-            noop: last.filter(|a| a.noop).map(|a| a.permit.unwrap_or(Permit::Drop)),
+            noop: stored.or(row.dropped.then_some(Permit::Drop)),
             deadline: row.deadline,
             replacements: u32::try_from(row.attempts.len().saturating_sub(1)).unwrap_or(u32::MAX),
             attempts: row.attempts,

@@ -186,6 +186,8 @@ pub struct OpenTransaction {
     pub resignable: bool,
     /// When it is to be given up, if it is not in a block by then.
     pub deadline: Option<Tick>,
+    /// An order to drop it was taken before the table was read again, and the table has nothing of it yet.
+    pub dropped: bool,
 }
 
 /// A request that ended although no block proves it: as one that no node had, or as one whose nonce

@@ -128,6 +128,7 @@ fn nonces_start_above_chain_pool_and_table() {
         status: TransactionStatus::Ready,
         resignable: true,
         deadline: None,
+        dropped: false,
     }];
     let mut engine = Engine::new(EngineConfig::default());
     // A node that lags behind must not hand out a nonce the table knows to be used.
@@ -159,6 +160,7 @@ fn an_open_request_never_gets_a_second_nonce() {
         status: TransactionStatus::Ready,
         resignable: true,
         deadline: None,
+        dropped: false,
     };
     let (mut engine, _) = leading(vec![row], head(3, 3, 3));
     let again = Request {
@@ -196,6 +198,7 @@ fn an_absurd_nonce_in_the_table_is_survived() {
         status: TransactionStatus::Ready,
         resignable: true,
         deadline: None,
+        dropped: false,
     }];
     let (mut engine, _) = leading(rows, head(0, 0, 0));
     assert!(later(&mut engine, 1).len() < 100);
@@ -508,6 +511,7 @@ fn what_is_in_a_block_is_looked_at_when_the_chain_moves_and_not_all_the_time() {
         status: TransactionStatus::InBlock(hash(50)),
         resignable: true,
         deadline: None,
+        dropped: false,
     };
     let (mut engine, effects) = leading(vec![row], head(1, 0, 1));
     assert!(matches!(effects[..], [Effect::Locate { .. }]), "{effects:?}");
@@ -561,6 +565,7 @@ fn a_row_whose_last_valid_block_is_final_is_signed_anew_and_not_sent() {
         status: TransactionStatus::Ready,
         resignable,
         deadline: None,
+        dropped: false,
     };
     let at = |number| Head { finalized: Block { number, ..Block::default() }, ..head(0, 0, 0) };
     let anew = Effect::Build { nonce: 0, attempt: 2, tip: 7, noop: None };
@@ -631,6 +636,7 @@ fn a_new_leader_resubmits_open_rows_and_asks_about_used_nonces() {
         status: TransactionStatus::Future,
         resignable: true,
         deadline: None,
+        dropped: false,
     };
     let (_, effects) = leading(vec![row(4, 1), row(5, 2)], head(5, 4, 5));
     assert_eq!(
@@ -713,6 +719,7 @@ fn what_is_overdue_is_not_sent_by_a_new_leader_and_not_after_it_was_stored() {
         status: TransactionStatus::Future,
         resignable: true,
         deadline: Some(T0),
+        dropped: false,
     };
     let (mut engine, effects) = leading(vec![overdue], head(0, 0, 0));
     assert_eq!(effects, [], "not once more");

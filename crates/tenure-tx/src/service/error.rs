@@ -105,7 +105,10 @@ pub enum SendError {
         request_id: String,
         reason: String,
     },
-    /// The database refused, or could not be asked whether the id is known. Nothing was stored.
+    /// An order to drop a request was given, and what came of it is not known. It may be given again.
+    #[error("it is unknown whether request {request_id} is dropped ({reason}); order it again")]
+    Undecided { request_id: String, reason: String },
+    /// The database refused; nothing was stored. Of an order to drop: what became of it could not be read.
     #[error("not stored: {0}")]
     Store(Arc<StoreError>),
 }
@@ -145,7 +148,7 @@ impl SendError {
             Self::Sign(SignError::Key(_) | SignError::Mismatch(_)) => "no_key",
             Self::Sign(SignError::Malformed(_)) | Self::Chain(_) => "malformed",
             Self::ForeignAccount(_) => "foreign_account",
-            Self::Uncertain { .. } => "uncertain",
+            Self::Uncertain { .. } | Self::Undecided { .. } => "uncertain",
             Self::Store(error) => match **error {
                 StoreError::MayBeLost(_) => "may_be_lost",
                 _ => "store",

@@ -2,7 +2,7 @@
 
 use tenure_connect::ConnectError;
 use tenure_connect::line::LineError;
-use tokio_postgres::error::SqlState;
+use tokio_postgres::error::{Severity, SqlState};
 
 use crate::status::UnknownState;
 
@@ -19,7 +19,8 @@ pub enum StoreError {
     /// Another leader's epoch is newer. Nothing was written; stop acting.
     #[error("another leader has a newer epoch; nothing was written, this node must stop acting")]
     Stale,
-    /// The connection broke or was too slow. A write may have happened: read before writing again.
+    /// The connection broke, was ended by the server or a pooler, or was too slow. A write may have happened: read before
+    /// writing again.
     #[error("the outcome is unknown: {0}; read the table before trying again")]
     Lost(String),
     /// No connection. Nothing was written.
@@ -71,6 +72,15 @@ fn message(error: &tokio_postgres::Error) -> String {
     error.as_db_error().map_or_else(|| error.to_string(), |db| db.message().to_owned())
 }
 
+/// Whether the session is over with this error. It says nothing of the statement then: a pooler that lost its server
+/// does not know what that had done.
+fn ends_session(error: &tokio_postgres::Error) -> bool {
+    let Some(db) = error.as_db_error() else { return true };
+    let fatal = matches!(db.parsed_severity(), Some(Severity::Fatal | Severity::Panic));
+    // A pooler need not tell the severity in the field that is never translated.
+    fatal || matches!(db.severity(), "FATAL" | "PANIC") || db.code().code().starts_with("08")
+}
+
 fn with_hint(error: &tokio_postgres::Error) -> String {
     match error.as_db_error().and_then(|db| db.hint()) {
         Some(hint) => format!("{} ({hint})", message(error)),
@@ -83,7 +93,9 @@ impl From<tokio_postgres::Error> for StoreError {
         let Some(code) = error.code() else {
             return StoreError::Lost(error.to_string());
         };
-        if code.code() == "TN001" {
+        if ends_session(&error) {
+            StoreError::Lost(message(&error))
+        } else if code.code() == "TN001" {
             StoreError::Stale
         } else if code.code() == "TN102" {
             StoreError::MayBeLost(with_hint(&error))

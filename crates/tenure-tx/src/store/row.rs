@@ -77,10 +77,10 @@ impl StoredTransaction {
         })
     }
 
-    /// What the engine needs of an open row.
+    /// What the engine needs of an open row, which it was ordered to drop or was not.
     #[doc(hidden)]
     #[must_use]
-    pub fn open(&self, now: Tick) -> OpenTransaction {
+    pub fn open(&self, now: Tick, dropped: bool) -> OpenTransaction {
         OpenTransaction {
             request: self.request_id.clone(),
             nonce: self.nonce,
@@ -88,6 +88,7 @@ impl StoredTransaction {
             status: self.status.clone(),
             resignable: self.call.is_some(),
             deadline: self.deadline.map(|left| now + left),
+            dropped,
         }
     }
 }

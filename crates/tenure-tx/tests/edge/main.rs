@@ -5,6 +5,8 @@
 mod calls;
 #[path = "../kit/mod.rs"]
 mod kit;
+mod lookup;
+mod orders;
 mod reset;
 
 use std::sync::Arc;
@@ -19,7 +21,7 @@ use tenure_testkit::anvil::{ADDRESS, Anvil, number};
 use tenure_testkit::rpc_proxy::{Fault, RpcProxy, SEND};
 use tenure_tx::service::{Dropped, SendError, SendRequest, ServiceOptions, TransactionHandle};
 use tenure_tx::status::{End, EndKind, State};
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 /// A leader whose only way to the chain is the gateway.
 async fn leader(dsn: &str, gateway: &RpcProxy) -> Node {
@@ -552,47 +554,6 @@ async fn a_base_fee_above_the_cap_is_waited_out() {
         let bid = u128::from(number(&tx["maxFeePerGas"]));
         assert!(bid <= cap, "{bid} is above the cap");
     }
-}
-
-#[tokio::test]
-async fn an_end_that_the_chain_does_not_know_is_told_when_the_table_has_it() {
-    let (db, anvil) = (database().await, Anvil::start(&["--no-mining"]).await);
-    let gateway = RpcProxy::start(&anvil.url).await;
-    let node = leader(&db.dsn(), &gateway).await;
-    anvil.call("anvil_setBalance", json!([ADDRESS, "0x0"])).await;
-    let mut handle = send(&node, 1).await;
-    let waits = async {
-        while handle.state().note.answer.is_none() {
-            handle.changed().await.expect("leads");
-        }
-    };
-    timeout(Duration::from_secs(20), waits).await.expect("the node said no");
-    // Every write waits.
-    let client = db.client().await.expect("it answers");
-    let lock = "begin; lock table tenure_tx.pending_transactions in exclusive mode";
-    client.batch_execute(lock).await.expect("locked");
-    let dropping = node.service.cancel(handle.nonce);
-    tokio::pin!(dropping);
-    let other = db.client().await.expect("it answers");
-    let blocked = "select count(*) from pg_locks l where not l.granted \
-        and l.database = (select oid from pg_database where datname = current_database())";
-    let held_up = async {
-        while other.query_one(blocked, &[]).await.expect("readable").get::<_, i64>(0) == 0 {
-            sleep(Duration::from_millis(20)).await;
-        }
-    };
-    // Cancel-safe: the drop is polled by reference.
-    tokio::select! {
-        dropped = &mut dropping => panic!("told before it was stored: {dropped:?}"),
-        held = timeout(Duration::from_secs(20), held_up) => held.expect("the write waits"),
-    }
-    assert!(!handle.state().ended(), "{:?}", handle.state());
-    client.batch_execute("rollback").await.expect("unlocked");
-    let dropped = timeout(Duration::from_secs(20), dropping).await.expect("answered");
-    let Ok(Dropped::Ended(end)) = dropped else { panic!("{dropped:?}") };
-    assert_eq!(end.kind, EndKind::Withdrawn);
-    let row = node.store.by_nonce(handle.nonce).await.expect("read").expect("a row");
-    assert!(row.ended && handle.state().ended());
 }
 
 #[tokio::test]

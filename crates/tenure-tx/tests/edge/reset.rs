@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::json;
 use tenure_core::epoch::Epoch;
 use tenure_testkit::anvil::{ADDRESS, Anvil, number};
-use tenure_testkit::rpc_proxy::RpcProxy;
+use tenure_testkit::rpc_proxy::{Fault, RpcProxy};
 use tenure_testkit::{Database, until};
 use tenure_tx::service::{Mode, SendError, SendRequest, TransactionService};
 use tenure_tx::status::{EndKind, State};
@@ -138,6 +138,52 @@ async fn one_endpoint_that_leads_to_another_chain_does_not_keep_the_others_from_
     let mut next = send(&node, 1).await;
     assert_eq!(end(&old, &mut next).await.kind, EndKind::Executed);
     assert_eq!(log.lines_with("took over").len(), 1, "it led all the time");
+    has_nothing(&new).await;
+}
+
+/// A chain of the same id whose blocks do not show that they are not the next ones: it is further by some.
+async fn longer_than(old: &Anvil) -> Anvil {
+    let new = Anvil::start(&["--timestamp", "1700000000"]).await;
+    let height = number(&old.call("eth_blockNumber", json!([])).await);
+    new.mine(height + 50).await;
+    new
+}
+
+#[tokio::test]
+async fn an_endpoint_that_was_set_aside_says_which_chain_it_is_of_before_it_is_used_again() {
+    let (db, old) = (database().await, Anvil::start(&["--no-mining"]).await);
+    let (first, second) = (RpcProxy::start(&old.url).await, RpcProxy::start(&old.url).await);
+    let (log, _guard) = listen();
+    let node = leader_with(&db.dsn(), &[&first.url, &second.url], impatient()).await;
+    let mut handle = send(&node, 0).await;
+    assert_eq!(end(&old, &mut handle).await.kind, EndKind::Executed);
+    let new = longer_than(&old).await;
+    first.lead_to(&new.url);
+    // Its next nonce is below what is final.
+    let left = async || !log.lines_with("is left alone").is_empty();
+    until("the endpoint to be left alone", left).await;
+    // No other is left, and a request waits to be sent.
+    second.rule(|_, _| Fault::Cut);
+    let mut next = send(&node, 1).await;
+    noticed(&log).await;
+    has_nothing(&new).await;
+    second.well();
+    assert_eq!(end(&old, &mut next).await.kind, EndKind::Executed);
+    has_nothing(&new).await;
+}
+
+#[tokio::test]
+async fn a_nonce_that_cannot_be_shows_a_reset_that_the_blocks_do_not() {
+    let (db, old) = (database().await, Anvil::start(&["--no-mining"]).await);
+    let gateway = RpcProxy::start(&old.url).await;
+    let (log, _guard) = listen();
+    let node = leader(&db.dsn(), &gateway).await;
+    let mut handle = send(&node, 0).await;
+    assert_eq!(end(&old, &mut handle).await.kind, EndKind::Executed);
+    let new = longer_than(&old).await;
+    gateway.lead_to(&new.url);
+    noticed(&log).await;
+    assert!(refused(&node.service).await.contains("another chain"));
     has_nothing(&new).await;
 }
 

@@ -6,6 +6,7 @@ pub(crate) mod anvil;
 pub(crate) mod log;
 #[cfg(feature = "ethereum")]
 pub(crate) mod node;
+pub(crate) mod pooler;
 #[cfg(feature = "substrate")]
 pub(crate) mod substrate_node;
 pub(crate) mod tap;

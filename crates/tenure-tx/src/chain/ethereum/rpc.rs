@@ -394,9 +394,11 @@ impl Rpc {
         }
     }
 
-    /// What the preferred endpoint said cannot be so.
+    /// What the preferred endpoint said cannot be so. Another one may have said it: each is asked which chain it is
+    /// of before it is used again.
     pub(super) fn distrust(&self) {
         self.useless(self.preferred.load(Ordering::Relaxed), "says what cannot be so");
+        self.endpoints.iter().for_each(Endpoint::doubt);
         *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = None;
         // Held only while another answer is on its way.
         if let Ok(mut ends) = self.ends.try_lock() {

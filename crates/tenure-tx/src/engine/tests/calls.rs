@@ -7,7 +7,15 @@ fn row(nonce: u64, status: TransactionStatus) -> OpenTransaction {
     bytes[..8].copy_from_slice(&nonce.to_be_bytes());
     let attempts = vec![Attempt { hash: Hash(bytes), ..Attempt::default() }];
     let request = format!("row-{nonce}");
-    OpenTransaction { request, nonce, attempts, status, resignable: true, deadline: None }
+    OpenTransaction {
+        request,
+        nonce,
+        attempts,
+        status,
+        resignable: true,
+        deadline: None,
+        dropped: false,
+    }
 }
 
 /// What a node that always answers alike is asked in ten minutes of five ticks and one head a second.
