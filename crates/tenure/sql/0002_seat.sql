@@ -291,6 +291,8 @@ begin
     )
     select coalesce(jsonb_agg(jsonb_build_object('role', role, 'refused', why)), '[]')
         into out from judged;
+    -- Of nothing: the plans of a release are ready when a successor waits for it.
+    perform tenure.release_rows(m, '[]');
     return out;
 end $$;
 
@@ -365,18 +367,22 @@ begin atomic
         r.policy = 'fenced'
             or o.settled
             or coalesce(r.debtor = m.identity and r.acted_in = m.incarnation, false),
-        -- The history may know of epochs that the row does not: rows were restored, or written by hand.
-        tenure.next_epoch(greatest(r.epoch, q.seen,
-                (select max(t.epoch) from tenure.term t where t.role = r.name)),
-            case when tenure.lineage_of(m.incarnation) <> case when r.lineage = ''
-                          then (select lineage from tenure.origin) else r.lineage end
-                 then split_part(m.incarnation, '/', 2)::integer end),
+        tenure.next_epoch(w.above, w.moved_to),
         o.ms,
         w.waits_for, case when r.waited_for = w.waits_for then r.waited_ms else 0 end
-    -- Without a debtor the wait is for what was lost with another incarnation: in this one a member that acts
-    -- is written as the debtor.
-    from (select coalesce(d.identity || ' ' || d.beat, case when r.debtor is null then '-' end)
-                 || ' ' || m.incarnation as waits_for) w
+    from (select
+            -- The history may know of epochs that the row does not: rows were restored, or written by hand.
+            greatest(r.epoch, q.seen,
+                (select max(t.epoch) from tenure.term t where t.role = r.name)) as above,
+            case when tenure.lineage_of(m.incarnation) <> case when r.lineage = ''
+                          then (select lineage from tenure.origin) else r.lineage end
+                 then split_part(m.incarnation, '/', 2)::integer end as moved_to,
+            -- Without a debtor the wait is for what was lost with another incarnation: in this one a member that
+            -- acts is written as the debtor.
+            coalesce(d.identity || ' ' || d.beat, case when r.debtor is null then '-' end)
+                || ' ' || m.incarnation as waits_for
+          -- Read once: a function that is given a query is not made a part of the plan.
+          offset 0) w
         cross join lateral tenure.owed(r, d, m.incarnation) o;
 end;
 
@@ -521,8 +527,10 @@ begin
                        'epoch', s.epoch) end), '[]')
         into ours, more
         from seen s;
-    perform tenure.unlock_key(q.key, q.pair) from unnest(locked) q
-        where not exists (select from unnest(ours) o where o = q.role);
+    if cardinality(ours) < cardinality(locked) then
+        perform tenure.unlock_key(q.key, q.pair) from unnest(locked) q
+            where not exists (select from unnest(ours) o where o = q.role);
+    end if;
     return answers || more;
 exception when others then
     -- Locks outlive what is rolled back here. None of these roles was held before.
@@ -650,6 +658,61 @@ begin
                    where r.holder = me and (r.paused or r.order_id is not null)));
 end $$;
 
+-- The first half of a release: the row. Guarded by holder and epoch, so that a late release cannot
+-- overwrite a successor. A row that is held up stays as it is, and the lock goes all the same:
+-- the successor finds a debt and waits. The second half (unlock and notify) writes nothing and is its own
+-- transaction: a poller that wins the lock finds the row as it is written here.
+--
+-- One plan for any number of roles: most sessions release a few times at most, and their successors would wait
+-- while each of these is planned anew.
+create function tenure.release_rows(m tenure.member, p_roles jsonb) returns jsonb
+language plpgsql volatile
+    set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan as $$
+declare
+    free text[];
+    out  jsonb;
+begin
+    free := tenure.lock_rows(array(select x.role from jsonb_to_recordset(p_roles) as x(role text)));
+    with done as (
+        update tenure.role r set holder = null, held_in = null, last_holder = m.identity,
+            released_at = clock_timestamp(),
+            debtor = case when x.pays then null else r.debtor end,
+            debtor_lease_ms = case when x.pays then null else r.debtor_lease_ms end,
+            paid_in = case when x.pays then m.incarnation else r.paid_in end,
+            waited_ms = r.waited_ms + case when r.waited_for is null then 0 else coalesce(x.waited_ms, 0) end,
+            order_id = null, order_to = null,
+            successor = x."to",
+            successor_until = case when x."to" is not null
+                then clock_timestamp() + make_interval(secs => m.lease_ms / 1000.0) end
+        -- A debt from another incarnation is not paid by a release: a failover may have lost the member
+        -- that led after this one.
+        from (select y.*, y.clean and o.debtor = m.identity and o.acted_in = m.incarnation as pays
+              from jsonb_to_recordset(p_roles) as y(role text, epoch bigint, clean boolean, "to" text,
+                      waited_ms bigint)
+                  join tenure.role o on o.name = y.role) x
+        where r.name = any (free) and r.name = x.role and r.epoch = x.epoch and r.holder = m.identity
+        returning r.name, r.epoch
+    ), terms as (
+        update tenure.term t set ended_at = clock_timestamp(),
+            how = case when t.acting_at is null then 'abandoned' else 'released' end
+        from done d where t.role = d.name and t.epoch = d.epoch and t.ended_at is null
+    )
+    select coalesce(jsonb_agg(name), '[]') into out from done;
+    return out;
+end $$;
+
+create function tenure.release(me text, p_roles jsonb) returns jsonb
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+    m tenure.member := tenure.prove(me);
+begin
+    -- A clean flag that a crash loses makes the successor wait: safe, so it need not be durable.
+    if current_setting('synchronous_standby_names') = '' then
+        perform set_config('synchronous_commit', 'off', true);
+    end if;
+    return jsonb_build_object('beat', m.beat, 'roles', tenure.release_rows(m, p_roles));
+end $$;
+
 -- The rare and complete look at what we hold: roles whose epoch, holder or lock is not ours.
 create function tenure.inspect(me text, p_roles jsonb) returns jsonb
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -667,50 +730,6 @@ begin
                             and l.classid = ((x.key >> 32) & 4294967295)::oid
                             and l.objid = (x.key & 4294967295)::oid
                             and l.objsubid = case when x.pair then 2 else 1 end)));
-end $$;
-
--- The first half of a release: the row. Guarded by holder and epoch, so that a late release cannot
--- overwrite a successor. A row that is held up stays as it is, and the lock goes all the same:
--- the successor finds a debt and waits. The second half (unlock and notify) writes nothing and is its own
--- transaction: a poller that wins the lock finds the row as it is written here.
-create function tenure.release(me text, p_roles jsonb) returns jsonb
-language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
-declare
-    m    tenure.member := tenure.prove(me);
-    free text[];
-    out  jsonb;
-begin
-    -- A clean flag that a crash loses makes the successor wait: safe, so it need not be durable.
-    if current_setting('synchronous_standby_names') = '' then
-        perform set_config('synchronous_commit', 'off', true);
-    end if;
-    free := tenure.lock_rows(array(select x.role from jsonb_to_recordset(p_roles) as x(role text)));
-    with done as (
-        update tenure.role r set holder = null, held_in = null, last_holder = me,
-            released_at = clock_timestamp(),
-            debtor = case when x.pays then null else r.debtor end,
-            debtor_lease_ms = case when x.pays then null else r.debtor_lease_ms end,
-            paid_in = case when x.pays then m.incarnation else r.paid_in end,
-            waited_ms = r.waited_ms + case when r.waited_for is null then 0 else coalesce(x.waited_ms, 0) end,
-            order_id = null, order_to = null,
-            successor = x."to",
-            successor_until = case when x."to" is not null
-                then clock_timestamp() + make_interval(secs => m.lease_ms / 1000.0) end
-        -- A debt from another incarnation is not paid by a release: a failover may have lost the member
-        -- that led after this one.
-        from (select y.*, y.clean and o.debtor = me and o.acted_in = m.incarnation as pays
-              from jsonb_to_recordset(p_roles) as y(role text, epoch bigint, clean boolean, "to" text,
-                      waited_ms bigint)
-                  join tenure.role o on o.name = y.role) x
-        where r.name = any (free) and r.name = x.role and r.epoch = x.epoch and r.holder = me
-        returning r.name, r.epoch
-    ), terms as (
-        update tenure.term t set ended_at = clock_timestamp(),
-            how = case when t.acting_at is null then 'abandoned' else 'released' end
-        from done d where t.role = d.name and t.epoch = d.epoch and t.ended_at is null
-    )
-    select coalesce(jsonb_agg(name), '[]') into out from done;
-    return jsonb_build_object('beat', m.beat, 'roles', out);
 end $$;
 
 -- The second half of a release. A named successor is told so, before all are told of the role: it claims although

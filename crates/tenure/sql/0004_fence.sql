@@ -18,41 +18,44 @@ return hashtextextended('tenure fence ' || p_role, 0);
 -- control characters, so a line is never part of another one.
 --
 -- What it costs is mostly how many expressions and queries it has, each of which is set up anew in every
--- transaction: so the settings are written by the query that takes the lock. If that query then finds no row,
--- the exception takes them back.
+-- transaction: so the settings are written by the query that takes the lock, and the common case has no other.
+-- If that query then finds no row, the exception takes them back.
 create function tenure.fence(p_role text, p_epoch bigint) returns bigint
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
 declare
+    fences   text := current_setting('tenure.fenced', true);
     found_it boolean;
     now_is   bigint;
 begin
     -- Behind this fence already: it holds until the end of the transaction, and a transaction must not
     -- wait at the barrier for itself.
-    if position(E'\n' || p_role || E'\t' || pg_current_xact_id_if_assigned()::text || E'\t' || p_epoch
-                || E'\n' in current_setting('tenure.fenced', true)) > 0 then
-        return p_epoch;
-    end if;
-    if (pg_try_advisory_lock_shared(tenure.barrier(p_role))
-        and pg_advisory_unlock_shared(tenure.barrier(p_role))) is not true then
-        perform pg_advisory_lock_shared(tenure.barrier(p_role));
-        perform pg_advisory_unlock_shared(tenure.barrier(p_role));
+    if fences <> '' then
+        if position(concat(E'\n', p_role, E'\t', pg_current_xact_id_if_assigned(), E'\t', p_epoch, E'\n')
+                    in fences) > 0 then
+            return p_epoch;
+        end if;
     end if;
     -- An open fenced transaction holds up the next leader, so it may not outlive the lease idly.
-    if current_setting('transaction_isolation') = 'read committed' then
-        select set_config('tenure.fenced', coalesce(nullif(current_setting('tenure.fenced', true), ''), E'\n')
-                   || p_role || E'\t' || pg_current_xact_id()::text || E'\t' || p_epoch || E'\n', true) <> ''
-               and case when extract(epoch from current_setting('idle_in_transaction_session_timeout')
-                                     ::interval) * 1000 between 1 and r.lease_ms then true
+    if pg_try_advisory_lock_shared(tenure.barrier(p_role))
+       and pg_advisory_unlock_shared(tenure.barrier(p_role))
+       and current_setting('transaction_isolation') = 'read committed' then
+        select set_config('tenure.fenced', concat(fences, E'\n', p_role, E'\t', pg_current_xact_id(), E'\t',
+                                                  p_epoch, E'\n'), true) <> ''
+               and case when current_setting('idle_in_transaction_session_timeout') <> '0'
+                        and extract(epoch from current_setting('idle_in_transaction_session_timeout')
+                                    ::interval) * 1000 <= r.lease_ms then true
                    else set_config('idle_in_transaction_session_timeout', r.lease_ms::text, true) <> '' end
             into found_it from tenure.role r
             where r.name = p_role and r.epoch = p_epoch for key share;
     else
+        perform pg_advisory_lock_shared(tenure.barrier(p_role));
+        perform pg_advisory_unlock_shared(tenure.barrier(p_role));
         begin
-            select set_config('tenure.fenced',
-                       coalesce(nullif(current_setting('tenure.fenced', true), ''), E'\n')
-                       || p_role || E'\t' || pg_current_xact_id()::text || E'\t' || p_epoch || E'\n', true) <> ''
-                   and case when extract(epoch from current_setting('idle_in_transaction_session_timeout')
-                                         ::interval) * 1000 between 1 and r.lease_ms then true
+            select set_config('tenure.fenced', concat(fences, E'\n', p_role, E'\t', pg_current_xact_id(), E'\t',
+                                                      p_epoch, E'\n'), true) <> ''
+                   and case when current_setting('idle_in_transaction_session_timeout') <> '0'
+                            and extract(epoch from current_setting('idle_in_transaction_session_timeout')
+                                        ::interval) * 1000 <= r.lease_ms then true
                        else set_config('idle_in_transaction_session_timeout', r.lease_ms::text, true) <> '' end
                 into found_it from tenure.role r
                 where r.name = p_role and r.epoch = p_epoch for key share;

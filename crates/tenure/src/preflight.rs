@@ -316,9 +316,9 @@ impl Look<'_> {
         // A server that cannot be looked over, or is refused, is the last one that is tried next time.
         let failed = || self.connector.pass_over(&host);
         let one = Line::new(session, heard);
+        let pins = settings(self.deadline * 4, self.deadline, Duration::from_secs(1));
         let end = async {
             self.product(&one, &mut findings).await?;
-            let pins = settings(self.deadline * 4, self.deadline, Duration::from_secs(1));
             one.ask(&pins, self.deadline).await?;
             Ok::<_, Stop>(())
         }
@@ -330,6 +330,7 @@ impl Look<'_> {
         let (deaf, _) = mpsc::unbounded_channel();
         let two = Line::new(self.connector.connect(self.name, self.deadline).await?, deaf);
         let end = async {
+            two.ask(&pins, self.deadline).await?;
             self.pooler(&one, &two, &mut findings).await?;
             self.notify(&one, &two, &mut hears, &mut findings).await?;
             let mut tables = false;

@@ -273,6 +273,9 @@ impl Role {
                 self.yield_until = None;
                 self.wake(now, context);
             }
+            // Of a role that this member does not hold yet: the claim that comes next finds all there is. A
+            // named successor hears of the role twice, and a beat would come before its claim.
+            LockState::Acquiring if self.errand == Errand::Claim => {}
             LockState::Leader | LockState::Acquiring => {
                 self.remember_hint();
                 // Perhaps an order; beats bring those.

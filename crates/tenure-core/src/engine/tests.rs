@@ -179,6 +179,21 @@ fn a_hint_that_overtakes_the_answer_of_a_claim_is_not_lost() {
 }
 
 #[test]
+fn a_named_successor_claims_before_it_does_anything_else() {
+    let mut stage = Stage::claiming();
+    let holder = Some("other".to_owned());
+    stage.claimed(&Claim::Held { epoch: Some(Epoch(1)), holder, held_by_us: Some(false) });
+    // Both come with the release, one after the other.
+    stage.engine.named("r", stage.now);
+    stage.engine.notified("r", stage.now);
+    assert!(matches!(stage.engine.next_op(stage.now), Some(Op::Claim { .. })));
+    // Once the claim is under way, a hint may be an order for the term that it begins.
+    stage.engine.notified("r", stage.now);
+    stage.claimed(&Claim::Won(Won { epoch: Epoch(2), holder: None, debt: None }));
+    assert!(matches!(stage.engine.next_op(stage.now), Some(Op::Beat)));
+}
+
+#[test]
 fn without_a_hint_a_claim_that_failed_waits_for_its_turn() {
     for claim in failures() {
         let mut stage = Stage::claiming();

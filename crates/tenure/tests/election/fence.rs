@@ -263,9 +263,17 @@ async fn the_limit_on_idling_ends_with_the_fenced_transaction_and_never_grows() 
     assert_eq!(one(&client, show).await, "3s");
     client.batch_execute("commit").await.unwrap();
     assert_eq!(one(&client, show).await, "0");
-    client.batch_execute("set idle_in_transaction_session_timeout = '1s'").await.unwrap();
-    client.batch_execute("begin; select tenure.fence('r', 1)").await.unwrap();
-    assert_eq!(one(&client, show).await, "1s");
+    for level in LEVELS {
+        for (own, fenced) in [("1s", "1s"), ("3s", "3s"), ("1h", "3s"), ("0", "3s")] {
+            let set = format!("set idle_in_transaction_session_timeout = '{own}'");
+            client.batch_execute(&set).await.unwrap();
+            let begin = format!("begin isolation level {level}; select tenure.fence('r', 1)");
+            client.batch_execute(&begin).await.unwrap();
+            assert_eq!(one(&client, show).await, fenced, "{own}, {level}");
+            client.batch_execute("commit").await.unwrap();
+            assert_eq!(one(&client, show).await, own, "{level}");
+        }
+    }
 }
 
 #[tokio::test]

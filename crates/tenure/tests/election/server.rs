@@ -37,7 +37,7 @@ async fn the_whole_election_runs_whatever_the_databases_defaults_are() {
         "synchronous_commit = off",
         "statement_timeout = '80ms'",
         "lock_timeout = '1ms'",
-        "idle_in_transaction_session_timeout = '10ms'",
+        "idle_in_transaction_session_timeout = '1ms'",
         "standard_conforming_strings = off",
         "escape_string_warning = off",
         "search_path = 'nowhere'",

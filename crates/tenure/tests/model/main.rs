@@ -130,7 +130,7 @@ const PLANTED: [Planted; 18] = [
         "debtor = r.debtor, paid_in = null",
     ),
     planted("wait-kept", "mark_acting", "waited_for = null, waited_ms = 0", "waited_ms = 0"),
-    planted("released-in-any-incarnation", "release", "and o.acted_in = m.incarnation", ""),
+    planted("released-in-any-incarnation", "release_rows", "and o.acted_in = m.incarnation", ""),
     planted("yields-to-the-last", "better_candidates", "r.holder is null and", "false and"),
     planted("dead-forgotten", "beat", "/ 250.0", "/ 1000.0"),
     planted("paid-twice", "mark_acting", "paid_in = null", "paid_in = r.paid_in"),

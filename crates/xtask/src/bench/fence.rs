@@ -1,7 +1,7 @@
 //! `bench fence`: what the fence costs a transaction that inserts, with pgbench, in turns.
 //!
 //! The same transaction runs without a fence, with a statement that does nothing, with `select tenure.fence(…)`, and
-//! with the fence in the first insert; one after the other, round by round, so that a machine that is busy for a
+//! with the fence as a value of the first insert; one after the other, round by round, so that a machine that is busy for a
 //! while is busy for all. The empty statement is the floor of what a statement of its own can cost. Run it against a server with
 //! `fsync` on and against one with it off: the second shows the fence, the first what a user notices.
 
@@ -18,9 +18,8 @@ use tokio::process::Command;
 use super::Database;
 use crate::say;
 
-const TABLE: &str =
-    "create table if not exists tenure_bench_fence (id bigserial primary key, v text)";
-const INSERT: &str = "insert into tenure_bench_fence (v) values ('x');\n";
+const TABLE: &str = "create table if not exists tenure_bench_fence (id bigserial primary key, v text, epoch bigint)";
+const INSERT: &str = "insert into tenure_bench_fence (v, epoch) values ('x', 1);\n";
 
 /// How to measure.
 #[derive(Debug, Args)]
@@ -65,8 +64,7 @@ pub(crate) async fn run(args: BenchArgs) -> anyhow::Result<ExitCode> {
 
 async fn measure(args: &BenchArgs, role: &str) -> anyhow::Result<()> {
     let fence = format!("select tenure.fence('{role}', 1);\n");
-    let fenced =
-        format!("insert into tenure_bench_fence (v) select 'x' from tenure.fence('{role}', 1);\n");
+    let fenced = INSERT.replace("1)", &format!("tenure.fence('{role}', 1))"));
     say("rows  clients  without/s   empty   fence  in the insert")?;
     for rows in [1, 10] {
         let (first, others) = (INSERT, INSERT.repeat(rows - 1));
