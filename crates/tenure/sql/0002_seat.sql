@@ -465,6 +465,9 @@ begin
     else
         rows := array(select r from tenure.role r where r.name = any (names)
                       order by r.pair, r.key for update skip locked);
+        -- A fenced transaction locks the row, or it has a pass.
+        names := tenure.unpassed(array(select r.name from unnest(rows) r));
+        rows := array(select r from unnest(rows) r where r.name = any (names));
     end if;
     with seen as materialized (
         select q.role as asked_for, r.*, b.why, d.beat as debtor_beat, v.*

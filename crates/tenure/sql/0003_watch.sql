@@ -97,21 +97,16 @@ begin
             end;
         end loop;
         select p.gid into prepared from pg_locks l
-            join pg_prepared_xacts p on p.transaction = l.transactionid
-            where l.pid = any (waiting) and not l.granted and l.locktype = 'transactionid';
+            left join pg_locks held on l.locktype = 'advisory' and held.pid is null
+                and (held.database, held.classid, held.objid, held.objsubid)
+                    = (l.database, l.classid, l.objid, l.objsubid)
+            left join pg_locks own on own.locktype = 'transactionid' and own.pid is null
+                and own.virtualtransaction = held.virtualtransaction
+            join pg_prepared_xacts p on p.transaction = coalesce(own.transactionid, l.transactionid)
+            where l.pid = any (waiting) and not l.granted and l.locktype in ('transactionid', 'advisory');
         exit when jsonb_array_length(ended) > 0 or prepared is not null
             or clock_timestamp() > until;
         perform pg_sleep(0.01);
     end loop;
     return jsonb_build_object('ended', ended, 'prepared', prepared);
 end $$;
-
--- The prepared transactions of this database that hold a fence, or any other lock on a role's row.
-create function tenure.prepared_fences() returns table (gid text) language sql volatile
-begin atomic
-    select p.gid from pg_prepared_xacts p
-        join pg_locks own on own.locktype = 'transactionid' and own.transactionid = p.transaction
-                         and own.pid is null
-        join pg_locks l on l.virtualtransaction = own.virtualtransaction and l.pid is null
-    where p.database = current_database() and l.relation = 'tenure.role'::regclass;
-end;

@@ -5,65 +5,157 @@
 -- transaction sees the bump; at READ COMMITTED as "no such row", above it as a serialization
 -- failure, which is raised as ours. An advisory lock with a plain read lets stale writes commit
 -- above READ COMMITTED; FOR SHARE fails the rightful leader on any other update of the row.
+--
+-- A session that has locked the row once has a *pass*: the later transactions of that session need not read
+-- the row until an epoch moves, of whatever role. Invariant of a pass:
+--   * `tenure.moves` is a sequence: what is read of it is what it is, not what a snapshot saw.
+--   * A pass holds the value that `moves` had before the row was locked with that epoch.
+--   * Every change of an epoch first locks the row, then advances `moves`, then waits until no transaction
+--     holds the role's pass key shared, then commits.
+--   * A transaction that uses its pass first takes that key, shared until its end, then compares `moves`.
+-- So if it compares before `moves` is advanced, the change waits for it. If it compares afterwards, its pass is
+-- void, and it must lock the row, which the change has locked.
 
 -- The advisory key of the barrier before a role's fence. Fences share the row, so a stream of them
 -- would overtake a claim that waits for it without end; the session that unblocks a claim holds the
--- barrier.
+-- barrier, and voids all passes.
 create function tenure.barrier(p_role text) returns bigint language sql immutable
 return hashtextextended('tenure fence ' || p_role, 0);
 
+-- The advisory key that a transaction holds, shared, which passed the fence by its pass.
+create function tenure.pass_key(p_role text) returns bigint language sql immutable
+return hashtextextended(p_role, 7);
+
+create sequence tenure.moves;
+-- A sequence that was never asked has no last value.
+select nextval('tenure.moves');
+
+-- Voids the passes of all sessions.
+create function tenure.void_passes() returns bigint
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    return nextval('tenure.moves');
+end $$;
+
+-- Those of the roles that no transaction has passed by a pass and can pass so any more: the caller has locked
+-- their rows. The key is let go at once, in the same expression, which nothing interrupts: a claim of ten thousand
+-- roles has no room for as many locks, and no new pass comes before the rows are free.
+create function tenure.unpassed(p_names text[]) returns text[]
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    if p_names = '{}' then
+        return p_names;
+    end if;
+    perform nextval('tenure.moves');
+    return array(select n from unnest(p_names) n
+                 where case when pg_try_advisory_lock(tenure.pass_key(n))
+                       then pg_advisory_unlock(tenure.pass_key(n)) else false end);
+end $$;
+
+-- An epoch moved, or a role is gone: its row is locked by now.
+create function tenure.epoch_moved() returns trigger
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    perform nextval('tenure.moves');
+    if tg_level = 'ROW' then
+        -- One expression, as above.
+        if (case when pg_advisory_lock(tenure.pass_key(old.name)) is not null
+            then not pg_advisory_unlock(tenure.pass_key(old.name)) end) then
+            raise exception 'the pass key of role "%" was not held', old.name;
+        end if;
+    end if;
+    return null;
+end $$;
+create trigger epoch_moved after update on tenure.role for each row
+    when ((old.name, old.epoch) is distinct from (new.name, new.epoch)) execute function tenure.epoch_moved();
+create trigger role_gone after delete on tenure.role for each row execute function tenure.epoch_moved();
+create trigger roles_gone before truncate on tenure.role for each statement execute function tenure.epoch_moved();
+
 -- The transaction remembers each fence that it stands behind as a line of its setting `tenure.fenced`:
--- role, its own number, epoch. The lock on the row and the line come and go together, also with a
+-- role, its own number, epoch. The lock and the line come and go together, also with a
 -- savepoint; the number makes a line that another transaction left worthless. A role's name has no
 -- control characters, so a line is never part of another one.
 --
--- What it costs is mostly how many expressions and queries it has, each of which is set up anew in every
--- transaction: so the settings are written by the query that takes the lock, and the common case has no other.
--- If that query then finds no row, the exception takes them back.
+-- The session has one pass, in its settings `tenure.pass` (role, epoch, moves, and the limit on idling that it was
+-- made under) and `tenure.pass_limit` (what a fenced transaction sets that limit to; empty: it stays).
+--
+-- A call costs what its expressions and queries are, each of which is set up anew in every transaction. With a pass
+-- there is no query, and no pinned search_path either: every name and every operator here has its schema.
 create function tenure.fence(p_role text, p_epoch bigint) returns bigint
-language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
+language plpgsql volatile security definer as $$
 declare
-    fences   text := current_setting('tenure.fenced', true);
-    found_it boolean;
-    now_is   bigint;
+    fences pg_catalog.text := pg_catalog.current_setting('tenure.fenced', true);
+    -- Before anything else: see the invariant of a pass.
+    moves bigint := pg_catalog.pg_sequence_last_value('tenure.moves'::pg_catalog.regclass);
 begin
     -- Behind this fence already: it holds until the end of the transaction, and a transaction must not
     -- wait at the barrier for itself.
-    if fences <> '' then
-        if position(concat(E'\n', p_role, E'\t', pg_current_xact_id_if_assigned(), E'\t', p_epoch, E'\n')
-                    in fences) > 0 then
+    if fences operator(pg_catalog.<>) '' then
+        if pg_catalog.strpos(fences, pg_catalog.concat(E'\n', p_role, E'\t',
+               pg_catalog.pg_current_xact_id_if_assigned(), E'\t', p_epoch, E'\n')) operator(pg_catalog.>) 0 then
             return p_epoch;
         end if;
     end if;
-    -- An open fenced transaction holds up the next leader, so it may not outlive the lease idly.
-    if pg_try_advisory_lock_shared(tenure.barrier(p_role))
-       and pg_advisory_unlock_shared(tenure.barrier(p_role))
-       and current_setting('transaction_isolation') = 'read committed' then
-        select set_config('tenure.fenced', concat(fences, E'\n', p_role, E'\t', pg_current_xact_id(), E'\t',
-                                                  p_epoch, E'\n'), true) <> ''
-               and case when current_setting('idle_in_transaction_session_timeout') <> '0'
-                        and extract(epoch from current_setting('idle_in_transaction_session_timeout')
-                                    ::interval) * 1000 <= r.lease_ms then true
-                   else set_config('idle_in_transaction_session_timeout', r.lease_ms::text, true) <> '' end
-            into found_it from tenure.role r
+    if pg_catalog.current_setting('tenure.pass', true) operator(pg_catalog.=) pg_catalog.concat(
+           p_role, E'\t', p_epoch, E'\t', moves, E'\t',
+           pg_catalog.current_setting('idle_in_transaction_session_timeout')) then
+        -- The key of the session first: it can be given back, and a transaction that waits for the row with a void
+        -- pass must not hold it. One expression, as above.
+        if (case
+            when pg_catalog.pg_advisory_lock_shared(tenure.pass_key(p_role)) is null then false
+            when (pg_catalog.pg_sequence_last_value('tenure.moves'::pg_catalog.regclass)
+                  operator(pg_catalog.=) moves) is not true
+                 then not pg_catalog.pg_advisory_unlock_shared(tenure.pass_key(p_role))
+            when pg_catalog.pg_advisory_xact_lock_shared(tenure.pass_key(p_role)) is null then false
+            when not pg_catalog.pg_advisory_unlock_shared(tenure.pass_key(p_role)) then false
+            when pg_catalog.set_config('tenure.fenced', pg_catalog.concat(fences, E'\n', p_role, E'\t',
+                     pg_catalog.pg_current_xact_id(), E'\t', p_epoch, E'\n'), true) is null then false
+            when pg_catalog.current_setting('tenure.pass_limit') operator(pg_catalog.=) '' then true
+            -- An open fenced transaction holds up the next leader, so it may not outlive the lease idly.
+            else pg_catalog.set_config('idle_in_transaction_session_timeout',
+                     pg_catalog.current_setting('tenure.pass_limit'), true) is not null end) then
+            return p_epoch;
+        end if;
+    end if;
+    return tenure.fence_row(p_role, p_epoch, fences, moves);
+end $$;
+
+-- The fence by the row. `p_moves` is what `moves` was before.
+create function tenure.fence_row(p_role text, p_epoch bigint, p_fences text, p_moves bigint) returns bigint
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    idle     text := current_setting('idle_in_transaction_session_timeout');
+    lease    integer;
+    now_is   bigint;
+begin
+    if current_setting('transaction_isolation') = 'read committed'
+       and pg_try_advisory_lock_shared(tenure.barrier(p_role))
+       and pg_advisory_unlock_shared(tenure.barrier(p_role)) then
+        select r.lease_ms into lease from tenure.role r
             where r.name = p_role and r.epoch = p_epoch for key share;
     else
-        perform pg_advisory_lock_shared(tenure.barrier(p_role));
-        perform pg_advisory_unlock_shared(tenure.barrier(p_role));
+        if (case when pg_advisory_lock_shared(tenure.barrier(p_role)) is not null
+            then not pg_advisory_unlock_shared(tenure.barrier(p_role)) end) then
+            raise exception 'the barrier of role "%" was not held', p_role;
+        end if;
         begin
-            select set_config('tenure.fenced', concat(fences, E'\n', p_role, E'\t', pg_current_xact_id(), E'\t',
-                                                      p_epoch, E'\n'), true) <> ''
-                   and case when current_setting('idle_in_transaction_session_timeout') <> '0'
-                            and extract(epoch from current_setting('idle_in_transaction_session_timeout')
-                                        ::interval) * 1000 <= r.lease_ms then true
-                       else set_config('idle_in_transaction_session_timeout', r.lease_ms::text, true) <> '' end
-                into found_it from tenure.role r
+            select r.lease_ms into lease from tenure.role r
                 where r.name = p_role and r.epoch = p_epoch for key share;
         exception when serialization_failure then
-            found_it := null;
+            lease := null;
         end;
     end if;
-    if found_it then
+    if lease is not null then
+        -- An open fenced transaction holds up the next leader, so it may not outlive the lease idly.
+        if idle <> '0' and extract(epoch from idle::interval) * 1000 <= lease then
+            lease := null;
+        else
+            perform set_config('idle_in_transaction_session_timeout', lease::text, true);
+        end if;
+        perform set_config('tenure.fenced',
+                    concat(p_fences, E'\n', p_role, E'\t', pg_current_xact_id(), E'\t', p_epoch, E'\n'), true),
+                set_config('tenure.pass', concat(p_role, E'\t', p_epoch, E'\t', p_moves, E'\t', idle), false),
+                set_config('tenure.pass_limit', coalesce(lease::text, ''), false);
         return p_epoch;
     end if;
     select r.epoch into now_is from tenure.role r where r.name = p_role;
@@ -144,3 +236,17 @@ begin
     end if;
     return old;
 end $$;
+
+-- The prepared transactions of this database that hold a fence, or any other lock on a role's row.
+create function tenure.prepared_fences() returns table (gid text) language sql volatile
+begin atomic
+    select p.gid from pg_prepared_xacts p
+        join pg_locks own on own.locktype = 'transactionid' and own.transactionid = p.transaction
+                         and own.pid is null
+        join pg_locks l on l.virtualtransaction = own.virtualtransaction and l.pid is null
+    where p.database = current_database()
+      and (l.relation = 'tenure.role'::regclass
+           or l.locktype = 'advisory' and l.objsubid = 1
+              and (l.classid::bigint << 32) | l.objid::bigint
+                  in (select tenure.pass_key(r.name) from tenure.role r));
+end;

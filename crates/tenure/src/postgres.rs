@@ -115,9 +115,10 @@ impl Postgres {
         let sql = format!("select tenure.unblock({seat_pid}, {age_ms}, {within_ms})");
         let limit = self.profile.lease.statement_deadline() + *within;
         self.beside(limit, async |line| {
-            // No new fence is set while the barrier is held, so that what stands before the claim
-            // ends by itself or becomes old enough to be ended. It goes with this session. A fence
-            // that just passes may be in the way of the first tries; another member, of all.
+            // No new fence is set while the barrier is held and no pass is left, so that what stands
+            // before the claim ends by itself or becomes old enough to be ended. The barrier goes with
+            // this session. A fence that is being set may be in the way of the first tries; another
+            // member, of all.
             let mut tries = 0;
             while line.ask(&barrier, limit).await?.as_deref() != Some("t") {
                 tries += 1;
@@ -126,6 +127,7 @@ impl Postgres {
                 }
                 sleep(Duration::from_millis(2)).await;
             }
+            line.ask("select tenure.void_passes()", limit).await?;
             let before = line.ask(&epoch, limit).await?;
             let mut found = Found::default();
             let until = Instant::now() + *age + *within * 2;

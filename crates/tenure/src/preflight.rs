@@ -147,6 +147,12 @@ pub enum Refused {
          fence would not hold; create it again as in migration 1"
     )]
     FenceIndex,
+    /// A session would go on passing the fence with an old epoch.
+    #[error(
+        "a trigger of tenure.role or the sequence tenure.moves is missing, disabled or changed, so the \
+         fence would not hold; create them again as in migration 4"
+    )]
+    FenceTriggers,
 }
 
 /// How one line of the look came out.
@@ -560,7 +566,8 @@ impl Look<'_> {
             coalesce((select jsonb_agg('tenure.' || proname || '()' order by proname) from (\
                 select distinct proname from pg_proc \
                 where pronamespace = to_regnamespace('tenure') \
-                  and proname not in ('fence', 'fenced', 'fenced_with', 'set_paused', 'lower_lease', \
+                  and proname not in ('fence', 'fence_row', 'fenced', 'fenced_with', 'epoch_moved', \
+                      'set_paused', 'lower_lease', \
                       'lock_pids', 'force_release', 'settle', 'settled', 'not_settled', 'unsettle', \
                       'forget_role', 'alter_role') \
                   and not has_function_privilege(oid, 'execute')) f), '[]'), 'missing', \
@@ -610,6 +617,16 @@ impl Look<'_> {
                   = array['epoch', 'name'])";
         if self.ask(line, sql).await? != "t" {
             return Err(findings.refuse("fence", Refused::FenceIndex));
+        }
+        // Without one of these a session's pass would outlive the epoch that it was made for.
+        let sql = "select (select count(*) = 3 from pg_trigger \
+                where tgrelid = 'tenure.role'::regclass and tgenabled in ('O', 'A') \
+                  and tgfoid = to_regproc('tenure.epoch_moved') \
+                  and tgname in ('epoch_moved', 'role_gone', 'roles_gone')) \
+            and exists (select from pg_sequence \
+                where seqrelid = to_regclass('tenure.moves') and seqcache = 1 and seqincrement > 0)";
+        if self.ask(line, sql).await? != "t" {
+            return Err(findings.refuse("fence", Refused::FenceTriggers));
         }
         findings.good("fence", "an epoch bump conflicts with every fenced transaction");
         Ok(())

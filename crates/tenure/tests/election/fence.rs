@@ -2,7 +2,7 @@
 
 use tenure::{Epoch, FenceError};
 use tenure_testkit::Database;
-use tokio_postgres::Client;
+use tokio_postgres::{Client, GenericClient};
 
 use crate::stage::{PATIENCE, database, gone, leader, one, until};
 
@@ -23,15 +23,40 @@ async fn bump(client: &Client) -> Result<u64, tokio_postgres::Error> {
     client.execute("update tenure.role set epoch = epoch + 1 where name = 'r'", &[]).await
 }
 
+/// Whether this transaction passed its fence without a look at the row.
+async fn by_its_pass(client: &impl GenericClient) -> bool {
+    let locks = "select (count(*) filter (where relation = 'tenure.role'::regclass))::int, \
+                        (count(*) filter (where locktype = 'advisory' and mode = 'ShareLock'))::int \
+                 from pg_locks where pid = pg_backend_pid()";
+    let row = client.query_one(locks, &[]).await.expect("its locks");
+    match (row.get::<_, i32>(0), row.get::<_, i32>(1)) {
+        (0, 1..) => true,
+        (1.., 0) => false,
+        other => panic!("locks on the row and the key: {other:?}"),
+    }
+}
+
+/// Each level, for a session without a pass and for one that has it.
+fn ways() -> impl Iterator<Item = (&'static str, bool)> {
+    LEVELS.into_iter().flat_map(|level| [(level, false), (level, true)])
+}
+
+/// A session at that level, which has a pass for role r with epoch 1 or has none.
+async fn writer(database: &Database, level: &str, pass: bool) -> Client {
+    let client = database.client().await.expect("a client");
+    let set = format!("set default_transaction_isolation = '{level}'");
+    client.batch_execute(&set).await.unwrap();
+    if pass {
+        client.batch_execute("select tenure.fence('r', 1)").await.expect("current");
+    }
+    client
+}
+
 #[tokio::test]
 async fn a_stale_snapshot_cannot_pass_the_fence_at_any_isolation_level() {
-    for level in LEVELS {
+    for (level, pass) in ways() {
         let (database, other) = role_at_epoch_one().await;
-        let mut client = database.client().await.expect("a client");
-        client
-            .batch_execute(&format!("set default_transaction_isolation = '{level}'"))
-            .await
-            .unwrap();
+        let mut client = writer(&database, level, pass).await;
         let stale = client.transaction().await.unwrap();
         // The snapshot is taken now, before the bump.
         stale.batch_execute("select * from tenure.role").await.unwrap();
@@ -45,15 +70,12 @@ async fn a_stale_snapshot_cannot_pass_the_fence_at_any_isolation_level() {
 
 #[tokio::test]
 async fn a_bump_waits_for_every_transaction_that_passed_the_fence() {
-    for level in LEVELS {
+    for (level, pass) in ways() {
         let (database, other) = role_at_epoch_one().await;
-        let mut client = database.client().await.expect("a client");
-        client
-            .batch_execute(&format!("set default_transaction_isolation = '{level}'"))
-            .await
-            .unwrap();
+        let mut client = writer(&database, level, pass).await;
         let fenced = client.transaction().await.unwrap();
         tenure::fence(&fenced, "r", Epoch(1)).await.expect("the epoch is current");
+        assert_eq!(by_its_pass(&fenced).await, pass, "{level}");
         fenced.batch_execute("insert into work (epoch) values (1)").await.unwrap();
         other.batch_execute("set lock_timeout = 100").await.unwrap();
         let error = bump(&other).await.expect_err("it must wait");
@@ -66,13 +88,9 @@ async fn a_bump_waits_for_every_transaction_that_passed_the_fence() {
 
 #[tokio::test]
 async fn other_updates_of_the_row_do_not_fail_the_rightful_leader() {
-    for level in LEVELS {
+    for (level, pass) in ways() {
         let (database, other) = role_at_epoch_one().await;
-        let mut client = database.client().await.expect("a client");
-        client
-            .batch_execute(&format!("set default_transaction_isolation = '{level}'"))
-            .await
-            .unwrap();
+        let mut client = writer(&database, level, pass).await;
         let fenced = client.transaction().await.unwrap();
         fenced.batch_execute("select * from tenure.role").await.unwrap();
         other.batch_execute("select tenure.set_paused('r', true, 'test')").await.unwrap();
@@ -244,15 +262,18 @@ async fn a_statement_trigger_reads_the_epoch_from_the_transaction() {
 
 #[tokio::test]
 async fn an_idle_fenced_transaction_is_ended_after_the_lease() {
-    let (database, other) = role_at_epoch_one().await;
-    other.batch_execute("update tenure.role set lease_ms = 300").await.unwrap();
-    let frozen = database.client().await.expect("a client");
-    frozen.batch_execute("begin; select tenure.fence('r', 1)").await.unwrap();
-    let before = one(&frozen, "select pg_backend_pid()").await;
-    // From here on it says nothing, as a frozen process would.
-    let gone = format!("select count(*) from pg_stat_activity where pid = {before}");
-    until(&other, &gone, "0").await;
-    bump(&other).await.expect("the way is free");
+    for pass in [false, true] {
+        let (database, other) = role_at_epoch_one().await;
+        other.batch_execute("update tenure.role set lease_ms = 300").await.unwrap();
+        let frozen = writer(&database, "read committed", pass).await;
+        frozen.batch_execute("begin; select tenure.fence('r', 1)").await.unwrap();
+        assert_eq!(by_its_pass(&frozen).await, pass);
+        let before = one(&frozen, "select pg_backend_pid()").await;
+        // From here on it says nothing, as a frozen process would.
+        let gone = format!("select count(*) from pg_stat_activity where pid = {before}");
+        until(&other, &gone, "0").await;
+        bump(&other).await.expect("the way is free");
+    }
 }
 
 #[tokio::test]
@@ -285,16 +306,108 @@ async fn an_unknown_role_is_told_from_a_stale_epoch() {
 
 #[tokio::test]
 async fn a_transaction_left_open_under_the_fence_cannot_keep_the_next_leader_out() {
+    for pass in [false, true] {
+        let (database, other) = role_at_epoch_one().await;
+        // As a leader that froze inside its transaction leaves it; statements keep it from idling.
+        let stuck = writer(&database, "read committed", pass).await;
+        stuck.batch_execute("begin; select tenure.fence('r', 1)").await.unwrap();
+        assert_eq!(by_its_pass(&stuck).await, pass);
+        stuck.batch_execute("set local idle_in_transaction_session_timeout = 0").await.unwrap();
+        let (member, lock) =
+            crate::stage::candidate(&database, tenure::config::RoleSpec::named("r")).await;
+        assert!(lock.wait_for_leadership(Some(PATIENCE)).await.is_ok(), "it must be ended");
+        assert_eq!(lock.gate().epoch(), Some(Epoch(2)));
+        stuck.batch_execute("commit").await.expect_err("its session is gone");
+        assert_eq!(one(&other, "select epoch from tenure.role").await, "2");
+        gone(member).await;
+    }
+}
+
+#[tokio::test]
+async fn a_pass_ends_with_every_change_of_any_epoch_and_with_the_row() {
     let (database, other) = role_at_epoch_one().await;
-    // As a leader that froze inside its transaction leaves it; statements keep it from idling.
-    let stuck = database.client().await.expect("a client");
-    stuck.batch_execute("begin; select tenure.fence('r', 1)").await.unwrap();
-    stuck.batch_execute("set local idle_in_transaction_session_timeout = 0").await.unwrap();
-    let (member, lock) =
-        crate::stage::candidate(&database, tenure::config::RoleSpec::named("r")).await;
-    assert!(lock.wait_for_leadership(Some(PATIENCE)).await.is_ok(), "the blocker must be ended");
-    assert_eq!(lock.gate().epoch(), Some(Epoch(2)));
-    stuck.batch_execute("commit").await.expect_err("its session is gone");
-    assert_eq!(one(&other, "select epoch from tenure.role").await, "2");
-    gone(member).await;
+    let row = "insert into tenure.role (name, key, policy, lease_ms, epoch) \
+               values ('s', 5, 'fenced', 3000, 1)";
+    other.batch_execute(row).await.unwrap();
+    let client = writer(&database, "read committed", true).await;
+    let passes = async || {
+        client.batch_execute("begin; select tenure.fence('r', 1)").await.expect("current");
+        let pass = by_its_pass(&client).await;
+        client.batch_execute("commit").await.unwrap();
+        pass
+    };
+    assert!(passes().await && passes().await, "it has a pass");
+    for (change, voids) in [
+        ("update tenure.role set paused = not paused", false),
+        ("update tenure.role set epoch = epoch where name = 's'", false),
+        ("update tenure.role set epoch = 2 where name = 's'", true),
+        ("select tenure.void_passes()", true),
+        ("delete from tenure.role where name = 's'", true),
+    ] {
+        other.batch_execute(change).await.unwrap();
+        assert_eq!(passes().await, !voids, "{change}");
+        assert!(passes().await, "a new one: {change}");
+    }
+    // In a savepoint that is taken back nothing of the fence is left.
+    client.batch_execute("begin; savepoint s; select tenure.fence('r', 1)").await.unwrap();
+    client.batch_execute("rollback to s").await.unwrap();
+    bump(&other).await.expect("the key was given back");
+    client.batch_execute("rollback").await.unwrap();
+    let fence = async || {
+        let answer = client.batch_execute("select tenure.fence('r', 1)").await;
+        answer.err().and_then(|error| error.code().map(|code| code.code().to_owned()))
+    };
+    assert_eq!(fence().await.as_deref(), Some("TN001"));
+    other.batch_execute("update tenure.role set epoch = 1 where name = 'r'").await.unwrap();
+    assert!(!passes().await && passes().await);
+    other.batch_execute("truncate tenure.role").await.unwrap();
+    assert_eq!(fence().await.as_deref(), Some("TN003"));
+}
+
+/// Writers that fence by their passes and by the row, at every level, while the epoch moves all the time. Each
+/// change counts the rows of the epoch that it ends: none may come later.
+#[tokio::test]
+async fn no_row_of_an_epoch_comes_after_its_end() {
+    const CHANGES: i64 = 300;
+    let (database, other) = role_at_epoch_one().await;
+    other.batch_execute("create table ended (epoch bigint, rows bigint)").await.unwrap();
+    let mut writers = tokio::task::JoinSet::new();
+    for n in 0..6 {
+        let client = writer(&database, LEVELS[n % 3], false).await;
+        writers.spawn(async move {
+            // As many as it can of the epoch that it believes in, and then of the next.
+            let mut epoch = 1;
+            while epoch <= CHANGES {
+                let write = format!(
+                    "begin; insert into work (epoch) values (tenure.fence('r', {epoch})); \
+                     select pg_sleep(random() * 0.0006); commit"
+                );
+                match client.batch_execute(&write).await {
+                    Ok(()) => {}
+                    Err(error) if error.code().is_some_and(|code| code.code() == "TN001") => {
+                        client.batch_execute("rollback").await.unwrap();
+                        let now = "select epoch from tenure.role where name = 'r'";
+                        epoch = client.query_one(now, &[]).await.unwrap().get(0);
+                    }
+                    Err(error) => panic!("{error:?}"),
+                }
+            }
+        });
+    }
+    for epoch in 1..=CHANGES {
+        let change = format!(
+            "begin; update tenure.role set epoch = {epoch} + 1 where name = 'r'; \
+             insert into ended (epoch, rows) select {epoch}, count(*) from work where epoch = {epoch}; \
+             commit; select pg_sleep(random() * 0.006)"
+        );
+        other.batch_execute(&change).await.expect("a change");
+    }
+    while let Some(writer) = writers.join_next().await {
+        writer.expect("no panic");
+    }
+    let late = "select count(*) from ended e \
+                where rows <> (select count(*) from work w where w.epoch = e.epoch)";
+    assert_eq!(one(&other, late).await, "0", "rows that came after the end of their epoch");
+    let written = one(&other, "select count(*) from work").await;
+    assert!(written.parse::<i64>().unwrap() > 3 * CHANGES, "{written} rows say little");
 }

@@ -214,6 +214,15 @@ async fn lowering_a_lease_that_is_held_up_delays_no_registration() {
 
 #[tokio::test]
 async fn a_fence_in_a_prepared_transaction_is_named_with_its_remedy() {
+    prepared_fence(false).await;
+}
+
+#[tokio::test]
+async fn a_fence_that_was_passed_by_a_pass_is_named_too() {
+    prepared_fence(true).await;
+}
+
+async fn prepared_fence(pass: bool) {
     let options = ClusterOptions::default().set("max_prepared_transactions", 5);
     let cluster = Cluster::start_with(options).await.expect("a cluster");
     let database = cluster.database().await.expect("a database");
@@ -221,6 +230,9 @@ async fn a_fence_in_a_prepared_transaction_is_named_with_its_remedy() {
     leads(&r1).await;
     let client = database.client().await.unwrap();
     let epoch = r1.gate().epoch().unwrap();
+    if pass {
+        client.batch_execute(&format!("select tenure.fence('r1', {epoch})")).await.unwrap();
+    }
     client
         .batch_execute(&format!(
             "begin; select tenure.fence('r1', {epoch}); prepare transaction 'it''s stuck'"

@@ -189,6 +189,25 @@ async fn a_fence_without_its_index_is_refused() {
 }
 
 #[tokio::test]
+async fn passes_that_nothing_voids_are_refused() {
+    let database = database().await;
+    gone(start(config(&database)).await).await;
+    let client = database.client().await.unwrap();
+    for (spoil, mend) in [
+        ("disable trigger epoch_moved", "enable trigger epoch_moved"),
+        ("disable trigger role_gone", "enable always trigger role_gone"),
+        ("enable replica trigger roles_gone", "enable trigger roles_gone"),
+    ] {
+        client.batch_execute(&format!("alter table tenure.role {spoil}")).await.unwrap();
+        assert!(matches!(refused(database.dsn()).await, Refused::FenceTriggers), "{spoil}");
+        client.batch_execute(&format!("alter table tenure.role {mend}")).await.unwrap();
+        gone(start(config(&database)).await).await;
+    }
+    client.batch_execute("alter sequence tenure.moves cache 2").await.unwrap();
+    assert!(matches!(refused(database.dsn()).await, Refused::FenceTriggers));
+}
+
+#[tokio::test]
 async fn a_database_that_accepts_and_says_nothing_makes_a_follower_within_the_deadline() {
     let cluster = shared_cluster().await;
     let database = database().await;

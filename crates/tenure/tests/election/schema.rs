@@ -198,9 +198,59 @@ async fn every_function_finds_its_names_whatever_the_callers_search_path_is() {
     let open = "select string_agg(oid::regprocedure::text, ', ') from pg_proc \
         where pronamespace = 'tenure'::regnamespace and prosqlbody is null \
           and not 'search_path=pg_catalog, pg_temp' = any (coalesce(proconfig, '{}'))";
-    assert_eq!(one(&client, open).await, "");
+    // The fence names the schema of all that it uses: the next test tries it.
+    assert_eq!(one(&client, open).await, "tenure.fence(text,bigint)");
     let all = "select count(*) > 20 from pg_proc where pronamespace = 'tenure'::regnamespace";
     assert_eq!(one(&client, all).await, "t");
+}
+
+/// What the fence uses, or could be thought to use, in a schema that the caller's search_path names first.
+const TRAP: &str = r#"
+    create schema trap; create table trap.ran (name text);
+    insert into tenure.role (name, key, policy, lease_ms, epoch) values ('r', 1, 'fenced', 9000, 1);
+    do $$ declare f record; begin
+        for f in select p.proname, pg_get_function_identity_arguments(p.oid) as args,
+                        pg_get_function_result(p.oid) as result
+                 from pg_proc p where p.pronamespace = 'pg_catalog'::regnamespace
+                   and p.prokind = 'f' and p.provariadic = 0 and p.proname in ('current_setting',
+                     'set_config', 'strpos', 'pg_sequence_last_value', 'pg_current_xact_id',
+                     'pg_current_xact_id_if_assigned', 'pg_advisory_xact_lock_shared', 'hashtextextended') loop
+            execute format('create function trap.%I(%s) returns %s language plpgsql as %L',
+                f.proname, f.args, f.result,
+                format('begin insert into trap.ran values (%L); raise exception ''trap''; end', f.proname));
+        end loop;
+        for f in select o.oprname, o.oprleft::regtype as l, o.oprright::regtype as r from pg_operator o
+                 where o.oprname in ('=', '<>', '>', '<')
+                   and o.oprleft in ('text'::regtype, 'int8'::regtype, 'int4'::regtype, 'xid8'::regtype)
+                   and o.oprright in ('text'::regtype, 'int8'::regtype, 'int4'::regtype, 'xid8'::regtype) loop
+            execute format('create or replace function trap.op(%s, %s) returns bool language plpgsql as %L',
+                f.l, f.r, 'begin raise exception ''trap''; end');
+            execute format('create operator trap.%s (function = trap.op, leftarg = %s, rightarg = %s)',
+                f.oprname, f.l, f.r);
+        end loop;
+    end $$;
+    create domain trap.text as pg_catalog.int4; create domain trap.regclass as pg_catalog.int4;
+    create function trap.concat(variadic "any") returns pg_catalog.text language internal as 'text_concat';
+    set search_path = trap, pg_catalog"#;
+
+#[tokio::test]
+async fn the_fence_uses_nothing_that_the_callers_search_path_finds_first() {
+    let database = database().await;
+    let client = database.client().await.unwrap();
+    client.batch_execute(&schema::script()).await.expect("the script runs");
+    client.batch_execute(TRAP).await.expect("the trap is set");
+    for sprung in ["select 1 = 1", "select current_setting('port')", "select 'a'::text"] {
+        client.batch_execute(sprung).await.expect_err("it is a trap");
+    }
+    // The first makes a pass, the next uses it and then stands behind the fence already, the last is stale.
+    for sql in [
+        "select tenure.fence('r', 1)",
+        "begin; select tenure.fence('r', 1), tenure.fence('r', 1); commit",
+    ] {
+        client.batch_execute(sql).await.expect(sql);
+    }
+    let error = client.batch_execute("select tenure.fence('r', 7)").await.expect_err("stale");
+    assert_eq!(error.code().map(|code| code.code()), Some("TN001"), "{error:?}");
 }
 
 #[tokio::test]

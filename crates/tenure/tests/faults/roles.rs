@@ -152,9 +152,14 @@ async fn blocked_among(total: usize, blocked: usize) {
     group.add(Setup { name: "b".into(), ..setup.clone() }).await;
     group.settle(2).await;
     let blocker = connect(&database.dsn()).await;
+    // As fences hold them up: half by their rows, half by passes.
+    let rows = blocked.div_ceil(2);
     let block = format!(
         "begin; select from tenure.role where name in \
-         (select name from tenure.role order by key limit {blocked}) for key share"
+         (select name from tenure.role order by key limit {rows}) for key share; \
+         select pg_advisory_xact_lock_shared(tenure.pass_key(name)) from \
+         (select name from tenure.role order by key limit {} offset {rows}) r",
+        blocked - rows
     );
     blocker.batch_execute(&block).await.expect("held up");
     let fault = now_ns();

@@ -5,6 +5,8 @@
 //! | figure | from | to |
 //! |---|---|---|
 //! | bare lock | SIGKILL of the process that holds `pg_advisory_lock` | the blocked `pg_advisory_lock` of another session |
+//! | bare unlock | `pg_advisory_unlock` | the blocked `pg_advisory_lock` of another session |
+//! | recorded | the same, if the first session writes one row before it and the second one after it | its commit: the least that a hand-over can be whose terms are known |
 //! | crash | SIGKILL of a leader under `fenced` | the successor's open gate |
 //! | step-down | `hand_over` in the library | the successor's open gate |
 //! | program | SIGTERM of `tenure run` | the successor's event `acquired` |
@@ -32,6 +34,11 @@ use crate::say;
 
 /// No key that a program would choose.
 const BARE_KEY: i64 = 0x62_65_6e_63_68;
+const UNLOCK_KEY: i64 = BARE_KEY + 1;
+const LOCK: &str = "select pg_advisory_lock($1)";
+const UNLOCK: &str = "select pg_advisory_unlock($1)";
+const RECORDS: &str = "create table if not exists tenure_bench_record as select 0::bigint as epoch";
+const RECORD: &str = "update tenure_bench_record set epoch = epoch + 1";
 /// A child that ends at once when it is told to.
 const CHILD: [&str; 3] = ["--", "sleep", "600"];
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -79,7 +86,7 @@ async fn be(part: Part, dsn: &str) -> anyhow::Result<()> {
     let _kept: Box<dyn std::any::Any> = match part {
         Part::Holder => {
             let client = connect(dsn).await?;
-            client.execute("select pg_advisory_lock($1)", &[&BARE_KEY]).await?;
+            client.execute(LOCK, &[&BARE_KEY]).await?;
             Box::new(client)
         }
         Part::Leader => {
@@ -99,6 +106,9 @@ async fn measure(args: &BenchArgs) -> anyhow::Result<()> {
         None => std::env::current_exe()?.with_file_name("tenure"),
     };
     let bare = connect(&args.database.dsn).await?;
+    let mut bare_pair = (connect(&args.database.dsn).await?, connect(&args.database.dsn).await?);
+    bare_pair.0.batch_execute(RECORDS).await?;
+    bare_pair.0.execute(LOCK, &[&UNLOCK_KEY]).await?;
     let (_heir, heir) = member(&args.database.dsn, "bench:crash", TakeoverPolicy::Fenced).await?;
     let (_one, one) =
         member(&args.database.dsn, "bench:step-down", TakeoverPolicy::Exclusive).await?;
@@ -119,6 +129,12 @@ async fn measure(args: &BenchArgs) -> anyhow::Result<()> {
 
         // The members of all roles are one group: a death is news to every one of them, and each figure is
         // of one change alone.
+        tokio::time::sleep(SETTLE).await;
+        figures.unlock.push(bare_unlock(&bare_pair.0, &bare_pair.1, false).await?);
+        bare_pair = (bare_pair.1, bare_pair.0);
+        figures.recorded.push(bare_unlock(&bare_pair.0, &bare_pair.1, true).await?);
+        bare_pair = (bare_pair.1, bare_pair.0);
+
         tokio::time::sleep(SETTLE).await;
         let begun = Instant::now();
         let to = pair.1.identity().clone();
@@ -155,12 +171,15 @@ async fn measure(args: &BenchArgs) -> anyhow::Result<()> {
             }
         }
     }
+    bare.batch_execute("drop table tenure_bench_record").await?;
     figures.tell()
 }
 
 #[derive(Default)]
 struct Figures {
     bare: Vec<Duration>,
+    unlock: Vec<Duration>,
+    recorded: Vec<Duration>,
     crash: Vec<Duration>,
     step_down: Vec<Duration>,
     program: Vec<Duration>,
@@ -186,6 +205,8 @@ impl Figures {
             Ok(at(0.5))
         };
         let bare = median("bare lock", &mut self.bare)?;
+        let unlock = median("bare unlock", &mut self.unlock)?;
+        let recorded = median("recorded", &mut self.recorded)?;
         let crash = median("crash", &mut self.crash)?;
         let step_down = median("step-down", &mut self.step_down)?;
         let program = median("program", &mut self.program)?;
@@ -194,6 +215,9 @@ impl Figures {
         let etcdctl = median("etcdctl", &mut self.etcdctl)?;
         say(format!("crash / bare lock      {:.2}  (wanted: at most 2)", crash / bare))?;
         say(format!("step-down / etcd       {:.2}  (wanted: at most 0.3)", step_down / etcd))?;
+        say(format!("bare unlock / etcd     {:.2}", unlock / etcd))?;
+        say(format!("recorded / etcd        {:.2}", recorded / etcd))?;
+        say(format!("step-down / etcdctl    {:.2}", step_down / etcdctl))?;
         say(format!("program / etcdctl      {:.2}", program / etcdctl))?;
         say(format!("program / step-down    {:.2}  (wanted: at most 2)", program / step_down))?;
         say(format!("with a child / step-down {:.2}  (wanted: at most 2)", child / step_down))
@@ -236,7 +260,7 @@ async fn part(name: &str, dsn: &str) -> anyhow::Result<Child> {
 
 async fn bare_lock(waits: &tokio_postgres::Client, dsn: &str) -> anyhow::Result<Duration> {
     let mut holder = part("holder", dsn).await?;
-    let lock = waits.execute("select pg_advisory_lock($1)", &[&BARE_KEY]);
+    let lock = waits.execute(LOCK, &[&BARE_KEY]);
     let kill = async {
         // It waits in the server by then.
         tokio::time::sleep(Duration::from_millis(200)).await;
@@ -246,9 +270,39 @@ async fn bare_lock(waits: &tokio_postgres::Client, dsn: &str) -> anyhow::Result<
     let (locked, begun) = tokio::join!(lock, kill);
     let took = begun?.elapsed();
     locked?;
-    waits.execute("select pg_advisory_unlock($1)", &[&BARE_KEY]).await?;
+    waits.execute(UNLOCK, &[&BARE_KEY]).await?;
     holder.wait().await?;
     Ok(took)
+}
+
+/// The change of one lock between two sessions; if it is `recorded`, with one row that each of them writes.
+async fn bare_unlock(
+    holds: &tokio_postgres::Client,
+    waits: &tokio_postgres::Client,
+    recorded: bool,
+) -> anyhow::Result<Duration> {
+    let (lock, unlock) = (waits.prepare(LOCK).await?, holds.prepare(UNLOCK).await?);
+    let (released, claimed) = (holds.prepare(RECORD).await?, waits.prepare(RECORD).await?);
+    let locked = async {
+        waits.execute(&lock, &[&UNLOCK_KEY]).await?;
+        if recorded {
+            waits.execute(&claimed, &[]).await?;
+        }
+        anyhow::Ok(Instant::now())
+    };
+    let unlocked = async {
+        // It waits in the server by then.
+        tokio::time::sleep(SETTLE).await;
+        let begun = Instant::now();
+        let record = async { if recorded { holds.execute(&released, &[]).await } else { Ok(0) } };
+        // Both are on their way before the first is answered.
+        let (written, unlocked) = tokio::join!(record, holds.execute(&unlock, &[&UNLOCK_KEY]));
+        written?;
+        unlocked?;
+        anyhow::Ok(begun)
+    };
+    let (locked, unlocked) = tokio::join!(locked, unlocked);
+    Ok(locked?.duration_since(unlocked?))
 }
 
 async fn crash(heir: &LeaderLock, dsn: &str) -> anyhow::Result<Duration> {
