@@ -463,12 +463,18 @@ begin
     if p_wait then
         rows := array(select r from tenure.role r where r.name = any (names) for update);
     else
+        -- A fenced transaction has locked the row, or it has a pass. First without the row's lock, which another fence
+        -- of the same transaction may wait for; then with it, so that none comes after the look.
+        names := tenure.unpassed(names);
         rows := array(select r from tenure.role r where r.name = any (names)
                       order by r.pair, r.key for update skip locked);
-        -- A fenced transaction locks the row, or it has a pass.
         names := tenure.unpassed(array(select r.name from unnest(rows) r));
-        rows := array(select r from unnest(rows) r where r.name = any (names));
+        if cardinality(names) < cardinality(rows) then
+            rows := array(select r from unnest(rows) r where r.name = any (names));
+        end if;
     end if;
+    -- What was looked at for all roles at once need not be looked at again for each row.
+    perform set_config('tenure.unpassed', case when p_wait then '' else 'on' end, true);
     with seen as materialized (
         select q.role as asked_for, r.*, b.why, d.beat as debtor_beat, v.*
         from unnest(locked) q

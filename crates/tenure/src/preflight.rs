@@ -620,7 +620,7 @@ impl Look<'_> {
         }
         // Without one of these a session's pass would outlive the epoch that it was made for.
         let sql = "select (select count(*) = 3 from pg_trigger \
-                where tgrelid = 'tenure.role'::regclass and tgenabled in ('O', 'A') \
+                where tgrelid = 'tenure.role'::regclass and tgenabled = 'A' \
                   and tgfoid = to_regproc('tenure.epoch_moved') \
                   and tgname in ('epoch_moved', 'role_gone', 'roles_gone')) \
             and exists (select from pg_sequence \

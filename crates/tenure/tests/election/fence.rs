@@ -1,5 +1,8 @@
 //! A write under an old epoch cannot commit after a newer one was issued.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use tenure::{Epoch, FenceError};
 use tenure_testkit::Database;
 use tokio_postgres::{Client, GenericClient};
@@ -410,4 +413,84 @@ async fn no_row_of_an_epoch_comes_after_its_end() {
     assert_eq!(one(&other, late).await, "0", "rows that came after the end of their epoch");
     let written = one(&other, "select count(*) from work").await;
     assert!(written.parse::<i64>().unwrap() > 3 * CHANGES, "{written} rows say little");
+}
+
+/// A change that gives up waiting for a transaction with a pass, just when that transaction ends, leaves no lock
+/// behind: the fences of the role would wait for it as long as its session lives.
+#[tokio::test]
+async fn a_change_that_gives_up_leaves_no_lock() {
+    let (database, other) = role_at_epoch_one().await;
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut writers = tokio::task::JoinSet::new();
+    for _ in 0..3 {
+        let (client, stop) = (writer(&database, "read committed", false).await, stop.clone());
+        writers.spawn(async move {
+            let write = "begin; select tenure.fence('r', (select epoch from tenure.role)); \
+                         select pg_sleep(random() * 0.004); commit";
+            while !stop.load(Ordering::Relaxed) {
+                if client.batch_execute(write).await.is_err() {
+                    client.batch_execute("rollback").await.unwrap();
+                }
+            }
+        });
+    }
+    other.batch_execute("set lock_timeout = 3").await.unwrap();
+    let mut gave_up = 0;
+    for _ in 0..400 {
+        gave_up += usize::from(bump(&other).await.is_err());
+        let held =
+            "select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()";
+        assert_eq!(one(&other, held).await, "0", "after {gave_up} that gave up");
+    }
+    stop.store(true, Ordering::Relaxed);
+    while let Some(writer) = writers.join_next().await {
+        writer.expect("no panic");
+    }
+    assert!(gave_up > 10, "{gave_up} changes that gave up say little");
+}
+
+#[tokio::test]
+async fn a_pass_is_void_also_after_what_goes_round_ordinary_updates() {
+    let (database, other) = role_at_epoch_one().await;
+    let client = writer(&database, "read committed", true).await;
+    let fence = async |role: &str| {
+        let answer = client.batch_execute(&format!("select tenure.fence({role}, 1)")).await;
+        answer.err().and_then(|error| error.code().map(|code| code.code().to_owned()))
+    };
+    // As a subscriber or a restore writes.
+    other.batch_execute("set session_replication_role = replica").await.unwrap();
+    bump(&other).await.unwrap();
+    assert_eq!(fence("'r'").await.as_deref(), Some("TN001"));
+    other.batch_execute("update tenure.role set epoch = 1").await.unwrap();
+    assert_eq!(fence("'r'").await, None);
+    // All roles at once.
+    client.batch_execute("begin; select tenure.fence('r', 1)").await.unwrap();
+    assert!(by_its_pass(&client).await);
+    other.batch_execute("set lock_timeout = 100").await.unwrap();
+    let error = other.batch_execute("truncate tenure.role").await.expect_err("it must wait");
+    assert_eq!(error.code().map(|code| code.code()), Some("55P03"));
+    client.batch_execute("commit").await.unwrap();
+    // A name that is the same in another collation is another role.
+    other
+        .batch_execute(
+            "create collation public.any_case (provider = icu, locale = 'und-u-ks-level2', \
+             deterministic = false)",
+        )
+        .await
+        .unwrap();
+    assert_eq!(fence("'R' collate public.any_case").await.as_deref(), Some("TN003"));
+    assert_eq!(fence("'r' collate public.any_case").await, None);
+    // A schema that was made anew, from a dump of the day before, counts as far as it did.
+    assert_eq!(fence("'r'").await, None);
+    let moves = one(&other, "select last_value from tenure.moves").await;
+    other.batch_execute("drop schema tenure cascade").await.unwrap();
+    other.batch_execute(&tenure::schema::script()).await.unwrap();
+    other
+        .batch_execute(&format!(
+            "insert into tenure.role (name, key, policy, lease_ms, epoch) \
+             values ('r', 5, 'fenced', 3000, 2); select setval('tenure.moves', {moves})"
+        ))
+        .await
+        .unwrap();
+    assert_eq!(fence("'r'").await.as_deref(), Some("TN001"));
 }

@@ -194,9 +194,9 @@ async fn passes_that_nothing_voids_are_refused() {
     gone(start(config(&database)).await).await;
     let client = database.client().await.unwrap();
     for (spoil, mend) in [
-        ("disable trigger epoch_moved", "enable trigger epoch_moved"),
-        ("disable trigger role_gone", "enable always trigger role_gone"),
-        ("enable replica trigger roles_gone", "enable trigger roles_gone"),
+        ("disable trigger epoch_moved", "enable always trigger epoch_moved"),
+        ("enable trigger role_gone", "enable always trigger role_gone"),
+        ("enable replica trigger roles_gone", "enable always trigger roles_gone"),
     ] {
         client.batch_execute(&format!("alter table tenure.role {spoil}")).await.unwrap();
         assert!(matches!(refused(database.dsn()).await, Refused::FenceTriggers), "{spoil}");
