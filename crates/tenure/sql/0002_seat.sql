@@ -462,6 +462,13 @@ begin
     names := array(select q.role from unnest(locked) q);
     if p_wait then
         rows := array(select r from tenure.role r where r.name = any (names) for update);
+        -- As tenure.unpassed() does. One expression: see there.
+        if cardinality(rows) > 0 and not (case
+               when nextval('tenure.moves') is null then false
+               when pg_try_advisory_lock(tenure.pass_key(names[1]))
+                   then pg_advisory_unlock(tenure.pass_key(names[1])) else false end) then
+            perform tenure.await_passes(names);
+        end if;
     else
         -- A fenced transaction has locked the row, or it has a pass. First without the row's lock, which another fence
         -- of the same transaction may wait for; then with it, so that none comes after the look.
@@ -473,8 +480,6 @@ begin
             rows := array(select r from unnest(rows) r where r.name = any (names));
         end if;
     end if;
-    -- What was looked at for all roles at once need not be looked at again for each row.
-    perform set_config('tenure.unpassed', case when p_wait then '' else 'on' end, true);
     with seen as materialized (
         select q.role as asked_for, r.*, b.why, d.beat as debtor_beat, v.*
         from unnest(locked) q
@@ -586,7 +591,8 @@ begin
     -- Many roles are claimed at once, with a plan for so many. A few are claimed one by one: their
     -- plan is made once for a session.
     if cardinality(asked) > 8 then
-        perform set_config('plan_cache_mode', 'force_custom_plan', true);
+        perform set_config('plan_cache_mode', 'force_custom_plan', true),
+                set_config('tenure.unpassed', 'on', true);
         -- In parts, in key order. Only a part that has begun cannot be cut short: it has so many roles as,
         -- by the part before it, a third of the time that is left is enough for. Mostly that is all of them.
         loop
@@ -600,8 +606,9 @@ begin
         end loop;
         asked := asked[1 : came];
     end if;
-    perform set_config('plan_cache_mode', 'force_generic_plan', true);
-    perform set_config('lock_timeout', p_lock_ms::text, true);
+    perform set_config('plan_cache_mode', 'force_generic_plan', true),
+            set_config('lock_timeout', p_lock_ms::text, true),
+            set_config('tenure.unpassed', 'on', true);
     for q in select a.* from unnest(asked) a
              where not exists (select from jsonb_array_elements(done) y where y->>'role' = a.role)
              loop

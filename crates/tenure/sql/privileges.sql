@@ -11,5 +11,5 @@ grant select, update on tenure.origin to {role};
 grant select on tenure.migration, tenure.tombstone to {role};
 grant select on tenure.leader_state, tenure.leaders, tenure.leader_heartbeat to {role};
 grant select on tenure.msp_leader_state, tenure.forge_leaders to {role};
-grant usage on sequence tenure.order_id to {role};
+grant usage on sequence tenure.order_id, tenure.moves to {role};
 grant execute on all functions in schema tenure to {role};

@@ -589,7 +589,11 @@ impl Look<'_> {
                     ('tenure.boot', 'select'), ('tenure.boot', 'insert'), \
                     ('tenure.boot', 'update')) v(t, p) \
                 where has_schema_privilege('tenure', 'usage') \
-                  and not has_table_privilege(t, p)) s), '[]'))";
+                  and not has_table_privilege(t, p) \
+                union all \
+                select 'usage on sequence tenure.moves' \
+                where has_schema_privilege('tenure', 'usage') \
+                  and not has_sequence_privilege('tenure.moves', 'usage')) s), '[]'))";
         let text = self.ask(line, sql).await?;
         let lacks: Lacks = serde_json::from_str(&text)
             .map_err(|error| Stop::Line(LineError::Unreadable(error.to_string())))?;

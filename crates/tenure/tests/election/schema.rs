@@ -125,7 +125,7 @@ async fn a_restricted_login_role_lives_the_whole_lifecycle() {
     client.batch_execute(&revoke).await.unwrap();
     let error = Member::start(as_user().build().unwrap()).await.expect_err("it may call nothing");
     let sentence = format!(
-        "the login role {user} may not execute tenure.await_death(), tenure.barrier(), tenure.beat() and "
+        "the login role {user} may not execute tenure.await_death(), tenure.await_passes(), tenure.barrier() and "
     );
     assert!(error.to_string().contains(&sentence), "{error}");
     assert!(
