@@ -117,7 +117,8 @@ begin
     -- wait at the barrier for itself.
     if fences operator(pg_catalog.<>) '' then
         if pg_catalog.strpos(fences, pg_catalog.concat(E'\n', p_role, E'\t',
-               pg_catalog.pg_current_xact_id_if_assigned(), E'\t', p_epoch, E'\n')) operator(pg_catalog.>) 0 then
+               pg_catalog.pg_current_xact_id_if_assigned(), E'\t', p_epoch, E'\n')
+               collate pg_catalog."C") operator(pg_catalog.>) 0 then
             return p_epoch;
         end if;
     end if;
