@@ -495,3 +495,36 @@ async fn a_pass_is_void_also_after_what_goes_round_ordinary_updates() {
         .unwrap();
     assert_eq!(fence("'r'").await.as_deref(), Some("TN001"));
 }
+
+#[tokio::test]
+async fn a_claim_of_many_roles_leaves_alone_the_one_that_a_pass_holds() {
+    let database = database().await;
+    let roles: Vec<String> = (0..12).map(|n| format!("r{n:02}")).collect();
+    let member = async || {
+        let builder = roles.iter().fold(crate::stage::config(&database), |builder, role| {
+            builder.role(tenure::config::RoleSpec::named(role.as_str()))
+        });
+        let member = crate::stage::start(builder).await;
+        member.start_all().await.unwrap();
+        member
+    };
+    let first = member().await;
+    for lock in first.locks() {
+        crate::stage::leads(&lock).await;
+    }
+    gone(first).await;
+    let client = database.client().await.expect("a client");
+    client.batch_execute("select tenure.fence('r03', 1)").await.unwrap();
+    client.batch_execute("begin; select tenure.fence('r03', 1)").await.unwrap();
+    assert!(by_its_pass(&client).await);
+    let second = member().await;
+    for lock in second.locks().iter().filter(|lock| lock.role().as_str() != "r03") {
+        crate::stage::leads(lock).await;
+    }
+    assert_eq!(one(&client, "select epoch from tenure.role where name = 'r03'").await, "1");
+    client.batch_execute("commit").await.expect("no claim overtook it");
+    for lock in second.locks() {
+        crate::stage::leads(&lock).await;
+    }
+    gone(second).await;
+}
